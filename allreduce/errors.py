@@ -1,0 +1,90 @@
+"""Every error this library raises on purpose, as one tree.
+
+    AllreduceError
+    ├── UsageError            a call, argument or setting is wrong         (also ValueError)
+    │   ├── ShapeError        shapes or dtypes that do not fit together
+    │   ├── DeviceError       a device name that is malformed or does not exist
+    │   └── ClosedError       use of something after close() or after an error killed it
+    ├── JoinError             this process cannot join the job it says it belongs to
+    ├── TimeoutError          a wait ran out                               (also builtins.TimeoutError)
+    ├── PeerLostError         a member died or left while others needed it (also ConnectionError)
+    ├── MismatchError         members disagree about a call or about data  (also ValueError)
+    ├── UnsupportedError      a combination nothing here implements        (also NotImplementedError)
+    ├── OutOfMemoryError      memory for a buffer or region is not to be had (also MemoryError)
+    ├── NumericsError         a value that must be finite is not           (also ArithmeticError)
+    └── InternalError         our own bug: please report it
+
+A message names the rank, the object, what was expected, what came, and what to do.
+"""
+
+from __future__ import annotations
+
+import builtins
+import difflib
+from collections.abc import Iterable
+
+
+class AllreduceError(Exception):
+    """Root of the tree; catch it to catch everything raised here on purpose."""
+
+
+class UsageError(AllreduceError, ValueError):
+    """A call, an argument or a setting is wrong."""
+
+
+class ShapeError(UsageError):
+    """Shapes or dtypes do not fit together."""
+
+
+class DeviceError(UsageError):
+    """A device name is malformed, or names a device that does not exist."""
+
+
+class ClosedError(UsageError):
+    """Something was used after `close()`, or after an error made it unusable."""
+
+
+class JoinError(AllreduceError):
+    """This process cannot join the job it says it belongs to."""
+
+
+class TimeoutError(AllreduceError, builtins.TimeoutError):
+    """A wait ran out of time."""
+
+
+class PeerLostError(AllreduceError, ConnectionError):
+    """A member died or left while the others still needed it."""
+
+
+class MismatchError(AllreduceError, ValueError):
+    """Members disagree about a call or about the data they brought."""
+
+
+class UnsupportedError(AllreduceError, NotImplementedError):
+    """A combination that nothing here implements."""
+
+
+class OutOfMemoryError(AllreduceError, MemoryError):
+    """Memory for a buffer or a shared region is not to be had."""
+
+
+class NumericsError(AllreduceError, ArithmeticError):
+    """A value that has to be finite is not."""
+
+
+class InternalError(AllreduceError):
+    """A bug of this library."""
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> UsageError:
+    """Build the error for a name that is not in a table: what exists, and the nearest.
+
+    Args:
+        kind: What the name stands for, as people say it: "loss", "optimizer".
+        name: What was given.
+        known: The names that exist.
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return UsageError(f"unknown {kind} {name!r}: there are {', '.join(names)}{hint}")

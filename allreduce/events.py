@@ -1,0 +1,86 @@
+"""What rooms report: log records, spans and counters. Who listens is not their business."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+logger = logging.getLogger("allreduce")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened: a span (`seconds` > 0 possible) or a counter (`value`)."""
+
+    name: str
+    start: float  # time.perf_counter() seconds
+    seconds: float = 0.0
+    value: float | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+Listener = Callable[[Event], None]
+_listeners: list[Listener] = []
+
+
+def subscribe(listener: Listener) -> Callable[[], None]:
+    """Call `listener` with every Event from now on; the returned function ends that."""
+    _listeners.append(listener)
+    return lambda: _listeners.remove(listener)
+
+
+@contextmanager
+def span(name: str, **fields: Any) -> Iterator[None]:
+    """Report how long the block took; costs one list test when nobody listens."""
+    if not _listeners:
+        yield
+        return
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        _emit(Event(name, start, time.perf_counter() - start, None, fields))
+
+
+def count(name: str, value: float, **fields: Any) -> None:
+    """Report a number: bytes sent, a queue's length."""
+    if _listeners:
+        _emit(Event(name, time.perf_counter(), 0.0, value, fields))
+
+
+def _emit(event: Event) -> None:
+    for listener in tuple(_listeners):
+        listener(event)
+
+
+class _RankFilter(logging.Filter):
+    """Puts the rank into each record, so that any handler's format can show it."""
+
+    rank: int | None = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.rank = "-" if self.rank is None else self.rank
+        return True
+
+
+_rank_filter = _RankFilter()
+logger.addFilter(_rank_filter)
+
+
+def configure_logging(rank: int, level: str | None = None) -> None:
+    """Send the library's records to stderr with the rank in each: INFO on rank 0, WARNING elsewhere.
+
+    A handler that the application has put on the `allreduce` logger is left alone.
+    """
+    _rank_filter.rank = rank
+    logger.setLevel(level or ("INFO" if rank == 0 else "WARNING"))
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("[allreduce] rank %(rank)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False

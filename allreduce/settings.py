@@ -1,0 +1,128 @@
+"""Every environment variable this library reads under its own name, typed and checked, in one table.
+
+Schedulers' variables (MPI's, Slurm's) are declared by the resolver that understands them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from allreduce.errors import UsageError
+
+PREFIX = "ALLREDUCE_"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row: `ALLREDUCE_<NAME>`, how its text becomes a value, and what it is for."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: Any
+    expects: str
+    doc: str
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name
+
+
+def _integer(low: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < low:
+            raise ValueError(text)
+        return value
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
+def _address(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and 0 < int(port) < 65536):
+        raise ValueError(text)
+    return text
+
+
+def _secret(text: str) -> bytes:
+    if not text:
+        raise ValueError(text)
+    return text.encode()
+
+
+def _level(text: str) -> str:
+    if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
+        raise ValueError(text)
+    return text.upper()
+
+
+TABLE: tuple[Setting, ...] = (
+    Setting("RANK", _integer(0), None, "an integer from 0", "this process's rank"),
+    Setting("SIZE", _integer(1), None, "an integer from 1", "how many ranks the job has"),
+    Setting("LEADER", _address, None, "host:port", "where the group leader listens"),
+    Setting("SECRET", _secret, None, "any non-empty text", "the job's shared secret"),
+    Setting("TRANSPORT", str, None, "a transport's name", "which transport carries collectives"),
+    Setting("TIMEOUT", _seconds, 300.0, "seconds above 0", "how long a wait may last"),
+    Setting("LOG_LEVEL", _level, None, "DEBUG, INFO, WARNING, ERROR or CRITICAL", "log verbosity"),
+    Setting("LAUNCHED", _integer(0), None, "a process id", "set by the launcher, for its children"),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment says; None where it says nothing and there is no default."""
+
+    rank: int | None
+    size: int | None
+    leader: str | None
+    secret: bytes | None
+    transport: str | None
+    timeout: float
+    log_level: str | None
+    launched: int | None
+    unknown: tuple[str, ...]  # one warning text per unknown ALLREDUCE_ name
+
+
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read and check all `ALLREDUCE_…` variables.
+
+    Raises:
+        UsageError: A value is not of its setting's kind; the message names the variable.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    for row in TABLE:
+        text = environ.get(row.variable)
+        if text is None:
+            values[row.name.lower()] = row.default
+            continue
+        try:
+            values[row.name.lower()] = row.parse(text)
+        except ValueError:
+            shown = "<hidden>" if row.name == "SECRET" else repr(text)
+            raise UsageError(
+                f"{row.variable}={shown} is not valid: expected {row.expects} ({row.doc})"
+            ) from None
+    return Settings(**values, unknown=_unknown(environ))
+
+
+def _unknown(environ: Mapping[str, str]) -> tuple[str, ...]:
+    known = [row.variable for row in TABLE]
+    warnings = []
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            warnings.append(f"unknown environment variable {name}{hint}")
+    return tuple(warnings)
