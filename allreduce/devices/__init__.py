@@ -1,0 +1,1 @@
+"""Where computation and memory are: names, devices, buffers, streams and events."""
