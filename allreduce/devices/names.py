@@ -1,7 +1,7 @@
 """Device names: TensorFlow's, in full or in part and as people write them.
 
-A name has five fields: job, replica, task, kind and index. Each may be left open; open fields are filled
-by the enclosing scopes (`merge`) and at last by what runs here (`complete`).
+A name has five fields: job, replica, task, kind and index. Each may be left open; open fields are
+filled by the enclosing scopes (`merge`) and at last by what runs here (`complete`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FORMS = (
     "gpu:1",
     "CPU",
 )
-# Only these may stand without `device:` before them, as in TensorFlow: if any word could, a misspelt
-# field would pass for a device.
+# Only these may stand without `device:` before them, as in TensorFlow: if any word could, a
+# misspelt field would pass for a device.
 SHORT_KINDS = ("CPU", "GPU")
 
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]*")

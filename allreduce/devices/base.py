@@ -1,0 +1,191 @@
+"""What a kind of device has to offer, and the memory that lives on one.
+
+A new kind is one file with a `Runtime`, its `Device`, `Stream` and `Event`, and one row in
+`registry.RUNTIMES`. Arrays are the kind's own (`numpy.ndarray` on CPUs) and behave like NumPy's.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from allreduce.devices.names import DeviceName
+from allreduce.errors import ShapeError, UsageError
+
+# A cache line, and the widest vector register: kernels may use aligned accesses on our memory.
+ALIGNMENT = 64
+
+
+class Event(ABC):
+    """A point in a stream's work; other streams and the host can wait until it is reached."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether the work before the last `Stream.record` of this event is finished."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block the calling thread until that work is finished."""
+
+
+class Stream(ABC):
+    """Work that a device does in order; the work of different streams may overlap."""
+
+    def __init__(self, device: Device, name: str) -> None:
+        self.device = device
+        self.name = name
+
+    @abstractmethod
+    def record(self, event: Event) -> None:
+        """Set `event` to what has been given to this stream so far."""
+
+    @abstractmethod
+    def wait(self, event: Event) -> None:
+        """Hold what this stream is given from now on until `event` is reached; the host goes on."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block the calling thread until all that was given to this stream is finished."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} of {self.device.name.local}>"
+
+
+class Device(ABC):
+    """One place where memory is and work runs."""
+
+    def __init__(self, name: DeviceName) -> None:
+        if not name.is_complete:
+            raise UsageError(f"a device needs a complete name; {str(name)!r} leaves fields open")
+        self.name = name
+
+    @property
+    def kind(self) -> str:
+        """`CPU`, `GPU`, …"""
+        return str(self.name.kind)
+
+    @property
+    def index(self) -> int:
+        """Which of its kind this is in its task, from 0."""
+        return int(self.name.index or 0)
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> Buffer:
+        """Make a private Buffer of zeros, aligned to `ALIGNMENT` bytes.
+
+        Raises:
+            OutOfMemoryError: There is no room for it; the message names device and bytes.
+        """
+
+    @abstractmethod
+    def adopt(self, array: Any) -> Any:
+        """Give the flat byte array over `array`'s memory; nothing is copied, its owner stays alive.
+
+        Raises:
+            UsageError: The memory is not on this device, or not one contiguous piece.
+        """
+
+    @abstractmethod
+    def copy(self, target: Any, source: Any, stream: Stream | None = None) -> None:
+        """Copy between arrays or Buffers, at least one of them on this device.
+
+        Args:
+            target: Written; of the same shape and dtype as `source`.
+            source: Read; may overlap `target`.
+            stream: Where the copy is ordered; None: finished on return.
+        """
+
+    @abstractmethod
+    def stream(self, name: str) -> Stream:
+        """Make a stream; `name` ("compute", "collective") is for people."""
+
+    @abstractmethod
+    def event(self) -> Event:
+        """Make an event that has not been recorded yet."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+
+class Runtime(ABC):
+    """One kind of device on this machine: how many there are, and the devices over them."""
+
+    kind: str
+
+    @abstractmethod
+    def count(self) -> int:
+        """Count the physical devices of this kind that this process can use; cheap, no set-up."""
+
+    @abstractmethod
+    def open(self, name: DeviceName, physical: int) -> Device:
+        """Make the logical device `name` on the physical device number `physical`."""
+
+
+class Buffer:
+    """Bytes on one Device, private or symmetric (mapped by all members); arrays are views of it."""
+
+    __slots__ = ("_bytes", "device", "nbytes", "symmetric")
+
+    def __init__(self, flat: Any, device: Device, *, symmetric: bool = False) -> None:
+        """Hold `flat`, the device's one-dimensional array of uint8."""
+        self._bytes = flat
+        self.device = device
+        self.nbytes = int(flat.size)
+        self.symmetric = symmetric
+
+    @classmethod
+    def of(cls, array: Any, device: Device, *, symmetric: bool = False) -> Buffer:
+        """Wrap memory that someone else made, without copying; its owner stays alive.
+
+        Args:
+            array: One contiguous piece: an ndarray, or what offers an array interface, DLPack or
+                the buffer protocol. Read-only memory gives read-only views.
+            symmetric: All members of a communicator have mapped it; only its maker knows.
+        """
+        return cls(device.adopt(array), device, symmetric=symmetric)
+
+    def array(self, dtype: npt.DTypeLike, shape: int | tuple[int, ...], offset: int = 0) -> Any:
+        """View a part as an array of the device's library; it keeps the memory alive.
+
+        Args:
+            offset: Where the view starts, in bytes; aligned for `dtype`.
+
+        Raises:
+            ShapeError: The view would reach outside, or elements would be misaligned.
+        """
+        kind = np.dtype(dtype)
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        if kind.hasobject:
+            raise ShapeError(f"a Buffer holds bytes; it has no views of dtype {kind}")
+        if offset < 0 or any(extent < 0 for extent in shape):
+            raise ShapeError(f"shape {shape} at offset {offset}: neither may be negative")
+        end = offset + math.prod(shape) * kind.itemsize
+        if end > self.nbytes:
+            raise ShapeError(
+                f"{kind} of shape {shape} at offset {offset} ends at byte {end}, but {self!r} ends "
+                f"at {self.nbytes}"
+            )
+        if (self.address + offset) % kind.alignment:
+            raise ShapeError(
+                f"offset {offset} is not aligned for {kind}: address {self.address + offset:#x} "
+                f"is no multiple of {kind.alignment} bytes"
+            )
+        return self._bytes[offset:end].view(kind).reshape(shape)
+
+    @property
+    def address(self) -> int:
+        """Where the first byte is, in the device's address space."""
+        return int(self._bytes.__array_interface__["data"][0])
+
+    @property
+    def bytes(self) -> Any:
+        """All of it as a flat array of uint8."""
+        return self._bytes
+
+    def __repr__(self) -> str:
+        kind = "symmetric" if self.symmetric else "private"
+        return f"<{kind} Buffer of {self.nbytes} bytes on {self.device.name.local}>"

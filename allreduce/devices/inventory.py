@@ -1,0 +1,130 @@
+"""Which devices this process has: the physical ones it finds, the logical ones it makes of them."""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from dataclasses import dataclass
+
+from allreduce.devices.base import Device
+from allreduce.devices.names import LOCAL_CPU, DeviceName
+from allreduce.devices.registry import RUNTIMES, runtime, unused_gpus
+from allreduce.errors import DeviceError, UsageError
+from allreduce.events import logger
+
+
+@dataclass(frozen=True)
+class PhysicalDevice:
+    """A device that is there, whether or not it is used."""
+
+    name: str  # "/physical_device:CPU:0"
+    kind: str
+
+
+class Inventory:
+    """The devices of one process; logical ones are made at their first use and stay."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._wanted: dict[str, int] = {}
+        self._logical: tuple[Device, ...] | None = None
+
+    def physical(self, kind: str | None = None) -> list[PhysicalDevice]:
+        """List the physical devices, of one kind or of all."""
+        kinds = list(RUNTIMES) if kind is None else [_known(kind)]
+        return [
+            PhysicalDevice(f"/physical_device:{each}:{index}", each)
+            for each in kinds
+            for index in range(runtime(each).count())
+        ]
+
+    def set_logical(self, kind: str, count: int) -> None:
+        """Have `count` logical devices of one kind, dealt out over its physical ones.
+
+        Raises:
+            UsageError: Logical devices are in use already, in another number.
+        """
+        kind = _known(kind)
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise UsageError(f"logical devices are counted from 1; {count!r} {kind}s cannot be had")
+        with self._lock:
+            if self._logical is not None:
+                have = len(self.logical(kind))
+                if have == count:
+                    return
+                raise UsageError(
+                    f"there are {have} logical {kind} devices in use already; set_logical_devices("
+                    f"{kind!r}, {count}) must come before the first strategy, variable or device"
+                )
+            self._wanted[kind] = count
+
+    def logical(self, kind: str | None = None) -> list[Device]:
+        """List the logical devices, of one kind or of all; their first use makes them."""
+        wanted = None if kind is None else _known(kind)
+        with self._lock:
+            if self._logical is None:
+                self._logical = tuple(self._make())
+            return [device for device in self._logical if wanted in (None, device.kind)]
+
+    def _make(self) -> list[Device]:
+        if ignored := unused_gpus():
+            logger.info(
+                "%d GPUs are in this machine, but this version has no runtime for them", ignored
+            )
+        devices = []
+        for kind in RUNTIMES:
+            physical = runtime(kind).count()
+            for index in range(self._wanted.get(kind, physical)):
+                name = DeviceName(kind=kind, index=index).complete()
+                devices.append(runtime(kind).open(name, index % physical))
+        return devices
+
+    def matching(self, pattern: str | DeviceName) -> list[Device]:
+        """List the logical devices that agree with a name; the empty name agrees with all."""
+        name = DeviceName.parse(pattern)
+        return [device for device in self.logical() if name.matches(device.name)]
+
+    def lookup(self, name: str | DeviceName) -> Device:
+        """Give the device that a name means; open fields are filled with this task and `CPU:0`.
+
+        Raises:
+            DeviceError: There is no such device here; the message lists what there is.
+        """
+        full = DeviceName.parse(name).complete()
+        devices = self.logical()
+        for device in devices:
+            if device.name == full:
+                return device
+        raise DeviceError(f"there is no device {str(full)!r} here: {_reason(full, devices)}")
+
+
+def _known(kind: str) -> str:
+    """Give the kind's name as the registry has it, or say why there is none."""
+    if str(kind).upper() in RUNTIMES:
+        return str(kind).upper()
+    if str(kind).upper() == "GPU":
+        raise DeviceError(_no_gpus())
+    raise DeviceError(f"unknown kind of device {kind!r}: there are {', '.join(RUNTIMES)}")
+
+
+def _reason(name: DeviceName, devices: list[Device]) -> str:
+    """Say why a complete name fits none of the devices, and what to do."""
+    places = [device.name.local for device in devices]
+    there_are = f"there are {', '.join(places)}"
+    if (name.job, name.replica, name.task) != (LOCAL_CPU.job, LOCAL_CPU.replica, LOCAL_CPU.task):
+        here = f"/job:{LOCAL_CPU.job}/replica:{LOCAL_CPU.replica}/task:{LOCAL_CPU.task}"
+        return f"only devices of this process, {here}, can be used; {there_are}"
+    if name.kind == "GPU" and "GPU" not in RUNTIMES:
+        return f"{_no_gpus()}; {there_are}"
+    near = difflib.get_close_matches(name.local, places, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    if name.kind in RUNTIMES:
+        more = f'ar.config.set_logical_devices("{name.kind}", n) before their first use makes more'
+        hint = f"{hint} ({more})"
+    return there_are + hint
+
+
+def _no_gpus() -> str:
+    ignored = unused_gpus()
+    here = f" ({ignored} in this machine)" if ignored else ""
+    return f"this version has no runtime for GPUs{here}"

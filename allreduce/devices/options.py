@@ -1,0 +1,62 @@
+"""Choices for the whole process that rooms from here up read; `ar.config` is their public face."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from allreduce.errors import UsageError, unknown_name
+
+FLOATS = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is chosen now; setters put a new one in its place."""
+
+    soft_device_placement: bool = False  # fall back where a device is missing, with a warning
+    log_device_placement: bool = False  # log each op's device and why
+    floatx: str = "float32"  # what layers compute in unless told otherwise
+    intra_op_threads: int | None = None  # BLAS threads per process; None: the library chooses
+
+
+_current = Options()
+
+
+def current() -> Options:
+    """Give what is chosen now."""
+    return _current
+
+
+def set_soft_device_placement(enabled: bool) -> None:
+    """Choose whether an op whose device is missing falls back instead of failing."""
+    _replace(soft_device_placement=_flag("soft_device_placement", enabled))
+
+
+def set_log_device_placement(enabled: bool) -> None:
+    """Choose whether each op's device is logged, with the reason."""
+    _replace(log_device_placement=_flag("log_device_placement", enabled))
+
+
+def set_floatx(dtype: str) -> None:
+    """Choose the dtype of layers that are not told theirs: `float32` or `float64`."""
+    if dtype not in FLOATS:
+        raise unknown_name("floatx", dtype, FLOATS)
+    _replace(floatx=dtype)
+
+
+def set_intra_op_threads(count: int | None) -> None:
+    """Choose how many threads BLAS may use in this process; None lets the library choose."""
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise UsageError(f"an op uses at least 1 thread; {count!r} cannot be chosen")
+    _replace(intra_op_threads=count)
+
+
+def _replace(**changes: bool | str | int | None) -> None:
+    global _current
+    _current = replace(_current, **changes)  # type: ignore[arg-type]  # each setter checks its own
+
+
+def _flag(name: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} is True or False, not {value!r}")
+    return value
