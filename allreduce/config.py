@@ -1,0 +1,77 @@
+"""`ar.config`: choices for the whole process, under TensorFlow's names."""
+
+from __future__ import annotations
+
+from allreduce import devices
+from allreduce.devices import Device, PhysicalDevice, options
+from allreduce.devices.options import (
+    set_floatx,
+    set_log_device_placement,
+    set_soft_device_placement,
+)
+
+__all__ = [
+    "floatx",
+    "get_log_device_placement",
+    "get_soft_device_placement",
+    "list_logical_devices",
+    "list_physical_devices",
+    "set_floatx",
+    "set_log_device_placement",
+    "set_logical_devices",
+    "set_soft_device_placement",
+    "threading",
+]
+
+
+def list_physical_devices(kind: str | None = None) -> list[PhysicalDevice]:
+    """List the devices that this process can use, of one kind ("CPU") or of all."""
+    return devices.physical_devices(kind)
+
+
+def list_logical_devices(kind: str | None = None) -> list[Device]:
+    """List the devices that strategies and `ar.device` place on; fixes their number."""
+    return devices.logical_devices(kind)
+
+
+def set_logical_devices(kind: str, count: int) -> None:
+    """Have `count` logical devices of one kind, so that one CPU can hold several replicas.
+
+    Raises:
+        UsageError: Logical devices are in use already, in another number.
+    """
+    devices.set_logical_devices(kind, count)
+
+
+def get_soft_device_placement() -> bool:
+    """Say whether an op whose device is missing falls back instead of failing."""
+    return options.current().soft_device_placement
+
+
+def get_log_device_placement() -> bool:
+    """Say whether each op's device is logged, with the reason."""
+    return options.current().log_device_placement
+
+
+def floatx() -> str:
+    """Give the dtype of layers that are not told theirs."""
+    return options.current().floatx
+
+
+class _Threading:
+    """`ar.config.threading`: how many threads do the work."""
+
+    def set_intra_op_parallelism_threads(self, count: int) -> None:
+        """Let one op of this process use `count` BLAS threads, from now on.
+
+        It wins over OMP_NUM_THREADS and its kin, and over what the library would choose.
+        """
+        options.set_intra_op_threads(count)
+        devices.limit_blas_threads(count)
+
+    def get_intra_op_parallelism_threads(self) -> int:
+        """Give the number that was set; 0 when the library chooses."""
+        return options.current().intra_op_threads or 0
+
+
+threading = _Threading()
