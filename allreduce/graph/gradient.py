@@ -1,0 +1,102 @@
+"""Reverse-mode differentiation: gradients are further nodes of the same trace.
+
+Source: Griewank and Walther, Evaluating Derivatives (2nd ed., SIAM 2008), section 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from allreduce.errors import UnsupportedError, UsageError
+from allreduce.graph.node import Node
+from allreduce.graph.ops import functions
+from allreduce.graph.ops.base import lookup
+from allreduce.graph.scope import users_line
+from allreduce.graph.tensor import Tensor, TracedTensor
+from allreduce.graph.trace import Trace, as_tensor, current_trace
+
+
+def backward(output: Any, inputs: Sequence[Any], seed: Any) -> list[Tensor]:
+    """Append the nodes that compute how `sum(seed * output)` changes with each of `inputs`.
+
+    Args:
+        output: A tensor of floats.
+        inputs: Variables or tensors of the same trace.
+        seed: A tensor that broadcasts to the output's shape.
+
+    Returns:
+        One tensor per input, of its shape and dtype; zeros where the output does not depend on it.
+
+    Raises:
+        UsageError: Outside of `ar.function`, or nothing leads from any input to the output.
+        UnsupportedError: An operator on the way has no gradient; the message names it.
+    """
+    trace = current_trace()
+    if trace is None:
+        raise UsageError(f"{users_line()}: gradients are computed inside ar.function")
+    end = _in_trace(as_tensor(output))
+    starts = [_in_trace(as_tensor(value)) for value in inputs]
+    between = _between(trace, {start.id for start in starts}, end.id)
+    if end.id not in between:
+        raise UsageError(
+            f"{users_line()}: the loss does not depend on any of the {len(starts)} variables; "
+            "were they made by another model?"
+        )
+    pending: dict[int, Tensor] = {end.id: functions.broadcast_to(seed, end.shape, dtype=end.dtype)}
+    final: dict[int, Tensor] = {}
+    for node in reversed(trace.nodes[: end.id + 1]):
+        if node.id not in pending or node.id not in between:
+            continue
+        gradient = pending.pop(node.id)
+        final[node.id] = gradient
+        _propagate(trace, node, gradient, between, pending)
+    return [
+        final.get(start.id, functions.zeros(start.shape, dtype=start.dtype)) for start in starts
+    ]
+
+
+def _in_trace(tensor: Tensor) -> TracedTensor:
+    assert isinstance(tensor, TracedTensor)
+    return tensor
+
+
+def _between(trace: Trace, starts: set[int], end: int) -> set[int]:
+    """Find the float nodes on some path from `starts` to `end`."""
+    reached = set(starts)
+    for node in trace.nodes[: end + 1]:
+        if np.issubdtype(node.spec.dtype, np.floating) and reached.intersection(node.inputs):
+            reached.add(node.id)
+    needed: set[int] = {end}
+    for node in reversed(trace.nodes[: end + 1]):
+        if node.id in needed:
+            needed.update(node.inputs)
+    return reached & needed
+
+
+def _propagate(
+    trace: Trace, node: Node, gradient: Tensor, between: set[int], pending: dict[int, Tensor]
+) -> None:
+    if not between.intersection(node.inputs):
+        return
+    op = lookup(node.op)
+    if op.gradient is None:
+        raise UnsupportedError(
+            f"{node.source}: operator {op.name!r} has no gradient, and the loss depends on a "
+            "variable through it"
+        )
+    inputs = [TracedTensor(trace, i, trace.nodes[i].spec) for i in node.inputs]
+    output = TracedTensor(trace, node.id, node.spec)
+    parts = op.gradient(gradient, output, inputs, node.attrs)
+    for source, part in zip(inputs, parts, strict=True):
+        if source.id not in between:
+            continue
+        if part is None:
+            raise UnsupportedError(
+                f"{node.source}: operator {op.name!r} has no gradient for its argument "
+                f"{node.inputs.index(source.id)}, and the loss depends on a variable through it"
+            )
+        before = pending.get(source.id)
+        pending[source.id] = part if before is None else functions.add(before, part)

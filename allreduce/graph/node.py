@@ -1,0 +1,106 @@
+"""The graph: immutable nodes in topological order. Every pass takes a Graph and returns another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from allreduce.devices.names import DeviceName
+from allreduce.graph.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation and the one value it makes.
+
+    Attributes:
+        id: Its place in `Graph.nodes`; inputs and control edges point to smaller ids.
+        op: A row of the operator table.
+        inputs: The nodes whose values it reads.
+        attrs: What else decides its result; never changed.
+        spec: Shape and dtype of its value.
+        device: Where the user asked for it, and after placement where it runs.
+        control: Nodes that have to run before it although it does not read them.
+        source: The user's line that made it, "file:line".
+    """
+
+    id: int
+    op: str
+    inputs: tuple[int, ...]
+    attrs: Mapping[str, Any]
+    spec: Spec
+    device: DeviceName | None = None
+    control: tuple[int, ...] = ()
+    source: str = ""
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """Every node that has to run before this one."""
+        return self.inputs + self.control
+
+    def __str__(self) -> str:
+        reads = ", ".join(f"%{i}" for i in self.inputs)
+        after = f" after {', '.join(f'%{i}' for i in self.control)}" if self.control else ""
+        place = f" @ {self.device}" if self.device else ""
+        return f"%{self.id} = {self.op}({reads}) {self.spec}{after}{place}"
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Nodes in topological order, what is fed (`inputs`), fetched (`outputs`) and done (`effects`)."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    effects: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [str(node) for node in self.nodes]
+        lines.append(f"return {', '.join(f'%{i}' for i in self.outputs)}")
+        return "\n".join(lines)
+
+    def consumers(self) -> list[list[int]]:
+        """List for each node the nodes that read its value."""
+        lists: list[list[int]] = [[] for _ in self.nodes]
+        for node in self.nodes:
+            for i in dict.fromkeys(node.inputs):
+                lists[i].append(node.id)
+        return lists
+
+
+@dataclass(slots=True)
+class Rewriter:
+    """Builds a Graph out of another one's nodes, new ids and all; what passes are written with."""
+
+    old: Graph
+    nodes: list[Node] = field(default_factory=list)
+    moved: dict[int, int] = field(default_factory=dict)
+
+    def add(self, node: Node, **changes: Any) -> int:
+        """Append a node whose edges already are new ids; returns its new id."""
+        new = replace(node, id=len(self.nodes), **changes)
+        self.nodes.append(new)
+        return new.id
+
+    def keep(self, node: Node, **changes: Any) -> int:
+        """Append an old node with its edges translated; returns its new id."""
+        edges = {
+            "inputs": tuple(self.moved[i] for i in node.inputs),
+            "control": tuple(dict.fromkeys(self.moved[i] for i in node.control if i in self.moved)),
+        }
+        self.moved[node.id] = self.add(node, **{**edges, **changes})
+        return self.moved[node.id]
+
+    def finish(self, effects: Iterable[int] | None = None) -> Graph:
+        """Close the new graph; `effects` are new ids, by default the old ones that were kept."""
+        kept = [self.moved[i] for i in self.old.effects if i in self.moved]
+        return Graph(
+            tuple(self.nodes),
+            tuple(self.moved[i] for i in self.old.inputs if i in self.moved),
+            tuple(self.moved[i] for i in self.old.outputs),
+            tuple(kept if effects is None else effects),
+        )
+
+
+Pass = Callable[[Graph], Graph]

@@ -1,0 +1,77 @@
+"""The operator table: an op is one row with its shape rule, its gradient and its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from allreduce.errors import InternalError, unknown_name
+from allreduce.graph.spec import Spec
+
+Attrs = Mapping[str, Any]
+ShapeRule = Callable[[Sequence[Spec], Attrs], Spec]
+# (out, inputs, attrs) -> value. `out` has the shape rule's shape and dtype and is what is returned,
+# except for a row with `view`, whose kernel gets None and returns a view of an input.
+Kernel = Callable[[Any, Sequence[np.ndarray], Attrs], np.ndarray]
+# (gradient of the output, output, inputs, attrs) -> gradient of each input, or None where it has none.
+# All are Tensors; the gradient is written with the public operators, so it is itself traced.
+Gradient = Callable[[Any, Any, Sequence[Any], Attrs], Sequence[Any]]
+# compute: a kernel; source: the executor provides the value; effect: it changes a variable;
+# collective: every replica takes part; transfer: between two devices of one replica.
+Kind = Literal["compute", "source", "effect", "collective", "transfer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One row of the table.
+
+    Attributes:
+        name: Unique; what a printed graph shows.
+        shape: From the inputs' specs and the attributes to the output's spec; raises ShapeError.
+        cpu: The NumPy or native kernel; None for kinds that the executor itself carries out.
+        gradient: None for an op that has none (its output must not depend on a variable smoothly).
+        kind: What the schedule has to know.
+        view: The value shares memory with its first input and costs nothing.
+    """
+
+    name: str
+    shape: ShapeRule
+    cpu: Kernel | None = None
+    gradient: Gradient | None = None
+    kind: Kind = "compute"
+    view: bool = False
+
+
+_TABLE: dict[str, Op] = {}
+
+
+def register(op: Op) -> Op:
+    """Add a row.
+
+    Raises:
+        InternalError: The name is taken.
+    """
+    if op.name in _TABLE:
+        raise InternalError(f"operator {op.name!r} is registered twice")
+    _TABLE[op.name] = op
+    return op
+
+
+def lookup(name: str) -> Op:
+    """Return a row by name.
+
+    Raises:
+        UsageError: There is no such operator; the message suggests the nearest.
+    """
+    try:
+        return _TABLE[name]
+    except KeyError:
+        raise unknown_name("operator", name, _TABLE) from None
+
+
+def names() -> tuple[str, ...]:
+    """List all operators."""
+    return tuple(_TABLE)

@@ -1,0 +1,36 @@
+"""Rows without a kernel: values that the executor provides, and changes and exchanges it carries out.
+
+Their specs are set where they are recorded, so their shape rule only passes on what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from allreduce.graph.ops.base import Attrs, Kind, Op, register
+from allreduce.graph.spec import Spec
+
+
+def _as_recorded(specs: Sequence[Spec], attrs: Attrs) -> Spec:
+    return specs[0] if specs else Spec((), np.dtype(np.int64))
+
+
+ROWS: tuple[tuple[str, Kind], ...] = (
+    ("placeholder", "source"),  # fed by the caller; name
+    ("constant", "source"),  # value
+    ("runtime", "source"),  # what the executor knows of itself; name
+    ("read", "source"),  # variable; copy: whether a later change must not show
+    ("assign", "effect"),  # variable <- input
+    ("apply_gradients", "effect"),  # rule, variables; (count, *gradients); replaced by bucketing:
+    ("store_count", "effect"),  # arena: the number of samples behind the gradients
+    ("store_gradient", "effect"),  # arena, span: a gradient, where it will be reduced
+    ("all_reduce_bucket", "collective"),  # arena, bucket
+    ("update_bucket", "effect"),  # arena, bucket, rule
+    ("send", "transfer"),  # edge, destination
+    ("receive", "transfer"),  # edge, origin
+)
+
+for _name, _kind in ROWS:
+    register(Op(_name, shape=_as_recorded, kind=_kind))

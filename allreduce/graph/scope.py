@@ -1,0 +1,54 @@
+"""What surrounds the user's code on this thread: `device` scopes, and which line of theirs is running."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from allreduce.devices.names import DeviceName
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+
+
+class _Surroundings(threading.local):
+    device: DeviceName | None = None
+
+
+_here = _Surroundings()
+
+
+def current_device() -> DeviceName | None:
+    """Return what the surrounding `device` scopes ask for, merged; None outside of any."""
+    return _here.device
+
+
+@contextmanager
+def device(name: str | DeviceName) -> Iterator[None]:
+    """Place the operators that the block calls on a device.
+
+    Scopes nest: a part of the name that an inner scope leaves out is taken from the outer one.
+
+    Args:
+        name: A device name in full or in part: `"/job:worker/task:1/GPU:0"`, `"CPU:1"`.
+
+    Raises:
+        DeviceError: The name is malformed.
+    """
+    asked = DeviceName.parse(name) if isinstance(name, str) else name
+    outer = _here.device
+    _here.device = asked.merge(outer) if outer else asked
+    try:
+        yield
+    finally:
+        _here.device = outer
+
+
+def users_line() -> str:
+    """Find the innermost caller outside of this package, as "file:line"."""
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

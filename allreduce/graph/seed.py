@@ -1,0 +1,39 @@
+"""The one seed behind initial values, shuffling and dropout."""
+
+from __future__ import annotations
+
+import secrets
+
+from allreduce import events
+from allreduce.errors import UsageError
+
+_seed: int | None = None
+
+
+def set_seed(seed: int) -> None:
+    """Fix initial values, shuffling and dropout.
+
+    Args:
+        seed: From 0 to 2**63 - 1; the same on every rank.
+
+    Raises:
+        UsageError: The seed is not such an integer.
+    """
+    global _seed
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        raise UsageError(f"the seed is an integer from 0 to 2**63 - 1, not {seed!r}")
+    _seed = seed
+
+
+def is_set() -> bool:
+    """Tell whether a seed was set or drawn."""
+    return _seed is not None
+
+
+def get_seed() -> int:
+    """Return the seed; one is drawn and logged if none was set."""
+    if _seed is None:
+        set_seed(secrets.randbits(31))
+        events.logger.info("no seed was set: drew %d; ar.set_seed(%d) repeats this run", _seed, _seed)
+    assert _seed is not None
+    return _seed

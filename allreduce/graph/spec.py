@@ -1,0 +1,107 @@
+"""Shapes and dtypes of values that don't exist yet.
+
+A dimension is an int, or a `Dim`: a named size that is only known when a step runs. One traced program
+thereby serves every batch size, the smaller last batch included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from allreduce.errors import ShapeError
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A named dimension times an integer: `batch`, or `8*batch` after two axes were merged."""
+
+    name: str = "batch"
+    factor: int = 1
+
+    def __mul__(self, other: int) -> Dim:
+        return Dim(self.name, self.factor * other)
+
+    __rmul__ = __mul__
+
+    def __str__(self) -> str:
+        return self.name if self.factor == 1 else f"{self.factor}*{self.name}"
+
+
+BATCH = Dim("batch")
+Size = int | Dim
+Shape = tuple[Size, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What is known of a tensor before it exists."""
+
+    shape: Shape
+    dtype: np.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.dtype.name}{show(self.shape)}"
+
+
+def show(shape: Iterable[Size]) -> str:
+    """Print a shape as people write it: `(batch, 10)`."""
+    sizes = [str(size) for size in shape]
+    return f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join(sizes)})"
+
+
+def concrete(shape: Shape, batch: int) -> tuple[int, ...]:
+    """Replace the named batch dimension by its size."""
+    return tuple(size if isinstance(size, int) else size.factor * batch for size in shape)
+
+
+def size_of(shape: Shape) -> Size:
+    """Multiply the sizes; at most one of them may be named.
+
+    Raises:
+        ShapeError: The product of two named dimensions has no name.
+    """
+    named = [size for size in shape if isinstance(size, Dim)]
+    fixed = prod(size for size in shape if isinstance(size, int))
+    if not named:
+        return fixed
+    if len(named) > 1:
+        raise ShapeError(f"shape {show(shape)} has more than one named dimension; merge other axes")
+    return named[0] * fixed
+
+
+def broadcast(shapes: Sequence[Shape]) -> Shape:
+    """Combine shapes by NumPy's rule; a named dimension fits itself and 1.
+
+    Raises:
+        ShapeError: Two sizes of one axis differ and neither is 1.
+    """
+    ndim = max((len(shape) for shape in shapes), default=0)
+    result: list[Size] = []
+    for axis in range(-ndim, 0):
+        sizes = {shape[axis] for shape in shapes if len(shape) >= -axis} - {1}
+        if len(sizes) > 1:
+            listed = " and ".join(show(shape) for shape in shapes)
+            raise ShapeError(f"shapes {listed} do not broadcast: axis {axis} differs")
+        result.append(sizes.pop() if sizes else 1)
+    return tuple(result)
+
+
+def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    """Turn an axis argument into sorted, non-negative, distinct axes; None means all.
+
+    Raises:
+        ShapeError: An axis is out of range.
+    """
+    axes = range(ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+    for each in axes:
+        if not -ndim <= each < ndim:
+            raise ShapeError(f"axis {each} is out of range for {ndim} dimensions")
+    return tuple(sorted({each % ndim for each in axes}))

@@ -1,0 +1,193 @@
+"""Values as the user sees them: `Tensor`, recorded inside `ar.function` and concrete outside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from allreduce.devices.names import DeviceName
+from allreduce.errors import UsageError
+from allreduce.graph.scope import users_line
+from allreduce.graph.spec import Dim, Shape, Spec, show
+
+# Python's operators are the public functions of the same name. Those are built out of tensors, so their
+# module fills this table instead of being imported here.
+OPERATORS: dict[str, Callable[..., Tensor]] = {}
+
+
+def _op(name: str, *inputs: Any) -> Tensor:
+    return OPERATORS[name](*inputs)
+
+
+class Operators:
+    """Python's operators, for everything that can become a tensor."""
+
+    __slots__ = ()
+    __array_ufunc__ = None  # so that `ndarray + tensor` asks the tensor, not NumPy
+
+    def __add__(self, other: Any) -> Tensor:
+        return _op("add", self, other)
+
+    def __radd__(self, other: Any) -> Tensor:
+        return _op("add", other, self)
+
+    def __sub__(self, other: Any) -> Tensor:
+        return _op("subtract", self, other)
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return _op("subtract", other, self)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return _op("multiply", self, other)
+
+    def __rmul__(self, other: Any) -> Tensor:
+        return _op("multiply", other, self)
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return _op("divide", self, other)
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return _op("divide", other, self)
+
+    def __pow__(self, other: Any) -> Tensor:
+        return _op("power", self, other)
+
+    def __rpow__(self, other: Any) -> Tensor:
+        return _op("power", other, self)
+
+    def __neg__(self) -> Tensor:
+        return _op("negative", self)
+
+    def __abs__(self) -> Tensor:
+        return _op("absolute", self)
+
+    def __matmul__(self, other: Any) -> Tensor:
+        return _op("matmul", self, other)
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return _op("matmul", other, self)
+
+    def __lt__(self, other: Any) -> Tensor:
+        return _op("less", self, other)
+
+    def __le__(self, other: Any) -> Tensor:
+        return _op("less_equal", self, other)
+
+    def __gt__(self, other: Any) -> Tensor:
+        return _op("greater", self, other)
+
+    def __ge__(self, other: Any) -> Tensor:
+        return _op("greater_equal", self, other)
+
+
+class Tensor(Operators):
+    """What operators take and return; Python's operators on it are the library's operators."""
+
+    __slots__ = ("__weakref__", "spec")
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+
+    @property
+    def shape(self) -> Shape:
+        """Its sizes; a named dimension stands where the batch size does."""
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.spec.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.spec.ndim
+
+    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
+        return _op("equal", self, other)
+
+    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
+        return _op("not_equal", self, other)
+
+    __hash__ = object.__hash__
+
+
+class TracedTensor(Tensor):
+    """A value of the step being recorded: it has a shape and a dtype, but no elements yet."""
+
+    __slots__ = ("id", "trace")
+
+    def __init__(self, trace: object, id: int, spec: Spec) -> None:
+        super().__init__(spec)
+        self.trace = trace
+        self.id = id
+
+    def __repr__(self) -> str:
+        return f"<tensor %{self.id} {self.spec}>"
+
+    def __bool__(self) -> bool:
+        self._has_no_value("a bool", "use ar.ops.where, or decide on Python values")
+
+    def __float__(self) -> float:
+        self._has_no_value("a float", "return it from the function")
+
+    def __int__(self) -> int:
+        self._has_no_value("an int", "return it from the function")
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise UsageError(f"a scalar has no len() ({users_line()})")
+        size = self.shape[0]
+        if isinstance(size, Dim):
+            self._has_no_value("a length", "the batch size is known only when the step runs")
+        return size
+
+    def __iter__(self) -> NoReturn:
+        self._has_no_value("an iterable", "index its axes with operators")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        self._has_no_value("an array", "use ar.ops instead of numpy here, or return it")
+
+    def _has_no_value(self, wanted: str, remedy: str) -> NoReturn:
+        raise UsageError(
+            f"{users_line()}: a tensor of shape {show(self.shape)} was used as {wanted} inside "
+            f"ar.function, where it has no value yet; {remedy}"
+        )
+
+
+class ConcreteTensor(Tensor):
+    """A value that exists, on a device."""
+
+    __slots__ = ("_value", "device")
+
+    def __init__(self, value: np.ndarray, device: DeviceName) -> None:
+        super().__init__(Spec(value.shape, value.dtype))
+        self._value = value
+        self.device = device
+
+    def numpy(self) -> np.ndarray:
+        """Copy the value into a new array."""
+        return self._value.copy()
+
+    @property
+    def value(self) -> np.ndarray:
+        """The value itself, not to be written to."""
+        return self._value
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self._value, dtype=dtype, copy=True if copy is None else copy)
+
+    def __repr__(self) -> str:
+        return f"<tensor {self.spec} on {self.device}: {self._value}>"
+
+    def __bool__(self) -> bool:
+        return bool(self._value)
+
+    def __float__(self) -> float:
+        return float(self._value)
+
+    def __int__(self) -> int:
+        return int(self._value)
+
+    def __len__(self) -> int:
+        return len(self._value)

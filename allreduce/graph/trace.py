@@ -1,0 +1,227 @@
+"""Recording: `apply` appends a node while `ar.function` traces, and runs the kernel at once otherwise."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from allreduce.devices.names import DeviceName
+from allreduce.errors import ShapeError, UnsupportedError, UsageError
+from allreduce.graph.node import Graph, Node
+from allreduce.graph.ops.base import Attrs, Op, lookup
+from allreduce.graph.scope import current_device, users_line
+from allreduce.graph.spec import Spec, concrete
+from allreduce.graph.tensor import ConcreteTensor, Tensor, TracedTensor
+
+HOST = DeviceName.parse("CPU:0").complete()
+# What the executor tells a step about itself; all are int64 scalars.
+RUNTIME_VALUES = ("replica_id", "row_offset", "rows", "step")
+
+
+class Trace:
+    """One replica's program while it is being recorded."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.inputs: list[int] = []
+        self.effects: list[int] = []
+        self.has_batch = False
+        self._reads: dict[Hashable, TracedTensor] = {}
+        self._runtime: dict[str, TracedTensor] = {}
+        self._draws = itertools.count()
+
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[TracedTensor],
+        attrs: Attrs,
+        spec: Spec,
+        *,
+        control: Sequence[int] = (),
+        device: DeviceName | None = None,
+    ) -> TracedTensor:
+        """Append a node."""
+        for tensor in inputs:
+            if tensor.trace is not self:
+                raise UsageError(
+                    f"{users_line()}: {op} got a tensor that was made in another traced function; "
+                    "return it from there and pass it in as an argument"
+                )
+        node = Node(
+            id=len(self.nodes),
+            op=op,
+            inputs=tuple(tensor.id for tensor in inputs),
+            attrs=attrs,
+            spec=spec,
+            device=device or current_device(),
+            control=tuple(control),
+            source=users_line(),
+        )
+        self.nodes.append(node)
+        return TracedTensor(self, node.id, spec)
+
+    def placeholder(self, spec: Spec, name: str) -> TracedTensor:
+        """Append a value that is fed anew in every step."""
+        self.has_batch |= any(not isinstance(size, int) for size in spec.shape)
+        tensor = self.add("placeholder", (), {"name": name}, spec)
+        self.inputs.append(tensor.id)
+        return tensor
+
+    def runtime(self, name: str) -> TracedTensor:
+        """Return one of RUNTIME_VALUES, an int64 scalar."""
+        if name not in self._runtime:
+            spec = Spec((), np.dtype(np.int64))
+            self._runtime[name] = self.add("runtime", (), {"name": name}, spec)
+        return self._runtime[name]
+
+    def next_draw(self) -> int:
+        """Number the random operators in the order in which they are recorded."""
+        return next(self._draws)
+
+    def read(self, key: Hashable, spec: Spec, attrs: Attrs, device: DeviceName | None) -> TracedTensor:
+        """Return the current value of a variable: one node until the variable is next changed."""
+        if key not in self._reads:
+            after = [effect for effect in self.effects if key in self.nodes[effect].attrs["changes"]]
+            self._reads[key] = self.add("read", (), attrs, spec, control=after[-1:], device=device)
+        return self._reads[key]
+
+    def effect(
+        self, op: str, inputs: Sequence[TracedTensor], attrs: Attrs, changes: Sequence[Hashable]
+    ) -> TracedTensor:
+        """Append a node that changes the variables `changes`; effects stay in this order."""
+        spec = Spec((), np.dtype(np.int64))
+        node = self.add(op, inputs, {**attrs, "changes": tuple(changes)}, spec, control=self.effects[-1:])
+        self.effects.append(node.id)
+        for key in changes:
+            self._reads.pop(key, None)
+        return node
+
+    def finish(self, outputs: Sequence[TracedTensor]) -> Graph:
+        """Close the recording."""
+        return Graph(
+            tuple(self.nodes),
+            tuple(self.inputs),
+            tuple(tensor.id for tensor in outputs),
+            tuple(self.effects),
+        )
+
+
+class _Recording(threading.local):
+    trace: Trace | None = None
+
+
+_here = _Recording()
+
+
+def current_trace() -> Trace | None:
+    """Return the trace that this thread's operators are recorded into; None outside of functions."""
+    return _here.trace
+
+
+@contextmanager
+def recording(trace: Trace) -> Iterator[Trace]:
+    """Record the operators that the block calls on this thread into `trace`."""
+    outer, _here.trace = _here.trace, trace
+    try:
+        yield trace
+    finally:
+        _here.trace = outer
+
+
+def as_tensor(value: Any, dtype: Any = None) -> Tensor:
+    """Make a tensor of anything an operator takes: a tensor, variable, array, number or nested list.
+
+    Raises:
+        UsageError: The value is nothing that has elements of one number type.
+    """
+    if isinstance(value, Tensor):
+        return _constant(value.value) if _must_record(value) else value
+    if hasattr(value, "__tensor__"):
+        result = value.__tensor__()
+        assert isinstance(result, Tensor)
+        return result
+    array = np.asarray(value, dtype=dtype)
+    if array.dtype == object or array.dtype.kind in "USOMm":
+        raise UsageError(f"{users_line()}: cannot make a tensor of {type(value).__name__} {value!r:.60}")
+    return _constant(array)
+
+
+def _must_record(tensor: Tensor) -> bool:
+    return isinstance(tensor, ConcreteTensor) and current_trace() is not None
+
+
+def _constant(array: np.ndarray) -> Tensor:
+    trace = current_trace()
+    if trace is None:
+        return ConcreteTensor(array, current_place())
+    # A copy, because the caller may change the array after tracing.
+    value = array.copy()
+    return trace.add("constant", (), {"value": value}, Spec(value.shape, value.dtype))
+
+
+def current_place() -> DeviceName:
+    """Return where an operator outside of functions runs."""
+    asked = current_device()
+    return asked.complete() if asked else HOST
+
+
+def apply(name: str, *inputs: Any, **attrs: Any) -> Tensor:
+    """Record one operator, or run it at once outside of functions.
+
+    Raises:
+        ShapeError: The inputs do not fit the operator; the message has the user's line.
+    """
+    op = lookup(name)
+    tensors = [as_tensor(value) for value in inputs]
+    try:
+        spec = op.shape([tensor.spec for tensor in tensors], attrs)
+    except ShapeError as error:
+        raise ShapeError(f"{users_line()}: {name}: {error}") from None
+    trace = current_trace()
+    if trace is None:
+        return _run_now(op, [_concrete(tensor, name) for tensor in tensors], attrs, spec)
+    return trace.add(name, [_traced(tensor) for tensor in tensors], attrs, spec)
+
+
+def _traced(tensor: Tensor) -> TracedTensor:
+    assert isinstance(tensor, TracedTensor)
+    return tensor
+
+
+def _concrete(tensor: Tensor, name: str) -> ConcreteTensor:
+    if isinstance(tensor, ConcreteTensor):
+        return tensor
+    raise UsageError(
+        f"{users_line()}: {name} got a tensor of a traced function after its trace had ended; "
+        "return the tensor from the function instead of keeping it"
+    )
+
+
+def _run_now(op: Op, inputs: Sequence[ConcreteTensor], attrs: Attrs, spec: Spec) -> ConcreteTensor:
+    if op.cpu is None:
+        raise UnsupportedError(f"{users_line()}: {op.name} works inside ar.function only")
+    out = None if op.view else np.empty(concrete(spec.shape, 0), spec.dtype)
+    return ConcreteTensor(op.cpu(out, [tensor.value for tensor in inputs], attrs), current_place())
+
+
+_eager_draws = itertools.count()
+
+
+def runtime(name: str) -> Tensor:
+    """Return one of RUNTIME_VALUES; outside of functions there is one replica, at row 0."""
+    trace = current_trace()
+    if trace is not None:
+        return trace.runtime(name)
+    return ConcreteTensor(np.asarray(0, np.int64), current_place())
+
+
+def next_draw() -> int:
+    """Number a random operator: by place in the trace, by call outside of functions."""
+    trace = current_trace()
+    return next(_eager_draws) if trace is None else trace.next_draw()
+

@@ -1,0 +1,117 @@
+"""Variables: values that outlive a step, one copy per replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from allreduce.devices.names import DeviceName
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.scope import current_device, users_line
+from allreduce.graph.spec import Spec, show
+from allreduce.graph.tensor import ConcreteTensor, Operators, Tensor, TracedTensor
+from allreduce.graph.trace import as_tensor, current_place, current_trace
+
+
+class Owner(Protocol):
+    """What a variable needs to know of the replicas it lives on."""
+
+    @property
+    def local_replicas(self) -> int: ...
+
+
+class Variable(Operators):
+    """An array that steps read and change; every replica has its own copy, equal to all others.
+
+    Args:
+        initial: Its first value, or a function without arguments that makes it.
+        name: Its path, "model/0/kernel": what errors and saved files call it.
+        trainable: Whether optimizers are to change it.
+        replicator: The replicas it lives on.
+    """
+
+    def __init__(
+        self,
+        initial: Any,
+        *,
+        name: str,
+        trainable: bool = True,
+        replicator: Owner | None = None,
+    ) -> None:
+        maker: Callable[[], Any] = initial if callable(initial) else lambda: initial
+        value = np.ascontiguousarray(maker())
+        if value.dtype.kind not in "fiub":
+            raise UsageError(f"variable {name!r}: cannot hold {value.dtype}")
+        self.name = name
+        self.trainable = trainable
+        self.replicator = _current_owner() if replicator is None else replicator
+        self.device: DeviceName | None = current_device()
+        self.spec = Spec(np.shape(value), value.dtype)
+        # One array per local replica. The first trace of an optimizer moves them into its arena.
+        self.storage = [value.copy() for _ in range(self.replicator.local_replicas)]
+        self.in_step = False  # whether the replicas' copies have been made equal across ranks
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.storage[0].shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.spec.dtype
+
+    def numpy(self) -> np.ndarray:
+        """Copy this process's first replica's value."""
+        return self.storage[0].copy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.storage[0], dtype=dtype)
+
+    def __tensor__(self) -> Tensor:
+        trace = current_trace()
+        if trace is None:
+            return ConcreteTensor(self.storage[0], self.device or current_place())
+        return trace.read(self, self.spec, {"variable": self}, self.device)
+
+    def assign(self, value: Any) -> None:
+        """Change the value, on every local replica; inside `ar.function` when the step gets there.
+
+        Raises:
+            ShapeError: The value's shape is not the variable's.
+        """
+        tensor = as_tensor(value)
+        if tensor.shape != self.spec.shape:
+            raise ShapeError(
+                f"{users_line()}: variable {self.name!r} has shape {show(self.spec.shape)}; "
+                f"a value of shape {show(tensor.shape)} cannot be assigned to it"
+            )
+        trace = current_trace()
+        if isinstance(tensor, TracedTensor) and trace is not None:
+            if tensor.dtype != self.dtype:
+                raise UsageError(
+                    f"{users_line()}: variable {self.name!r} is {self.dtype}; cast the "
+                    f"{tensor.dtype} value before assigning it"
+                )
+            trace.effect("assign", [tensor], {"variable": self}, [self])
+            return
+        assert isinstance(tensor, ConcreteTensor)
+        for array in self.storage:
+            array[...] = tensor.value
+
+    def __repr__(self) -> str:
+        return f"<variable {self.name!r} {self.spec}>"
+
+
+_owner: Callable[[], Owner] | None = None
+
+
+def set_owner_source(source: Callable[[], Owner]) -> None:
+    """Say where a variable made without a replicator finds its own (the current scope)."""
+    global _owner
+    _owner = source
+
+
+def _current_owner() -> Owner:
+    assert _owner is not None, "allreduce.graph is imported as a whole"
+    return _owner()
