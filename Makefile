@@ -1,0 +1,75 @@
+# make train · test · bench · lint · torture · clean. Each sets up what it needs in .venv, from nothing
+# but Python 3.11 with venv and a C++20 compiler; mpirun comes from a wheel.
+
+PYTHON ?= python3
+N ?= 8
+ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+KERNELS := $(shell find kernels -type f)
+NATIVE := $(filter %.cpp %.h %.hpp %.cu %.cuh,$(KERNELS))
+
+# Tests and benchmarks start processes: they have to find this mpirun before any other.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: train test bench lint torture clean
+.DELETE_ON_ERROR:
+
+train: .venv/.installed
+	$(BIN)/mpirun -n $(N) $(BIN)/python mpi_examples/train.py $(ARGS)
+
+test: .venv/.test
+	$(BIN)/python -m pytest -m "not torture" $(ARGS)
+
+torture: .venv/.test
+	$(BIN)/python -m pytest -m torture $(ARGS)
+
+bench: .venv/.bench
+	$(BIN)/mpirun -n 2 $(BIN)/python benchmarks/collectives.py
+	$(BIN)/python benchmarks/training.py
+	$(BIN)/mpirun -n 2 $(BIN)/python benchmarks/training.py
+
+# mypy cannot be told that strategies/ is allreduce.strategies: it reads a picture of the installed
+# package made of links. Run from there, its messages name the files as they are called here.
+lint: .venv/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
+	@rm -rf build/typing && mkdir -p build/typing/allreduce
+	@ln -s $(CURDIR)/allreduce/* build/typing/allreduce/
+	@ln -s $(CURDIR)/strategies build/typing/allreduce/strategies
+	@ln -s $(CURDIR)/tests $(CURDIR)/benchmarks $(CURDIR)/mpi_examples build/typing/
+	cd build/typing && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/setup.cfg \
+	  --cache-dir $(CURDIR)/.mypy_cache allreduce tests benchmarks mpi_examples
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- what each of them needs -------------------------------------------------------------------------
+
+# Editable, so that Python files need no reinstall; native ones do, and are why this depends on them.
+.venv/.installed: .venv/.made pyproject.toml $(KERNELS)
+	@echo "installing allreduce from source into .venv ..."
+	@$(PIP) --editable ".[mpich,examples]"
+	@touch $@
+
+# The package is installed already: these only add what the extra names.
+.venv/.test .venv/.bench .venv/.lint: .venv/.%: .venv/.installed
+	@echo "installing what make $* needs into .venv ..."
+	@$(PIP) "allreduce[$*]"
+	@touch $@
+
+.venv/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: $(PYTHON) is not Python 3.11 or newer; name one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig as s; \
+	  sys.exit(not os.path.exists(os.path.join(s.get_path("include"), "Python.h")))' || { \
+	  echo "make: $(PYTHON) comes without Python.h; install its headers (python3-dev)" >&2; exit 1; }
+	@echo '#include <span>' | $${CXX:-c++} -std=c++20 -x c++ -fsyntax-only - || { \
+	  echo "make: no C++20 compiler found; install g++ 12 or newer, or name one: make CXX=g++-13" >&2; \
+	  exit 1; }
+	@$(PYTHON) -m venv --clear .venv || { \
+	  echo "make: $(PYTHON) cannot make .venv; install its venv module (python3-venv)" >&2; exit 1; }
+	@touch $@
