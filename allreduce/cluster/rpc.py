@@ -1,0 +1,42 @@
+"""gRPC as this package uses it: quiet, without proxies, one size cap. Importing this imports gRPC."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would log refused connections to stderr
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # a forked child never uses the connection
+
+import grpc
+import grpc.aio
+
+from allreduce.cluster import leader_pb2_grpc
+
+PROTOCOL = 1
+
+# The store is for addresses, identities and agreements; arrays go through collectives.
+MAX_VALUE_BYTES = 16 * 2**20
+_MAX_MESSAGE_BYTES = MAX_VALUE_BYTES + 2**16  # the value, its key and the framing
+
+_COMMON = [
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),
+]
+SERVER_OPTIONS = [*_COMMON, ("grpc.so_reuseport", 0)]  # else two leaders could share one port
+CHANNEL_OPTIONS = [
+    *_COMMON,
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.use_local_subchannel_pool", 1),  # a new join never inherits an old join's backoff
+]
+
+__all__ = [
+    "CHANNEL_OPTIONS",
+    "MAX_VALUE_BYTES",
+    "PROTOCOL",
+    "SERVER_OPTIONS",
+    "grpc",
+    "leader_pb2_grpc",
+]
