@@ -61,6 +61,9 @@ clean:
 	@$(PIP) "allreduce[$*]"
 	@touch $@
 
+# mypy reads the tests too, and so the types of what they import.
+.venv/.lint: .venv/.test
+
 .venv/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "make: $(PYTHON) is not Python 3.11 or newer; name one: make PYTHON=python3.12" >&2; exit 1; }
