@@ -1,0 +1,143 @@
+"""Arrays and datasets as batches for the replicas of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from allreduce.data.prefetch import ahead
+from allreduce.data.sharding import Piece, Plan, split_rows, starts
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.nest import leaves, map_leaves
+from allreduce.graph.replicator import PerReplica, Replicator
+
+# Below this a batch is gathered where it is used: handing it over from a thread costs more than making
+# it. Measured on 2 busy Zen 4 cores: a hand-over 58 us, gathering 257 KiB of rows 33 us, 1 MiB 132 us.
+_WORTH_A_THREAD = 512 * 1024  # bytes
+
+
+def shuffled(rows: int, key: Sequence[int]) -> np.ndarray:
+    """Draw an order of `rows` rows that depends on the key (seed, epoch, …) only."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key))).permutation(rows)
+
+
+class ArrayBatches:
+    """One pass over arrays of equal length: for each step one `PerReplica` per array.
+
+    Args:
+        arrays: What to iterate over, `(rows, …)` each.
+        plan: Which replica takes which rows in which step.
+        replicator: Says which replicas are this process's.
+        order: The order in which the plan goes through the rows; None for the arrays' own.
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[np.ndarray],
+        plan: Plan,
+        replicator: Replicator,
+        order: np.ndarray | None = None,
+    ) -> None:
+        self.arrays = tuple(arrays)
+        self.plan = plan
+        self.order = order
+        first = replicator.first_replica
+        self._local = slice(first, first + replicator.local_replicas)
+
+    def __len__(self) -> int:
+        return self.plan.steps
+
+    def __iter__(self) -> Iterator[tuple[PerReplica, ...]]:
+        made = (self._batch(step) for step in range(self.plan.steps))
+        return ahead(made) if self._largest() >= _WORTH_A_THREAD else made
+
+    def local_pieces(self, step: int) -> tuple[Piece, ...]:
+        """Give the pieces of this process's replicas."""
+        return self.plan.pieces(step)[self._local]
+
+    def _batch(self, step: int) -> tuple[PerReplica, ...]:
+        pieces = self.local_pieces(step)
+        return tuple(
+            PerReplica(
+                values=tuple(self._rows(array, piece) for piece in pieces),
+                weights=tuple(piece.rows for piece in pieces),
+                offsets=tuple(piece.offset for piece in pieces),
+            )
+            for array in self.arrays
+        )
+
+    def _rows(self, array: np.ndarray, piece: Piece) -> np.ndarray:
+        rows = slice(piece.source, piece.source + piece.rows)
+        return array[rows] if self.order is None else array[self.order[rows]]
+
+    def _largest(self) -> int:
+        if not self.plan.steps:
+            return 0
+        rows = sum(piece.rows for piece in self.local_pieces(0))
+        return rows * sum(array.nbytes // max(1, len(array)) for array in self.arrays)
+
+
+class DistributedDataset:
+    """A dataset of global batches as batches of `PerReplica` values; iterates again and again.
+
+    Args:
+        dataset: Iterates tuples, lists or dicts of arrays `(rows, …)`, or arrays; equal on all ranks.
+        replicator: The replicas to share each batch among.
+    """
+
+    def __init__(self, dataset: Iterable[Any], replicator: Replicator) -> None:
+        if isinstance(dataset, Iterator):
+            raise UsageError(
+                f"a dataset has to iterate anew for every epoch; {type(dataset).__name__} can be gone "
+                "through only once: pass the list or the object that makes it"
+            )
+        if isinstance(dataset, str | bytes | Mapping) or not isinstance(dataset, Iterable):
+            raise UsageError(
+                "a dataset iterates batches, each a tuple or dict of arrays; "
+                f"{type(dataset).__name__} does not"
+            )
+        self._dataset = dataset
+        self._replicator = replicator
+
+    def __iter__(self) -> Iterator[Any]:
+        return ahead(self._made())
+
+    def __len__(self) -> int:
+        return len(self._dataset)  # type: ignore[arg-type]  # where the dataset has a length
+
+    def _made(self) -> Iterator[Any]:
+        for number, batch in enumerate(self._dataset):
+            yield distribute(batch, self._replicator, f"batch {number}")
+
+
+def distribute(batch: Any, replicator: Replicator, name: str = "the batch") -> Any:
+    """Cut one global batch into the pieces of this process's replicas.
+
+    Raises:
+        UsageError: A leaf is no array, or there is none.
+        ShapeError: Its arrays have different numbers of rows.
+    """
+    arrays = [np.asarray(leaf) for leaf in leaves(batch)]
+    if not arrays:
+        raise UsageError(f"{name} of the dataset is empty: there is no array in it")
+    for array in arrays:
+        if not array.ndim or array.dtype == object:
+            raise UsageError(
+                f"{name} of the dataset holds {array!r:.80}; its values are arrays with one row per "
+                "sample"
+            )
+    if len({len(array) for array in arrays}) > 1:
+        shapes = ", ".join(str(array.shape) for array in arrays)
+        raise ShapeError(f"the arrays of {name} have different numbers of rows: {shapes}")
+    sizes = split_rows(len(arrays[0]), replicator.num_replicas_in_sync)
+    offsets = starts(sizes)
+    local = slice(replicator.first_replica, replicator.first_replica + replicator.local_replicas)
+
+    def cut(leaf: Any) -> PerReplica:
+        array = np.asarray(leaf)
+        parts = [array[o : o + n] for n, o in zip(sizes[local], offsets[local], strict=True)]
+        return PerReplica(values=tuple(parts), weights=sizes[local], offsets=offsets[local])
+
+    return map_leaves(cut, batch)

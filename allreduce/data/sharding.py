@@ -1,0 +1,139 @@
+"""Who takes which rows of which batch: plans, made of numbers alone.
+
+A global batch is cut into one contiguous part per replica, in the order of their ids; where it does not
+divide evenly, earlier replicas take one row more, and a batch smaller than the number of replicas leaves
+the last ones without rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Protocol
+
+from allreduce.errors import UsageError
+
+
+def split_rows(rows: int, parts: int) -> tuple[int, ...]:
+    """Cut `rows` into `parts` sizes that differ by at most one, the bigger ones first."""
+    each, extra = divmod(rows, parts)
+    return tuple(each + (part < extra) for part in range(parts))
+
+
+def starts(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Give each part's first row, for parts that lie one after the other."""
+    return tuple(accumulate(sizes[:-1], initial=0)) if sizes else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One replica's rows of one batch.
+
+    Attributes:
+        source: The first of them, in the order in which this rank goes through its arrays.
+        rows: How many there are; 0 for a replica that gets none.
+        offset: The first one's place in the global batch.
+    """
+
+    source: int
+    rows: int
+    offset: int
+
+
+class Plan(Protocol):
+    """One pass over the data."""
+
+    @property
+    def steps(self) -> int:
+        """How many batches there are; the same on every rank."""
+        ...
+
+    def pieces(self, step: int) -> tuple[Piece, ...]:
+        """Give every replica's piece of a batch, by replica id."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated:
+    """Every rank has all rows and takes its own share of each batch."""
+
+    rows: int
+    batch_size: int
+    replicas: int
+
+    def __post_init__(self) -> None:
+        check_batch_size(self.batch_size)
+
+    @property
+    def steps(self) -> int:
+        return -(-self.rows // self.batch_size)
+
+    def pieces(self, step: int) -> tuple[Piece, ...]:
+        first = step * self.batch_size
+        sizes = split_rows(min(self.batch_size, self.rows - first), self.replicas)
+        return tuple(
+            Piece(first + offset, size, offset)
+            for size, offset in zip(sizes, starts(sizes), strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """Every rank has rows of its own and contributes its share of each batch until they run out.
+
+    Attributes:
+        rows: How many rows each rank has.
+        replicas: How many replicas each rank has.
+    """
+
+    rows: tuple[int, ...]
+    batch_size: int
+    replicas: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        check_batch_size(self.batch_size)
+        if self.batch_size < sum(self.replicas) and any(
+            rows and not quota for rows, quota in zip(self.rows, self.quotas, strict=True)
+        ):
+            raise UsageError(
+                f"a global batch of {self.batch_size} leaves some of the {sum(self.replicas)} replicas "
+                'without rows in every step; with data="sharded" their ranks\' data would never be '
+                f"used: choose batch_size >= {sum(self.replicas)}"
+            )
+
+    @cached_property
+    def quotas(self) -> tuple[int, ...]:
+        """How many rows of a full batch each rank contributes."""
+        sizes = iter(split_rows(self.batch_size, sum(self.replicas)))
+        return tuple(sum(next(sizes) for _ in range(count)) for count in self.replicas)
+
+    @property
+    def steps(self) -> int:
+        return max(
+            -(-rows // quota) if rows else 0
+            for rows, quota in zip(self.rows, self.quotas, strict=True)
+        )
+
+    def pieces(self, step: int) -> tuple[Piece, ...]:
+        found: list[Piece] = []
+        offset = 0
+        for rows, quota, replicas in zip(self.rows, self.quotas, self.replicas, strict=True):
+            first = step * quota
+            source = min(first, rows)
+            for size in split_rows(max(0, min(quota, rows - first)), replicas):
+                found.append(Piece(source, size, offset))
+                source += size
+                offset += size
+        return tuple(found)
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Refuse what is no batch size.
+
+    Raises:
+        UsageError: It is not an integer above 0.
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise UsageError(f"batch_size is the global batch, an integer above 0, not {batch_size!r}")

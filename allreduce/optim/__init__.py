@@ -1,0 +1,8 @@
+"""Optimizers: SGD and Adam, their base class, and the table of their names."""
+
+from allreduce.optim.adam import Adam
+from allreduce.optim.base import Optimizer
+from allreduce.optim.registry import get, serialize
+from allreduce.optim.sgd import SGD
+
+__all__ = ["SGD", "Adam", "Optimizer", "get", "serialize"]

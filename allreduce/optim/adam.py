@@ -1,0 +1,65 @@
+"""Adam."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from allreduce import _native
+from allreduce.optim.base import Optimizer, checked
+
+
+class Adam(Optimizer):
+    """Adaptive moments: `m` and `v` follow the gradient's mean and square, `p -= rate_t * m / (√v + ε)`.
+
+    `rate_t = rate * √(1 - beta_2^t) / (1 - beta_1^t)`: the form with "epsilon hat" at the end of the
+    paper's section 2, as Keras has it.
+
+    Source: Kingma and Ba, Adam: a method for stochastic optimization (ICLR 2015), algorithm 1.
+
+    Args:
+        learning_rate: Above or equal to 0.
+        beta_1: The first moment's decay, from 0 to below 1.
+        beta_2: The second moment's decay, from 0 to below 1.
+        epsilon: Keeps the quotient finite; above 0.
+        name: What summaries and errors call it.
+    """
+
+    slots = ("m", "v")
+    hyperparameters: ClassVar[tuple[str, ...]] = ("learning_rate", "beta_1", "beta_2", "epsilon")
+
+    def __init__(
+        self,
+        learning_rate: float = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(learning_rate, name)
+        self.beta_1 = checked("beta_1", beta_1, low=0.0, high=1.0)
+        self.beta_2 = checked("beta_2", beta_2, low=0.0, high=1.0)
+        self.epsilon = checked("epsilon", epsilon, low=0.0, above=True)
+
+    def update(
+        self,
+        parameters: np.ndarray,
+        gradients: np.ndarray,
+        slots: Mapping[str, np.ndarray],
+        count: np.ndarray,
+        step: int,
+    ) -> None:
+        _native.adam(
+            parameters,
+            gradients,
+            slots["m"],
+            slots["v"],
+            count,
+            self.learning_rate,
+            self.beta_1,
+            self.beta_2,
+            self.epsilon,
+            step,
+        )

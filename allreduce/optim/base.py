@@ -1,0 +1,124 @@
+"""What every optimizer is: hyperparameters, and one update of a bucket."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from allreduce.errors import UsageError
+from allreduce.graph import update as graph_update
+from allreduce.graph.tensor import Tensor
+from allreduce.graph.variable import Variable
+
+
+class Optimizer(ABC):
+    """Changes variables so that a loss falls.
+
+    It belongs to the variables of its first step: slots are laid out then, beside the parameters.
+    A subclass names its slots and updates one bucket; everything else is common.
+
+    Args:
+        learning_rate: Above or equal to 0; may be changed between steps.
+        name: What summaries and errors call it; by default the class's name in lower case.
+    """
+
+    slots: tuple[str, ...] = ()
+    hyperparameters: ClassVar[tuple[str, ...]] = ("learning_rate",)
+
+    def __init__(self, learning_rate: float, name: str | None = None) -> None:
+        self.learning_rate = learning_rate
+        self.name = name or type(self).__name__.lower()
+        self.iterations = 0  # how many steps have been taken; kept by the graph's updates
+
+    @property
+    def learning_rate(self) -> float:
+        """The factor of every update; an assignment holds from the next step on."""
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._learning_rate = checked("learning_rate", value, low=0.0)
+
+    @abstractmethod
+    def update(
+        self,
+        parameters: np.ndarray,
+        gradients: np.ndarray,
+        slots: Mapping[str, np.ndarray],
+        count: np.ndarray,
+        step: int,
+    ) -> None:
+        """Update one bucket in place, in one pass over its memory.
+
+        Args:
+            parameters: A contiguous range of them, `(n,)`.
+            gradients: Their gradients' sum over all replicas, `(n,)`.
+            slots: For each of `slots` the same range of it, `(n,)`.
+            count: The number of samples to divide the gradients by, `(1,)`.
+            step: The number of this update; the first is 1.
+        """
+
+    def minimize(self, loss: Tensor, variables: Sequence[Variable], weight: Any = None) -> None:
+        """Take one step down the global mean of `loss`, inside `ar.function` or `strategy.run`.
+
+        Args:
+            loss: One value per sample `(batch,)`, or a scalar: the mean over this replica's rows.
+            variables: What to change.
+            weight: What the loss counts for, instead of its number of samples: masked tokens.
+        """
+        graph_update.minimize(self, loss, list(variables), weight)
+
+    def apply(
+        self, gradients: Sequence[Any], variables: Sequence[Variable], weight: Any = None
+    ) -> None:
+        """Aggregate this replica's gradients (those of its own mean) with all others' and step.
+
+        Args:
+            gradients: What `ar.gradients` gave, one per variable.
+            variables: What to change.
+            weight: How much this replica's gradients count for; its number of rows by default.
+        """
+        graph_update.apply_gradients(self, list(gradients), list(variables), weight)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Copy its slots, as "<variable name>/<slot>", and "iterations"."""
+        return graph_update.optimizer_state(self)
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take over what `state` gave; before the first step too."""
+        graph_update.load_optimizer_state(self, dict(state))
+
+    def get_config(self) -> dict[str, Any]:
+        """Give the constructor's arguments, as plain data."""
+        return {name: getattr(self, name) for name in (*self.hyperparameters, "name")}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Optimizer:
+        """Make the optimizer that `get_config` described."""
+        return cls(**config)
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.hyperparameters)
+        return f"{type(self).__name__}({values})"
+
+
+def checked(
+    name: str, value: float, *, low: float, high: float = math.inf, above: bool = False
+) -> float:
+    """Check a hyperparameter: `low <= value < high`, or `low < value` with `above`.
+
+    Raises:
+        UsageError: It is out of range, or no number.
+    """
+    number = isinstance(value, int | float | np.integer | np.floating)
+    if number and not isinstance(value, bool):
+        result = float(value)
+        if math.isfinite(result) and (low < result or (result == low and not above)):
+            if result < high:
+                return result
+    bounds = f"{'>' if above else '>='} {low:g}" + ("" if high == math.inf else f" and < {high:g}")
+    raise UsageError(f"{name} is a finite number {bounds}, not {value!r}")

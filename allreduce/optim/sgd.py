@@ -1,0 +1,63 @@
+"""Stochastic gradient descent, with momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from allreduce import _native
+from allreduce.errors import UsageError
+from allreduce.optim.base import Optimizer, checked
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent: `p -= rate * g`, or with momentum `v = momentum * v - rate * g`.
+
+    With momentum, `p += v`; with `nesterov`, `p += momentum * v - rate * g`.
+
+    Source: Polyak, Some methods of speeding up the convergence of iteration methods (1964); Sutskever et
+    al., On the importance of initialization and momentum in deep learning (ICML 2013), section 2, for
+    Nesterov's form.
+
+    Args:
+        learning_rate: Above or equal to 0.
+        momentum: From 0 (none, and no slot) to below 1.
+        nesterov: Look ahead; needs momentum.
+        name: What summaries and errors call it.
+    """
+
+    hyperparameters: ClassVar[tuple[str, ...]] = ("learning_rate", "momentum", "nesterov")
+
+    def __init__(
+        self,
+        learning_rate: float = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(learning_rate, name)
+        self.momentum = checked("momentum", momentum, low=0.0, high=1.0)
+        self.nesterov = bool(nesterov)
+        if self.nesterov and not self.momentum:
+            raise UsageError("SGD(nesterov=True) needs momentum above 0")
+        self.slots = ("momentum",) if self.momentum else ()
+
+    def update(
+        self,
+        parameters: np.ndarray,
+        gradients: np.ndarray,
+        slots: Mapping[str, np.ndarray],
+        count: np.ndarray,
+        step: int,  # noqa: ARG002  # the same update in every step
+    ) -> None:
+        _native.sgd(
+            parameters,
+            gradients,
+            slots.get("momentum"),
+            count,
+            self.learning_rate,
+            self.momentum,
+            self.nesterov,
+        )
