@@ -1,4 +1,10 @@
-// The native module `allreduce._native`: one binding function per family, each defined beside its code.
+// The native module `allreduce._native`: one binding function per family, each defined beside its
+// code.
 #include <nanobind/nanobind.h>
 
-NB_MODULE(_native, m) { m.doc() = "Native CPU collectives and kernels of allreduce."; }
+#include "bind_comm.h"
+
+NB_MODULE(_native, m) {
+  m.doc() = "Native CPU collectives and kernels of allreduce.";
+  allreduce::bind_comm(m);
+}

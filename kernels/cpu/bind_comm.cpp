@@ -1,0 +1,267 @@
+// The shared transport for Python: groups, members, calls on anything with the buffer protocol.
+#include "bind_comm.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <optional>
+
+#include "engine.h"
+
+namespace nb = nanobind;
+
+namespace allreduce {
+namespace {
+
+// A C-contiguous array of a type that collectives carry, held for the time of a call's start.
+class View {
+ public:
+  View(PyObject* object, bool writable) {
+    const int flags =
+        PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : PyBUF_SIMPLE);
+    held_ = PyObject_GetBuffer(object, &buffer_, flags) == 0;
+    if (!held_) PyErr_Clear();
+  }
+  ~View() {
+    if (held_) PyBuffer_Release(&buffer_);
+  }
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+
+  std::byte* data() const { return static_cast<std::byte*>(buffer_.buf); }
+  std::uint64_t bytes() const { return static_cast<std::uint64_t>(buffer_.len); }
+  std::uint64_t count() const { return bytes() / size_of(type()); }
+
+  // Type::none if this is no array that can be carried.
+  Type type() const {
+    if (!held_ || buffer_.format == nullptr) return Type::none;
+    const char* format = buffer_.format;
+    if (*format == '@' || *format == '=') ++format;
+    if (format[0] == 0 || format[1] != 0) return Type::none;
+    switch (format[0]) {
+      case 'f':
+        return Type::float32;
+      case 'd':
+        return Type::float64;
+      case 'i':
+        return Type::int32;
+      case 'l':
+        return sizeof(long) == 8 ? Type::int64 : Type::int32;
+      case 'q':
+        return Type::int64;
+      default:
+        return Type::none;
+    }
+  }
+  bool same_shape(const View& other) const {
+    if (buffer_.ndim != other.buffer_.ndim) return false;
+    for (int axis = 0; axis < buffer_.ndim; ++axis)
+      if (buffer_.shape[axis] != other.buffer_.shape[axis]) return false;
+    return true;
+  }
+  // Neither the same memory nor apart.
+  bool partly_overlaps(const View& other) const {
+    return data() != other.data() && data() < other.data() + other.bytes() &&
+           other.data() < data() + bytes();
+  }
+
+ private:
+  Py_buffer buffer_;
+  bool held_ = false;
+};
+
+bool interrupted() {
+  const nb::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
+const std::function<bool()> kInterrupted = interrupted;
+
+Outcome wait(Member& member, Work& work, double seconds) {
+  Outcome outcome;
+  {
+    const nb::gil_scoped_release release;
+    outcome = Engine::instance().wait(member, work, seconds, kInterrupted);
+  }
+  if (outcome == Outcome::interrupted) throw nb::python_error();
+  return outcome;
+}
+
+// A call's kind as one integer, made once per operator by Python: collective, operator, root.
+Call decode(std::uint32_t kind) {
+  Call call;
+  call.collective = static_cast<Collective>(kind & 15);
+  call.op = static_cast<Op>(kind >> 4 & 15);
+  call.root = static_cast<int>(kind >> 8);
+  return call;
+}
+
+std::shared_ptr<Work> start(Member& member, std::uint32_t kind, nb::handle in, nb::handle out) {
+  Call call = decode(kind);
+  if (call.collective == Collective::barrier) return member.start(call, nullptr, nullptr);
+  const View source(in.ptr(), false), target(out.ptr(), true);
+  call.type = source.type();
+  if (call.type == Type::none || target.type() != call.type)
+    throw nb::type_error("arrays must be C-contiguous, of one supported type, the output writable");
+  const auto members = static_cast<std::uint64_t>(member.group().members());
+  call.count = call.collective == Collective::all_gather ? source.count() : target.count();
+  const bool scatter = call.collective == Collective::reduce_scatter;
+  const bool gather = call.collective == Collective::all_gather;
+  if (source.count() != call.count * (scatter ? members : 1) ||
+      target.count() != call.count * (gather ? members : 1) || call.count >> kCountBits != 0)
+    throw nb::value_error("the arrays' sizes do not fit the collective");
+  return member.start(call, source.data(), target.data());
+}
+
+// The quick way for the commonest call: true when it is done, the work if it is not done yet or
+// failed, and None if the arrays need the careful way.
+nb::object all_reduce(Member& member, std::uint32_t kind, nb::handle in, nb::handle out,
+                      double seconds) {
+  std::shared_ptr<Work> work;
+  {
+    const View source(in.ptr(), false), target(out.ptr(), true);
+    Call call = decode(kind);
+    call.type = source.type();
+    if (call.type == Type::none || target.type() != call.type || !source.same_shape(target) ||
+        source.partly_overlaps(target))
+      return nb::none();
+    const auto op = static_cast<int>(call.op), type = static_cast<int>(call.type);
+    if (kernels().reduce[op][type] == nullptr) return nb::none();
+    call.count = source.count();
+    work = member.start(call, source.data(), target.data());
+  }
+  if (wait(member, *work, seconds) == Outcome::done) return nb::bool_(true);
+  return nb::cast(work);
+}
+
+nb::tuple describe(const Call& call) {
+  return nb::make_tuple(static_cast<int>(call.collective), static_cast<int>(call.op),
+                        static_cast<int>(call.type), static_cast<int>(call.path), call.root,
+                        call.count);
+}
+
+// The last call that a member has posted, as (sequence number, call), or None.
+nb::object last_call(const Group& group, int member) {
+  std::uint64_t latest = 0;
+  for (std::uint64_t i = 0; i < kSlots; ++i)
+    latest = std::max(latest, group.control().slot(member, i).flag.load());
+  if (latest == 0) return nb::none();
+  const Slot& slot = group.control().slot(member, latest - 1);
+  return nb::make_tuple(latest - 1, describe(Call::unpack(slot.signature)));
+}
+
+// The members that have not posted call `seq`; if all have, those that have not completed it.
+std::vector<int> missing(const Group& group, std::uint64_t seq) {
+  std::vector<int> absent, unfinished;
+  for (int member = 0; member < group.members(); ++member) {
+    // The slot may hold an older call, or a later one once this call is complete everywhere.
+    if (group.control().slot(member, seq).flag.load() < seq + 1) absent.push_back(member);
+    if (group.control().state(member).done.value.load() < seq + 1) unfinished.push_back(member);
+  }
+  return absent.empty() ? unfinished : absent;
+}
+
+nb::object culprit(const Group& group) {
+  const Culprit culprit = group.culprit();
+  if (culprit.fault == Fault::none) return nb::none();
+  const char* names[] = {"none", "mismatch", "lost", "left", "aborted", "timeout"};
+  const MemberState& state = group.control().state(culprit.member);
+  return nb::make_tuple(names[static_cast<int>(culprit.fault)], culprit.member, culprit.witness,
+                        culprit.seq,
+                        std::string(state.reason, strnlen(state.reason, sizeof(state.reason))));
+}
+
+[[noreturn]] void raise_errno(int code) {
+  errno = code;
+  PyErr_SetFromErrno(PyExc_OSError);
+  throw nb::python_error();
+}
+
+std::shared_ptr<Group> make_group(int fd, int members, int cores) {
+  auto group = std::make_shared<Group>(fd, members, cores);
+  if (group->error() != 0) raise_errno(group->error());
+  return group;
+}
+
+// This member's part of a symmetric region, as an array that keeps the region mapped.
+nb::object part(Group& group, std::uint32_t id, int member) {
+  auto region = group.region(id);
+  if (!region) throw nb::value_error("no such region");
+  auto* owned = new std::shared_ptr<SymmetricRegion>(region);
+  const nb::capsule owner(
+      owned, [](void* p) noexcept { delete static_cast<std::shared_ptr<SymmetricRegion>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(region->part(member),
+                                                                    {region->part_bytes}, owner));
+}
+
+void bind_group(nb::module_& m) {
+  nb::class_<Group>(m, "Group")
+      .def(nb::new_(&make_group), nb::arg("fd"), nb::arg("members"), nb::arg("cores"))
+      .def_static("control_bytes", &Control::bytes, nb::arg("members"))
+      .def("add_peer", &Group::add_peer, nb::arg("fd"), nb::arg("members"))
+      .def("close_peers", &Group::close_peers)
+      .def(
+          "map_region",
+          [](Group& group, std::uint32_t id, int fd, std::size_t part_bytes) {
+            if (const int code = group.map_region(id, fd, part_bytes)) raise_errno(code);
+          },
+          nb::arg("id"), nb::arg("fd"), nb::arg("part_bytes"),
+          nb::call_guard<nb::gil_scoped_release>())
+      .def("release_region", &Group::release_region, nb::arg("id"))
+      .def("part", &part, nb::arg("id"), nb::arg("member"))
+      .def("culprit", &culprit)
+      .def("missing", &missing, nb::arg("seq"))
+      .def("last_call", &last_call, nb::arg("member"))
+      .def(
+          "blame_timeout",
+          [](Group& group, int member, int witness, std::uint64_t seq) {
+            group.blame({Fault::timeout, member, witness, seq});
+          },
+          nb::arg("member"), nb::arg("witness"), nb::arg("seq"));
+}
+
+void bind_member(nb::module_& m) {
+  nb::class_<Work>(m, "Work")
+      .def_prop_ro("seq", [](const Work& work) { return work.seq; })
+      .def_prop_ro("done", [](const Work& work) { return work.state.load() == State::done; })
+      .def_prop_ro("failed", [](const Work& work) { return work.state.load() == State::failed; })
+      .def_prop_ro("call", [](const Work& work) { return describe(work.call); });
+  nb::class_<Member>(m, "Member")
+      .def(nb::init<std::shared_ptr<Group>, int>(), nb::arg("group"), nb::arg("index"))
+      .def("start", &start, nb::arg("kind"), nb::arg("x").none(), nb::arg("out").none())
+      .def(
+          "start_allocate",
+          [](Member& member, std::uint64_t bytes) {
+            return member.start({.collective = Collective::allocate, .count = bytes}, nullptr,
+                                nullptr);
+          },
+          nb::arg("bytes"))
+      .def("all_reduce", &all_reduce, nb::arg("kind"), nb::arg("x"), nb::arg("out"),
+           nb::arg("seconds"))
+      .def(
+          "wait",
+          [](Member& member, Work& work, double seconds) {
+            return wait(member, work, seconds) == Outcome::done;
+          },
+          nb::arg("work"), nb::arg("seconds"))
+      .def("leave", &Member::leave, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "abort",
+          [](Member& member, const std::string& reason) {
+            member.abort(reason.data(), reason.size());
+          },
+          nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace
+
+void bind_comm(nb::module_& m) {
+  bind_group(m);
+  bind_member(m);
+  m.def("instruction_set", [] { return kernels().name; });
+}
+
+}  // namespace allreduce

@@ -1,0 +1,81 @@
+// One member's share of a call, as steps that never block: each returns what it could do.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "group.h"
+#include "protocol.h"
+
+namespace allreduce {
+
+enum class Progress : std::uint8_t { blocked, moved, finished };
+enum class State : std::uint8_t { pending, done, failed };
+
+// A started call of one member. Only the holder of the member's lock touches anything but `state`.
+struct Work {
+  Call call;
+  std::uint64_t seq = 0;
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  Placement place;
+  std::shared_ptr<SymmetricRegion> in_region, out_region;
+  std::atomic<State> state{State::pending};
+
+  int agreed = 0;  // members 0..agreed-1 have posted the same call
+
+  // Staged path: chunks of this call, counted from `base`, the first one's place in the ring.
+  std::uint64_t base = 0;
+  std::uint64_t staged = 0, reduced = 0, consumed = 0;
+  bool begun = false;
+
+  // Direct path: elements done of this member's share, and whether the others were told.
+  std::uint64_t cursor = 0;
+  bool stored = false;
+
+  // Bytes this member contributes, on the small path.
+  std::size_t contribution(int members, int me) const;
+};
+
+// What the steps of one member work with.
+struct Share {
+  Group& group;
+  const int me;
+  const int members;
+  std::vector<const void*> in;  // scratch: one pointer per member
+  std::vector<void*> out;
+
+  Share(Group& group, int me)
+      : group(group),
+        me(me),
+        members(group.members()),
+        in(static_cast<std::size_t>(members)),
+        out(static_cast<std::size_t>(members)) {}
+
+  const Control& control() const { return group.control(); }
+  MemberState& own() const { return control().state(me); }
+  // Whether every member's counter has reached `value`.
+  bool all_reached(Counter MemberState::* counter, std::uint64_t value) const;
+};
+
+// The elements [low, high) of `count` that belong to one member, cut at whole cache lines.
+struct Slice {
+  std::uint64_t low, high;
+};
+Slice slice_of(std::uint64_t count, Type type, int members, int member);
+
+// Writes the call into the member's slot, for the others to see and to compare.
+void post(Share& share, Work& work);
+// Whether all members have posted this same call; blames the first that posted another.
+bool agreed(Share& share, Work& work);
+// Looks at all posts there are, also past a missing one: a mismatch must not wait for a straggler.
+void check_posts(Share& share, Work& work);
+
+Progress step_small(Share& share, Work& work);
+Progress step_direct(Share& share, Work& work);
+// Advances `position`, the member's place in the chunk ring, past this call when it is finished.
+Progress step_staged(Share& share, Work& work, std::uint64_t& position);
+
+}  // namespace allreduce

@@ -1,0 +1,156 @@
+#include "engine.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace allreduce {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Spins before the first yield: about 40 us, the time in which a peer on another core answers.
+constexpr int kSpins = 1500;
+// A look at the clock and at other members' calls costs as much as many spins.
+constexpr int kSpinsPerRound = 64;
+// Yields are cheap while the peer runs on this core; past this time it does something else.
+constexpr auto kYieldTime = std::chrono::microseconds(500);
+// Bounds how late a dead process is noticed by a sleeper, and a call that another thread started.
+constexpr int kSleepMicroseconds = 10000;
+constexpr int kShortSleepMicroseconds = 500;
+constexpr auto kPeerInterval = std::chrono::milliseconds(10);
+constexpr auto kSignalInterval = std::chrono::milliseconds(50);
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+Engine* engine = nullptr;
+std::once_flag engine_once;
+
+// Spins, yields, then sleeps, as long as nothing moves.
+class Patience {
+ public:
+  explicit Patience(bool crowded) : first_spin_(crowded ? kSpins : 0), spins_(first_spin_) {}
+
+  void reset() { spins_ = first_spin_; }
+  // Whether a spin is all that is due now; if not, it is time to look around.
+  bool spin() {
+    if (spins_ >= kSpins) return false;
+    ++spins_;
+    relax();
+    return spins_ % kSpinsPerRound != 0;
+  }
+  // Whether spinning and yielding is over.
+  bool spent(Clock::time_point now) {
+    if (spins_ < kSpins) return false;
+    if (spins_ == kSpins) yields_until_ = now + kYieldTime;
+    ++spins_;
+    return now >= yields_until_;
+  }
+  bool spinning() const { return spins_ < kSpins; }
+
+ private:
+  const int first_spin_;
+  int spins_;
+  Clock::time_point yields_until_;
+};
+
+// Counts a thread as driving a member for as long as it waits.
+class Driving {
+ public:
+  explicit Driving(Member& member) : member_(member) { member_.waiters.fetch_add(1); }
+  ~Driving() { member_.waiters.fetch_sub(1); }
+
+ private:
+  Member& member_;
+};
+
+bool settled(const Work& work) {
+  return work.state.load(std::memory_order_acquire) != State::pending;
+}
+
+}  // namespace
+
+Engine& Engine::instance() {
+  std::call_once(engine_once, [] {
+    engine = new Engine;
+    pthread_atfork(nullptr, nullptr, [] { engine = new Engine; });
+  });
+  return *engine;
+}
+
+void Engine::add(Member* member) {
+  std::lock_guard lock(mutex_);
+  members_.push_back(member);
+}
+
+void Engine::remove(Member* member) {
+  std::lock_guard lock(mutex_);
+  std::erase(members_, member);
+}
+
+Others Engine::drive_others(const Member* except) {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) return Others::blocked;
+  Others others = Others::idle;
+  for (Member* member : members_) {
+    if (member == except || !member->busy() || member->waiters.load() != 0) continue;
+    if (member->advance() != Progress::blocked)
+      others = Others::moved;
+    else if (others == Others::idle)
+      others = Others::blocked;
+  }
+  return others;
+}
+
+Outcome Engine::wait(Member& member, Work& work, double seconds,
+                     const std::function<bool()>& interrupted) {
+  const Driving driving(member);
+  Group& group = member.group();
+  Patience patience(group.oversubscribed());
+  const auto drive = [&] {
+    bool moved = false;
+    while (!settled(work) && member.advance() != Progress::blocked) moved = true;
+    return moved;
+  };
+  Clock::time_point start{}, next_peers{}, next_signals{};
+  for (;;) {
+    const bool moved = drive();
+    if (settled(work)) break;
+    if (moved) patience.reset();
+    if (patience.spin()) continue;
+    const auto now = Clock::now();
+    if (start == Clock::time_point{}) {
+      start = now;
+      next_peers = now + kPeerInterval;
+      next_signals = now + kSignalInterval;
+    }
+    const Others others = drive_others(&member);
+    if (now >= next_peers) {
+      member.check_peers();
+      next_peers = now + kPeerInterval;
+    }
+    if (now >= next_signals) {
+      if (interrupted()) return Outcome::interrupted;
+      next_signals = now + kSignalInterval;
+    }
+    if (now - start >= std::chrono::duration<double>(seconds)) return Outcome::expired;
+    if (others == Others::moved || patience.spinning()) continue;
+    if (!patience.spent(now))
+      sched_yield();
+    else
+      group.sleep(others == Others::idle ? kSleepMicroseconds : kShortSleepMicroseconds,
+                  [&] { return drive() || settled(work); });
+  }
+  return work.state.load(std::memory_order_acquire) == State::done ? Outcome::done
+                                                                   : Outcome::failed;
+}
+
+}  // namespace allreduce

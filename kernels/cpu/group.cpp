@@ -1,0 +1,113 @@
+#include "group.h"
+
+#include <linux/futex.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <ctime>
+
+namespace allreduce {
+
+Group::Group(int fd, int members, int cores)
+    : members_(members),
+      oversubscribed_(members > cores),
+      region_(fd, Control::bytes(members)),
+      control_(region_.data(), members) {}
+
+Group::~Group() { close_peers(); }
+
+void Group::add_peer(int fd, std::vector<int> members) {
+  std::lock_guard lock(peers_mutex_);
+  peers_.push_back({fd, std::move(members)});
+}
+
+void Group::check_peers(int witness, std::uint64_t seq) {
+  std::unique_lock lock(peers_mutex_, std::try_to_lock);
+  if (!lock || peers_.empty()) return;
+  std::vector<pollfd> polls;
+  for (const Peer& peer : peers_) polls.push_back({peer.fd, POLLRDHUP, 0});
+  if (poll(polls.data(), polls.size(), 0) <= 0) return;
+  for (std::size_t i = polls.size(); i-- > 0;) {
+    if ((polls[i].revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0) continue;
+    for (int member : peers_[i].members)
+      if (control_.state(member).left.load(std::memory_order_acquire) == 0)
+        blame({Fault::lost, member, witness, seq});
+    // All members there have left: nothing more to learn from this socket.
+    close(peers_[i].fd);
+    peers_.erase(peers_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+void Group::check_left(int witness, std::uint64_t seq) {
+  for (int member = 0; member < members_; ++member) {
+    const MemberState& state = control_.state(member);
+    // `left` is a member's last store, so `done` cannot grow after it was seen.
+    if (state.left.load(std::memory_order_acquire) != 0 &&
+        state.done.value.load(std::memory_order_acquire) <= seq)
+      blame({Fault::left, member, witness, seq});
+  }
+}
+
+void Group::close_peers() {
+  std::lock_guard lock(peers_mutex_);
+  for (const Peer& peer : peers_) close(peer.fd);
+  peers_.clear();
+}
+
+int Group::map_region(std::uint32_t id, int fd, std::size_t part_bytes) {
+  auto region = std::make_shared<SymmetricRegion>(id, fd, part_bytes, members_);
+  if (region->mapping.error() != 0) return region->mapping.error();
+  std::lock_guard lock(regions_mutex_);
+  std::erase_if(regions_, [](const auto& old) { return old.expired(); });
+  regions_.push_back(region);
+  kept_.push_back(std::move(region));
+  region_count_.store(static_cast<int>(regions_.size()), std::memory_order_release);
+  return 0;
+}
+
+std::shared_ptr<SymmetricRegion> Group::region(std::uint32_t id) {
+  std::lock_guard lock(regions_mutex_);
+  for (const auto& weak : regions_)
+    if (auto region = weak.lock(); region && region->id == id) return region;
+  return nullptr;
+}
+
+std::shared_ptr<SymmetricRegion> Group::find_region(int member, const std::byte* pointer,
+                                                    std::size_t bytes) {
+  if (region_count_.load(std::memory_order_acquire) == 0) return nullptr;
+  std::lock_guard lock(regions_mutex_);
+  for (const auto& weak : regions_)
+    if (auto region = weak.lock(); region && region->holds(member, pointer, bytes)) return region;
+  return nullptr;
+}
+
+void Group::release_region(std::uint32_t id) {
+  std::lock_guard lock(regions_mutex_);
+  std::erase_if(kept_, [id](const auto& region) { return region->id == id; });
+}
+
+void Group::blame(const Culprit& culprit) {
+  std::uint64_t none = 0;
+  // Pairs with culprit_word(): whoever sees the word also sees the reason written before it.
+  if (control_.header().culprit.compare_exchange_strong(none, culprit.pack(),
+                                                        std::memory_order_seq_cst))
+    wake();
+}
+
+void Group::wake() {
+  std::atomic<std::uint32_t>& wakes = control_.header().wakes;
+  wakes.fetch_add(1, std::memory_order_seq_cst);
+  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&wakes), FUTEX_WAKE, INT_MAX, nullptr,
+          nullptr, 0);
+}
+
+void Group::wait_for_wake(std::uint32_t seen, int microseconds) {
+  const timespec limit{microseconds / 1000000, microseconds % 1000000 * 1000};
+  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&control_.header().wakes), FUTEX_WAIT, seen,
+          &limit, nullptr, 0);
+}
+
+}  // namespace allreduce

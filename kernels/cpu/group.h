@@ -1,0 +1,93 @@
+// One process's view of a communicator: the mapped control region, the symmetric regions, and the
+// sockets whose end of file tells that another process died.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "protocol.h"
+#include "region.h"
+
+namespace allreduce {
+
+class Group {
+ public:
+  // `fd`: the allocated control file, or negative if all members are threads of this process.
+  // `cores`: how many cores the members share. Check `error()` before any other call.
+  Group(int fd, int members, int cores);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  int error() const { return region_.error(); }
+  int members() const { return members_; }
+  bool oversubscribed() const { return oversubscribed_; }
+  const Control& control() const { return control_; }
+
+  // Takes over the socket to another process and the members that live there.
+  void add_peer(int fd, std::vector<int> members);
+  // Blames a member of any process that is gone without having left. At most one thread looks.
+  void check_peers(int witness, std::uint64_t seq);
+  // Blames a member that left in good order before it completed call `seq`.
+  void check_left(int witness, std::uint64_t seq);
+  // Closes the sockets: the others see the end of file.
+  void close_peers();
+
+  // Maps a symmetric region for all local members; returns an errno value, or 0.
+  int map_region(std::uint32_t id, int fd, std::size_t part_bytes);
+  std::shared_ptr<SymmetricRegion> region(std::uint32_t id);
+  // The region whose part of `member` holds the bytes, or null.
+  std::shared_ptr<SymmetricRegion> find_region(int member, const std::byte* pointer,
+                                               std::size_t bytes);
+  // Ends what map_region began: from now on the region lives as long as its arrays.
+  void release_region(std::uint32_t id);
+
+  // Stores a word that others wait for, and wakes those who sleep.
+  void publish(std::atomic<std::uint64_t>& word, std::uint64_t value) {
+    // Pairs with the re-check in sleep(): either this thread sees the sleeper, or the sleeper sees
+    // the word.
+    word.store(value, std::memory_order_seq_cst);
+    if (control_.header().sleepers.load(std::memory_order_seq_cst) != 0) wake();
+  }
+  void wake();
+  // Sleeps until the next publish, at most `microseconds`, unless `ready()` holds.
+  template <class Ready>
+  void sleep(int microseconds, Ready&& ready) {
+    Header& header = control_.header();
+    header.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint32_t seen = header.wakes.load(std::memory_order_seq_cst);
+    if (!ready()) wait_for_wake(seen, microseconds);
+    header.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  }
+
+  std::uint64_t culprit_word() const {
+    return control_.header().culprit.load(std::memory_order_acquire);
+  }
+  Culprit culprit() const { return Culprit::unpack(culprit_word()); }
+  // Declares the communicator dead; only the first culprit counts.
+  void blame(const Culprit& culprit);
+
+ private:
+  struct Peer {
+    int fd;
+    std::vector<int> members;
+  };
+  void wait_for_wake(std::uint32_t seen, int microseconds);
+
+  const int members_;
+  const bool oversubscribed_;
+  const Region region_;
+  const Control control_;
+  std::mutex peers_mutex_;
+  std::vector<Peer> peers_;
+  std::atomic<int> region_count_{0};
+  std::mutex regions_mutex_;
+  std::vector<std::weak_ptr<SymmetricRegion>> regions_;
+  std::vector<std::shared_ptr<SymmetricRegion>> kept_;  // between mapping and the first array
+};
+
+}  // namespace allreduce

@@ -1,0 +1,154 @@
+#include "member.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "engine.h"
+
+namespace allreduce {
+
+Member::Member(std::shared_ptr<Group> group, int index)
+    : group_(std::move(group)), share_(*group_, index) {
+  Engine::instance().add(this);
+}
+
+Member::~Member() {
+  Engine::instance().remove(this);
+  leave();
+}
+
+std::shared_ptr<Work> Member::start(Call call, const std::byte* in, std::byte* out) {
+  auto work = std::make_shared<Work>();
+  work->call = call;
+  work->in = in;
+  work->out = out;
+  std::lock_guard lock(mutex_);
+  if (left_ || group_->culprit_word() != 0) {
+    work->state.store(State::failed, std::memory_order_release);
+    return work;
+  }
+  if (share_.members == 1) {
+    copy_alone(*work);
+    return work;
+  }
+  const std::size_t share = call.count * size_of(call.type);
+  const std::size_t all = share * static_cast<std::size_t>(share_.members);
+  place(*work, call.collective == Collective::reduce_scatter ? all : share,
+        call.collective == Collective::all_gather ? all : share);
+  work->seq = started_++;
+  queue_.push_back(work);
+  pending_.store(queue_.size(), std::memory_order_release);
+  post_ready();
+  return work;
+}
+
+// A contribution up to kSmall bytes goes the same way whatever memory it lies in; beyond, either
+// all members pass symmetric memory or none.
+void Member::place(Work& work, std::size_t in_bytes, std::size_t out_bytes) {
+  if (in_bytes <= kSmall) return;
+  work.call.path = Path::staged;
+  work.in_region = group_->find_region(index(), work.in, in_bytes);
+  if (!work.in_region) return;
+  work.out_region = group_->find_region(index(), work.out, out_bytes);
+  if (!work.out_region) return;
+  work.call.path = Path::direct;
+  work.place = {static_cast<std::uint64_t>(work.in - work.in_region->part(index())),
+                static_cast<std::uint64_t>(work.out - work.out_region->part(index())),
+                work.in_region->id, work.out_region->id};
+}
+
+void Member::copy_alone(Work& work) {
+  const std::size_t bytes = work.call.count * size_of(work.call.type);
+  if (bytes != 0 && work.in != work.out) std::memcpy(work.out, work.in, bytes);
+  work.seq = started_++;
+  work.state.store(State::done, std::memory_order_release);
+}
+
+bool Member::finished_by_all(std::uint64_t calls) {
+  if (known_done_ >= calls) return true;
+  std::uint64_t least = UINT64_MAX;
+  for (int member = 0; member < share_.members; ++member)
+    least =
+        std::min(least, share_.control().state(member).done.value.load(std::memory_order_seq_cst));
+  known_done_ = least;
+  return least >= calls;
+}
+
+void Member::post_ready() {
+  while (posted_ < started_) {
+    if (posted_ >= kSlots && !finished_by_all(posted_ - kSlots + 1)) return;
+    post(share_, *queue_[posted_ - queue_.front()->seq]);
+    ++posted_;
+  }
+}
+
+void Member::fail_all() {
+  for (const auto& work : queue_) work->state.store(State::failed, std::memory_order_release);
+  queue_.clear();
+  pending_.store(0, std::memory_order_release);
+}
+
+Progress Member::advance() {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock || queue_.empty()) return Progress::blocked;
+  if (group_->culprit_word() != 0) {
+    fail_all();
+    return Progress::finished;
+  }
+  if (posted_ < started_) post_ready();
+  Work& head = *queue_.front();
+  if (posted_ <= head.seq) return Progress::blocked;
+  Progress progress = Progress::blocked;
+  switch (head.call.path) {
+    case Path::small:
+      progress = step_small(share_, head);
+      break;
+    case Path::direct:
+      progress = step_direct(share_, head);
+      break;
+    case Path::staged:
+      progress = step_staged(share_, head, ring_position_);
+      break;
+  }
+  if (progress == Progress::finished) {
+    // Pairs with finished_by_all() and check_left() of the others.
+    group_->publish(share_.own().done.value, head.seq + 1);
+    head.state.store(State::done, std::memory_order_release);
+    queue_.pop_front();
+    pending_.store(queue_.size(), std::memory_order_release);
+  }
+  return progress;
+}
+
+void Member::check_peers() {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock || queue_.empty()) return;
+  Work& head = *queue_.front();
+  if (posted_ > head.seq) check_posts(share_, head);
+  group_->check_left(index(), head.seq);
+  group_->check_peers(index(), head.seq);
+}
+
+void Member::leave() {
+  std::lock_guard lock(mutex_);
+  if (left_) return;
+  left_ = true;
+  fail_all();
+  share_.own().left.store(1, std::memory_order_seq_cst);
+  group_->wake();
+}
+
+void Member::abort(const char* reason, std::size_t length) {
+  {
+    std::lock_guard lock(mutex_);
+    MemberState& own = share_.own();
+    // Written once at most, before the word that makes others read it.
+    if (group_->culprit_word() == 0 && own.reason[0] == 0)
+      std::memcpy(own.reason, reason, std::min(length, sizeof(own.reason) - 1));
+  }
+  group_->blame({Fault::aborted, index(), index(), started_});
+  std::lock_guard lock(mutex_);
+  fail_all();
+}
+
+}  // namespace allreduce

@@ -1,0 +1,58 @@
+// One member of a communicator in this process: its queue of started calls, in start order.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+
+#include "collectives.h"
+
+namespace allreduce {
+
+class Member {
+ public:
+  Member(std::shared_ptr<Group> group, int index);
+  ~Member();
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
+
+  Group& group() const { return *group_; }
+  int index() const { return share_.me; }
+
+  // Chooses the call's path and queues it; posts it if the ring of slots has room, never blocks.
+  std::shared_ptr<Work> start(Call call, const std::byte* in, std::byte* out);
+  // Does what can be done of the first unfinished call; blocked also if another thread is at it.
+  Progress advance();
+  // Works on the control plane while a wait lasts: dead processes, members that left, mismatches.
+  void check_peers();
+  // Starts nothing more, forgets what was started, and tells the others. Idempotent.
+  void leave();
+  // Kills the communicator in this member's name.
+  void abort(const char* reason, std::size_t length);
+
+  bool busy() const { return pending_.load(std::memory_order_acquire) != 0; }
+  // Threads that wait for this member's works, and so drive it.
+  std::atomic<int> waiters{0};
+
+ private:
+  void place(Work& work, std::size_t in_bytes, std::size_t out_bytes);
+  void post_ready();
+  bool finished_by_all(std::uint64_t calls);
+  void copy_alone(Work& work);
+  void fail_all();
+
+  const std::shared_ptr<Group> group_;
+  std::mutex mutex_;
+  Share share_;
+  std::deque<std::shared_ptr<Work>> queue_;
+  std::atomic<std::size_t> pending_{0};
+  std::uint64_t started_ = 0;        // calls so far
+  std::uint64_t posted_ = 0;         // of them, in their slots
+  std::uint64_t known_done_ = 0;     // every member has finished at least so many
+  std::uint64_t ring_position_ = 0;  // chunks of all staged calls so far
+  bool left_ = false;
+};
+
+}  // namespace allreduce

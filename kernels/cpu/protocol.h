@@ -1,0 +1,170 @@
+// What members of a communicator share: the layout of its control region, and a call's signature.
+//
+// Every word that one member writes and others read is a lock-free atomic in the region. Plain
+// bytes (payloads, staged chunks, symmetric buffers) are handed over by such a word: the writer
+// stores it after the bytes, the reader loads it before them. All these stores and loads are
+// sequentially consistent, which costs nothing over acquire on x86 loads and about 8 ns per store,
+// because a writer must also see members that went to sleep before its store (Group::publish,
+// Group::sleep).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+#include "reduce_kernels.h"
+
+namespace allreduce {
+
+inline constexpr std::size_t kLine = 64;
+inline constexpr std::size_t kPage = 4096;
+// Calls a member may have posted before the slowest member finished the first of them.
+inline constexpr std::size_t kSlots = 64;
+// Payload that travels in the flag's own cache line.
+inline constexpr std::size_t kInline = 48;
+// Largest contribution that travels beside its slot and needs one synchronisation: a page.
+inline constexpr std::size_t kSmall = 4096;
+// Staged bytes per transfer, and transfers in a member's ring. 2 processes, Zen 4, 4 MiB: chunks of
+// 32 KiB 395 us, 64 KiB 377, 128 KiB 371, 256 KiB 392; the ring's length hardly matters from 4 up.
+inline constexpr std::size_t kChunk = 128 << 10;
+inline constexpr std::size_t kRing = 8;
+
+enum class Collective : std::uint8_t {
+  barrier,
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  broadcast,
+  allocate
+};
+// small: through the slots; direct: symmetric memory, in place; staged: through the chunk rings.
+enum class Path : std::uint8_t { small, direct, staged };
+
+inline constexpr int kRootBits = 12;
+inline constexpr int kCountBits = 36;
+inline constexpr int kMaxMembers = 1 << kRootBits;
+
+struct Call {
+  Collective collective = Collective::barrier;
+  Op op = Op::none;
+  Type type = Type::none;
+  Path path = Path::small;
+  int root = 0;
+  // Elements: of the array for all_reduce and broadcast, of one member's share otherwise.
+  std::uint64_t count = 0;
+
+  // The signature that stands beside the flag: the whole call, so that an error can show a peer's.
+  std::uint64_t pack() const {
+    return static_cast<std::uint64_t>(collective) | static_cast<std::uint64_t>(op) << 4 |
+           static_cast<std::uint64_t>(type) << 8 | static_cast<std::uint64_t>(path) << 12 |
+           static_cast<std::uint64_t>(root) << 16 | count << (16 + kRootBits);
+  }
+  static Call unpack(std::uint64_t word) {
+    return {static_cast<Collective>(word & 15),
+            static_cast<Op>(word >> 4 & 15),
+            static_cast<Type>(word >> 8 & 15),
+            static_cast<Path>(word >> 12 & 15),
+            static_cast<int>(word >> 16 & (kMaxMembers - 1)),
+            word >> (16 + kRootBits)};
+  }
+};
+
+// Where a call's arrays lie in symmetric memory: a region's id (0: none) and a byte offset.
+struct Placement {
+  std::uint64_t in_offset = 0;
+  std::uint64_t out_offset = 0;
+  std::uint32_t in_region = 0;
+  std::uint32_t out_region = 0;
+};
+static_assert(sizeof(Placement) <= kInline);
+
+struct alignas(kLine) Slot {
+  std::atomic<std::uint64_t> flag;  // sequence number + 1 of the call that was posted here last
+  std::uint64_t signature;
+  std::byte payload[kInline];
+};
+static_assert(sizeof(Slot) == kLine);
+
+struct alignas(kLine) Counter {
+  std::atomic<std::uint64_t> value;
+};
+
+// One member's words. Chunks are numbered through all staged calls; calls are numbered from 0.
+struct MemberState {
+  Counter done;      // calls this member has completed: their slots may be reused
+  Counter finished;  // calls whose share of direct work this member has stored everywhere
+  Counter staged;    // chunks this member has copied into its ring
+  Counter reduced;   // chunks whose slice this member has reduced within its ring
+  Counter consumed;  // chunks this member will never read again, in any ring
+  alignas(kLine) std::atomic<std::uint32_t> left;  // closed in good order
+  char reason[kLine * 4 - sizeof(left)];           // why this member aborted
+};
+
+enum class Fault : std::uint8_t { none, mismatch, lost, left, aborted, timeout };
+
+// Why a communicator is dead: one word, set once, so that all members tell the same story.
+struct Culprit {
+  Fault fault = Fault::none;
+  int member = 0;         // the one to blame
+  int witness = 0;        // who noticed
+  std::uint64_t seq = 0;  // the call it happened in
+
+  std::uint64_t pack() const {
+    return static_cast<std::uint64_t>(fault) | static_cast<std::uint64_t>(member) << 4 |
+           static_cast<std::uint64_t>(witness) << 16 | seq << 28;
+  }
+  static Culprit unpack(std::uint64_t word) {
+    return {static_cast<Fault>(word & 15), static_cast<int>(word >> 4 & (kMaxMembers - 1)),
+            static_cast<int>(word >> 16 & (kMaxMembers - 1)), word >> 28};
+  }
+};
+
+struct Header {
+  alignas(kLine) std::atomic<std::uint64_t> culprit;
+  alignas(kLine) std::atomic<std::uint32_t> sleepers;  // threads of any process in Group::sleep
+  alignas(kLine) std::atomic<std::uint32_t> wakes;     // the futex they sleep on
+};
+
+// A view of the control region: finds the words and bytes of each member.
+class Control {
+ public:
+  Control(std::byte* base, int members) : base_(base), members_(members) {}
+
+  static std::size_t bytes(int members) {
+    return sizeof_states(members) + static_cast<std::size_t>(members) * per_member(members);
+  }
+  // Begins the lives of the atomics in zeroed memory, which is their initial state.
+  Header& header() const { return *std::launder(reinterpret_cast<Header*>(base_)); }
+  MemberState& state(int member) const {
+    return *std::launder(reinterpret_cast<MemberState*>(base_ + kPage) + member);
+  }
+  Slot& slot(int member, std::uint64_t seq) const {
+    return *std::launder(reinterpret_cast<Slot*>(own(member)) + seq % kSlots);
+  }
+  std::byte* payload(int member, std::uint64_t seq, std::size_t bytes) const {
+    if (bytes <= kInline) return slot(member, seq).payload;
+    return own(member) + kSlots * kLine + seq % kSlots * kSmall;
+  }
+  std::byte* chunk(int member, std::uint64_t position) const {
+    return own(member) + kSlots * (kLine + kSmall) + position % kRing * kChunk;
+  }
+
+ private:
+  static std::size_t sizeof_states(int members) {
+    std::size_t bytes = kPage + static_cast<std::size_t>(members) * sizeof(MemberState);
+    return (bytes + kPage - 1) / kPage * kPage;
+  }
+  static std::size_t per_member(int members) {
+    return kSlots * (kLine + kSmall) + (members > 1 ? kRing * kChunk : 0);
+  }
+  std::byte* own(int member) const {
+    return base_ + sizeof_states(members_) +
+           static_cast<std::size_t>(member) * per_member(members_);
+  }
+
+  std::byte* base_;
+  int members_;
+};
+
+}  // namespace allreduce

@@ -1,0 +1,51 @@
+// A mapping of memory that processes share, or that only the threads of one process do.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace allreduce {
+
+class Region {
+ public:
+  // Maps `bytes` of the file `fd` (or of anonymous zeroed memory if negative) with its pages
+  // present. The file must have been allocated before, so that no later access can fail.
+  // `data()` is null and `error()` an errno value if the mapping is refused.
+  Region(int fd, std::size_t bytes);
+  ~Region();
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  int error() const { return error_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+  int error_ = 0;
+};
+
+// Symmetric memory: one part of equal size per member, in one region.
+struct SymmetricRegion {
+  SymmetricRegion(std::uint32_t id, int fd, std::size_t part_bytes, int members)
+      : id(id),
+        part_bytes(part_bytes),
+        mapping(fd, part_bytes * static_cast<std::size_t>(members)) {}
+
+  std::byte* part(int member) const {
+    return mapping.data() + part_bytes * static_cast<std::size_t>(member);
+  }
+  // Whether [pointer, pointer + bytes) lies in the member's part.
+  bool holds(int member, const std::byte* pointer, std::size_t bytes) const {
+    const std::byte* low = part(member);
+    return pointer >= low && bytes <= part_bytes &&
+           static_cast<std::size_t>(pointer - low) <= part_bytes - bytes;
+  }
+
+  const std::uint32_t id;
+  const std::size_t part_bytes;
+  const Region mapping;
+};
+
+}  // namespace allreduce
