@@ -8,6 +8,7 @@ from allreduce import events
 from allreduce.errors import UsageError
 
 _seed: int | None = None
+_times_set = 0
 
 
 def set_seed(seed: int) -> None:
@@ -19,10 +20,16 @@ def set_seed(seed: int) -> None:
     Raises:
         UsageError: The seed is not such an integer.
     """
-    global _seed
+    global _seed, _times_set
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
         raise UsageError(f"the seed is an integer from 0 to 2**63 - 1, not {seed!r}")
     _seed = seed
+    _times_set += 1
+
+
+def times_set() -> int:
+    """Count the calls of `set_seed`: what numbers its names from there on asks whether it has to."""
+    return _times_set
 
 
 def is_set() -> bool:
@@ -32,8 +39,11 @@ def is_set() -> bool:
 
 def get_seed() -> int:
     """Return the seed; one is drawn and logged if none was set."""
+    global _seed
     if _seed is None:
-        set_seed(secrets.randbits(31))
-        events.logger.info("no seed was set: drew %d; ar.set_seed(%d) repeats this run", _seed, _seed)
+        _seed = secrets.randbits(31)
+        events.logger.info(
+            "no seed was set: drew %d; ar.set_seed(%d) repeats this run", _seed, _seed
+        )
     assert _seed is not None
     return _seed
