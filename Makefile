@@ -50,9 +50,12 @@ clean:
 # --- what each of them needs -------------------------------------------------------------------------
 
 # Editable, so that Python files need no reinstall; native ones do, and are why this depends on them.
+# The build backend also puts the clone and its parent folder on sys.path, where neighbours of the
+# clone would become importable: its import hook is all that is needed.
 .venv/.installed: .venv/.made pyproject.toml $(KERNELS)
 	@echo "installing allreduce from source into .venv ..."
 	@$(PIP) --editable ".[mpich,examples]"
+	@sed -i '/^import /!d' .venv/lib/python3*/site-packages/_editable_skbc_allreduce.pth
 	@touch $@
 
 # The package is installed already: these only add what the extra names.
