@@ -13,7 +13,7 @@ import numpy as np
 from allreduce.errors import UnsupportedError, UsageError
 from allreduce.graph.node import Node
 from allreduce.graph.ops import functions
-from allreduce.graph.ops.base import lookup
+from allreduce.graph.ops.base import cut, lookup
 from allreduce.graph.scope import users_line
 from allreduce.graph.tensor import Tensor, TracedTensor
 from allreduce.graph.trace import Trace, as_tensor, current_trace
@@ -67,7 +67,9 @@ def _between(trace: Trace, starts: set[int], end: int) -> set[int]:
     """Find the float nodes on some path from `starts` to `end`."""
     reached = set(starts)
     for node in trace.nodes[: end + 1]:
-        if np.issubdtype(node.spec.dtype, np.floating) and reached.intersection(node.inputs):
+        if not np.issubdtype(node.spec.dtype, np.floating) or lookup(node.op).gradient is cut:
+            continue
+        if reached.intersection(node.inputs):
             reached.add(node.id)
     needed: set[int] = {end}
     for node in reversed(trace.nodes[: end + 1]):

@@ -1,4 +1,4 @@
-"""What surrounds the user's code on this thread: `device` scopes, and which line of theirs is running."""
+"""What surrounds the user's code on this thread: `device` scopes, and the line that runs."""
 
 from __future__ import annotations
 

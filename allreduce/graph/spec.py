@@ -1,7 +1,7 @@
 """Shapes and dtypes of values that don't exist yet.
 
-A dimension is an int, or a `Dim`: a named size that is only known when a step runs. One traced program
-thereby serves every batch size, the smaller last batch included.
+A dimension is an int, or a `Dim`: a named size that is only known when a step runs. One traced
+program thereby serves every batch size, the smaller last batch included.
 """
 
 from __future__ import annotations

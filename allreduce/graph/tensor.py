@@ -1,4 +1,4 @@
-"""Values as the user sees them: `Tensor`, recorded inside `ar.function` and concrete outside of it."""
+"""Values as the user sees them: tensors, recorded inside `ar.function`, concrete outside of it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from allreduce.errors import UsageError
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Dim, Shape, Spec, show
 
-# Python's operators are the public functions of the same name. Those are built out of tensors, so their
-# module fills this table instead of being imported here.
+# Python's operators are the public functions of the same name. Those are built out of tensors, so
+# their module fills this table instead of being imported here.
 OPERATORS: dict[str, Callable[..., Tensor]] = {}
 
 

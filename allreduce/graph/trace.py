@@ -1,4 +1,4 @@
-"""Recording: `apply` appends a node while `ar.function` traces, and runs the kernel at once otherwise."""
+"""Recording: `apply` appends a node inside `ar.function`, and runs the kernel outside of it."""
 
 from __future__ import annotations
 
@@ -83,10 +83,14 @@ class Trace:
         """Number the random operators in the order in which they are recorded."""
         return next(self._draws)
 
-    def read(self, key: Hashable, spec: Spec, attrs: Attrs, device: DeviceName | None) -> TracedTensor:
+    def read(
+        self, key: Hashable, spec: Spec, attrs: Attrs, device: DeviceName | None
+    ) -> TracedTensor:
         """Return the current value of a variable: one node until the variable is next changed."""
         if key not in self._reads:
-            after = [effect for effect in self.effects if key in self.nodes[effect].attrs["changes"]]
+            after = [
+                effect for effect in self.effects if key in self.nodes[effect].attrs["changes"]
+            ]
             self._reads[key] = self.add("read", (), attrs, spec, control=after[-1:], device=device)
         return self._reads[key]
 
@@ -95,7 +99,9 @@ class Trace:
     ) -> TracedTensor:
         """Append a node that changes the variables `changes`; effects stay in this order."""
         spec = Spec((), np.dtype(np.int64))
-        node = self.add(op, inputs, {**attrs, "changes": tuple(changes)}, spec, control=self.effects[-1:])
+        node = self.add(
+            op, inputs, {**attrs, "changes": tuple(changes)}, spec, control=self.effects[-1:]
+        )
         self.effects.append(node.id)
         for key in changes:
             self._reads.pop(key, None)
@@ -119,7 +125,7 @@ _here = _Recording()
 
 
 def current_trace() -> Trace | None:
-    """Return the trace that this thread's operators are recorded into; None outside of functions."""
+    """Return the trace that this thread records operators into; None outside of functions."""
     return _here.trace
 
 
@@ -134,7 +140,7 @@ def recording(trace: Trace) -> Iterator[Trace]:
 
 
 def as_tensor(value: Any, dtype: Any = None) -> Tensor:
-    """Make a tensor of anything an operator takes: a tensor, variable, array, number or nested list.
+    """Make a tensor of what an operator takes: a tensor, variable, array, number or nested list.
 
     Raises:
         UsageError: The value is nothing that has elements of one number type.
@@ -147,7 +153,9 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
         return result
     array = np.asarray(value, dtype=dtype)
     if array.dtype == object or array.dtype.kind in "USOMm":
-        raise UsageError(f"{users_line()}: cannot make a tensor of {type(value).__name__} {value!r:.60}")
+        raise UsageError(
+            f"{users_line()}: cannot make a tensor of {type(value).__name__} {value!r:.60}"
+        )
     return _constant(array)
 
 
@@ -206,7 +214,9 @@ def _run_now(op: Op, inputs: Sequence[ConcreteTensor], attrs: Attrs, spec: Spec)
     if op.cpu is None:
         raise UnsupportedError(f"{users_line()}: {op.name} works inside ar.function only")
     out = None if op.view else np.empty(concrete(spec.shape, 0), spec.dtype)
-    return ConcreteTensor(op.cpu(out, [tensor.value for tensor in inputs], attrs), current_place())
+    with np.errstate(all="ignore"):
+        value = op.cpu(out, [tensor.value for tensor in inputs], attrs)
+    return ConcreteTensor(value, current_place())
 
 
 _eager_draws = itertools.count()
@@ -224,4 +234,3 @@ def next_draw() -> int:
     """Number a random operator: by place in the trace, by call outside of functions."""
     trace = current_trace()
     return next(_eager_draws) if trace is None else trace.next_draw()
-

@@ -1,6 +1,7 @@
-"""The arena: one optimizer's parameters, gradients and slots, each kind contiguous and in one order.
+"""The arena: an optimizer's parameters, gradients and slots, each contiguous, in one order.
 
-A bucket is then a range, an update one kernel call over it, and a gradient is written where it is reduced.
+A bucket is then a range, an update one kernel call over it, and a gradient is written where it is
+reduced.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Span:
 class Layout:
     """Where everything lies, in elements of `dtype`; the same for parameters, gradients and slots.
 
-    The first `header` elements are no parameter's: among the gradients the very first of them is the
-    number of samples, so that it is summed over the replicas with the first bucket.
+    The first `header` elements are no parameter's: among the gradients the very first of them is
+    the number of samples, so that it is summed over the replicas with the first bucket.
     """
 
     dtype: np.dtype[Any]

@@ -1,7 +1,7 @@
 """Buckets: ranges of an arena whose gradients are reduced by one collective.
 
-Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training (VLDB 2020),
-section 3.2.3.
+Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training (VLDB
+2020), section 3.2.3.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from allreduce.reduction.arena import Layout
 
-# Large enough that a collective's fixed cost (a few microseconds) vanishes, small enough that the first
-# starts early and that a bucket's update finds its gradients in the cache.
+# Large enough that a collective's fixed cost (a few microseconds) vanishes, small enough that the
+# first starts early and that a bucket's update finds its gradients in the cache.
 BUCKET_BYTES = 4 << 20
 
 
@@ -31,7 +31,7 @@ class Bucket:
 
 
 def plan_buckets(layout: Layout, limit: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
-    """Cut a layout into buckets of at most `limit` bytes; a larger parameter gets one of its own."""
+    """Cut a layout into buckets of at most `limit` bytes; a larger parameter gets its own."""
     buckets: list[Bucket] = []
     spans = layout.spans
     first = 0

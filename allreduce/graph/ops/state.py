@@ -24,12 +24,13 @@ ROWS: tuple[tuple[str, Kind], ...] = (
     ("read", "source"),  # variable; copy: whether a later change must not show
     ("assign", "effect"),  # variable <- input
     ("apply_gradients", "effect"),  # rule, variables; (count, *gradients); replaced by bucketing:
-    ("store_count", "effect"),  # arena: the number of samples behind the gradients
-    ("store_gradient", "effect"),  # arena, span: a gradient, where it will be reduced
-    ("all_reduce_bucket", "collective"),  # arena, bucket
-    ("update_bucket", "effect"),  # arena, bucket, rule
-    ("send", "transfer"),  # edge, destination
-    ("receive", "transfer"),  # edge, origin
+    ("store_count", "effect"),  # plan: the number of samples behind the gradients
+    ("store_gradient", "effect"),  # plan, span: a gradient, where it will be reduced
+    ("clear_gradients", "effect"),  # plan: zeros and no samples, in the null program
+    ("all_reduce_bucket", "collective"),  # plan, bucket
+    ("update_bucket", "effect"),  # plan, bucket, rule
+    ("send", "transfer"),  # edge, source, destination
+    ("receive", "transfer"),  # the same
 )
 
 for _name, _kind in ROWS:

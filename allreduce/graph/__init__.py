@@ -1,0 +1,39 @@
+"""The training step as a graph: traced, differentiated, placed, scheduled and replayed."""
+
+from allreduce.graph.arenas import load_optimizer_state, optimizer_state
+from allreduce.graph.function import Function, function
+from allreduce.graph.ops import functions as ops
+from allreduce.graph.per_replica import PerReplica
+from allreduce.graph.replicator import (
+    Replicator,
+    current_replicator,
+    default_replicator,
+    scope_of,
+)
+from allreduce.graph.scope import device
+from allreduce.graph.seed import get_seed, set_seed
+from allreduce.graph.tensor import Tensor
+from allreduce.graph.update import UpdateRule, apply_gradients, gradients, minimize
+from allreduce.graph.variable import Variable
+
+__all__ = [
+    "Function",
+    "PerReplica",
+    "Replicator",
+    "Tensor",
+    "UpdateRule",
+    "Variable",
+    "apply_gradients",
+    "current_replicator",
+    "default_replicator",
+    "device",
+    "function",
+    "get_seed",
+    "gradients",
+    "load_optimizer_state",
+    "minimize",
+    "ops",
+    "optimizer_state",
+    "scope_of",
+    "set_seed",
+]

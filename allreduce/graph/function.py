@@ -1,0 +1,67 @@
+"""`ar.function`: a Python function as a traced step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from allreduce.errors import UsageError
+from allreduce.graph import nest
+from allreduce.graph.per_replica import PerReplica
+from allreduce.graph.replicator import current_replicator
+from allreduce.graph.signature import take_apart
+from allreduce.graph.trace import current_trace
+
+
+class Function:
+    """A function of tensors that is traced once per signature and then replayed.
+
+    Called inside another traced function it becomes part of that one. Called directly it runs on
+    one replica; `strategy.run` runs it on all.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.python_function = fn
+        functools.update_wrapper(self, fn)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if current_trace() is not None:
+            return self.python_function(*args, **kwargs)
+        if any(isinstance(leaf, PerReplica) for leaf in nest.leaves((args, kwargs))):
+            raise UsageError(
+                f"{self.__qualname__} was called with a PerReplica value; call it through "
+                "strategy.run(...), which gives each replica its part"
+            )
+        replicator = current_replicator()
+        arguments = take_apart((args, kwargs), replicator.local_replicas)
+        return replicator.run_alone(self.python_function, arguments)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        return self._bound(instance)
+
+    def _bound(self, instance: Any) -> Function:
+        # Kept on the instance, so that a method's traces are found again.
+        name = f"_traced_{self.__name__}"
+        bound = instance.__dict__.get(name)
+        if bound is None:
+            bound = Function(self.python_function.__get__(instance))
+            instance.__dict__[name] = bound
+        assert isinstance(bound, Function)
+        return bound
+
+
+def function(fn: Callable[..., Any]) -> Function:
+    """Trace a function of arrays once per signature, as one replica's program.
+
+    Shapes, dtypes and Python values of the arguments make the signature; a replica's share of a
+    batch counts with a named batch size, so the smaller last batch needs no new trace. Python
+    control flow happens while tracing.
+    """
+    if isinstance(fn, Function):
+        return fn
+    if not callable(fn):
+        raise UsageError(f"ar.function decorates functions, not {type(fn).__name__}")
+    return Function(fn)

@@ -1,0 +1,99 @@
+"""Turn "apply these gradients" into stores, and an all-reduce and an update per bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from allreduce.graph.node import Graph, Node, Rewriter
+from allreduce.graph.ops.base import lookup
+from allreduce.reduction import Bucket, Layout
+
+
+class Plan(Protocol):
+    """How one optimizer's variables lie in its arena."""
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def buckets(self) -> Sequence[Bucket]: ...
+    @property
+    def variables(self) -> Sequence[Any]: ...
+
+
+def bucket(graph: Graph, plans: Sequence[Plan], replicas: int) -> Graph:
+    """Replace each `apply_gradients` node.
+
+    Args:
+        graph: A graph in which `order_reads` has put changes behind readers.
+        plans: The arena's plan for each `apply_gradients` node, in their order.
+        replicas: How many take part; a single one has nothing to reduce.
+    """
+    rewriter = Rewriter(graph)
+    pending = iter(plans)
+    effects: list[int] = []
+    for node in graph.nodes:
+        if node.op != "apply_gradients":
+            rewriter.keep(node)
+            effects += [rewriter.moved[node.id]] if node.id in graph.effects else []
+            continue
+        updates = _expand(rewriter, node, next(pending), replicas > 1)
+        rewriter.moved[node.id] = updates[-1]
+        effects += updates
+    return rewriter.finish(effects)
+
+
+def _expand(rewriter: Rewriter, node: Node, plan: Plan, reduce: bool) -> list[int]:
+    count, *gradients = (rewriter.moved[i] for i in node.inputs)
+    places = {variable: i for i, variable in enumerate(plan.variables)}
+    stores: dict[int, int] = {}
+    for gradient, variable in zip(gradients, node.attrs["variables"], strict=True):
+        attrs = {"plan": plan, "span": places[variable]}
+        stores[places[variable]] = _add(rewriter, node, "store_gradient", (gradient,), attrs, ())
+    counted = _add(rewriter, node, "store_count", (count,), {"plan": plan}, ())
+    done: list[int] = []
+    for part in plan.buckets:
+        ready = [stores[i] for i in range(part.first, part.last)]
+        ready += [counted] if part.index == 0 else []
+        attrs = {"plan": plan, "bucket": part}
+        if reduce:
+            ready = [_add(rewriter, node, "all_reduce_bucket", (), attrs, ready)]
+        done.append(ready[-1] if reduce else counted)
+        # The sum of counts comes with the first bucket, so every update waits for that one too.
+        waits = [*ready, done[0], *_readers(rewriter, node, plan, part), *_order(rewriter, node)]
+        changed = tuple(plan.variables[part.first : part.last])
+        attrs = {**attrs, "rule": node.attrs["rule"], "changes": changed}
+        _add(rewriter, node, "update_bucket", (), attrs, waits)
+    return [n.id for n in rewriter.nodes if n.op == "update_bucket" and n.attrs["plan"] is plan]
+
+
+def _readers(rewriter: Rewriter, node: Node, plan: Plan, part: Bucket) -> list[int]:
+    """Find, among the nodes this change has to wait for, those that read the bucket's variables."""
+    mine = set(plan.variables[part.first : part.last])
+    memory: set[int] = set()  # the bucket's parameters, as read or as views of that
+    found = []
+    for old in rewriter.old.nodes[: node.id]:
+        uses = not memory.isdisjoint(old.inputs)
+        reads = old.op == "read" and old.attrs["variable"] in mine
+        if reads or (uses and lookup(old.op).view):
+            memory.add(old.id)
+        if (reads or uses) and old.id in node.control:
+            found.append(rewriter.moved[old.id])
+    return found
+
+
+def _order(rewriter: Rewriter, node: Node) -> list[int]:
+    effects = set(rewriter.old.effects)
+    return [rewriter.moved[i] for i in node.control if i in effects]
+
+
+def _add(
+    rewriter: Rewriter,
+    like: Node,
+    op: str,
+    inputs: tuple[int, ...],
+    attrs: dict[str, Any],
+    control: Sequence[int],
+) -> int:
+    edges = tuple(dict.fromkeys(control))
+    return rewriter.add(like, op=op, inputs=inputs, attrs=attrs, control=edges)

@@ -1,0 +1,53 @@
+"""Let every reader of a variable see the value it read, whatever is assigned later in the step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from allreduce.graph.node import Graph, Node, Rewriter
+from allreduce.graph.ops.base import lookup
+
+
+def order_reads(graph: Graph) -> Graph:
+    """Put changes of a variable behind its earlier readers; copy where that cannot be.
+
+    A read is a view of the variable's memory. A change therefore waits for the nodes that use an
+    earlier read. A use that itself comes after the change, a fetch included, needs a copy: such a
+    read gets `copy=True` and then only the copy has to come first.
+    """
+    consumers = graph.consumers()
+    reads: dict[object, list[Node]] = defaultdict(list)
+    copied: set[int] = set()
+    waits: dict[int, list[int]] = {}
+    for node in graph.nodes:
+        if node.op == "read":
+            reads[node.attrs["variable"]].append(node)
+        earlier = [read for key in node.attrs.get("changes", ()) for read in reads[key]]
+        for read in earlier:
+            uses = list(_uses(graph, consumers, read.id))
+            late = any(use > node.id for use in uses) or read.id in graph.outputs
+            fetched = any(use in graph.outputs and _is_view(graph, use) for use in uses)
+            if late or fetched:
+                copied.add(read.id)
+            waits.setdefault(node.id, []).append(read.id)
+            waits[node.id] += [] if read.id in copied else [use for use in uses if use != node.id]
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        extra = tuple(rewriter.moved[i] for i in waits.get(node.id, ()))
+        control = tuple(rewriter.moved[i] for i in node.control) + extra
+        attrs = {**node.attrs, "copy": True} if node.id in copied else node.attrs
+        rewriter.keep(node, control=tuple(dict.fromkeys(control)), attrs=attrs)
+    return rewriter.finish()
+
+
+def _uses(graph: Graph, consumers: list[list[int]], start: int) -> Iterator[int]:
+    """Yield the nodes that use a value's memory, through any views of it."""
+    for use in consumers[start]:
+        yield use
+        if _is_view(graph, use):
+            yield from _uses(graph, consumers, use)
+
+
+def _is_view(graph: Graph, node: int) -> bool:
+    return lookup(graph.nodes[node].op).view

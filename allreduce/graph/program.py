@@ -1,0 +1,114 @@
+"""The program: what one replica does in a step, as frozen instructions over streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from allreduce.errors import InternalError
+from allreduce.graph.node import Node
+from allreduce.graph.ops.base import lookup
+from allreduce.graph.spec import Dim
+
+STREAMS = ("compute", "collective", "transfer")
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One node, on one stream.
+
+    Attributes:
+        node: What to do; values are named by node ids.
+        stream: In-order queue that it runs on.
+        waits: Instructions of other streams whose events it waits for, by their index.
+        signals: Whether another instruction waits for its event.
+    """
+
+    node: Node
+    stream: str
+    waits: tuple[int, ...] = ()
+    signals: bool = False
+
+    def __str__(self) -> str:
+        waits = f" wait {', '.join(map(str, self.waits))}" if self.waits else ""
+        return f"{self.stream:<10} {self.node}{waits}{' signal' if self.signals else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Instructions in issue order, the values that are given, and those that are returned."""
+
+    instructions: tuple[Instruction, ...]
+    given: Mapping[int, Node]
+    inputs: tuple[int, ...]
+    outputs: tuple[Node, ...]
+
+    def __str__(self) -> str:
+        lines = [f"given      {node}" for node in self.given.values()]
+        lines += [f"{i:>4} {instruction}" for i, instruction in enumerate(self.instructions)]
+        lines.append(f"return {', '.join(f'%{node.id}' for node in self.outputs)}")
+        return "\n".join(lines)
+
+    def check(self) -> None:
+        """Prove that every value exists before it is read, and every awaited event before its wait.
+
+        Raises:
+            InternalError: It does not hold; the message names the instruction.
+        """
+        made = set(self.given)
+        for index, instruction in enumerate(self.instructions):
+            missing = [i for i in instruction.node.inputs if i not in made]
+            early = [i for i in instruction.waits if i >= index or not self.instructions[i].signals]
+            if missing or early:
+                raise InternalError(
+                    f"instruction {index} ({instruction}) reads values {missing} that nothing made "
+                    f"and waits for events {early} that nothing signals"
+                )
+            made.add(instruction.node.id)
+
+    def null(self) -> Program:
+        """Make the program of a replica without samples: its collectives with zeros, its updates.
+
+        What depends on samples is left out; a bucket's gradients and their count are cleared
+        instead.
+        """
+        dependent = self._dependent()
+        cleared: set[int] = set()
+        kept: list[tuple[int, Instruction]] = []
+        for index, instruction in enumerate(self.instructions):
+            node = instruction.node
+            if node.op in ("store_gradient", "store_count"):
+                plan = id(node.attrs["plan"])
+                if plan in cleared:
+                    continue
+                cleared.add(plan)
+                node = replace(node, op="clear_gradients", inputs=())
+                instruction = replace(instruction, node=node)
+            elif node.id in dependent:
+                continue
+            kept.append((index, instruction))
+        places = {old: new for new, (old, _) in enumerate(kept)}
+        moved = tuple(
+            replace(each, waits=tuple(places[i] for i in each.waits if i in places))
+            for _, each in kept
+        )
+        return replace(self, instructions=moved)
+
+    def _dependent(self) -> set[int]:
+        """Find the values that exist only where there are samples."""
+        found = {
+            node.id
+            for node in self.given.values()
+            if any(isinstance(size, Dim) for size in node.spec.shape)
+            or (node.op == "runtime" and node.attrs["name"] in ("rows", "row_offset"))
+        }
+        received: set[int] = set()
+        for instruction in self.instructions:
+            node = instruction.node
+            reads = found.intersection(node.inputs)
+            if node.op == "receive":
+                reads = received.intersection((node.attrs["edge"],))
+            if reads and lookup(node.op).kind != "collective":
+                found.add(node.id)
+                received.update([node.attrs["edge"]] if node.op == "send" else [])
+        return found

@@ -1,0 +1,164 @@
+"""From a loss to changed variables: what optimizers are built on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from allreduce.errors import UsageError
+from allreduce.graph.gradient import backward
+from allreduce.graph.ops import functions
+from allreduce.graph.scope import users_line
+from allreduce.graph.spec import show
+from allreduce.graph.tensor import Tensor, TracedTensor
+from allreduce.graph.trace import Trace, as_tensor, current_trace
+from allreduce.graph.variable import Variable
+
+
+class UpdateRule(Protocol):
+    """An optimizer, as the executor sees it.
+
+    Attributes:
+        slots: Names of the arrays it keeps beside each parameter.
+        iterations: Steps done so far.
+    """
+
+    slots: tuple[str, ...]
+    iterations: int
+
+    def update(
+        self,
+        parameters: np.ndarray,
+        gradients: np.ndarray,
+        slots: Mapping[str, np.ndarray],
+        count: np.ndarray,
+        step: int,
+    ) -> None:
+        """Change one bucket of parameters in place; all arrays are contiguous, of one axis.
+
+        Args:
+            parameters: A range of the arena.
+            gradients: Sums over all samples of all replicas.
+            slots: The rule's own arrays for that range.
+            count: One element, what the gradients are divided by.
+            step: Counts from 1.
+        """
+
+
+def minimize(
+    rule: UpdateRule, loss: Any, variables: Sequence[Variable], weight: Any = None
+) -> None:
+    """Take one step down the gradient of the global mean of `loss`; works inside `ar.function`.
+
+    Args:
+        rule: The optimizer.
+        loss: One value per sample, whose sum is divided by the global number of values; or a
+        scalar,
+            which counts as the mean over the replica's rows.
+        variables: What may change.
+        weight: What the replica's part counts instead: the number of tokens that were not masked.
+
+    Raises:
+        UsageError: Outside of `ar.function`, or the variables cannot be changed so.
+    """
+    trace = _trace("minimize")
+    loss = as_tensor(loss)
+    if not np.issubdtype(loss.dtype, np.floating):
+        raise UsageError(f"{users_line()}: the loss is {loss.dtype}; minimize needs a float")
+    if loss.ndim == 0:
+        count = _weight(trace, weight)
+        seed = functions.cast(count, loss.dtype)
+    else:
+        count = functions.size(loss) if weight is None else as_tensor(weight)
+        seed = as_tensor(np.ones((), loss.dtype))
+    _aggregate(trace, rule, backward(loss, variables, seed), variables, count)
+
+
+def gradients(loss: Any, variables: Sequence[Any]) -> list[Tensor]:
+    """Differentiate this replica's mean of `loss`; works inside `ar.function`.
+
+    Returns:
+        One tensor per variable, of its shape. They are local: `Optimizer.apply` aggregates.
+    """
+    _trace("gradients")
+    loss = as_tensor(loss)
+    mean = loss if loss.ndim == 0 else functions.mean(loss)
+    return backward(mean, variables, as_tensor(np.ones((), loss.dtype)))
+
+
+def apply_gradients(
+    rule: UpdateRule, grads: Sequence[Any], variables: Sequence[Variable], weight: Any = None
+) -> None:
+    """Take one step along the mean of all replicas' gradients, each weighted by its rows.
+
+    Args:
+        rule: The optimizer.
+        grads: This replica's means, one per variable and of its shape.
+        variables: What to change.
+        weight: What the replica counts instead of its rows.
+
+    Raises:
+        UsageError: Outside of `ar.function`, or gradients and variables do not fit.
+    """
+    trace = _trace("apply")
+    tensors = [as_tensor(each) for each in grads]
+    if len(tensors) != len(variables):
+        raise UsageError(f"{len(tensors)} gradients were given for {len(variables)} variables")
+    for tensor, variable in zip(tensors, variables, strict=True):
+        if tensor.shape != variable.spec.shape:
+            raise UsageError(
+                f"{users_line()}: the gradient of variable {variable.name!r} has shape "
+                f"{show(tensor.shape)}; expected the variable's, {show(variable.spec.shape)}"
+            )
+    count = _weight(trace, weight)
+    sums = [tensor * functions.cast(count, tensor.dtype) for tensor in tensors]
+    _aggregate(trace, rule, sums, variables, count)
+
+
+def _trace(what: str) -> Trace:
+    trace = current_trace()
+    if trace is None:
+        raise UsageError(
+            f"{users_line()}: {what} works inside ar.function; decorate the step with @ar.function"
+        )
+    return trace
+
+
+def _weight(trace: Trace, weight: Any) -> Tensor:
+    if weight is not None:
+        return as_tensor(weight)
+    return trace.runtime("rows") if trace.has_batch else as_tensor(np.ones((), np.int64))
+
+
+def _aggregate(
+    trace: Trace,
+    rule: UpdateRule,
+    sums: Sequence[Tensor],
+    variables: Sequence[Variable],
+    count: Tensor,
+) -> None:
+    _check(variables)
+    if count.ndim:
+        raise UsageError(f"{users_line()}: weight is one number, not of shape {show(count.shape)}")
+    for dtype in dict.fromkeys(variable.dtype for variable in variables):
+        chosen = [i for i, variable in enumerate(variables) if variable.dtype == dtype]
+        mine = tuple(variables[i] for i in chosen)
+        inputs = [functions.cast(count, dtype), *(sums[i] for i in chosen)]
+        recorded = [each for each in inputs if isinstance(each, TracedTensor)]
+        trace.effect("apply_gradients", recorded, {"rule": rule, "variables": mine}, mine)
+
+
+def _check(variables: Sequence[Variable]) -> None:
+    if not variables:
+        raise UsageError(f"{users_line()}: no variables were given; has the model been built?")
+    seen: set[Variable] = set()
+    for variable in variables:
+        if not isinstance(variable, Variable):
+            raise UsageError(f"{users_line()}: {variable!r} is not a variable")
+        if variable in seen:
+            raise UsageError(f"{users_line()}: variable {variable.name!r} is given twice")
+        if not np.issubdtype(variable.dtype, np.floating):
+            raise UsageError(f"{users_line()}: variable {variable.name!r} is {variable.dtype}")
+        seen.add(variable)
