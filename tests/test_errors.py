@@ -1,0 +1,58 @@
+"""The error tree: what a caller can catch, and what an unknown name is told."""
+
+from __future__ import annotations
+
+import builtins
+import re
+
+import pytest
+
+from allreduce import errors
+
+BUILTIN_TWINS = {
+    errors.UsageError: ValueError,
+    errors.ShapeError: ValueError,
+    errors.DeviceError: ValueError,
+    errors.ClosedError: ValueError,
+    errors.TimeoutError: builtins.TimeoutError,
+    errors.PeerLostError: ConnectionError,
+    errors.MismatchError: ValueError,
+    errors.UnsupportedError: NotImplementedError,
+    errors.OutOfMemoryError: MemoryError,
+    errors.NumericsError: ArithmeticError,
+}
+
+
+def classes() -> dict[str, type[Exception]]:
+    return {
+        name: each
+        for name, each in vars(errors).items()
+        if isinstance(each, type) and issubclass(each, Exception)
+    }
+
+
+@pytest.mark.parametrize(("error", "twin"), BUILTIN_TWINS.items())
+def test_errors_can_be_caught_as_pythons_own(error: type[Exception], twin: type[Exception]) -> None:
+    with pytest.raises(twin, match="why"):
+        raise error("why")
+
+
+def test_one_root_catches_everything() -> None:
+    assert set(BUILTIN_TWINS) <= set(classes().values())
+    for each in classes().values():
+        assert issubclass(each, errors.AllreduceError)
+
+
+def test_the_drawing_shows_the_tree_that_is_there() -> None:
+    drawn = re.findall(r"([│ ]*)[├└]── (\w+)(?:.*also (?:builtins\.)?(\w+))?", errors.__doc__ or "")
+    assert {name for _, name, _ in drawn} == classes().keys() - {"AllreduceError"}
+    for indent, name, twin in drawn:
+        parent = errors.UsageError if "│   " in indent[4:] else errors.AllreduceError
+        assert parent in classes()[name].__bases__, name
+        assert not twin or issubclass(classes()[name], getattr(builtins, twin)), name
+
+
+def test_an_unknown_name_is_told_what_exists_and_what_is_near() -> None:
+    error = errors.unknown_name("optimizer", "addam", ["sgd", "adam"])
+    assert str(error) == "unknown optimizer 'addam': there are adam, sgd; did you mean 'adam'?"
+    assert str(errors.unknown_name("loss", 3, ["mse"])) == "unknown loss 3: there are mse"

@@ -1,0 +1,115 @@
+"""Events and log records: listeners get what happened, records show their rank."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from allreduce import events
+
+
+def test_spans_and_counters_reach_listeners_until_they_leave() -> None:
+    seen: list[events.Event] = []
+    leave = events.subscribe(seen.append)
+    try:
+        with events.span("step", number=3):
+            time.sleep(0.01)
+        events.count("bytes", 128, peer=1)
+    finally:
+        leave()
+    events.count("bytes", 1)
+    span, counter = seen
+    assert (span.name, span.fields, span.value) == ("step", {"number": 3}, None)
+    assert span.seconds >= 0.01
+    assert (counter.name, counter.value, counter.fields) == ("bytes", 128, {"peer": 1})
+    assert counter.start >= span.start + span.seconds
+
+
+def test_a_span_is_reported_when_its_block_fails() -> None:
+    seen: list[events.Event] = []
+    leave = events.subscribe(seen.append)
+    try:
+        with pytest.raises(KeyError), events.span("step"):
+            raise KeyError("gone")
+    finally:
+        leave()
+    assert [event.name for event in seen] == ["step"]
+
+
+def test_a_listener_may_leave_while_it_is_called() -> None:
+    seen: list[str] = []
+
+    def once(event: events.Event) -> None:
+        seen.append(event.name)
+        leave()
+
+    leave = events.subscribe(once)
+    stay = events.subscribe(lambda event: seen.append("second " + event.name))
+    try:
+        events.count("a", 1)
+        events.count("b", 1)
+    finally:
+        stay()
+    assert seen == ["a", "second a", "second b"]
+
+
+def stderr_of(script: str) -> str:
+    """Run a script in a process of its own: logging is set up once per process."""
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    return done.stderr
+
+
+LOG_BOTH = "events.logger.info('a detail'); events.logger.warning('careful')"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("0", ["[allreduce] rank 0: a detail", "[allreduce] rank 0: careful"]),
+        ("3", ["[allreduce] rank 3: careful"]),
+        ("3, 'INFO'", ["[allreduce] rank 3: a detail", "[allreduce] rank 3: careful"]),
+        ("0, 'ERROR'", []),
+    ],
+)
+def test_records_go_to_stderr_with_their_rank(arguments: str, expected: list[str]) -> None:
+    script = f"from allreduce import events; events.configure_logging({arguments}); {LOG_BOTH}"
+    assert stderr_of(script).splitlines() == expected
+
+
+def test_records_are_not_doubled_by_the_applications_logging() -> None:
+    lines = stderr_of(f"""
+        import logging
+        from allreduce import events
+        logging.basicConfig(level=logging.DEBUG, format="app: %(message)s")
+        events.configure_logging(0)
+        events.configure_logging(0)
+        {LOG_BOTH}
+    """).splitlines()
+    assert lines == ["[allreduce] rank 0: a detail", "[allreduce] rank 0: careful"]
+
+
+def test_a_handler_of_the_application_is_left_alone() -> None:
+    lines = stderr_of(f"""
+        import logging
+        from allreduce import events
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("mine %(rank)s: %(message)s"))
+        logging.getLogger("allreduce").addHandler(handler)
+        events.configure_logging(2)
+        {LOG_BOTH}
+    """).splitlines()
+    assert lines == ["mine 2: careful"]
+
+
+def test_before_a_rank_is_known_records_show_a_dash() -> None:
+    record = logging.LogRecord("allreduce", logging.WARNING, __file__, 1, "early", None, None)
+    assert events._RankFilter().filter(record)
+    assert record.__dict__["rank"] == "-"
