@@ -32,7 +32,7 @@ class Host(Protocol):
 
 
 class ArenaPlan:
-    """How an optimizer's variables of one dtype lie in memory, and that memory, per local replica."""
+    """How an optimizer's variables of one dtype lie in memory, and that memory per replica."""
 
     def __init__(self, rule: UpdateRule, variables: Sequence[Variable], host: Host) -> None:
         self.rule = rule

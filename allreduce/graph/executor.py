@@ -113,8 +113,9 @@ class Frame:
         for name, array in self.runtime.items():
             array[...] = told[name]
         self.values.update(zip(self.program.inputs, feeds, strict=True))
-        for step in self.steps:
-            step()
+        with np.errstate(all="ignore"):  # infinities and NaN are results here, not warnings
+            for step in self.steps:
+                step()
         return [self._output(node) for node in self.program.outputs]
 
     def _output(self, node: Node) -> np.ndarray:

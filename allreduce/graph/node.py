@@ -48,7 +48,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes in topological order; which are fed (`inputs`), fetched (`outputs`), done (`effects`)."""
+    """Nodes in topological order; which are fed (inputs), fetched (outputs), done (effects)."""
 
     nodes: tuple[Node, ...]
     inputs: tuple[int, ...] = ()

@@ -42,8 +42,7 @@ def get_seed() -> int:
     global _seed
     if _seed is None:
         _seed = secrets.randbits(31)
-        events.logger.info(
-            "no seed was set: drew %d; ar.set_seed(%d) repeats this run", _seed, _seed
-        )
+        text = "no seed was set: drew %d; ar.set_seed(%d) repeats this run"
+        events.logger.info(text, _seed, _seed)
     assert _seed is not None
     return _seed

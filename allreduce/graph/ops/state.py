@@ -1,4 +1,4 @@
-"""Rows without a kernel: values that the executor provides, and changes and exchanges it carries out.
+"""Rows without a kernel: values, changes and exchanges that are the executor's own business.
 
 Their specs are set where they are recorded, so their shape rule only passes on what is there.
 """

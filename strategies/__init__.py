@@ -1,0 +1,7 @@
+"""Strategies: which devices of which ranks hold a replica."""
+
+from allreduce.strategies.base import Strategy
+from allreduce.strategies.mirrored import MirroredStrategy
+from allreduce.strategies.multi_worker import MultiWorkerMirroredStrategy
+
+__all__ = ["MirroredStrategy", "MultiWorkerMirroredStrategy", "Strategy"]

@@ -1,0 +1,51 @@
+"""MirroredStrategy: a replica on every device of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from allreduce.comm import world
+from allreduce.devices import DeviceName, logical_devices, lookup
+from allreduce.errors import UsageError
+from allreduce.strategies.base import Strategy
+
+
+class MirroredStrategy(Strategy):
+    """Replicates over devices of one process; gradients are all-reduced between them.
+
+    Args:
+        devices: Device names, in full or in part; by default all GPUs, or else all logical CPUs (one
+            unless `ar.config.set_logical_devices("CPU", n)` came first).
+
+    Raises:
+        UsageError: The process is one of several ranks, or a device is named twice.
+        DeviceError: A device does not exist here.
+    """
+
+    def __init__(self, devices: Sequence[str | DeviceName] | None = None) -> None:
+        here = world()
+        if here.size > 1:
+            raise UsageError(
+                f"rank {here.rank}: MirroredStrategy replicates inside one process, but this job has "
+                f"{here.size} ranks ({here.source}); use ar.MultiWorkerMirroredStrategy()"
+            )
+        chosen = local_devices(devices)
+        super().__init__(chosen, 0, len(chosen))
+
+
+def local_devices(devices: Sequence[str | DeviceName] | None = None) -> list[DeviceName]:
+    """Complete device names, or list what a process's replicas run on by default.
+
+    Raises:
+        UsageError: No device is left, or one is named twice.
+    """
+    if devices is None:
+        gpus = [device for device in logical_devices() if device.kind == "GPU"]
+        return [device.name for device in gpus or logical_devices("CPU")]
+    if isinstance(devices, str):
+        raise UsageError(f"devices is a list of names, not the text {devices!r}")
+    chosen = [lookup(name).name for name in devices]
+    if not chosen or len(set(chosen)) < len(chosen):
+        listed = ", ".join(map(str, chosen)) or "none"
+        raise UsageError(f"each replica needs a device of its own; got {listed}")
+    return chosen

@@ -1,0 +1,48 @@
+"""MultiWorkerMirroredStrategy: a replica on every device of every rank."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from allreduce import events
+from allreduce.comm import Communicator, init
+from allreduce.errors import MismatchError
+from allreduce.graph import seed
+from allreduce.strategies.base import Strategy
+from allreduce.strategies.mirrored import local_devices
+
+
+class MultiWorkerMirroredStrategy(Strategy):
+    """Replicates over all ranks' devices; ranks are found as `ar.init` finds them.
+
+    All ranks construct it together. Unless `ar.set_seed` was called, rank 0 draws the seed.
+
+    Raises:
+        MismatchError: Ranks have set different seeds.
+    """
+
+    def __init__(self) -> None:
+        communicator = init()
+        devices = local_devices()
+        counts = communicator.all_gather(np.asarray([len(devices)], np.int64))
+        first = int(counts[: communicator.rank].sum())
+        super().__init__(devices, first, int(counts.sum()))
+        _agree_on_seed(communicator)
+        events.logger.info(
+            "%d replicas on %d ranks; %s carries collectives",
+            self.num_replicas_in_sync,
+            communicator.size,
+            communicator.transport,
+        )
+
+
+def _agree_on_seed(communicator: Communicator) -> None:
+    mine = seed.get_seed() if communicator.rank == 0 or seed.is_set() else -1
+    seeds = [int(each) for each in communicator.all_gather(np.asarray([mine], np.int64))]
+    differing = [rank for rank, each in enumerate(seeds) if each not in (-1, seeds[0])]
+    if differing:
+        raise MismatchError(
+            f"rank {differing[0]} has seed {seeds[differing[0]]} but rank 0 has {seeds[0]}; call "
+            "ar.set_seed with one number on all ranks, or on none"
+        )
+    seed.set_seed(seeds[0])
