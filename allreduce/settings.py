@@ -76,6 +76,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("TIMEOUT", _seconds, 300.0, "seconds above 0", "how long a wait may last"),
     Setting("LOG_LEVEL", _level, None, "DEBUG, INFO, WARNING, ERROR or CRITICAL", "log verbosity"),
     Setting("LAUNCHED", _integer(0), None, "a process id", "set by the launcher, for its children"),
+    Setting("JOINED", str, None, "process:rank", "set by a rank, for its children to be refused"),
 )
 
 
@@ -91,7 +92,23 @@ class Settings:
     timeout: float
     log_level: str | None
     launched: int | None
+    joined: str | None
     unknown: tuple[str, ...]  # one warning text per unknown ALLREDUCE_ name
+
+
+def check(name: str, text: str) -> Any:
+    """Read `text` as the value of the setting `name`: for arguments that are also variables.
+
+    Raises:
+        UsageError: It is not of the setting's kind.
+    """
+    row = next(row for row in TABLE if row.name == name)
+    try:
+        return row.parse(text)
+    except ValueError:
+        raise UsageError(
+            f"{name.lower()}={text!r} is not valid: expected {row.expects} ({row.doc})"
+        ) from None
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from allreduce.errors import ClosedError, PeerLostError, TimeoutError
@@ -96,12 +95,22 @@ class Member:
     pid: int
 
 
-_generations = itertools.count(1)
+class _Generations:
+    """Counts this process's worlds: equal on all ranks, which join the same jobs together."""
+
+    def __init__(self) -> None:
+        self.next = 1
+
+    def count(self) -> None:
+        """Note that a join has succeeded; one that fails keeps its number for the next attempt."""
+        self.next += 1
 
 
-def next_generation() -> int:
-    """Count this process's joins; equal on all ranks because they join the same jobs together."""
-    return next(_generations)
+generations = _Generations()
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,7 @@ class World:
     job: str  # the job's unique hexadecimal id, equal on all ranks
     secret: bytes = field(repr=False)  # the job's secret, equal on all ranks
     store: Store = field(repr=False)
+    farewell: Callable[[], None] = field(default=_nothing, repr=False)  # runs after the close
 
     @property
     def local_rank(self) -> int:
@@ -162,6 +172,7 @@ class World:
     def close(self) -> None:
         """Leave the world: its store is closed. Closing twice is harmless."""
         self.store.close()
+        self.farewell()
 
 
 def lost(rank: int, member: Member, reason: str) -> PeerLostError:
@@ -170,8 +181,3 @@ def lost(rank: int, member: Member, reason: str) -> PeerLostError:
         f"[cluster] rank {rank}: rank {member.rank} "
         f"(process {member.pid} on {member.host}) is gone: {reason}"
     )
-
-
-def hosts(members: tuple[Member, ...]) -> list[str]:
-    """List the distinct hosts, in rank order."""
-    return list(Counter(member.host for member in members))

@@ -57,7 +57,8 @@ class Line:
         self._numbers = itertools.count(1)
         self.broken: str | None = None
         self._heard = time.monotonic()
-        self._call = leader_pb2_grpc.LeaderStub(self._channel).Attend(self._requests())
+        stub = leader_pb2_grpc.LeaderStub(self._channel)  # type: ignore[no-untyped-call]
+        self._call = stub.Attend(self._requests())
         self._reader = threading.Thread(target=self._read, name="allreduce-member", daemon=True)
         self._reader.start()
 
@@ -120,8 +121,8 @@ class Line:
             for message in self._call:
                 self._heard = time.monotonic()
                 self._dispatch(message)
-        except grpc.RpcError as error:
-            reason = str(error.details() if isinstance(error, grpc.Call) else error)
+        except grpc.RpcError:
+            reason = self._call.details() or reason
         self._break(reason)
 
     def _dispatch(self, message: pb.ToMember) -> None:

@@ -1,4 +1,4 @@
-"""Members meet at a group leader: one hosts it where nobody does yet, and all shake hands with it."""
+"""Members meet at a group leader: they reach it, shake hands with it and wait for each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gRPC as this package uses it: quiet, without proxies, one size cap. Importing this imports gRPC."""
+"""gRPC as this package uses it: quiet, without proxies, with a size cap. Imports gRPC."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Leader:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        leader_pb2_grpc.add_LeaderServicer_to_server(_Servicer(self), server)
+        leader_pb2_grpc.add_LeaderServicer_to_server(_Servicer(self), server)  # type: ignore[no-untyped-call]
         port = server.add_insecure_port(self.address)
         if port == 0:
             raise OSError("the address is in use or not of this machine")

@@ -1,0 +1,100 @@
+"""Who takes part: worlds from arguments, `ALLREDUCE_…` variables, MPI, Slurm, or alone.
+
+`join()` asks the resolvers in the order of precedence (docs/cluster.md); the first that claims the
+process wins, and what the others would have said is in `World.why`, logged once by rank 0.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+
+from allreduce import settings
+from allreduce.cluster import lineage
+from allreduce.cluster.base import Member, Store, World, generations
+from allreduce.cluster.resolver import Request, Resolver
+from allreduce.errors import InternalError, UsageError
+from allreduce.events import configure_logging, logger
+
+__all__ = ["PRECEDENCE", "Member", "Store", "World", "join"]
+
+# Module and class of each resolver; the order is the precedence.
+PRECEDENCE: tuple[tuple[str, str], ...] = (
+    ("explicit", "Explicit"),
+    ("mpi", "Mpi"),
+    ("slurm", "Slurm"),
+    ("alone", "Alone"),
+)
+
+_joining = threading.Lock()
+
+
+def join(
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    leader: str | None = None,
+    secret: str | bytes | None = None,
+    timeout: float | None = None,
+) -> World:
+    """Join the job that the arguments, the environment or a scheduler say this process belongs to.
+
+    Blocks until all ranks have joined. Every argument is also read from `ALLREDUCE_<NAME>`.
+
+    Args:
+        rank: This process's rank.
+        size: How many ranks the job has.
+        leader: `host:port` of the group leader.
+        secret: What all ranks have to know; needed unless the leader is on the loopback interface.
+        timeout: Seconds to wait for the other ranks, and longest silence of a member.
+
+    Raises:
+        JoinError: The job cannot be joined: no leader, a refusal, an MPI that does not fit.
+        TimeoutError: Some ranks did not come; the message names them.
+        UsageError: Arguments and variables are invalid or contradict each other, or this process
+            has joined already.
+        UnsupportedError: The job spans hosts in a way that nothing here carries.
+    """
+    with _joining:
+        lineage.check(os.environ)
+        read = settings.load()
+        request = Request.merge(
+            read,
+            os.environ,
+            generations.next,
+            rank=rank,
+            size=size,
+            leader=None if leader is None else settings.check("LEADER", leader),
+            secret=secret.encode() if isinstance(secret, str) else secret,
+            timeout=timeout,
+        )
+        if not request.timeout > 0:
+            raise UsageError(
+                f"[cluster] timeout={timeout!r} is not valid: expected seconds above 0"
+            )
+        world = _resolve(request)
+        generations.count()
+    configure_logging(world.rank, read.log_level)
+    if world.rank == 0:
+        logger.info("%s", world.why)
+        for warning in read.unknown:
+            logger.warning("%s", warning)
+    return world
+
+
+def _resolve(request: Request) -> World:
+    resolvers = [_load(module, name) for module, name in PRECEDENCE]
+    claims = [(resolver, resolver.claim(request)) for resolver in resolvers]
+    claiming = [(resolver, claim) for resolver, claim in claims if claim is not None]
+    if not claiming:
+        raise InternalError("[cluster] no resolver claims this process, not even the last")
+    winner = claiming[0][0]
+    losers = [f"{resolver.name} ({claim})" for resolver, claim in claiming[1:-1]]
+    return winner.join(request, f"; ignored: {', '.join(losers)}" if losers else "")
+
+
+def _load(module: str, name: str) -> Resolver:
+    found = getattr(importlib.import_module(f"{__name__}.{module}"), name)()
+    assert isinstance(found, Resolver)
+    return found

@@ -1,0 +1,38 @@
+"""A world of one: what is left when nothing says otherwise."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+
+from allreduce.cluster.base import LocalStore, Member, World
+from allreduce.cluster.resolver import Request, Resolver, explain
+
+
+class Alone(Resolver):
+    """Claims every process."""
+
+    name = "alone"
+
+    def claim(self, request: Request) -> str | None:  # noqa: ARG002 - it claims all
+        return "neither arguments, ALLREDUCE_ variables, MPI nor Slurm place this process in a job"
+
+    def join(self, request: Request, ignored: str) -> World:
+        evidence = self.claim(request) or ""
+        return world_of_one(request, self.name, evidence, ignored)
+
+
+def world_of_one(request: Request, name: str, evidence: str, ignored: str) -> World:
+    """Build a world without connections, for any source that says there is one rank."""
+    return World(
+        generation=request.generation,
+        rank=0,
+        size=1,
+        members=(Member(0, socket.gethostname(), os.getpid()),),
+        source=name,
+        why=explain(1, 0, name, evidence, ignored),
+        job=secrets.token_hex(16),
+        secret=request.secret or secrets.token_bytes(32),
+        store=LocalStore(),
+    )

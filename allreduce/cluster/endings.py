@@ -1,0 +1,176 @@
+"""How a rank's end becomes the job's: an error ends all ranks, an interrupt ends them quietly.
+
+MPI's finalise waits for all ranks, so that a rank which raised would hang there while the others
+wait for it. Hence the hooks: an uncaught exception prints its traceback and aborts before that; at
+exit an abnormal end is recognised and aborts too. In a notebook or an interactive session nothing
+is hooked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn
+
+from allreduce.cluster import lineage
+from allreduce.cluster.base import World
+from allreduce.errors import PeerLostError
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+# A death elsewhere shows here before its own traceback is out, and an interrupt of the whole job
+# may show as a peer's death first: a victim waits this long before it reports.
+_AFTER_YOU_SECONDS = 0.5
+_LAST_SECONDS = 1.5  # for the interpreter to end by itself after an error
+
+
+class Watch:
+    """Ends the job when this rank ends abnormally.
+
+    Args:
+        rank: This process's rank.
+        launched: Whether the launcher watches the ranks; it then reports interrupts.
+        abort: Ends all ranks with an exit code, where the world has such a means (MPI).
+    """
+
+    def __init__(
+        self, rank: int, *, launched: bool = False, abort: Callable[[int], None] | None = None
+    ) -> None:
+        self._rank, self._launched, self._abort = rank, launched, abort
+        self._pid = os.getpid()
+        self._world: World | None = None
+        self._status = 0
+        self._hook, self._exit = sys.excepthook, sys.exit
+        self._hooked = not interactive()
+        if self._hooked:
+            sys.excepthook = self._on_exception
+            sys.exit = self._on_sys_exit
+        atexit.register(self._at_exit)
+
+    def over(self, world: World) -> World:
+        """Watch over `world`: closing it ends the watch."""
+        self._world = dataclasses.replace(world, farewell=self.end)
+        lineage.mark(world.rank)
+        return self._world
+
+    def end(self) -> None:
+        """Take the hooks away; harmless when they are gone."""
+        if os.getpid() != self._pid:
+            return
+        if sys.excepthook == self._on_exception:
+            sys.excepthook = self._hook
+        if sys.exit == self._on_sys_exit:
+            sys.exit = self._exit
+        if self._world is not None:
+            lineage.unmark()
+            self._world = None
+        atexit.unregister(self._at_exit)
+
+    def _on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() != self._pid:
+            self._hook(kind, error, trace)
+            return
+        try:
+            if isinstance(error, PeerLostError):
+                time.sleep(_AFTER_YOU_SECONDS)
+            if not issubclass(kind, KeyboardInterrupt):
+                self._hook(kind, error, trace)
+                self._finish(1)
+                return
+        except KeyboardInterrupt:
+            pass  # then it was that, all along
+        self._interrupted()
+
+    def _interrupted(self) -> None:
+        if self._rank == 0 and not self._launched:
+            print("[allreduce] interrupted", file=sys.stderr)
+        self._finish(INTERRUPTED)
+
+    def _finish(self, code: int) -> None:
+        """End this process, and the job where that is in our hands."""
+        _flush()
+        if self._abort is not None:
+            if code == INTERRUPTED:  # every rank got the signal: aborting would report it once each
+                os._exit(code)
+            self._abort(code)
+        self._abandon()
+        last = threading.Timer(_LAST_SECONDS, _exit_now, (code,))
+        last.daemon = True
+        last.start()
+
+    def _on_sys_exit(self, status: object = None) -> NoReturn:
+        if threading.current_thread() is threading.main_thread() and os.getpid() == self._pid:
+            raise _Exit(self, status)
+        raise SystemExit(status)
+
+    def note(self, status: object) -> None:
+        """Remember the status with which the interpreter is about to end."""
+        self._status = 0 if status is None else status if isinstance(status, int) else 1
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        failed = self._hooked and getattr(sys, "last_value", None) is not None
+        code = self._status or int(failed)
+        if not code:
+            if self._world is not None:
+                self._world.close()
+            return
+        _flush()
+        self._abandon()
+        if self._abort is not None:
+            self._abort(code)
+
+    def _abandon(self) -> None:
+        """Break the connection so that the others learn of this rank's loss."""
+        abandon: Any = getattr(self._world and self._world.store, "abandon", None)
+        if abandon is not None:
+            abandon()
+
+
+class _Exit(SystemExit):
+    """`sys.exit`'s exception, that knows when it has reached the interpreter.
+
+    Python tells no atexit function the exit status. But the interpreter reads `code` of a
+    SystemExit that nobody caught, and it alone does so without a Python frame above.
+    """
+
+    def __init__(self, watch: Watch, status: object) -> None:
+        super().__init__(status)
+        self._watch, self._value = watch, status
+
+    @property
+    def code(self) -> Any:  # type: ignore[override]
+        try:
+            sys._getframe(1)
+        except ValueError:
+            self._watch.note(self._value)
+        return self._value
+
+
+def interactive() -> bool:
+    """Say whether a person sits before this interpreter, whom an error must not throw out."""
+    if hasattr(sys, "ps1") or sys.flags.interactive or "ipykernel" in sys.modules:
+        return True
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and ipython.get_ipython() is not None
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+            stream.flush()
+
+
+def _exit_now(code: int) -> None:
+    _flush()
+    os._exit(code)

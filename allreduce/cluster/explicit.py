@@ -1,0 +1,78 @@
+"""Worlds that are spelled out: rank, size and leader from arguments or `ALLREDUCE_…` variables."""
+
+from __future__ import annotations
+
+from allreduce.cluster.alone import world_of_one
+from allreduce.cluster.base import World
+from allreduce.cluster.endings import Watch
+from allreduce.cluster.resolver import Request, Resolver, explain
+from allreduce.errors import JoinError, UsageError
+
+
+class Explicit(Resolver):
+    """Claims a process as soon as one of rank, size and leader is given; then all must be."""
+
+    name = "leader"
+
+    def claim(self, request: Request) -> str | None:
+        if not request.named:
+            return None
+        return f"{', '.join(request.named)} {'say' if len(request.named) > 1 else 'says'} so"
+
+    def join(self, request: Request, ignored: str) -> World:
+        rank, size = _checked(request)
+        evidence = self.claim(request) or ""
+        if size == 1:
+            return world_of_one(request, self.name, evidence, ignored)
+        assert request.leader is not None  # _checked
+        meeting_place = f"group leader {request.leader}"
+        why = explain(size, rank, self.name, f"{evidence} ({meeting_place})", ignored)
+        world = _meet(request, rank, size, request.leader, why)
+        return Watch(world.rank, launched=request.launched).over(world)
+
+
+def _checked(request: Request) -> tuple[int, int]:
+    """Return rank and size.
+
+    Raises:
+        UsageError: Something is missing or out of range.
+    """
+    rank, size = request.rank, request.size
+    given = ", ".join(request.named)
+    needed = {"rank": rank, "size": size} | ({"leader": request.leader} if size != 1 else {})
+    missing = [name for name, value in needed.items() if value is None]
+    if rank is None or size is None or missing:
+        raise UsageError(
+            f"[cluster] {given} came without {' and '.join(missing)}; give rank, size and leader "
+            "(arguments, or ALLREDUCE_RANK, ALLREDUCE_SIZE and ALLREDUCE_LEADER), or none of them"
+        )
+    if not 0 <= rank < size:
+        raise UsageError(
+            f"[cluster] rank {rank} is out of range for size {size} (from {given}): expected 0 to "
+            f"{size - 1}"
+        )
+    return rank, size
+
+
+def _meet(request: Request, rank: int, size: int, address: str, why: str) -> World:
+    from allreduce.cluster.meeting import Meeting
+    from allreduce.cluster.service import Leader
+
+    secret, hosted = request.secret or b"", None
+    if rank == 0 and not request.launched:
+        try:
+            hosted = Leader(address, size, secret, request.timeout)
+        except JoinError:
+            hosted = None  # something listens there already, or the address is another machine's
+    return Meeting(
+        rank=rank,
+        size=size,
+        address=address,
+        secret=secret,
+        generation=request.generation,
+        timeout=request.timeout,
+        source=Explicit.name,
+        why=why,
+        whereabouts="the launcher" if request.launched else "rank 0's process",
+        hosted=hosted,
+    ).join()

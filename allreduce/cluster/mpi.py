@@ -1,0 +1,170 @@
+"""Worlds that MPI knows: ranks from its launcher and library, the store from a leader on rank 0."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from allreduce.cluster import mpi_library
+from allreduce.cluster.address import LOOPBACK, outward_host
+from allreduce.cluster.alone import world_of_one
+from allreduce.cluster.base import World
+from allreduce.cluster.endings import Watch
+from allreduce.cluster.resolver import Request, Resolver, explain
+from allreduce.errors import AllreduceError, JoinError, TimeoutError
+
+_INVITATION_BYTES = 512
+_POLL_SECONDS = 0.002
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What a launcher of MPI processes says about this one."""
+
+    family: str  # whose launcher it is, as `mpi_library.family` names libraries
+    rank_variable: str
+    size_variable: str
+    rank: int
+    size: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rank_variable}={self.rank} and {self.size_variable}={self.size} of "
+            f"{self.family}'s launcher"
+        )
+
+
+# A Slurm step sets PMI_RANK and PMI_SIZE too; hydra, which MPICH and Intel MPI share, alone sets
+# MPI_LOCALNRANKS. Without either, PMI_SIZE is that of another PMI launcher.
+_VARIABLES = (
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MPICH", "PMI_RANK", "PMI_SIZE"),
+)
+
+
+def launcher(environ: Mapping[str, str]) -> Launcher | None:
+    """Read which MPI launcher started this process, if one did."""
+    for family, rank_variable, size_variable in _VARIABLES:
+        rank, size = environ.get(rank_variable, ""), environ.get(size_variable, "")
+        by_slurm = "SLURM_STEP_ID" in environ and "MPI_LOCALNRANKS" not in environ
+        if rank.isdecimal() and size.isdecimal() and not (family == "MPICH" and by_slurm):
+            if family == "MPICH" and "I_MPI_MPIRUN" in environ:
+                family = "Intel MPI"
+            return Launcher(family, rank_variable, size_variable, int(rank), int(size))
+    return None
+
+
+class Mpi(Resolver):
+    """Claims a process that `mpirun` or `mpiexec` started."""
+
+    name = "mpi"
+
+    def claim(self, request: Request) -> str | None:
+        found = launcher(request.environ)
+        return str(found) if found is not None else None
+
+    def join(self, request: Request, ignored: str) -> World:
+        found = launcher(request.environ)
+        assert found is not None  # it has claimed the process
+        if found.size == 1:
+            return world_of_one(request, self.name, str(found), ignored)
+        if find_spec("mpi4py") is None:
+            raise JoinError(
+                f"[cluster] rank {found.rank}: {mpi_library.launcher_path(found.family)} started "
+                f"this process as one of {found.size} ranks, but mpi4py is not installed: "
+                'pip install "allreduce[mpich]" (with an MPI of its own) or "allreduce[mpi]" (for '
+                "the MPI of this machine)"
+            )
+        mpi = mpi_library.load(found.family, found.rank, found.size)
+        if mpi.COMM_WORLD.Get_size() != found.size:
+            raise mpi_library.mismatch(
+                found.family,
+                found.rank,
+                f"the launcher says {found.size} ranks, the library {mpi.COMM_WORLD.Get_size()}",
+            )
+        version = mpi.Get_library_version().split("\n")[0].strip("\0 ")
+        return join_through(mpi, request, f"{found}; {version}", ignored)
+
+
+def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> World:
+    """Join all ranks of `mpi.COMM_WORLD`, which is initialised."""
+    from allreduce.cluster.meeting import Meeting
+    from allreduce.cluster.service import Leader
+
+    comm = mpi.COMM_WORLD
+    rank, size = comm.Get_rank(), comm.Get_size()
+    watch = Watch(rank, abort=comm.Abort)
+    hosted: Leader | None = None
+    invitation = ""
+    try:
+        spread = _one_host(mpi, comm)
+        if rank == 0:
+            secret = request.secret or secrets.token_hex(32).encode()
+            invitation, hosted = _host(request, size, secret, one_host=spread)
+        address, hexed = _share(comm, invitation, request.timeout)
+        return watch.over(
+            Meeting(
+                rank=rank,
+                size=size,
+                address=address,
+                secret=bytes.fromhex(hexed),
+                generation=request.generation,
+                timeout=request.timeout,
+                source=Mpi.name,
+                why=explain(size, rank, Mpi.name, evidence, ignored),
+                whereabouts="rank 0's process",
+                hosted=hosted,
+            ).join()
+        )
+    except BaseException:
+        if hosted is not None:
+            hosted.close()
+        raise
+
+
+def _one_host(mpi: Any, comm: Any) -> bool:
+    local = comm.Split_type(mpi.COMM_TYPE_SHARED)
+    try:
+        return bool(local.Get_size() == comm.Get_size())
+    finally:
+        local.Free()
+
+
+def _host(request: Request, size: int, secret: bytes, *, one_host: bool) -> tuple[str, Any]:
+    """Start the leader on a free port; returns the text for the others, too if that failed."""
+    from allreduce.cluster.service import Leader
+
+    try:
+        host = LOOPBACK if one_host else outward_host()
+        leader = Leader(f"{host}:0", size, secret, request.timeout)
+    except AllreduceError as error:
+        return f"!{error}", None
+    return f"{leader.address} {secret.hex()}", leader
+
+
+def _share(comm: Any, invitation: str, timeout: float) -> tuple[str, str]:
+    """Broadcast rank 0's address and secret; a rank that never comes is a timeout, not a hang.
+
+    Raises:
+        JoinError: Rank 0 could not start the leader.
+        TimeoutError: Rank 0 did not join.
+    """
+    buffer = bytearray(invitation.encode()[:_INVITATION_BYTES].ljust(_INVITATION_BYTES, b"\0"))
+    pending = comm.Ibcast(buffer, root=0)
+    deadline = time.monotonic() + timeout
+    while not pending.Test():
+        if time.monotonic() > deadline:
+            raise TimeoutError(
+                f"[cluster] rank {comm.Get_rank()}: the MPI ranks did not all join within "
+                f"{timeout:g} s; every rank has to call allreduce.init()"
+            )
+        time.sleep(_POLL_SECONDS)
+    text = bytes(buffer).rstrip(b"\0").decode(errors="replace")
+    if text.startswith("!"):
+        raise JoinError(f"[cluster] rank {comm.Get_rank()}: rank 0 could not start: {text[1:]}")
+    address, _, hexed = text.partition(" ")
+    return address, hexed

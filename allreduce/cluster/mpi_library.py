@@ -1,0 +1,109 @@
+"""Which MPI library mpi4py loads, and whether it understands the launcher of this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from allreduce.cluster.lineage import ancestors
+from allreduce.errors import JoinError
+
+_HYDRA = ("mpiexec.hydra", "hydra_pmi_proxy")  # MPICH's and Intel MPI's
+_PRRTE = ("orterun", "orted", "prterun", "prte", "prted")  # Open MPI's
+_LAUNCHERS = frozenset(("mpirun", "mpiexec", "srun", "slurmstepd", *_HYDRA, *_PRRTE))
+
+
+def load(launcher_family: str, rank: int, size: int) -> Any:
+    """Import `mpi4py.MPI` and initialise MPI, if nobody has yet.
+
+    The library is looked at before it is initialised: MPICH's ends the process when it finds itself
+    under Open MPI's launcher.
+
+    Raises:
+        JoinError: The library cannot be loaded, or does not understand the launcher.
+    """
+    try:
+        mpi = imported()
+    except (ImportError, RuntimeError, OSError) as error:
+        raise mismatch(launcher_family, rank, f"mpi4py cannot load a library: {error}") from error
+    if mpi.Is_initialized():
+        return mpi
+    library = family(mpi.Get_library_version())
+    if launcher_family == "Open MPI" and library != "Open MPI" and not _maps("libpmix"):
+        raise mismatch(
+            launcher_family, rank, f"{library} cannot learn its ranks from Open MPI's launcher"
+        )
+    try:
+        with warnings.catch_warnings():
+            # mpi4py warns of a launcher that does not fit; the sizes show it, and that is an error.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            mpi.Init_thread(mpi.THREAD_MULTIPLE)
+    except mpi.Exception as error:
+        raise mismatch(launcher_family, rank, f"MPI_Init failed ({size} ranks): {error}") from error
+    return mpi
+
+
+def imported() -> Any:
+    """Import `mpi4py.MPI` without initialising MPI; it is finalised at exit all the same."""
+    import mpi4py
+
+    before = mpi4py.rc.initialize, mpi4py.rc.finalize
+    mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+    try:
+        from mpi4py import MPI
+    finally:
+        mpi4py.rc.initialize, mpi4py.rc.finalize = before
+    return MPI
+
+
+def family(version: str) -> str:
+    """Name the implementation from `MPI_Get_library_version`'s text."""
+    known = (("Open MPI", "Open MPI"), ("Intel(R) MPI", "Intel MPI"), ("MPICH", "MPICH"))
+    return next((name for sign, name in known if sign in version), version.split(",")[0][:40])
+
+
+def mismatch(launcher_family: str, rank: int, reason: str) -> JoinError:
+    """Build the error for a launcher and a library that are strangers, with both paths."""
+    return JoinError(
+        f"[cluster] rank {rank}: the MPI library does not belong to the launcher: {reason}. "
+        f"The launcher is {launcher_path(launcher_family)}; the library is {library_path()}. "
+        "Use the mpirun of the library's installation (for the mpich wheel: the one beside this "
+        f"Python, in {os.path.dirname(sys.executable)}), or point MPI4PY_LIBMPI to the "
+        "launcher's libmpi"
+    )
+
+
+def library_path() -> str:
+    """Find the file of the loaded MPI library."""
+    found = _maps("libmpi.so") or _maps("libmpi")
+    return found or "not loaded"
+
+
+def launcher_path(launcher_family: str) -> str:
+    """Find the executable that started this process: the topmost launcher among its ancestors."""
+    found = None
+    for pid in ancestors():
+        found = _launcher_file(pid) or found
+    return found or f"{launcher_family}'s mpirun"
+
+
+def _launcher_file(pid: int) -> str | None:
+    process = Path(f"/proc/{pid}")
+    try:
+        executable = os.readlink(process / "exe")
+        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")[:2]
+    except OSError:  # it has ended, or is another user's
+        return None
+    candidates = [executable, *words]  # words: mpirun may be a script or a wrapper
+    return next((file for file in candidates if os.path.basename(file) in _LAUNCHERS), None)
+
+
+def _maps(part: str) -> str | None:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.rpartition(" ")[2]
+        if part in os.path.basename(path):
+            return path
+    return None

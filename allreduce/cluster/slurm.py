@@ -1,0 +1,135 @@
+"""Worlds that an `srun` step makes: through MPI where the step speaks its PMI, else a leader."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from allreduce.cluster import mpi_library
+from allreduce.cluster.address import LOOPBACK
+from allreduce.cluster.alone import world_of_one
+from allreduce.cluster.base import World
+from allreduce.cluster.endings import Watch
+from allreduce.cluster.resolver import Request, Resolver, explain
+from allreduce.errors import JoinError, UnsupportedError
+
+_NO_STEP = (
+    0xFFFFFFF0  # ids from here on are the batch script's, the interactive shell's and others'
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One task's view of its step."""
+
+    job: str
+    step: str
+    rank: int
+    size: int
+    nodes: int
+    hosts: str  # as Slurm writes them: node[01-03]
+
+    def __str__(self) -> str:
+        return f"SLURM_PROCID={self.rank} of the {self.size} tasks of step {self.job}.{self.step}"
+
+
+def step(environ: Mapping[str, str]) -> Step | None:
+    """Read the step this process is a task of; None outside of `srun`.
+
+    Raises:
+        JoinError: It is a step's task, but the variables do not say which of how many.
+    """
+    job, number = environ.get("SLURM_JOB_ID"), environ.get("SLURM_STEP_ID", "")
+    if job is None or not number.isdecimal() or int(number) >= _NO_STEP:
+        return None
+    size = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS", "")
+    rank = environ.get("SLURM_PROCID", "")
+    nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "1")
+    if not (size.isdecimal() and rank.isdecimal() and nodes.isdecimal()) or int(rank) >= int(size):
+        raise JoinError(
+            f"[cluster] Slurm's step {job}.{number} has SLURM_PROCID={rank!r} and "
+            f"SLURM_STEP_NUM_TASKS={size!r}: expected a rank below a size; start the script with "
+            "srun, or remove SLURM_STEP_ID from its environment"
+        )
+    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", "unknown hosts")
+    return Step(job, number, int(rank), int(size), int(nodes), hosts)
+
+
+class Slurm(Resolver):
+    """Claims the tasks of an `srun` step; batch scripts and `salloc` shells are alone."""
+
+    name = "slurm"
+
+    def claim(self, request: Request) -> str | None:
+        found = step(request.environ)
+        return str(found) if found is not None else None
+
+    def join(self, request: Request, ignored: str) -> World:
+        found = step(request.environ)
+        assert found is not None  # it has claimed the process
+        if found.size == 1:
+            return world_of_one(request, self.name, str(found), ignored)
+        if found.nodes > 1:
+            raise UnsupportedError(
+                f"[cluster] rank {found.rank}: Slurm's step {found.job}.{found.step} spans "
+                f"{found.nodes} hosts ({found.hosts}), and no transport here crosses hosts yet; "
+                f"ask for one: srun --nodes=1 --ntasks={found.size}"
+            )
+        mpi = _mpi(request.environ, found)
+        if mpi is not None:
+            from allreduce.cluster.mpi import join_through
+
+            return join_through(mpi, request, f"{found}, and MPI has the same ranks", ignored)
+        return _meet(request, found, ignored)
+
+
+def _mpi(environ: Mapping[str, str], found: Step) -> Any:
+    """Return an initialised MPI whose world is the step, or None."""
+    speaks_pmi = "PMI_RANK" in environ or "PMIX_RANK" in environ
+    if not speaks_pmi or find_spec("mpi4py") is None:
+        return None
+    pmix = "Open MPI" if "PMI_RANK" not in environ else "Slurm"  # only PMIx needs a PMIx library
+    try:
+        mpi = mpi_library.load(pmix, found.rank, found.size)
+    except JoinError:
+        return None  # the leader serves in its place
+    return mpi if mpi.COMM_WORLD.Get_size() == found.size else None
+
+
+def _meet(request: Request, found: Step, ignored: str) -> World:
+    """Meet at a leader that task 0 starts and the others find by job and step id."""
+    from allreduce.cluster.meeting import Meeting
+    from allreduce.cluster.rendezvous import Beacon, fetch
+    from allreduce.cluster.service import Leader
+
+    name = f"allreduce/{os.getuid()}/slurm/{found.job}.{found.step}/{request.generation}"
+    hosted = beacon = None
+    if found.rank == 0:
+        secret = request.secret or secrets.token_hex(32).encode()
+        hosted = Leader(f"{LOOPBACK}:0", found.size, secret, request.timeout)
+        beacon = Beacon(name, f"{hosted.address} {secret.hex()}".encode())
+        address = hosted.address
+    else:
+        text = fetch(name, request.timeout, f"rank {found.rank}").decode()
+        address, secret = text.partition(" ")[0], bytes.fromhex(text.partition(" ")[2])
+    try:
+        world = Meeting(
+            rank=found.rank,
+            size=found.size,
+            address=address,
+            secret=secret,
+            generation=request.generation,
+            timeout=request.timeout,
+            source=Slurm.name,
+            why=explain(found.size, found.rank, Slurm.name, str(found), ignored),
+            whereabouts="the step's task 0",
+            hosted=hosted,
+        ).join()
+    finally:
+        if beacon is not None:
+            beacon.close()
+    return Watch(found.rank).over(world)
