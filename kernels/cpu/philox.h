@@ -1,0 +1,79 @@
+// Random words that are a function of a counter and a key, and the dropout drawn from them.
+//
+// Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011),
+// section 3.3: Philox4x32 with 10 rounds. Only for files compiled once per KERNEL_LEVEL.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace allreduce::KERNEL_LEVEL {
+namespace {
+
+constexpr std::uint32_t kMultiply0 = 0xD2511F53, kMultiply1 = 0xCD9E8D57;
+constexpr std::uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
+constexpr int kRounds = 10;
+// Counters worked on side by side: one AVX-512 register of words.
+constexpr std::size_t kSide = 16;
+
+struct Words {
+  std::uint32_t word[4][kSide];
+};
+
+// Replaces each lane's four words by random ones.
+inline void randomize(Words& c, std::uint64_t key) {
+  auto k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
+  for (int round = 0; round < kRounds; ++round, k0 += kWeyl0, k1 += kWeyl1) {
+    for (std::size_t i = 0; i < kSide; ++i) {
+      const std::uint64_t p0 = std::uint64_t{kMultiply0} * c.word[0][i];
+      const std::uint64_t p1 = std::uint64_t{kMultiply1} * c.word[2][i];
+      c.word[0][i] = static_cast<std::uint32_t>(p1 >> 32) ^ c.word[1][i] ^ k0;
+      c.word[1][i] = static_cast<std::uint32_t>(p1);
+      c.word[2][i] = static_cast<std::uint32_t>(p0 >> 32) ^ c.word[3][i] ^ k1;
+      c.word[3][i] = static_cast<std::uint32_t>(p0);
+    }
+  }
+}
+
+void philox(std::uint32_t* out, const std::uint32_t* counters, std::uint64_t key, std::size_t n) {
+  for (std::size_t begin = 0; begin < n; begin += kSide) {
+    const std::size_t used = n - begin < kSide ? n - begin : kSide;
+    Words c{};
+    for (std::size_t i = 0; i < used; ++i)
+      for (int w = 0; w < 4; ++w) c.word[w][i] = counters[(begin + i) * 4 + w];
+    randomize(c, key);
+    for (std::size_t i = 0; i < used; ++i)
+      for (int w = 0; w < 4; ++w) out[(begin + i) * 4 + w] = c.word[w][i];
+  }
+}
+
+// An element's draw is a function of its place in its row, the row's global index and the step.
+// Element e takes word (e % 64) / 16 of counter (16 * (e / 64) + e % 16, row, row >> 32, step):
+// that way a whole register of neighbours is drawn and stored at once.
+template <class T>
+void dropout(T* out, const T* x, std::size_t rows, std::size_t columns, T scale,
+             const DropoutPlan& plan) {
+  constexpr std::size_t kGroup = 4 * kSide;
+  const std::uint32_t threshold = plan.threshold;
+  for (std::size_t row = 0; row < rows; ++row) {
+    const std::uint64_t global = plan.first_row + row;
+    for (std::size_t begin = 0; begin < columns; begin += kGroup) {
+      Words c;
+      for (std::size_t i = 0; i < kSide; ++i) {
+        c.word[0][i] = static_cast<std::uint32_t>(begin / 4 + i);
+        c.word[1][i] = static_cast<std::uint32_t>(global);
+        c.word[2][i] = static_cast<std::uint32_t>(global >> 32);
+        c.word[3][i] = plan.step;
+      }
+      randomize(c, plan.key);
+      const std::uint32_t* draw = c.word[0];
+      const T* from = x + row * columns + begin;
+      T* to = out + row * columns + begin;
+      const std::size_t used = columns - begin < kGroup ? columns - begin : kGroup;
+      for (std::size_t e = 0; e < used; ++e) to[e] = draw[e] >= threshold ? from[e] * scale : T(0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace allreduce::KERNEL_LEVEL

@@ -1,0 +1,170 @@
+// Cross-entropies of rows of logits. Only for files compiled once per KERNEL_LEVEL.
+//
+// Partial results are kept in 16 lanes at every level and combined in one order, so that all levels
+// and the tails of rows give the same bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace allreduce::KERNEL_LEVEL {
+namespace {
+
+constexpr std::size_t kLanes = 16;
+
+// Constants of e^x = 2^k e^r with |r| <= ln(2)/2. ln(2) is split so that k * high is exact.
+// Source: Cody and Waite, Software Manual for the Elementary Functions (1980), chapter 6.
+template <class T>
+struct Exponential;
+
+template <>
+struct Exponential<float> {
+  using Bits = std::uint32_t;
+  static constexpr float kLowest = -87.0f, kRound = 12582912.0f;  // 1.5 * 2^23
+  static constexpr float kHigh = 0.693359375f, kLow = -2.12194440e-4f;
+  static constexpr int kMantissa = 23, kBias = 127;
+  static constexpr int kTerms = 7;  // the next is below 6e-9
+};
+
+template <>
+struct Exponential<double> {
+  using Bits = std::uint64_t;
+  static constexpr double kLowest = -708.0, kRound = 6755399441055744.0;  // 1.5 * 2^52
+  static constexpr double kHigh = 0.693145751953125, kLow = 1.42860682030941723212e-6;
+  static constexpr int kMantissa = 52, kBias = 1023;
+  static constexpr int kTerms = 13;  // the next is below 5e-18
+};
+
+template <class T>
+constexpr T inverse_factorial(int n) {
+  double product = 1;
+  for (int i = 2; i <= n; ++i) product *= i;
+  return static_cast<T>(1 / product);
+}
+
+// e^x for x <= 0, 0 where it is below about 1e-38 (1e-308); NaN stays NaN. Within 2 units in the
+// last place.
+template <class T>
+inline T exponential(T x) {
+  using E = Exponential<T>;
+  const T held = x < E::kLowest ? E::kLowest : x;
+  const T rounded = held * T(1.44269504088896340736) + E::kRound;
+  const T k = rounded - E::kRound;
+  const T r = held - k * E::kHigh - k * E::kLow;
+  T series = inverse_factorial<T>(E::kTerms);
+#pragma GCC unroll 16
+  for (int n = E::kTerms - 1; n >= 0; --n) series = series * r + inverse_factorial<T>(n);
+  typename E::Bits bits;
+  __builtin_memcpy(&bits, &rounded, sizeof(T));
+  bits = (bits + E::kBias) << E::kMantissa;  // the low bits of `rounded` hold k
+  T power;
+  __builtin_memcpy(&power, &bits, sizeof(T));
+  return x < E::kLowest ? T(0) : series * power;
+}
+
+template <class T>
+inline T logarithm(T x) {
+  if constexpr (sizeof(T) == 4)
+    return __builtin_logf(x);
+  else
+    return __builtin_log(x);
+}
+
+// Folds `term(j)` over the row in 16 lanes, then the lanes in order.
+template <class T, class Term, class Fold>
+inline T fold_row(std::size_t columns, T start, Term term, Fold fold) {
+  T lane[kLanes];
+  for (std::size_t l = 0; l < kLanes; ++l) lane[l] = start;
+  std::size_t j = 0;
+  for (; j + kLanes <= columns; j += kLanes)
+    for (std::size_t l = 0; l < kLanes; ++l) lane[l] = fold(lane[l], term(j + l));
+  for (std::size_t l = 0; j + l < columns; ++l) lane[l] = fold(lane[l], term(j + l));
+  T result = lane[0];
+  for (std::size_t l = 1; l < kLanes; ++l) result = fold(result, lane[l]);
+  return result;
+}
+
+template <class T>
+inline T largest(const T* row, std::size_t columns) {
+  return fold_row(
+      columns, row[0], [row](std::size_t j) { return row[j]; },
+      [](T a, T b) { return a < b ? b : a; });
+}
+
+template <class T>
+inline T sum_exponentials(const T* row, T shift, std::size_t columns) {
+  return fold_row(
+      columns, T(0), [row, shift](std::size_t j) { return exponential(row[j] - shift); },
+      [](T a, T b) { return a + b; });
+}
+
+inline bool in_range(std::int64_t label, std::size_t columns) {
+  return static_cast<std::uint64_t>(label) < columns;
+}
+
+template <class T>
+std::ptrdiff_t sparse_cross_entropy(T* out, const std::int64_t* labels, const T* logits,
+                                    std::size_t rows, std::size_t columns) {
+  for (std::size_t i = 0; i < rows; ++i) {
+    if (!in_range(labels[i], columns)) return static_cast<std::ptrdiff_t>(i);
+    const T* row = logits + i * columns;
+    const T shift = largest(row, columns);
+    // The two subtractions apart: log(sum) is small, and shift and the label's logit may be large.
+    out[i] = logarithm(sum_exponentials(row, shift, columns)) + (shift - row[labels[i]]);
+  }
+  return -1;
+}
+
+template <class T>
+std::ptrdiff_t sparse_cross_entropy_gradient(T* out, const T* dy, const std::int64_t* labels,
+                                             const T* logits, std::size_t rows,
+                                             std::size_t columns) {
+  for (std::size_t i = 0; i < rows; ++i) {
+    if (!in_range(labels[i], columns)) return static_cast<std::ptrdiff_t>(i);
+    const T* row = logits + i * columns;
+    T* to = out + i * columns;
+    const T shift = largest(row, columns);
+    const T total = sum_exponentials(row, shift, columns), scale = dy[i] / total;
+    for (std::size_t j = 0; j < columns; ++j) to[j] = exponential(row[j] - shift) * scale;
+    to[labels[i]] = (exponential(row[labels[i]] - shift) / total - T(1)) * dy[i];
+  }
+  return -1;
+}
+
+template <class T>
+void cross_entropy(T* out, const T* targets, const T* logits, std::size_t rows,
+                   std::size_t columns) {
+  for (std::size_t i = 0; i < rows; ++i) {
+    const T *row = logits + i * columns, *target = targets + i * columns;
+    const T shift = largest(row, columns);
+    const T log_total = logarithm(sum_exponentials(row, shift, columns));
+    // A class of no weight may have a logit of minus infinity.
+    out[i] = fold_row(
+        columns, T(0),
+        [=](std::size_t j) {
+          const T loss = target[j] * (log_total + (shift - row[j]));
+          return target[j] == 0 ? T(0) : loss;
+        },
+        [](T a, T b) { return a + b; });
+  }
+}
+
+template <class T>
+void cross_entropy_gradient(T* out, const T* dy, const T* targets, const T* logits,
+                            std::size_t rows, std::size_t columns) {
+  for (std::size_t i = 0; i < rows; ++i) {
+    const T *row = logits + i * columns, *target = targets + i * columns;
+    T* to = out + i * columns;
+    const T shift = largest(row, columns);
+    const T total = sum_exponentials(row, shift, columns);
+    const T weight = fold_row(
+        columns, T(0), [target](std::size_t j) { return target[j]; },
+        [](T a, T b) { return a + b; });
+    const T share = weight / total, slope = dy[i];
+    for (std::size_t j = 0; j < columns; ++j)
+      to[j] = (exponential(row[j] - shift) * share - target[j]) * slope;
+  }
+}
+
+}  // namespace
+}  // namespace allreduce::KERNEL_LEVEL
