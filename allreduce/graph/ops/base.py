@@ -14,12 +14,12 @@ from allreduce.graph.spec import Spec
 Attrs = Mapping[str, Any]
 ShapeRule = Callable[[Sequence[Spec], Attrs], Spec]
 # (out, inputs, attrs) -> value. `out` has the shape rule's shape and dtype and is what is returned,
-# except for a row with `view`, whose kernel gets None and returns a view of an input. It is C-contiguous,
-# may hold anything, and overlaps no input. Inputs may be strided. Callers run kernels, and may run many
-# of them, under one `np.errstate(all="ignore")`: infinities and NaN are results, not warnings.
+# except for a row with `view`, whose kernel gets None and returns a view of an input. It is
+# C-contiguous, may hold anything, and overlaps no input. Inputs may be strided. Callers run kernels
+# under one `np.errstate(all="ignore")`: infinities and NaN are results, not warnings.
 Kernel = Callable[[Any, Sequence[np.ndarray], Attrs], np.ndarray]
-# (gradient of the output, output, inputs, attrs) -> gradient of each input, or None where it has none.
-# All are Tensors; the gradient is written with the public operators, so it is itself traced.
+# (gradient of the output, output, inputs, attrs) -> gradient of each input, or None where it has
+# none. All are Tensors; the gradient is written with the public operators, so it is itself traced.
 Gradient = Callable[[Any, Any, Sequence[Any], Attrs], Sequence[Any]]
 # compute: a kernel; source: the executor provides the value; effect: it changes a variable;
 # collective: every replica takes part; transfer: between two devices of one replica.

@@ -1,0 +1,183 @@
+"""What operator families share: NumPy's promotion, element-wise rows, undoing a broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.ops.base import Attrs, Gradient, Kernel, Op, ShapeRule, register
+from allreduce.graph.scope import users_line
+from allreduce.graph.spec import Dim, Shape, Size, Spec, broadcast, concrete, show, size_of
+from allreduce.graph.tensor import Tensor
+from allreduce.graph.trace import apply, as_tensor
+
+# A Python number adapts to the dtype of what it meets (NumPy's NEP 50); all else has its own.
+_WEAK = (int, float)
+
+
+def cast(x: Any, dtype: Any) -> Tensor:
+    """Convert to another dtype; costs nothing where the dtype is already right."""
+    tensor = as_tensor(x)
+    wanted = np.dtype(dtype)
+    return tensor if tensor.dtype == wanted else apply("cast", tensor, dtype=wanted)
+
+
+def promote(ufunc: np.ufunc, *values: Any) -> list[Tensor]:
+    """Make tensors of the operands, cast to what `ufunc` computes in.
+
+    Raises:
+        UsageError: The ufunc has no loop for these dtypes, or a Python number does not fit.
+    """
+    weak = [type(value) in _WEAK for value in values]
+    if all(weak):
+        weak = [False] * len(values)
+    kept = [value if w else as_tensor(value) for value, w in zip(values, weak, strict=True)]
+    kinds = [type(v) if w else v.dtype for v, w in zip(kept, weak, strict=True)]
+    try:
+        dtypes = ufunc.resolve_dtypes((*kinds, *[None] * ufunc.nout))
+        return [_operand(value, dtype) for value, dtype in zip(kept, dtypes, strict=False)]
+    except (TypeError, OverflowError) as error:
+        raise UsageError(f"{users_line()}: {ufunc.__name__}: {error}") from None
+
+
+def promote_together(*values: Any) -> list[Tensor]:
+    """Make tensors of the operands, cast to the one dtype that holds them all."""
+    weak = [type(value) in _WEAK for value in values]
+    if all(weak):
+        weak = [False] * len(values)
+    kept = [value if w else as_tensor(value) for value, w in zip(values, weak, strict=True)]
+    dtype = np.result_type(*[v if w else v.dtype for v, w in zip(kept, weak, strict=True)])
+    try:
+        return [_operand(value, dtype) for value in kept]
+    except OverflowError as error:
+        raise UsageError(f"{users_line()}: {error}") from None
+
+
+def _operand(value: Any, dtype: np.dtype[Any]) -> Tensor:
+    return cast(value, dtype) if isinstance(value, Tensor) else as_tensor(value, dtype)
+
+
+def as_floats(x: Any) -> Tensor:
+    """Make a tensor of floats; integers become what `np.exp` would make of them."""
+    return promote(np.exp, x)[0]
+
+
+def elementwise(ufunc: np.ufunc, gradient: Gradient | None = None, name: str = "") -> Op:
+    """Register a NumPy ufunc as the operator of the same name."""
+
+    def shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
+        dtypes = ufunc.resolve_dtypes((*[spec.dtype for spec in specs], *[None] * ufunc.nout))
+        return Spec(broadcast([spec.shape for spec in specs]), dtypes[-1])
+
+    def kernel(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+        result: np.ndarray = ufunc(*inputs, out=out)
+        return result
+
+    return register(Op(name or ufunc.__name__, shape, kernel, gradient))
+
+
+def same_spec(specs: Sequence[Spec], attrs: Attrs) -> Spec:
+    """The shape rule of an operator whose output is like its first input."""
+    return specs[0]
+
+
+def floats_only(rule: ShapeRule) -> ShapeRule:
+    """Refuse inputs that are not floats; the public functions cast before they get here."""
+
+    def checked(specs: Sequence[Spec], attrs: Attrs) -> Spec:
+        for spec in specs:
+            if spec.dtype.kind != "f":
+                raise ShapeError(f"needs floats, got {spec}")
+        return rule(specs, attrs)
+
+    return checked
+
+
+def unbroadcast(gradient: Tensor, like: Tensor) -> Tensor:
+    """Sum a gradient over the axes along which `like` was broadcast."""
+    if gradient.shape == like.shape:
+        return gradient
+    return apply("sum_to", gradient, shape=like.shape)
+
+
+def zeros_like(x: Tensor) -> Tensor:
+    """Make zeros of a tensor's shape and dtype."""
+    return apply("fill", shape=x.shape, dtype=x.dtype, value=0)
+
+
+def reshaped(x: Tensor, shape: Sequence[Size]) -> Tensor:
+    """Reshape; at most one size may be -1, and sizes may be named."""
+    wanted = infer_shape(x.shape, tuple(shape))
+    if wanted == x.shape:
+        return x
+    named = next(((i, s.factor) for i, s in enumerate(x.shape) if isinstance(s, Dim)), None)
+    return apply("reshape", x, shape=wanted, named=named)
+
+
+def infer_shape(old: Shape, new: Shape) -> Shape:
+    """Replace the -1 of a reshape and check that no element is lost.
+
+    Raises:
+        ShapeError: The element counts differ, or -1 stands for a size that is not whole.
+    """
+    what = f"{users_line()}: cannot reshape {show(old)} to {show(new)}"
+    unknown = [axis for axis, size in enumerate(new) if size == -1]
+    if len(unknown) > 1:
+        raise ShapeError(f"{what}: only one size can be -1")
+    total = size_of(old)
+    if not unknown:
+        if size_of(new) != total:
+            raise ShapeError(f"{what}: {total} elements are not {size_of(new)}")
+        return new
+    axis = unknown[0]
+    size = _quotient(total, size_of(new[:axis] + new[axis + 1 :]))
+    if size is None:
+        raise ShapeError(f"{what}: no whole size for -1")
+    return (*new[:axis], size, *new[axis + 1 :])
+
+
+def _quotient(total: Size, part: Size) -> Size | None:
+    if isinstance(total, Dim):
+        if isinstance(part, Dim):
+            same = part.factor and part.name == total.name and total.factor % part.factor == 0
+            return total.factor // part.factor if same else None
+        return Dim(total.name, total.factor // part) if part and total.factor % part == 0 else None
+    if isinstance(part, Dim) or not part:
+        return None
+    return total // part if total % part == 0 else None
+
+
+def running_shape(shape: Shape, x: np.ndarray, named: tuple[int, int] | None) -> tuple[int, ...]:
+    """Give a named size the value it has in this run, read off axis `named[0]` of `x`."""
+    return concrete(shape, x.shape[named[0]] // named[1] if named else 0)
+
+
+def kept_shape(shape: Shape, axes: Sequence[int]) -> Shape:
+    """Set the sizes of reduced axes to 1."""
+    return tuple(1 if axis in axes else size for axis, size in enumerate(shape))
+
+
+def through_float32(kernel: Kernel) -> Kernel:
+    """Let a native kernel, which knows float32 and float64 only, serve other floats too.
+
+    Its inputs are made C-contiguous.
+    """
+
+    def converting(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+        if out.dtype in _NATIVE:
+            return kernel(out, [np.ascontiguousarray(x) for x in inputs], attrs)
+        wide = [
+            np.ascontiguousarray(x, np.float32 if x.dtype.kind == "f" else None) for x in inputs
+        ]
+        np.copyto(out, kernel(np.empty(out.shape, np.float32), wide, attrs), casting="unsafe")
+        result: np.ndarray = out
+        return result
+
+    return converting
+
+
+_NATIVE = (np.dtype(np.float32), np.dtype(np.float64))
+Unary = Callable[[Any], Tensor]

@@ -1,0 +1,79 @@
+"""Operators that take or give indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.ops.base import Attrs, Op, register
+from allreduce.graph.scope import users_line
+from allreduce.graph.spec import Spec, normalize_axes, show
+from allreduce.graph.tensor import Tensor
+from allreduce.graph.trace import apply, as_tensor
+
+
+def argmax(x: Any, axis: int = -1) -> Tensor:
+    """Find where the largest element along an axis is; the first of equal ones. int64."""
+    tensor = as_tensor(x)
+    try:
+        (at,) = normalize_axes(axis, tensor.ndim)
+    except ShapeError as error:
+        raise ShapeError(f"{users_line()}: argmax of {show(tensor.shape)}: {error}") from None
+    return apply("argmax", tensor, axis=at)
+
+
+def _argmax_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
+    shape, axis = specs[0].shape, attrs["axis"]
+    if shape[axis] == 0:
+        raise ShapeError(f"{show(shape)} has nothing along axis {axis} to choose from")
+    return Spec(shape[:axis] + shape[axis + 1 :], np.dtype(np.int64))
+
+
+def _argmax(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    if out.size:
+        np.argmax(inputs[0], axis=attrs["axis"], out=out)
+    result: np.ndarray = out
+    return result
+
+
+register(Op("argmax", _argmax_shape, _argmax))
+
+
+def one_hot(labels: Any, depth: int, dtype: Any = "float32") -> Tensor:
+    """Write each label as a row of zeros with a one at the label.
+
+    Args:
+        labels: `(…)`, integers in 0…depth-1, which is checked when the step runs.
+        depth: The number of classes.
+        dtype: Of the result, which is `(…, depth)`.
+    """
+    tensor = as_tensor(labels)
+    if tensor.dtype.kind not in "iu":
+        raise UsageError(f"{users_line()}: one_hot takes integers, got {tensor.dtype}")
+    return apply("one_hot", tensor, depth=depth, dtype=np.dtype(dtype))
+
+
+def _one_hot(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    (labels,) = inputs
+    depth = attrs["depth"]
+    bad = (labels < 0) | (labels >= depth)
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        raise UsageError(f"label {labels.flat[row]} in row {row} is outside of 0…{depth - 1}")
+    out.fill(0)
+    rows = out.reshape(-1, depth)
+    rows[np.arange(len(rows)), labels.reshape(-1)] = 1
+    result: np.ndarray = out
+    return result
+
+
+register(
+    Op(
+        "one_hot",
+        lambda specs, attrs: Spec((*specs[0].shape, attrs["depth"]), attrs["dtype"]),
+        _one_hot,
+    )
+)

@@ -1,0 +1,80 @@
+"""The matrix product. Its gradients read transposed views, so that BLAS sees no copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from allreduce.errors import ShapeError
+from allreduce.graph.ops.base import Attrs, Op, register
+from allreduce.graph.ops.common import promote_together, reshaped, unbroadcast
+from allreduce.graph.scope import users_line
+from allreduce.graph.spec import Spec, broadcast, show
+from allreduce.graph.tensor import Tensor
+from allreduce.graph.trace import apply
+
+
+def matmul(a: Any, b: Any) -> Tensor:
+    """Multiply matrices.
+
+    Args:
+        a: `(…, n, k)`; leading axes broadcast. A vector `(k,)` counts as one row.
+        b: `(…, k, m)`. A vector `(k,)` counts as one column.
+
+    Returns:
+        `(…, n, m)`, without the axis that a vector lacks.
+
+    Raises:
+        ShapeError: The inner sizes differ, or an operand is a scalar.
+    """
+    left, right = promote_together(a, b)
+    if not left.ndim or not right.ndim:
+        raise ShapeError(
+            f"{users_line()}: matmul of {show(left.shape)} and {show(right.shape)}: "
+            "a scalar is no matrix; multiply by it with *"
+        )
+    if left.ndim == 1:
+        product = matmul(reshaped(left, (1, *left.shape)), right)
+        tail = product.shape[-1:] if right.ndim > 1 else ()
+        return reshaped(product, (*product.shape[: max(right.ndim - 2, 0)], *tail))
+    if right.ndim == 1:
+        product = matmul(left, reshaped(right, (*right.shape, 1)))
+        return reshaped(product, product.shape[:-1])
+    if left.ndim > 2 and right.ndim == 2 and left.shape[-1] == right.shape[0]:
+        # One large product instead of many small ones, in the gradients too.
+        flat = apply("matmul", reshaped(left, (-1, left.shape[-1])), right)
+        return reshaped(flat, (*left.shape[:-1], right.shape[-1]))
+    return apply("matmul", left, right)
+
+
+def _matmul_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
+    a, b = specs
+    if a.shape[-1] != b.shape[-2]:
+        raise ShapeError(
+            f"shapes {show(a.shape)} and {show(b.shape)} do not multiply: "
+            f"inner sizes {a.shape[-1]} and {b.shape[-2]} differ"
+        )
+    leading = broadcast([a.shape[:-2], b.shape[:-2]])
+    return Spec((*leading, a.shape[-2], b.shape[-1]), a.dtype)
+
+
+def _matmul(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    result: np.ndarray = np.matmul(inputs[0], inputs[1], out=out)
+    return result
+
+
+def _swapped(x: Tensor) -> Tensor:
+    return apply("transpose", x, axes=(*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
+
+
+def _matmul_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:
+    a, b = x
+    return [
+        unbroadcast(apply("matmul", dy, _swapped(b)), a),
+        unbroadcast(apply("matmul", _swapped(a), dy), b),
+    ]
+
+
+register(Op("matmul", _matmul_shape, _matmul, _matmul_gradient))

@@ -1,0 +1,169 @@
+"""Reductions. A mean over a named axis is divided by the size that the axis has in this run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.ops.base import Attrs, Op, ShapeRule, register
+from allreduce.graph.ops.common import as_floats, cast, kept_shape, reshaped
+from allreduce.graph.scope import users_line
+from allreduce.graph.spec import Spec, broadcast, normalize_axes, show
+from allreduce.graph.tensor import Tensor
+from allreduce.graph.trace import apply, as_tensor
+
+Axes = int | Sequence[int] | None
+
+
+def sum(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """Add up along some axes, by default all; small integers are added as int64."""
+    return _reduce("sum", as_tensor(x), axis, keepdims)
+
+
+def mean(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """Average along some axes, by default all; nothing averages to NaN."""
+    return _reduce("mean", as_floats(x), axis, keepdims)
+
+
+def max(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """Take the largest along some axes, by default all; equal ones share the gradient."""
+    return _reduce("max", as_tensor(x), axis, keepdims)
+
+
+def min(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """Take the smallest along some axes, by default all; equal ones share the gradient."""
+    return _reduce("min", as_tensor(x), axis, keepdims)
+
+
+def _reduce(name: str, x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
+    try:
+        axes = normalize_axes(axis, x.ndim)
+    except ShapeError as error:
+        raise ShapeError(f"{users_line()}: {name} of {show(x.shape)}: {error}") from None
+    return apply(name, x, axes=axes, keepdims=keepdims)
+
+
+def _shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
+    (x,) = specs
+    if attrs["keepdims"]:
+        return Spec(kept_shape(x.shape, attrs["axes"]), x.dtype)
+    return Spec(tuple(s for i, s in enumerate(x.shape) if i not in attrs["axes"]), x.dtype)
+
+
+def _sum_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
+    dtype = specs[0].dtype
+    wide = np.add.reduce(np.zeros(1, dtype)).dtype if dtype.kind in "biu" else dtype
+    return Spec(_shape(specs, attrs).shape, wide)
+
+
+def _not_empty(rule: ShapeRule) -> ShapeRule:
+    def checked(specs: Sequence[Spec], attrs: Attrs) -> Spec:
+        shape = specs[0].shape
+        if any(shape[axis] == 0 for axis in attrs["axes"]):
+            raise ShapeError(f"{show(shape)} has nothing along axes {attrs['axes']} to choose from")
+        return rule(specs, attrs)
+
+    return checked
+
+
+def _sum(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    np.add.reduce(inputs[0], axis=attrs["axes"], keepdims=attrs["keepdims"], out=out)
+    result: np.ndarray = out
+    return result
+
+
+def _mean(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    _sum(out, inputs, attrs)
+    count = prod(inputs[0].shape[axis] for axis in attrs["axes"])
+    result: np.ndarray = np.divide(out, out.dtype.type(count), out=out)
+    return result
+
+
+def _extreme(ufunc: np.ufunc) -> Any:
+    def kernel(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+        if inputs[0].size == 0:
+            if out.size:
+                raise UsageError(f"{ufunc.__name__} over the rows of an empty batch has no value")
+            empty: np.ndarray = out
+            return empty
+        ufunc.reduce(inputs[0], axis=attrs["axes"], keepdims=attrs["keepdims"], out=out)
+        result: np.ndarray = out
+        return result
+
+    return kernel
+
+
+def _spread(dy: Tensor, x: Tensor, attrs: Attrs) -> Tensor:
+    """Give a reduced value the rank of `x` back."""
+    return reshaped(dy, kept_shape(x.shape, attrs["axes"]))
+
+
+def _sum_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:
+    return [_broadcast(cast(_spread(dy, x[0], attrs), x[0].dtype), x[0])]
+
+
+def _mean_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:
+    count = apply("size", x[0], axes=attrs["axes"], dtype=x[0].dtype)
+    return [_broadcast(_spread(dy, x[0], attrs) / count, x[0])]
+
+
+def _extreme_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:
+    chosen = cast(x[0] == _spread(y, x[0], attrs), x[0].dtype)
+    shares = apply("sum", chosen, axes=attrs["axes"], keepdims=True)
+    return [chosen * (_spread(dy, x[0], attrs) / shares)]
+
+
+def _broadcast(dy: Tensor, like: Tensor) -> Tensor:
+    return dy if dy.shape == like.shape else apply("broadcast_to", dy, shape=like.shape)
+
+
+register(Op("sum", _sum_shape, _sum, _sum_gradient))
+register(Op("mean", _shape, _mean, _mean_gradient))
+register(Op("max", _not_empty(_shape), _extreme(np.maximum), _extreme_gradient))
+register(Op("min", _not_empty(_shape), _extreme(np.minimum), _extreme_gradient))
+
+
+# --- undoing a broadcast --------------------------------------------------------------------------
+
+
+def sum_to(x: Any, shape: Sequence[Any]) -> Tensor:
+    """Add up along the axes that broadcasting from `shape` had repeated."""
+    tensor = as_tensor(x)
+    wanted = tuple(shape)
+    return tensor if tensor.shape == wanted else apply("sum_to", tensor, shape=wanted)
+
+
+def _sum_to_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
+    shape = attrs["shape"]
+    if broadcast([specs[0].shape, shape]) != specs[0].shape:
+        raise ShapeError(f"shape {show(shape)} does not broadcast to {show(specs[0].shape)}")
+    return Spec(shape, specs[0].dtype)
+
+
+def _sum_to(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    (x,) = inputs
+    result: np.ndarray = out
+    if out.ndim == 1 and x.ndim == 2 and x.shape[1] == out.shape[0] and x.dtype.kind == "f":
+        # The gradient of a bias. As a product with ones it takes half of np.add.reduce's time:
+        # 6.7 against 13.7 µs for (128, 1024) float32.
+        np.matmul(np.ones(x.shape[0], x.dtype), x, out=out)
+        return result
+    leading = x.ndim - out.ndim
+    axes = [i for i in range(x.ndim) if i < leading or out.shape[i - leading] == 1]
+    kept = out.reshape((1,) * leading + out.shape)
+    np.add.reduce(x, axis=tuple(axes), keepdims=True, out=kept)
+    return result
+
+
+register(
+    Op(
+        "sum_to",
+        _sum_to_shape,
+        _sum_to,
+        lambda dy, y, x, attrs: [_broadcast(dy, x[0])],
+    )
+)

@@ -1,0 +1,208 @@
+"""Operators that change the shape, or make a value of one; any size may be a named one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from allreduce.errors import ShapeError
+from allreduce.graph.ops.base import Attrs, Op, cut, register
+from allreduce.graph.ops.common import (
+    cast,
+    reshaped,
+    running_shape,
+    unbroadcast,
+)
+from allreduce.graph.scope import users_line
+from allreduce.graph.spec import (
+    Shape,
+    Size,
+    Spec,
+    broadcast,
+    normalize_axes,
+    show,
+    size_of,
+)
+from allreduce.graph.tensor import Tensor
+from allreduce.graph.trace import apply, as_tensor
+
+
+def reshape(x: Any, shape: Sequence[Size] | Size) -> Tensor:
+    """Give the elements, in row-major order, another shape; one size may be -1."""
+    return reshaped(as_tensor(x), tuple(shape) if isinstance(shape, Sequence) else (shape,))
+
+
+def _reshape(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    (x,) = inputs
+    return x.reshape(running_shape(attrs["shape"], x, attrs["named"]))
+
+
+register(
+    Op(
+        "reshape",
+        lambda specs, attrs: Spec(attrs["shape"], specs[0].dtype),
+        _reshape,
+        lambda dy, y, x, attrs: [reshaped(dy, x[0].shape)],
+        view=True,
+    )
+)
+
+
+def flatten(x: Any) -> Tensor:
+    """Merge all axes but the first: `(batch, height, width)` to `(batch, height*width)`."""
+    tensor = as_tensor(x)
+    return reshaped(tensor, (*tensor.shape[:1], size_of(tensor.shape[1:])))
+
+
+def expand_dims(x: Any, axis: int) -> Tensor:
+    """Insert an axis of size 1 before `axis`."""
+    tensor = as_tensor(x)
+    (at,) = normalize_axes(axis, tensor.ndim + 1)
+    return reshaped(tensor, (*tensor.shape[:at], 1, *tensor.shape[at:]))
+
+
+def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
+    """Drop axes of size 1: those given, or all that are known to have it.
+
+    Raises:
+        ShapeError: A given axis has another size.
+    """
+    tensor = as_tensor(x)
+    if axis is None:
+        axes = tuple(i for i, size in enumerate(tensor.shape) if size == 1)
+    else:
+        axes = normalize_axes(axis, tensor.ndim)
+    for each in axes:
+        if tensor.shape[each] != 1:
+            raise ShapeError(
+                f"{users_line()}: cannot squeeze axis {each} of {show(tensor.shape)}: it is not 1"
+            )
+    return reshaped(tensor, [size for i, size in enumerate(tensor.shape) if i not in axes])
+
+
+def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
+    """Reorder the axes: `axes[i]` becomes axis i; by default they are reversed. Copies nothing."""
+    tensor = as_tensor(x)
+    order = range(tensor.ndim)[::-1] if axes is None else [axis % tensor.ndim for axis in axes]
+    if sorted(order) != list(range(tensor.ndim)):
+        raise ShapeError(
+            f"{users_line()}: axes {axes} do not permute those of {show(tensor.shape)}"
+        )
+    return apply("transpose", tensor, axes=tuple(order))
+
+
+def _transpose_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
+    return Spec(tuple(specs[0].shape[axis] for axis in attrs["axes"]), specs[0].dtype)
+
+
+def _transpose_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:
+    axes = attrs["axes"]
+    return [apply("transpose", dy, axes=tuple(axes.index(axis) for axis in range(len(axes))))]
+
+
+register(
+    Op(
+        "transpose",
+        _transpose_shape,
+        lambda out, inputs, attrs: inputs[0].transpose(attrs["axes"]),
+        _transpose_gradient,
+        view=True,
+    )
+)
+
+
+def broadcast_to(x: Any, shape: Sequence[Size], dtype: Any = None) -> Tensor:
+    """Repeat along axes of size 1 and new leading axes, by NumPy's rule.
+
+    Raises:
+        ShapeError: The shape does not broadcast to `shape`.
+    """
+    tensor = as_tensor(x) if dtype is None else cast(x, dtype)
+    wanted = tuple(shape)
+    return tensor if tensor.shape == wanted else apply("broadcast_to", tensor, shape=wanted)
+
+
+def broadcast_like(x: Any, like: Any) -> Tensor:
+    """Broadcast to the shape of `like`, and cast to its dtype."""
+    tensor = as_tensor(like)
+    return broadcast_to(x, tensor.shape, tensor.dtype)
+
+
+def _broadcast_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
+    shape: Shape = attrs["shape"]
+    if broadcast([specs[0].shape, shape]) != shape:
+        raise ShapeError(f"shape {show(specs[0].shape)} does not broadcast to {show(shape)}")
+    return Spec(shape, specs[0].dtype)
+
+
+def _broadcast(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    np.copyto(out, inputs[0])
+    result: np.ndarray = out
+    return result
+
+
+register(
+    Op(
+        "broadcast_to",
+        _broadcast_shape,
+        _broadcast,
+        lambda dy, y, x, attrs: [unbroadcast(dy, x[0])],
+    )
+)
+
+
+def full(shape: Sequence[Size], value: float, dtype: Any = "float32") -> Tensor:
+    """Make a tensor with all elements equal to a Python number."""
+    return apply("fill", shape=tuple(shape), dtype=np.dtype(dtype), value=value)
+
+
+def zeros(shape: Sequence[Size], dtype: Any = "float32") -> Tensor:
+    """Make a tensor of zeros."""
+    return full(shape, 0, dtype)
+
+
+def ones(shape: Sequence[Size], dtype: Any = "float32") -> Tensor:
+    """Make a tensor of ones."""
+    return full(shape, 1, dtype)
+
+
+def zeros_like(x: Any) -> Tensor:
+    """Make zeros of a tensor's shape and dtype."""
+    tensor = as_tensor(x)
+    return full(tensor.shape, 0, tensor.dtype)
+
+
+def ones_like(x: Any) -> Tensor:
+    """Make ones of a tensor's shape and dtype."""
+    tensor = as_tensor(x)
+    return full(tensor.shape, 1, tensor.dtype)
+
+
+def _fill(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    out.fill(attrs["value"])
+    result: np.ndarray = out
+    return result
+
+
+register(Op("fill", lambda specs, attrs: Spec(attrs["shape"], attrs["dtype"]), _fill))
+
+
+def size(x: Any, axis: int | Sequence[int] | None = None, dtype: Any = "int64") -> Tensor:
+    """Count elements, or those along some axes, when the step runs: a scalar."""
+    tensor = as_tensor(x)
+    axes = normalize_axes(axis, tensor.ndim)
+    return apply("size", tensor, axes=axes, dtype=np.dtype(dtype))
+
+
+def _size(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    count = 1
+    for axis in attrs["axes"]:
+        count *= inputs[0].shape[axis]
+    out.fill(count)
+    result: np.ndarray = out
+    return result
+
+
+register(Op("size", lambda specs, attrs: Spec((), attrs["dtype"]), _size, cut))
