@@ -16,7 +16,7 @@ class Alone(Resolver):
     name = "alone"
 
     def claim(self, request: Request) -> str | None:  # noqa: ARG002 - it claims all
-        return "neither arguments, ALLREDUCE_ variables, MPI nor Slurm place this process in a job"
+        return "no argument, ALLREDUCE_ variable, MPI launcher or Slurm step says otherwise"
 
     def join(self, request: Request, ignored: str) -> World:
         evidence = self.claim(request) or ""
@@ -31,7 +31,7 @@ def world_of_one(request: Request, name: str, evidence: str, ignored: str) -> Wo
         size=1,
         members=(Member(0, socket.gethostname(), os.getpid()),),
         source=name,
-        why=explain(1, 0, name, evidence, ignored),
+        why=explain(1, name, evidence, ignored),
         job=secrets.token_hex(16),
         secret=request.secret or secrets.token_bytes(32),
         store=LocalStore(),

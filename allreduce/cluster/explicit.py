@@ -26,7 +26,7 @@ class Explicit(Resolver):
             return world_of_one(request, self.name, evidence, ignored)
         assert request.leader is not None  # _checked
         meeting_place = f"group leader {request.leader}"
-        why = explain(size, rank, self.name, f"{evidence} ({meeting_place})", ignored)
+        why = explain(size, self.name, f"{evidence} ({meeting_place})", ignored)
         world = _meet(request, rank, size, request.leader, why)
         return Watch(world.rank, launched=request.launched).over(world)
 

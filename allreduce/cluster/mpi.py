@@ -33,8 +33,8 @@ class Launcher:
 
     def __str__(self) -> str:
         return (
-            f"{self.rank_variable}={self.rank} and {self.size_variable}={self.size} of "
-            f"{self.family}'s launcher"
+            f"{self.family}'s launcher has set {self.rank_variable}={self.rank} and "
+            f"{self.size_variable}={self.size}"
         )
 
 
@@ -86,8 +86,8 @@ class Mpi(Resolver):
                 found.rank,
                 f"the launcher says {found.size} ranks, the library {mpi.COMM_WORLD.Get_size()}",
             )
-        version = mpi.Get_library_version().split("\n")[0].strip("\0 ")
-        return join_through(mpi, request, f"{found}; {version}", ignored)
+        version = " ".join(mpi.Get_library_version().split("\n")[0].split(",")[0].split())
+        return join_through(mpi, request, f"{found}; the library is {version}", ignored)
 
 
 def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> World:
@@ -115,7 +115,7 @@ def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> Wor
                 generation=request.generation,
                 timeout=request.timeout,
                 source=Mpi.name,
-                why=explain(size, rank, Mpi.name, evidence, ignored),
+                why=explain(size, Mpi.name, evidence, ignored),
                 whereabouts="rank 0's process",
                 hosted=hosted,
             ).join()

@@ -81,6 +81,6 @@ class Resolver(ABC):
         """
 
 
-def explain(size: int, rank: int, name: str, evidence: str, ignored: str) -> str:
+def explain(size: int, name: str, evidence: str, ignored: str) -> str:
     """Write the log line: which source won, why, and what was ignored."""
-    return f"rank {rank} of {size} through {name}: {evidence}{ignored}"
+    return f"{size} rank{'s' if size > 1 else ''} through {name}: {evidence}{ignored}"

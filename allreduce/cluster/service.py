@@ -165,7 +165,7 @@ class _Session:
         rank, self._heard = self._member.rank, time.monotonic()
         self._leader.count(+1)
         tasks = [asyncio.create_task(job()) for job in (self._send, self._watch)]
-        reason, lost = "its connection to the group leader broke: the process died", True
+        reason, lost = "its connection to the group leader broke: it died, or failed", True
         receiving = asyncio.create_task(self._receive())
         try:
             await asyncio.wait([receiving, *tasks], return_when=asyncio.FIRST_COMPLETED)

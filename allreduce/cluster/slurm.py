@@ -125,7 +125,7 @@ def _meet(request: Request, found: Step, ignored: str) -> World:
             generation=request.generation,
             timeout=request.timeout,
             source=Slurm.name,
-            why=explain(found.size, found.rank, Slurm.name, str(found), ignored),
+            why=explain(found.size, Slurm.name, str(found), ignored),
             whereabouts="the step's task 0",
             hosted=hosted,
         ).join()

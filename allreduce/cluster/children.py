@@ -1,0 +1,111 @@
+"""The launcher's processes: started early, let go later, ended together, never left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_libc = ctypes.CDLL(None, use_errno=True)  # looked up before any fork
+
+
+@dataclass
+class Child:
+    """One rank's process, in a session of its own."""
+
+    rank: int
+    pid: int
+    stdout: int  # the reading ends of its pipes
+    stderr: int
+    gate: int
+    code: int | None = None  # as shells have it: 128 + n after signal n; None while it runs
+
+    def start(self, word: bytes) -> None:
+        """Let it go: it learns `word` and executes its program."""
+        os.write(self.gate, word)
+        os.close(self.gate)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it and to what it has started; harmless once it has ended."""
+        if self.code is None:
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:  # it has not made its session yet
+                os.kill(self.pid, number)
+
+    def reap(self) -> bool:
+        """Note whether it has ended; then nothing of its group lives either."""
+        if self.code is not None:
+            return False
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return False
+        self.signal(signal.SIGKILL)  # before the wait, while its number cannot be anybody else's
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self.code = code if code >= 0 else 128 - code
+        return True
+
+
+def spawn(
+    rank: int, command: list[str], environment: Callable[[bytes], Mapping[str, str]]
+) -> Child:
+    """Fork a child that waits at its gate; to be called before this process has threads.
+
+    The leader's address is known only when its threads run, and forking beside threads is unsafe.
+    So children are forked first; each executes `command` once it has been told the address.
+
+    Args:
+        rank: The child's rank.
+        command: The program and its arguments.
+        environment: Makes its environment from the word that it will be told.
+    """
+    pipes = [os.pipe() for _ in range(3)]
+    (gate, gate_write), (stdout, stdout_write), (stderr, stderr_write) = pipes
+    launcher = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _become(launcher, command, environment, gate, (stdout_write, stderr_write))
+    for end in (gate, stdout_write, stderr_write):
+        os.close(end)
+    for end in (stdout, stderr):
+        os.set_blocking(end, False)
+    return Child(rank, pid, stdout, stderr, gate_write)
+
+
+def _become(
+    launcher: int,
+    command: list[str],
+    environment: Callable[[bytes], Mapping[str, str]],
+    gate: int,
+    outputs: tuple[int, int],
+) -> NoReturn:
+    try:
+        os.setsid()
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:  # it died before the line above
+            os._exit(1)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(outputs[0], 1)
+        os.dup2(outputs[1], 2)
+        os.closerange(3, gate)
+        os.closerange(gate + 1, os.sysconf("SC_OPEN_MAX"))
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it; programs expect it
+        word = os.read(gate, 4096)
+        if not word:  # the launcher gave up
+            os._exit(1)
+        os.set_inheritable(gate, False)
+        os.execve(command[0], command, dict(environment(word)))
+    except BaseException as error:
+        os.write(2, f"cannot execute {command[0]}: {error}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def python(arguments: Sequence[str]) -> list[str]:
+    """Put this interpreter before `arguments`."""
+    return [sys.executable, *arguments]
