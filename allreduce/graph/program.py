@@ -105,9 +105,10 @@ class Program:
         received: set[int] = set()
         for instruction in self.instructions:
             node = instruction.node
-            reads = found.intersection(node.inputs)
+            reads = bool(found.intersection(node.inputs))
             if node.op == "receive":
-                reads = received.intersection((node.attrs["edge"],))
+                reads = node.attrs["edge"] in received
+            reads = reads or any(isinstance(size, Dim) for size in node.spec.shape)
             if reads and lookup(node.op).kind != "collective":
                 found.add(node.id)
                 received.update([node.attrs["edge"]] if node.op == "send" else [])
