@@ -158,27 +158,28 @@ void bind_optimizers(nb::module_& m) {
       },
       nb::arg("value").noconvert(), nb::arg("gradient").noconvert(),
       nb::arg("velocity").noconvert().none(), nb::arg("count").noconvert(),
-      nb::arg("learning_rate"), nb::arg("momentum") = 0.0, nb::arg("nesterov") = false);
+      nb::arg("learning_rate"), nb::arg("momentum"), nb::arg("nesterov"));
   m.def(
       "adam",
       [](Array<T> value, Array<const T> gradient, Array<T> mean, Array<T> square,
-         Array<const T> count, std::int64_t step, double learning_rate, double beta1, double beta2,
-         double epsilon) {
+         Array<const T> count, double learning_rate, double beta1, double beta2, double epsilon,
+         std::int64_t step) {
         const std::size_t n = same_size(value.size(), gradient.size(), mean.size(), square.size());
         if (step < 1) throw nb::value_error("the first step of Adam is number 1");
         const double t = static_cast<double>(step);
         const double rate =
             learning_rate * std::sqrt(1 - std::pow(beta2, t)) / (1 - std::pow(beta1, t));
-        const AdamStep<T> plan{only_element<T>(count), static_cast<T>(rate), static_cast<T>(beta1),
-                               static_cast<T>(beta2), static_cast<T>(epsilon)};
+        const AdamStep<T> plan{only_element<T>(count), static_cast<T>(rate),
+                               static_cast<T>(beta1),  static_cast<T>(1 - beta1),
+                               static_cast<T>(beta2),  static_cast<T>(1 - beta2),
+                               static_cast<T>(epsilon)};
         unlocked(n, [&] {
           table().of<T>().adam(value.data(), gradient.data(), mean.data(), square.data(), plan, n);
         });
       },
       nb::arg("value").noconvert(), nb::arg("gradient").noconvert(), nb::arg("mean").noconvert(),
-      nb::arg("square").noconvert(), nb::arg("count").noconvert(), nb::arg("step"),
-      nb::arg("learning_rate"), nb::arg("beta1") = 0.9, nb::arg("beta2") = 0.999,
-      nb::arg("epsilon") = 1e-7);
+      nb::arg("square").noconvert(), nb::arg("count").noconvert(), nb::arg("learning_rate"),
+      nb::arg("beta1"), nb::arg("beta2"), nb::arg("epsilon"), nb::arg("step"));
 }
 
 template <class T>

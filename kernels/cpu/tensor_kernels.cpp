@@ -60,8 +60,7 @@ template <class T>
 void adam(T* __restrict__ value, const T* __restrict__ gradient, T* __restrict__ m,
           T* __restrict__ v, const AdamStep<T>& step, std::size_t n) {
   const T count = step.count, rate = step.rate, epsilon = step.epsilon;
-  const T beta1 = step.beta1, beta2 = step.beta2;
-  const T rest1 = T(1) - beta1, rest2 = T(1) - beta2;
+  const T beta1 = step.beta1, rest1 = step.rest1, beta2 = step.beta2, rest2 = step.rest2;
   const bool live = count > 0;
   for (std::size_t i = 0; i < n; ++i) {
     const T g = mean_gradient(gradient[i], count, live);

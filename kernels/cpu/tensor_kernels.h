@@ -19,10 +19,11 @@ struct SgdStep {
   bool nesterov;
 };
 
-// `rate` is the learning rate with both bias corrections in it.
+// `rate` is the learning rate with both bias corrections in it; `rest` is 1 - beta, which rounded
+// only once has a float's full precision.
 template <class T>
 struct AdamStep {
-  T count, rate, beta1, beta2, epsilon;
+  T count, rate, beta1, rest1, beta2, rest2, epsilon;
 };
 
 // Which elements of which rows a dropout keeps: a word of Philox is at least `threshold`.

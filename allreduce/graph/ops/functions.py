@@ -39,7 +39,7 @@ from allreduce.graph.ops.elementwise import (
 from allreduce.graph.ops.indexing import argmax, one_hot
 from allreduce.graph.ops.losses import softmax_cross_entropy, sparse_softmax_cross_entropy
 from allreduce.graph.ops.matmul import matmul
-from allreduce.graph.ops.random import dropout, normal_values, uniform_values
+from allreduce.graph.ops.random import dropout
 from allreduce.graph.ops.reduce import max, mean, min, sum, sum_to
 from allreduce.graph.ops.shape import (
     broadcast_like,
@@ -114,7 +114,6 @@ __all__ = [
     "minimum",
     "multiply",
     "negative",
-    "normal_values",
     "not_equal",
     "one_hot",
     "ones",
@@ -137,7 +136,6 @@ __all__ = [
     "sum_to",
     "tanh",
     "transpose",
-    "uniform_values",
     "where",
     "zeros",
     "zeros_like",

@@ -1,7 +1,7 @@
-"""Dropout and initial values, drawn from a counter-based generator.
+"""Dropout, drawn from a counter-based generator.
 
-A draw is a function of what it is for (seed, operator, row, step; or seed and name), not of what
-was drawn before. So it depends neither on how many replicas share the rows nor on who draws first.
+A draw is a function of seed, operator, step and global row, not of what was drawn before. So it
+does not depend on how many replicas share the rows.
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), section 3.3.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ def dropout(x: Any, rate: float, seed: int) -> Tensor:
     tensor = as_floats(x)
     if rate == 0:
         return tensor
-    key = _key(seed, f"dropout {next_draw()}")
+    key = _key(seed, next_draw())
     return apply("dropout", tensor, runtime("row_offset"), runtime("step"), rate=rate, key=key)
 
 
@@ -67,60 +66,7 @@ def _dropout_gradient(
 register(Op("dropout", _dropout_shape, _dropout, _dropout_gradient))
 
 
-def uniform_values(
-    seed: int,
-    path: str,
-    shape: Sequence[int],
-    low: float = 0.0,
-    high: float = 1.0,
-    dtype: Any = np.float32,
-) -> np.ndarray:
-    """Draw initial values evenly from [low, high).
-
-    Args:
-        seed: The program's seed.
-        path: What the values are for; another path gives other values.
-        shape: Concrete sizes.
-        low: Smallest value.
-        high: Bound of the values.
-        dtype: Of the result; the draws are float64 before they are rounded to it.
-    """
-    draws = _uniform(seed, path, prod(shape)) * (high - low) + low
-    return draws.astype(dtype).reshape(shape)
-
-
-def normal_values(
-    seed: int,
-    path: str,
-    shape: Sequence[int],
-    mean: float = 0.0,
-    deviation: float = 1.0,
-    dtype: Any = np.float32,
-) -> np.ndarray:
-    """Draw initial values from a normal distribution; arguments as in `uniform_values`.
-
-    Source: Box and Muller, "A note on the generation of random normal deviates" (1958).
-    """
-    count = prod(shape)
-    pairs = _uniform(seed, path, count + count % 2).reshape(2, -1)
-    radius = np.sqrt(-2 * np.log1p(-pairs[0]))
-    angle = 2 * np.pi * pairs[1]
-    draws = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
-    return (draws * deviation + mean).astype(dtype).reshape(shape)
-
-
-def _uniform(seed: int, path: str, count: int) -> np.ndarray:
-    """Draw float64 numbers from [0, 1) with 53 random bits each."""
-    counters = np.zeros(((count + 1) // 2, 4), np.uint32)
-    index = np.arange(len(counters), dtype=np.uint64)
-    counters[:, 0], counters[:, 1] = index & np.uint64(0xFFFFFFFF), index >> np.uint64(32)
-    words = np.empty_like(counters)
-    _native.philox(words, counters, _key(seed, path))
-    draws: np.ndarray = (words.view(np.uint64).reshape(-1)[:count] >> np.uint64(11)) * 2.0**-53
-    return draws
-
-
-def _key(seed: int, path: str) -> int:
-    """Hash what a draw is for into the generator's 64-bit key."""
-    digest = blake2b(f"{seed}\0{path}".encode(), digest_size=8).digest()
+def _key(seed: int, draw: int) -> int:
+    """Hash what is drawn into the generator's 64-bit key."""
+    digest = blake2b(f"{seed} dropout {draw}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
