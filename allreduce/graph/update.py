@@ -73,7 +73,9 @@ def minimize(
     else:
         count = functions.size(loss) if weight is None else as_tensor(weight)
         seed = as_tensor(np.ones((), loss.dtype))
-    _aggregate(trace, rule, backward(loss, variables, seed), variables, count)
+    # The count is recorded before the gradients, because it travels with the first of them.
+    counts = _counts(variables, count)
+    _aggregate(trace, rule, backward(loss, variables, seed), variables, counts)
 
 
 def gradients(loss: Any, variables: Sequence[Any]) -> list[Tensor]:
@@ -114,7 +116,7 @@ def apply_gradients(
             )
     count = _weight(trace, weight)
     sums = [tensor * functions.cast(count, tensor.dtype) for tensor in tensors]
-    _aggregate(trace, rule, sums, variables, count)
+    _aggregate(trace, rule, sums, variables, _counts(variables, count))
 
 
 def _trace(what: str) -> Trace:
@@ -137,17 +139,22 @@ def _aggregate(
     rule: UpdateRule,
     sums: Sequence[Tensor],
     variables: Sequence[Variable],
-    count: Tensor,
+    counts: Mapping[np.dtype[Any], Tensor],
 ) -> None:
+    for dtype, count in counts.items():
+        chosen = [i for i, variable in enumerate(variables) if variable.dtype == dtype]
+        mine = tuple(variables[i] for i in chosen)
+        inputs = [count, *(sums[i] for i in chosen)]
+        recorded = [each for each in inputs if isinstance(each, TracedTensor)]
+        trace.effect("apply_gradients", recorded, {"rule": rule, "variables": mine}, mine)
+
+
+def _counts(variables: Sequence[Variable], count: Tensor) -> dict[np.dtype[Any], Tensor]:
+    """Cast the count to each of the variables' dtypes."""
     _check(variables)
     if count.ndim:
         raise UsageError(f"{users_line()}: weight is one number, not of shape {show(count.shape)}")
-    for dtype in dict.fromkeys(variable.dtype for variable in variables):
-        chosen = [i for i, variable in enumerate(variables) if variable.dtype == dtype]
-        mine = tuple(variables[i] for i in chosen)
-        inputs = [functions.cast(count, dtype), *(sums[i] for i in chosen)]
-        recorded = [each for each in inputs if isinstance(each, TracedTensor)]
-        trace.effect("apply_gradients", recorded, {"rule": rule, "variables": mine}, mine)
+    return {dtype: functions.cast(count, dtype) for dtype in (v.dtype for v in variables)}
 
 
 def _check(variables: Sequence[Variable]) -> None:

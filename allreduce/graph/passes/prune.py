@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from allreduce.graph.node import Graph, Rewriter
 
@@ -26,7 +27,8 @@ def prune(graph: Graph, feeds: Collection[int] = ()) -> Graph:
             continue
         if node.id in feeds:
             name = f"feed of {node.op}"
-            rewriter.keep(node, op="placeholder", inputs=(), control=(), attrs={"name": name})
+            cut = replace(node, op="placeholder", inputs=(), control=(), attrs={"name": name})
+            rewriter.keep(cut)
         else:
             rewriter.keep(node)
     pruned = rewriter.finish()

@@ -1,0 +1,234 @@
+"""Passes, placement, partition and schedule: pure plans, tested as such."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allreduce.devices import DeviceName, options
+from allreduce.errors import DeviceError
+from allreduce.graph import Variable, device, minimize, ops
+from allreduce.graph.node import Graph
+from allreduce.graph.partition import partition
+from allreduce.graph.passes import bucket, order_reads, prune
+from allreduce.graph.placement import place
+from allreduce.graph.program import Program
+from allreduce.graph.schedule import schedule
+from allreduce.graph.spec import BATCH, Spec
+from allreduce.graph.tensor import Tensor, TracedTensor
+from allreduce.graph.trace import Trace, recording
+from allreduce.reduction import Bucket, Layout, lay_out, plan_buckets
+
+CPUS = [DeviceName.parse(f"CPU:{index}").complete() for index in range(2)]
+
+
+class Rule:
+    """An update rule that is never run."""
+
+    slots: tuple[str, ...] = ()
+    iterations = 0
+
+    def update(
+        self,
+        parameters: np.ndarray,
+        gradients: np.ndarray,
+        slots: Mapping[str, np.ndarray],
+        count: np.ndarray,
+        step: int,
+    ) -> None:
+        raise AssertionError("planned, not run")
+
+
+class Plan:
+    def __init__(self, variables: list[Variable], limit: int) -> None:
+        self.variables = variables
+        self.layout: Layout = lay_out([(v.name, v.shape) for v in variables], np.float32)
+        self.buckets: tuple[Bucket, ...] = plan_buckets(self.layout, limit)
+
+
+def _variable(name: str, *shape: int) -> Variable:
+    return Variable(np.zeros(shape, np.float32), name=name)
+
+
+def _trace(fn: Callable[..., Any], *shapes: tuple[Any, ...]) -> Graph:
+    trace = Trace()
+    with recording(trace):
+        specs = [Spec(shape, np.dtype(np.float32)) for shape in shapes]
+        outputs = fn(*(trace.placeholder(spec, f"x{i}") for i, spec in enumerate(specs)))
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    assert all(isinstance(each, TracedTensor) for each in outputs)
+    return trace.finish(outputs)
+
+
+def _ops(graph: Graph) -> list[str]:
+    return [node.op for node in graph.nodes]
+
+
+def _two_layers(limit: int = 64) -> tuple[Graph, Plan, list[Variable]]:
+    w1, w2 = _variable("w1", 4, 16), _variable("w2", 16, 3)
+
+    def step(x: Tensor) -> Tensor:
+        loss = ops.mean(ops.square(ops.relu(x @ w1) @ w2), axis=1)
+        minimize(Rule(), loss, [w1, w2])
+        return loss
+
+    graph = order_reads(prune(_trace(step, (BATCH, 4))))
+    return graph, Plan([w2, w1], limit), [w1, w2]
+
+
+def test_prune_drops_what_no_fetch_needs() -> None:
+    graph = prune(_trace(lambda x, y: (ops.exp(x), y * 2)[0], (2,), (2,)))
+    assert _ops(graph) == ["placeholder", "placeholder", "exp"]
+
+
+def test_prune_drops_the_gradient_of_the_data() -> None:
+    graph, _, _ = _two_layers()
+    data = graph.inputs[0]
+    # Forward reads it once and the gradient of w1 once, through a transpose; nothing differentiates it.
+    assert [graph.nodes[i].op for i in graph.consumers()[data]] == ["matmul", "transpose"]
+
+
+def test_a_fed_interior_tensor_cuts_everything_above_it() -> None:
+    graph = _trace(lambda x: ops.log(ops.exp(x) + 1), (2,))
+    interior = next(node.id for node in graph.nodes if node.op == "add")
+    cut = prune(graph, feeds=[interior])
+    assert _ops(cut) == ["placeholder", "placeholder", "log"]
+    assert len(cut.inputs) == 2
+
+
+def test_a_change_waits_for_the_readers_of_what_it_changes() -> None:
+    graph, _, _ = _two_layers()
+    change = next(node for node in graph.nodes if node.op == "apply_gradients")
+    waited = {graph.nodes[i].op for i in change.control}
+    assert {"read", "matmul", "transpose"} <= waited
+    assert not any(node.attrs.get("copy") for node in graph.nodes)
+
+
+def test_a_read_that_is_used_after_a_change_is_copied() -> None:
+    v = _variable("v", 3)
+
+    def step(x: Tensor) -> Tensor:
+        old = v + 0.0 * x
+        before = v.__tensor__()
+        v.assign(old + 1)
+        return before + v  # the old value and the new one
+
+    graph = order_reads(_trace(step, (3,)))
+    reads = [node for node in graph.nodes if node.op == "read"]
+    assert [node.attrs.get("copy", False) for node in reads] == [True, False]
+
+
+def test_buckets_become_stores_collectives_and_updates() -> None:
+    graph, plan, _ = _two_layers()
+    alone = bucket(graph, [plan], replicas=1)
+    assert _ops(alone).count("all_reduce_bucket") == 0
+    assert _ops(alone).count("update_bucket") == len(plan.buckets) == 2
+    several = bucket(graph, [plan], replicas=4)
+    assert _ops(several).count("all_reduce_bucket") == 2
+    assert _ops(several).count("store_gradient") == 2
+    first = next(node for node in several.nodes if node.op == "all_reduce_bucket")
+    assert {several.nodes[i].op for i in first.control} == {"store_gradient", "store_count"}
+
+
+def test_an_update_waits_only_for_the_readers_of_its_own_bucket() -> None:
+    graph, plan, (w1, _) = _two_layers()
+    several = bucket(graph, [plan], replicas=2)
+    updates = [node for node in several.nodes if node.op == "update_bucket"]
+    for update in updates:
+        reads = [several.nodes[i] for i in update.control if several.nodes[i].op == "read"]
+        assert [read.attrs["variable"] for read in reads] == list(update.attrs["changes"])
+    second = updates[1]
+    assert second.attrs["changes"] == (w1,)
+    collectives = [i for i in second.control if several.nodes[i].op == "all_reduce_bucket"]
+    assert len(collectives) == 2  # its own, and the first one for the count
+
+
+def _program(replicas: int) -> Program:
+    graph, plan, _ = _two_layers()
+    placed, _ = place(bucket(graph, [plan], replicas), CPUS[0], CPUS)
+    return schedule(partition(placed))
+
+
+def test_a_collective_is_issued_as_soon_as_its_gradients_are_there() -> None:
+    names = [each.node.op for each in _program(2).instructions]
+    first = names.index("all_reduce_bucket")
+    assert "matmul" in names[first:], "the first bucket travels while the rest is computed"
+    assert names[-2:] == ["update_bucket", "update_bucket"]
+
+
+def test_events_are_only_between_streams_and_none_is_waited_for_twice() -> None:
+    program = _program(2)
+    for instruction in program.instructions:
+        for i in instruction.waits:
+            assert program.instructions[i].stream != instruction.stream
+            assert program.instructions[i].signals
+    updates = [each for each in program.instructions if each.node.op == "update_bucket"]
+    # The first update waits for the first collective, so the second one only for its own.
+    assert [len(each.waits) for each in updates] == [1, 1]
+
+
+def test_the_null_program_has_the_same_collectives_and_updates() -> None:
+    program = _program(2)
+    null = program.null()
+    null.check()
+    kept = ("all_reduce_bucket", "update_bucket")
+    assert [i.node.op for i in null.instructions if i.node.op in kept] == [
+        i.node.op for i in program.instructions if i.node.op in kept
+    ]
+    assert not any(i.node.op == "matmul" for i in null.instructions)
+    assert [i.node.op for i in null.instructions].count("clear_gradients") == 1
+
+
+def test_placement_follows_scopes_then_inputs_then_the_replica() -> None:
+    def fn(x: Tensor) -> Tensor:
+        with device("CPU:1"):
+            y = ops.exp(x)
+        return ops.log(y) + ops.tanh(x)
+
+    placed, log = place(_trace(fn, (2,)), CPUS[0], CPUS)
+    where = {node.op: node.device for node in placed.nodes}
+    assert where["exp"] == CPUS[1]
+    assert where["log"] == CPUS[1]
+    assert where["tanh"] == CPUS[0]
+    assert [row.reason for row in log if row.op == "log"] == ["its inputs are there"]
+
+
+def test_one_transfer_per_tensor_and_destination() -> None:
+    def fn(x: Tensor) -> Tensor:
+        y = ops.exp(x)
+        with device("CPU:1"):
+            return ops.log(y) + ops.sqrt(y)
+
+    placed, _ = place(_trace(fn, (2,)), CPUS[0], CPUS)
+    cut = partition(placed)
+    assert _ops(cut).count("send") == _ops(cut).count("receive") == 1
+    for node in cut.nodes:
+        assert all(cut.nodes[i].device == node.device for i in node.inputs)
+
+
+def test_a_missing_device_is_an_error_that_lists_what_exists() -> None:
+    def fn(x: Tensor) -> Tensor:
+        with device("GPU:3"):
+            return ops.exp(x)
+
+    graph = _trace(fn, (2,))
+    with pytest.raises(DeviceError, match=r"test_passes\.py:\d+: exp .*GPU:3.*there are .*CPU:0"):
+        place(graph, CPUS[0], CPUS)
+
+
+def test_soft_placement_falls_back_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    def fn(x: Tensor) -> Tensor:
+        with device("GPU:3"):
+            return ops.exp(x)
+
+    options.set_soft_device_placement(True)
+    try:
+        placed, log = place(_trace(fn, (2,)), CPUS[0], CPUS)
+    finally:
+        options.set_soft_device_placement(False)
+    assert placed.nodes[-1].device == CPUS[0]
+    assert "soft placement" in log[-1].reason
+    assert "does not exist here" in caplog.text
