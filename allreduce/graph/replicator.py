@@ -65,7 +65,7 @@ class Replicator:
         communicator = self.communicator
         if communicator is None:
             return array
-        result = communicator.all_reduce(np.ascontiguousarray(array), op="sum")
+        result = communicator.all_reduce(np.asarray(array, order="C"), op="sum")
         assert isinstance(result, np.ndarray)
         return result
 

@@ -41,7 +41,7 @@ class Variable(Operators):
         replicator: Owner | None = None,
     ) -> None:
         maker: Callable[[], Any] = initial if callable(initial) else lambda: initial
-        value = np.ascontiguousarray(maker())
+        value = np.asarray(maker(), order="C")
         if value.dtype.kind not in "fiub":
             raise UsageError(f"variable {name!r}: cannot hold {value.dtype}")
         self.name = name

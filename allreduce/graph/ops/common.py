@@ -168,9 +168,9 @@ def through_float32(kernel: Kernel) -> Kernel:
 
     def converting(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
         if out.dtype in _NATIVE:
-            return kernel(out, [np.ascontiguousarray(x) for x in inputs], attrs)
+            return kernel(out, [np.asarray(x, order="C") for x in inputs], attrs)
         wide = [
-            np.ascontiguousarray(x, np.float32 if x.dtype.kind == "f" else None) for x in inputs
+            np.asarray(x, np.float32 if x.dtype.kind == "f" else None, order="C") for x in inputs
         ]
         np.copyto(out, kernel(np.empty(out.shape, np.float32), wide, attrs), casting="unsafe")
         result: np.ndarray = out
