@@ -1,17 +1,17 @@
 """Every error this library raises on purpose, as one tree.
 
     AllreduceError
-    ├── UsageError            a call, argument or setting is wrong         (also ValueError)
+    ├── UsageError            a call, argument or setting is wrong (is a ValueError)
     │   ├── ShapeError        shapes or dtypes that do not fit together
     │   ├── DeviceError       a device name that is malformed or does not exist
     │   └── ClosedError       use of something after close() or after an error killed it
     ├── JoinError             this process cannot join the job it says it belongs to
-    ├── TimeoutError          a wait ran out                               (also builtins.TimeoutError)
-    ├── PeerLostError         a member died or left while others needed it (also ConnectionError)
-    ├── MismatchError         members disagree about a call or about data  (also ValueError)
-    ├── UnsupportedError      a combination nothing here implements        (also NotImplementedError)
-    ├── OutOfMemoryError      memory for a buffer or region is not to be had (also MemoryError)
-    ├── NumericsError         a value that must be finite is not           (also ArithmeticError)
+    ├── TimeoutError          a wait ran out (is a builtins.TimeoutError)
+    ├── PeerLostError         a member died or left while needed (is a ConnectionError)
+    ├── MismatchError         members disagree about a call or about data (is a ValueError)
+    ├── UnsupportedError      what nothing here implements (is a NotImplementedError)
+    ├── OutOfMemoryError      memory for a buffer or region is not to be had (is a MemoryError)
+    ├── NumericsError         a value that must be finite is not (is an ArithmeticError)
     └── InternalError         our own bug: please report it
 
 A message names the rank, the object, what was expected, what came, and what to do.

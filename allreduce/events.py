@@ -73,7 +73,7 @@ logger.addFilter(_rank_filter)
 
 
 def configure_logging(rank: int, level: str | None = None) -> None:
-    """Send the library's records to stderr with the rank in each: INFO on rank 0, WARNING elsewhere.
+    """Send the library's records to stderr with the rank: INFO on rank 0, WARNING elsewhere.
 
     A handler that the application has put on the `allreduce` logger is left alone.
     """

@@ -1,4 +1,4 @@
-"""Every environment variable this library reads under its own name, typed and checked, in one table.
+"""Every environment variable of this library's own, typed and checked, in one table.
 
 Schedulers' variables (MPI's, Slurm's) are declared by the resolver that understands them.
 """

@@ -52,7 +52,8 @@ class ArenaPlan:
         communicator: Communicator | None = host.replicas[index].communicator
 
         def private(size: int, dtype: np.dtype[Any]) -> np.ndarray:
-            return device.allocate(size * dtype.itemsize).array(dtype, (size,))
+            array: np.ndarray = device.allocate(size * dtype.itemsize).array(dtype, (size,))
+            return array
 
         def symmetric(size: int, dtype: np.dtype[Any]) -> np.ndarray:
             return communicator.empty((size,), dtype) if communicator else private(size, dtype)

@@ -112,9 +112,10 @@ def _variables(graph: Graph) -> list[Variable]:
 
 def _check_owner(host: Host, graph: Graph) -> None:
     for variable in _variables(graph):
-        if variable.replicator is not host:
+        owner: object = variable.replicator
+        if owner is not host:
             raise UsageError(
-                f"variable {variable.name!r} was made for {variable.replicator!r}, but the step "
+                f"variable {variable.name!r} was made for {owner!r}, but the step "
                 f"runs on {host!r}; make the model and the optimizer inside `with "
                 "strategy.scope():` and run its steps with the same strategy"
             )

@@ -23,6 +23,8 @@ class Function:
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.python_function = fn
+        self.__name__ = getattr(fn, "__name__", type(fn).__name__)
+        self.__qualname__ = getattr(fn, "__qualname__", self.__name__)
         functools.update_wrapper(self, fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -82,7 +83,7 @@ class Operators:
         return _op("greater_equal", self, other)
 
 
-class Tensor(Operators):
+class Tensor(Operators, ABC):
     """What operators take and return; Python's operators on it are the library's operators."""
 
     __slots__ = ("__weakref__", "spec")
@@ -102,6 +103,22 @@ class Tensor(Operators):
     @property
     def ndim(self) -> int:
         return self.spec.ndim
+
+    @abstractmethod
+    def numpy(self) -> np.ndarray:
+        """Copy the value into a new array; only what exists has one."""
+
+    @abstractmethod
+    def __bool__(self) -> bool: ...
+
+    @abstractmethod
+    def __float__(self) -> float: ...
+
+    @abstractmethod
+    def __int__(self) -> int: ...
+
+    @abstractmethod
+    def __len__(self) -> int: ...
 
     def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
         return _op("equal", self, other)
@@ -124,6 +141,9 @@ class TracedTensor(Tensor):
 
     def __repr__(self) -> str:
         return f"<tensor %{self.id} {self.spec}>"
+
+    def numpy(self) -> np.ndarray:
+        self._has_no_value("an array", "return it from the function")
 
     def __bool__(self) -> bool:
         self._has_no_value("a bool", "use ar.ops.where, or decide on Python values")

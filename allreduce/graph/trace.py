@@ -145,8 +145,10 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
     Raises:
         UsageError: The value is nothing that has elements of one number type.
     """
+    if isinstance(value, ConcreteTensor):
+        return value if current_trace() is None else _constant(value.value)
     if isinstance(value, Tensor):
-        return _constant(value.value) if _must_record(value) else value
+        return value
     if hasattr(value, "__tensor__"):
         result = value.__tensor__()
         assert isinstance(result, Tensor)
@@ -157,10 +159,6 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
             f"{users_line()}: cannot make a tensor of {type(value).__name__} {value!r:.60}"
         )
     return _constant(array)
-
-
-def _must_record(tensor: Tensor) -> bool:
-    return isinstance(tensor, ConcreteTensor) and current_trace() is not None
 
 
 def _constant(array: np.ndarray) -> Tensor:

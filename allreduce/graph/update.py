@@ -21,12 +21,14 @@ class UpdateRule(Protocol):
     """An optimizer, as the executor sees it.
 
     Attributes:
-        slots: Names of the arrays it keeps beside each parameter.
         iterations: Steps done so far.
     """
 
-    slots: tuple[str, ...]
     iterations: int
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the arrays it keeps beside each parameter."""
 
     def update(
         self,

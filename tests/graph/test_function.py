@@ -9,6 +9,7 @@ import pytest
 
 from allreduce.errors import ShapeError, UnsupportedError, UsageError
 from allreduce.graph import (
+    Function,
     PerReplica,
     Tensor,
     Variable,
@@ -22,6 +23,7 @@ from allreduce.graph import (
     ops,
     optimizer_state,
 )
+from allreduce.graph.tensor import ConcreteTensor
 
 
 class Descent:
@@ -107,6 +109,7 @@ def test_methods_are_traced_per_instance() -> None:
 def test_outside_of_functions_operators_run_at_once() -> None:
     tensor = ops.exp(np.zeros(2)) + 1
     np.testing.assert_array_equal(tensor.numpy(), [2, 2])
+    assert isinstance(tensor, ConcreteTensor)
     assert str(tensor.device) == "/job:worker/replica:0/task:0/device:CPU:0"
     assert float(ops.sum(tensor)) == 4
 
@@ -240,12 +243,6 @@ def test_a_counter_counts_in_steps_without_samples_too() -> None:
 
 
 def test_a_step_on_two_devices_computes_the_same() -> None:
-    from allreduce.devices import logical_devices, set_logical_devices
-
-    try:
-        set_logical_devices("CPU", 2)
-    except UsageError:
-        pytest.skip(f"{len(logical_devices())} logical devices are in use already")
     w = Variable(_floats(3, 3), name="w")
 
     @function
@@ -261,7 +258,7 @@ def test_a_step_on_two_devices_computes_the_same() -> None:
 
 
 def test_optimizer_state_goes_out_and_in() -> None:
-    def make() -> tuple[Variable, Descent, object]:
+    def make() -> tuple[Variable, Descent, Function]:
         w, rule = Variable(np.ones(2, np.float32), name="w"), Descent()
 
         @function
@@ -271,20 +268,20 @@ def test_optimizer_state_goes_out_and_in() -> None:
         return w, rule, step
 
     _, first, step = make()
-    step(np.ones((3, 2), np.float32))  # type: ignore[operator]
+    step(np.ones((3, 2), np.float32))
     state = optimizer_state(first)
     assert set(state) == {"w/last", "iterations"}
     _, second, again = make()
     load_optimizer_state(second, state)
     assert second.iterations == 1
     np.testing.assert_array_equal(optimizer_state(second)["w/last"], state["w/last"])
-    again(np.ones((3, 2), np.float32))  # type: ignore[operator]
+    again(np.ones((3, 2), np.float32))
     assert second.iterations == 2
 
 
 def test_wrong_use_is_named() -> None:
     w, other = Variable(np.ones(2, np.float32), name="w"), Variable(np.ones(2), name="other")
-    with pytest.raises(UsageError, match="inside ar.function"):
+    with pytest.raises(UsageError, match=r"inside ar\.function"):
         minimize(Descent(), np.ones(2), [w])
 
     def fail(body: object, match: str, error: type[Exception] = UsageError) -> None:

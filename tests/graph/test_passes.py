@@ -87,7 +87,7 @@ def test_prune_drops_what_no_fetch_needs() -> None:
 def test_prune_drops_the_gradient_of_the_data() -> None:
     graph, _, _ = _two_layers()
     data = graph.inputs[0]
-    # Forward reads it once and the gradient of w1 once, through a transpose; nothing differentiates it.
+    # Forward reads it, and the gradient of w1 through a transpose; nothing differentiates it.
     assert [graph.nodes[i].op for i in graph.consumers()[data]] == ["matmul", "transpose"]
 
 

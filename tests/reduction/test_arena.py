@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -39,7 +41,7 @@ def test_buckets_cover_everything_once_and_in_order(
     assert [b.index for b in buckets] == list(range(len(buckets)))
     assert buckets[0].start == 0  # with the count
     assert buckets[-1].stop == layout.size
-    for before, after in zip(buckets, buckets[1:], strict=False):
+    for before, after in itertools.pairwise(buckets):
         assert before.stop == after.start == after.parameters_start
         assert before.last == after.first
     for bucket in buckets:
