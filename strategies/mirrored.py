@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from allreduce.strategies.base import Strategy
+
 from allreduce.comm import world
 from allreduce.devices import DeviceName, logical_devices, lookup
 from allreduce.errors import UsageError
-from allreduce.strategies.base import Strategy
 
 
 class MirroredStrategy(Strategy):
     """Replicates over devices of one process; gradients are all-reduced between them.
 
     Args:
-        devices: Device names, in full or in part; by default all GPUs, or else all logical CPUs (one
-            unless `ar.config.set_logical_devices("CPU", n)` came first).
+        devices: Device names, in full or in part; by default all GPUs, or else all logical CPUs
+            (one unless `ar.config.set_logical_devices("CPU", n)` came first).
 
     Raises:
         UsageError: The process is one of several ranks, or a device is named twice.
@@ -26,8 +27,8 @@ class MirroredStrategy(Strategy):
         here = world()
         if here.size > 1:
             raise UsageError(
-                f"rank {here.rank}: MirroredStrategy replicates inside one process, but this job has "
-                f"{here.size} ranks ({here.source}); use ar.MultiWorkerMirroredStrategy()"
+                f"rank {here.rank}: MirroredStrategy replicates inside one process, but this job "
+                f"has {here.size} ranks ({here.source}); use ar.MultiWorkerMirroredStrategy()"
             )
         chosen = local_devices(devices)
         super().__init__(chosen, 0, len(chosen))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+from allreduce.strategies.base import Strategy
+from allreduce.strategies.mirrored import local_devices
 
 from allreduce import events
 from allreduce.comm import Communicator, init
 from allreduce.errors import MismatchError
 from allreduce.graph import seed
-from allreduce.strategies.base import Strategy
-from allreduce.strategies.mirrored import local_devices
 
 
 class MultiWorkerMirroredStrategy(Strategy):
