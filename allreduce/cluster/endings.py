@@ -99,8 +99,6 @@ class Watch:
         """End this process, and the job where that is in our hands."""
         _flush()
         if self._abort is not None:
-            if code == INTERRUPTED:  # every rank got the signal: aborting would report it once each
-                os._exit(code)
             self._abort(code)
         self._abandon()
         last = threading.Timer(_LAST_SECONDS, _exit_now, (code,))

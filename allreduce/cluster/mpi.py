@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,7 +15,7 @@ from allreduce.cluster import mpi_library
 from allreduce.cluster.address import LOOPBACK, outward_host
 from allreduce.cluster.alone import world_of_one
 from allreduce.cluster.base import World
-from allreduce.cluster.endings import Watch
+from allreduce.cluster.endings import INTERRUPTED, Watch
 from allreduce.cluster.resolver import Request, Resolver, explain
 from allreduce.errors import AllreduceError, JoinError, TimeoutError
 
@@ -97,7 +99,7 @@ def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> Wor
 
     comm = mpi.COMM_WORLD
     rank, size = comm.Get_rank(), comm.Get_size()
-    watch = Watch(rank, abort=comm.Abort)
+    watch = Watch(rank, abort=partial(_abort, comm))
     hosted: Leader | None = None
     invitation = ""
     try:
@@ -124,6 +126,13 @@ def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> Wor
         if hosted is not None:
             hosted.close()
         raise
+
+
+def _abort(comm: Any, code: int) -> None:
+    mpi_library.unlink_segments()
+    if code == INTERRUPTED:  # every rank has the signal: Abort would report it once for each
+        os._exit(code)
+    comm.Abort(code)
 
 
 def _one_host(mpi: Any, comm: Any) -> bool:

@@ -14,6 +14,8 @@ from allreduce.errors import JoinError
 _HYDRA = ("mpiexec.hydra", "hydra_pmi_proxy")  # MPICH's and Intel MPI's
 _PRRTE = ("orterun", "orted", "prterun", "prte", "prted")  # Open MPI's
 _LAUNCHERS = frozenset(("mpirun", "mpiexec", "srun", "slurmstepd", *_HYDRA, *_PRRTE))
+# MPICH's, Open MPI's and Intel MPI's
+_SEGMENTS = ("/dev/shm/mpich_shm_", "/dev/shm/sm_segment.", "/dev/shm/Intel_MPI_")
 
 
 def load(launcher_family: str, rank: int, size: int) -> Any:
@@ -88,6 +90,17 @@ def launcher_path(launcher_family: str) -> str:
     for pid in ancestors():
         found = _launcher_file(pid) or found
     return found or f"{launcher_family}'s mpirun"
+
+
+def unlink_segments() -> None:
+    """Remove the shared memory's names that the MPI library would remove when it is finalised.
+
+    For a job that is about to be aborted: the mappings of ranks that still run stay valid.
+    """
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line[line.find("/") :] if "/" in line else ""
+        if path.startswith(_SEGMENTS):
+            Path(path).unlink(missing_ok=True)
 
 
 def _launcher_file(pid: int) -> str | None:
