@@ -153,6 +153,13 @@ nb::object last_call(const Group& group, int member) {
   return nb::make_tuple(latest - 1, describe(Call::unpack(slot.signature)));
 }
 
+// The call that a member has posted under a number, or None if it has not or its slot was reused.
+nb::object posted_call(const Group& group, int member, std::uint64_t seq) {
+  const Slot& slot = group.control().slot(member, seq);
+  if (slot.flag.load() != seq + 1) return nb::none();
+  return describe(Call::unpack(slot.signature));
+}
+
 // The members that have not posted call `seq`; if all have, those that have not completed it.
 std::vector<int> missing(const Group& group, std::uint64_t seq) {
   std::vector<int> absent, unfinished;
@@ -187,8 +194,8 @@ std::shared_ptr<Group> make_group(int fd, int members, int cores) {
 }
 
 // This member's part of a symmetric region, as an array that keeps the region mapped.
-nb::object part(Group& group, std::uint32_t id, int member) {
-  auto region = group.region(id);
+nb::object claim(Group& group, std::uint32_t id, int member) {
+  auto region = group.claim_region(id);
   if (!region) throw nb::value_error("no such region");
   auto* owned = new std::shared_ptr<SymmetricRegion>(region);
   const nb::capsule owner(
@@ -202,18 +209,24 @@ void bind_group(nb::module_& m) {
       .def(nb::new_(&make_group), nb::arg("fd"), nb::arg("members"), nb::arg("cores"))
       .def_static("control_bytes", &Control::bytes, nb::arg("members"))
       .def("add_peer", &Group::add_peer, nb::arg("fd"), nb::arg("members"))
-      .def("close_peers", &Group::close_peers)
+      .def("drop_peers", &Group::drop_peers)
+      .def_prop_ro("inherited", &Group::inherited)
       .def(
           "map_region",
-          [](Group& group, std::uint32_t id, int fd, std::size_t part_bytes) {
-            if (const int code = group.map_region(id, fd, part_bytes)) raise_errno(code);
+          [](Group& group, std::uint32_t id, int fd, std::size_t part_bytes, int users) {
+            int code;
+            {
+              const nb::gil_scoped_release release;
+              code = group.map_region(id, fd, part_bytes, users);
+            }
+            if (code != 0) raise_errno(code);
           },
-          nb::arg("id"), nb::arg("fd"), nb::arg("part_bytes"),
-          nb::call_guard<nb::gil_scoped_release>())
+          nb::arg("id"), nb::arg("fd"), nb::arg("part_bytes"), nb::arg("users"))
       .def("release_region", &Group::release_region, nb::arg("id"))
-      .def("part", &part, nb::arg("id"), nb::arg("member"))
+      .def("claim", &claim, nb::arg("id"), nb::arg("member"))
       .def("culprit", &culprit)
       .def("missing", &missing, nb::arg("seq"))
+      .def("posted_call", &posted_call, nb::arg("member"), nb::arg("seq"))
       .def("last_call", &last_call, nb::arg("member"))
       .def(
           "blame_timeout",
@@ -234,11 +247,11 @@ void bind_member(nb::module_& m) {
       .def("start", &start, nb::arg("kind"), nb::arg("x").none(), nb::arg("out").none())
       .def(
           "start_allocate",
-          [](Member& member, std::uint64_t bytes) {
-            return member.start({.collective = Collective::allocate, .count = bytes}, nullptr,
+          [](Member& member, std::uint64_t pages) {
+            return member.start({.collective = Collective::allocate, .count = pages}, nullptr,
                                 nullptr);
           },
-          nb::arg("bytes"))
+          nb::arg("pages"))
       .def("all_reduce", &all_reduce, nb::arg("kind"), nb::arg("x"), nb::arg("out"),
            nb::arg("seconds"))
       .def(
@@ -261,6 +274,9 @@ void bind_member(nb::module_& m) {
 void bind_comm(nb::module_& m) {
   bind_group(m);
   bind_member(m);
+  m.def(
+      "progress", [] { Engine::instance().drive_others(nullptr); },
+      nb::call_guard<nb::gil_scoped_release>());
   m.def("instruction_set", [] { return kernels().name; });
 }
 

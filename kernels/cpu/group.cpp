@@ -2,6 +2,7 @@
 
 #include <linux/futex.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -10,14 +11,21 @@
 #include <ctime>
 
 namespace allreduce {
+namespace {
+
+// Counts the forks between this process and the first that loaded the library.
+std::atomic<std::uint32_t> fork_generation{0};
+const int fork_watch = pthread_atfork(
+    nullptr, nullptr, [] { fork_generation.fetch_add(1, std::memory_order_relaxed); });
+
+}  // namespace
 
 Group::Group(int fd, int members, int cores)
     : members_(members),
       oversubscribed_(members > cores),
+      fork_generation_(fork_generation.load(std::memory_order_relaxed)),
       region_(fd, Control::bytes(members)),
       control_(region_.data(), members) {}
-
-Group::~Group() { close_peers(); }
 
 void Group::add_peer(int fd, std::vector<int> members) {
   std::lock_guard lock(peers_mutex_);
@@ -35,8 +43,7 @@ void Group::check_peers(int witness, std::uint64_t seq) {
     for (int member : peers_[i].members)
       if (control_.state(member).left.load(std::memory_order_acquire) == 0)
         blame({Fault::lost, member, witness, seq});
-    // All members there have left: nothing more to learn from this socket.
-    close(peers_[i].fd);
+    // All members there have left, or one is to blame: nothing more to learn from this socket.
     peers_.erase(peers_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 }
@@ -51,27 +58,35 @@ void Group::check_left(int witness, std::uint64_t seq) {
   }
 }
 
-void Group::close_peers() {
+void Group::drop_peers() {
   std::lock_guard lock(peers_mutex_);
-  for (const Peer& peer : peers_) close(peer.fd);
   peers_.clear();
 }
 
-int Group::map_region(std::uint32_t id, int fd, std::size_t part_bytes) {
+bool Group::inherited() const {
+  return fork_generation_ != fork_generation.load(std::memory_order_relaxed);
+}
+
+int Group::map_region(std::uint32_t id, int fd, std::size_t part_bytes, int users) {
   auto region = std::make_shared<SymmetricRegion>(id, fd, part_bytes, members_);
   if (region->mapping.error() != 0) return region->mapping.error();
   std::lock_guard lock(regions_mutex_);
   std::erase_if(regions_, [](const auto& old) { return old.expired(); });
   regions_.push_back(region);
-  kept_.push_back(std::move(region));
+  unclaimed_.push_back({std::move(region), users});
   region_count_.store(static_cast<int>(regions_.size()), std::memory_order_release);
   return 0;
 }
 
-std::shared_ptr<SymmetricRegion> Group::region(std::uint32_t id) {
+std::shared_ptr<SymmetricRegion> Group::claim_region(std::uint32_t id) {
   std::lock_guard lock(regions_mutex_);
-  for (const auto& weak : regions_)
-    if (auto region = weak.lock(); region && region->id == id) return region;
+  for (std::size_t i = 0; i < unclaimed_.size(); ++i) {
+    if (unclaimed_[i].region->id != id) continue;
+    auto region = unclaimed_[i].region;
+    if (--unclaimed_[i].users == 0)
+      unclaimed_.erase(unclaimed_.begin() + static_cast<std::ptrdiff_t>(i));
+    return region;
+  }
   return nullptr;
 }
 
@@ -86,7 +101,7 @@ std::shared_ptr<SymmetricRegion> Group::find_region(int member, const std::byte*
 
 void Group::release_region(std::uint32_t id) {
   std::lock_guard lock(regions_mutex_);
-  std::erase_if(kept_, [id](const auto& region) { return region->id == id; });
+  std::erase_if(unclaimed_, [id](const Unclaimed& entry) { return entry.region->id == id; });
 }
 
 void Group::blame(const Culprit& culprit) {

@@ -19,7 +19,6 @@ class Group {
   // `fd`: the allocated control file, or negative if all members are threads of this process.
   // `cores`: how many cores the members share. Check `error()` before any other call.
   Group(int fd, int members, int cores);
-  ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
@@ -28,22 +27,25 @@ class Group {
   bool oversubscribed() const { return oversubscribed_; }
   const Control& control() const { return control_; }
 
-  // Takes over the socket to another process and the members that live there.
+  // Watches the socket to another process, where these members live; the caller closes it, after
+  // drop_peers().
   void add_peer(int fd, std::vector<int> members);
   // Blames a member of any process that is gone without having left. At most one thread looks.
   void check_peers(int witness, std::uint64_t seq);
   // Blames a member that left in good order before it completed call `seq`.
   void check_left(int witness, std::uint64_t seq);
-  // Closes the sockets: the others see the end of file.
-  void close_peers();
+  void drop_peers();
+  // Whether this process inherited the group by fork: it is its parent's, and must not be touched.
+  bool inherited() const;
 
-  // Maps a symmetric region for all local members; returns an errno value, or 0.
-  int map_region(std::uint32_t id, int fd, std::size_t part_bytes);
-  std::shared_ptr<SymmetricRegion> region(std::uint32_t id);
+  // Maps a symmetric region, which `users` local members will claim; returns an errno value, or 0.
+  int map_region(std::uint32_t id, int fd, std::size_t part_bytes, int users);
+  // Hands the region to one of its users. From the last claim on it lives as long as its arrays.
+  std::shared_ptr<SymmetricRegion> claim_region(std::uint32_t id);
   // The region whose part of `member` holds the bytes, or null.
   std::shared_ptr<SymmetricRegion> find_region(int member, const std::byte* pointer,
                                                std::size_t bytes);
-  // Ends what map_region began: from now on the region lives as long as its arrays.
+  // Unmaps a region that another process could not map.
   void release_region(std::uint32_t id);
 
   // Stores a word that others wait for, and wakes those who sleep.
@@ -76,10 +78,15 @@ class Group {
     int fd;
     std::vector<int> members;
   };
+  struct Unclaimed {
+    std::shared_ptr<SymmetricRegion> region;
+    int users;
+  };
   void wait_for_wake(std::uint32_t seen, int microseconds);
 
   const int members_;
   const bool oversubscribed_;
+  const std::uint32_t fork_generation_;
   const Region region_;
   const Control control_;
   std::mutex peers_mutex_;
@@ -87,7 +94,7 @@ class Group {
   std::atomic<int> region_count_{0};
   std::mutex regions_mutex_;
   std::vector<std::weak_ptr<SymmetricRegion>> regions_;
-  std::vector<std::shared_ptr<SymmetricRegion>> kept_;  // between mapping and the first array
+  std::vector<Unclaimed> unclaimed_;
 };
 
 }  // namespace allreduce

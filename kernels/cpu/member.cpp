@@ -13,6 +13,7 @@ Member::Member(std::shared_ptr<Group> group, int index)
 }
 
 Member::~Member() {
+  if (group_->inherited()) return;
   Engine::instance().remove(this);
   leave();
 }
@@ -23,7 +24,7 @@ std::shared_ptr<Work> Member::start(Call call, const std::byte* in, std::byte* o
   work->in = in;
   work->out = out;
   std::lock_guard lock(mutex_);
-  if (left_ || group_->culprit_word() != 0) {
+  if (left_ || group_->inherited() || group_->culprit_word() != 0) {
     work->state.store(State::failed, std::memory_order_release);
     return work;
   }
@@ -130,6 +131,7 @@ void Member::check_peers() {
 }
 
 void Member::leave() {
+  if (group_->inherited()) return;
   std::lock_guard lock(mutex_);
   if (left_) return;
   left_ = true;
@@ -139,6 +141,7 @@ void Member::leave() {
 }
 
 void Member::abort(const char* reason, std::size_t length) {
+  if (group_->inherited()) return;
   {
     std::lock_guard lock(mutex_);
     MemberState& own = share_.own();

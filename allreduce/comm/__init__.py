@@ -1,0 +1,155 @@
+"""Collectives between the processes of a world, and between the replicas in them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from allreduce import settings
+from allreduce.cluster import World, join
+from allreduce.comm.base import Work
+from allreduce.comm.call import Call
+from allreduce.comm.communicator import Communicator
+from allreduce.comm.transports import opener
+from allreduce.errors import UsageError
+
+__all__ = ["Call", "Communicator", "Work", "init", "replica_communicators", "world"]
+
+
+@dataclass
+class _State:
+    """What this process has joined; a process made by fork starts with nothing."""
+
+    pid: int = field(default_factory=os.getpid)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    world: World | None = None
+    communicator: Communicator | None = None
+    names: Counter[str] = field(default_factory=Counter)  # how often each was used in this world
+
+
+_state = _State()
+_lock = threading.RLock()
+
+
+def init(
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    leader: str | None = None,
+    secret: str | bytes | None = None,
+    transport: str | None = None,
+    timeout: float | None = None,
+) -> Communicator:
+    """Join the job and return the communicator with one member per process.
+
+    Blocks until all ranks have called. Called again it returns the same communicator; after its
+    `close()` it makes a new one. Every argument is also read from `ALLREDUCE_<NAME>`.
+
+    Args:
+        rank: This process's rank.
+        size: How many ranks the job has.
+        leader: `host:port` of the group leader.
+        secret: What all ranks have to know.
+        transport: What carries collectives; "shared" is the only one.
+        timeout: Seconds that joining, and any wait, may last; 300 without it.
+
+    Raises:
+        UsageError: An argument is wrong, or differs from the first call's.
+        JoinError: The job cannot be joined.
+        UnsupportedError: The ranks are spread over hosts.
+    """
+    arguments: dict[str, Any] = {"rank": rank, "size": size, "leader": leader, "secret": secret}
+    arguments |= {"transport": transport, "timeout": timeout}
+    given = {name: value for name, value in arguments.items() if value is not None}
+    with _lock:
+        state = _current()
+        if state.communicator is not None and not state.communicator.closed:
+            _check_same(state, given)
+            return state.communicator
+        read = settings.load()
+        make = opener(transport or read.transport)
+        if state.world is not None and _joining(given) != _joining(state.arguments):
+            state.world.close()
+            state.world = None
+            state.names.clear()
+        joined = _join(state, given)
+        seconds = read.timeout if timeout is None else timeout
+        state.communicator = make(joined, 1, name=_fresh(state, "world"), timeout=seconds)[0]
+        return state.communicator
+
+
+def world() -> World:
+    """Return the world that `init` joined, or join it: its communicator is not made yet."""
+    with _lock:
+        return _join(_current(), {})
+
+
+def replica_communicators(
+    world: World, local_replicas: int, *, name: str, timeout: float | None = None
+) -> list[Communicator]:
+    """Make a communicator of one member per replica; a collective call of the processes.
+
+    Members are numbered through ranks, then through the replicas of each. Each of the communicators
+    returned is for one thread; threads of one process and processes mix freely.
+
+    Args:
+        world: Whose processes take part; a world of one needs nobody else.
+        local_replicas: How many replicas this process has; may differ between processes.
+        name: What it is for; the same on all ranks.
+        timeout: Seconds that making it, and any wait, may last; as for `init` without it.
+
+    Returns:
+        This process's communicators, in the order of its replicas.
+    """
+    if local_replicas < 1:
+        raise UsageError(f"[comm] a communicator needs a replica, but got {local_replicas}")
+    with _lock:
+        read = settings.load()
+        make = opener(_current().arguments.get("transport") or read.transport)
+        unique = _fresh(_current(), name)
+    return make(
+        world, local_replicas, name=unique, timeout=read.timeout if timeout is None else timeout
+    )
+
+
+def _current() -> _State:
+    global _state
+    if _state.pid != os.getpid():
+        _state = _State()
+    return _state
+
+
+def _join(state: _State, given: dict[str, Any]) -> World:
+    if state.world is None:
+        state.world = join(**_joining(given))
+        state.arguments = given
+    return state.world
+
+
+def _joining(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name != "transport"}
+
+
+def _fresh(state: _State, name: str) -> str:
+    """Return a name that is new in this world, and the same on all ranks that call in one order."""
+    state.names[name] += 1
+    return f"{name}.{state.names[name]}"
+
+
+def _check_same(state: _State, given: dict[str, Any]) -> None:
+    assert state.communicator is not None
+    actual = dict(state.arguments)
+    actual |= {"rank": state.communicator.rank, "size": state.communicator.size}
+    actual |= {"transport": state.communicator.transport}
+    for name, value in given.items():
+        if value != actual.get(name):
+            shown = "another value" if name == "secret" else f"{name}={value!r}"
+            raise UsageError(
+                f"[comm] rank {state.communicator.rank}: init() was called again with {shown}, but "
+                f"this process joined with {name}="
+                f"{'...' if name == 'secret' else repr(actual.get(name))}; "
+                "close() the communicator first, or call init() without arguments"
+            )

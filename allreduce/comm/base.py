@@ -1,0 +1,83 @@
+"""What a transport is, and the work that it starts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allreduce.comm.call import Call
+
+Array = NDArray[Any]
+
+
+class Work(ABC):
+    """A started call. Its arrays belong to it until it is done."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Say whether the call is complete, after doing what can be done without blocking.
+
+        Raises:
+            AllreduceError: The communicator has failed.
+        """
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> Any:
+        """Block until the call is complete, and return its result.
+
+        Works may be waited for in any order, a different one on each member.
+
+        Args:
+            timeout: Seconds; without it, the communicator's.
+
+        Raises:
+            TimeoutError: It took longer. The communicator is dead then, on all members.
+            PeerLostError: A member died or left.
+            MismatchError: Members made different calls.
+        """
+
+
+# The quick way for a synchronous all_reduce of two arrays: (kind, x, out, seconds) -> True when it
+# is done, None if the arrays need the careful way, or what `Transport.finish_quick` takes.
+Quick = Callable[[int, Array, Array, float], object]
+
+
+class Transport(ABC):
+    """One member's way to the others. Calls take contiguous arrays, checked by the caller."""
+
+    name: str  # what `transport=` and `ALLREDUCE_TRANSPORT` say
+    quick_seconds: float  # how long `quick` may block before the careful way takes over
+
+    @abstractmethod
+    def start(
+        self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
+    ) -> Work:
+        """Start a call; `result()` makes what its `wait` returns."""
+
+    @abstractmethod
+    def quick(self) -> Quick | None:
+        """Return the quick way, if there is one."""
+
+    @abstractmethod
+    def finish_quick(self, unfinished: object) -> None:
+        """Complete what `quick` left unfinished, or raise why it failed."""
+
+    @abstractmethod
+    def progress(self) -> None:
+        """Do what can be done of all started calls of this process, without blocking."""
+
+    @abstractmethod
+    def empty(self, nbytes: int) -> NDArray[np.uint8]:
+        """Allocate symmetric memory: one part per member, mapped by all; a collective call."""
+
+    @abstractmethod
+    def abort(self, reason: str) -> None:
+        """Make the communicator dead on all members; what was started touches no array any more."""
+
+    @abstractmethod
+    def close(self, drain: bool) -> None:
+        """Leave in good order; with `drain`, first complete what was started."""

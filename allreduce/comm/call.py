@@ -1,0 +1,55 @@
+"""What a collective call is, in one value: its signature, its log line, a plan's input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Positions are the native enums' values (kernels/cpu/protocol.h, reduce_kernels.h).
+COLLECTIVES = ("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "empty")
+OPERATORS = ("none", "sum", "mean", "min", "max", "prod")
+DTYPES = ("none", "float32", "float64", "int32", "int64")
+PATHS = ("small", "direct", "staged")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One collective call, as every member of `group` has to make it."""
+
+    collective: str
+    op: str | None
+    dtype: str
+    count: int  # elements: of the array, or of one member's share where shares are joined or cut
+    root: int | None
+    group: str
+
+    def __str__(self) -> str:
+        """Say it as the caller wrote it: `all_reduce(float32[1000], op='sum')`."""
+        if self.collective == "barrier":
+            return "barrier()"
+        text = f"{self.dtype}[{self.count}]"
+        if self.op is not None:
+            text += f", op={self.op!r}"
+        if self.root is not None:
+            text += f", root={self.root}"
+        return f"{self.collective}({text})"
+
+
+def kind(collective: str, op: str | None = None, root: int = 0) -> int:
+    """Pack what the native side needs to know of a call besides its arrays."""
+    return COLLECTIVES.index(collective) | OPERATORS.index(op or "none") << 4 | root << 8
+
+
+def from_native(words: tuple[int, int, int, int, int, int], group: str) -> Call:
+    """Read the native description: collective, operator, type, path, root, count."""
+    collective, op, dtype, _, root, count = words
+    name = COLLECTIVES[collective]
+    if name == "empty":  # counted in pages, so that 36 bits suffice
+        return Call(name, None, "bytes", count * 4096, None, group)
+    return Call(
+        name,
+        OPERATORS[op] if op else None,
+        DTYPES[dtype],
+        count,
+        root if name == "broadcast" else None,
+        group,
+    )

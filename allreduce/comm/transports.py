@@ -1,0 +1,40 @@
+"""The transports there are, and how the members of a world become members of a communicator."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from allreduce.cluster import World
+from allreduce.comm.communicator import Communicator
+from allreduce.errors import unknown_name
+
+
+class Opener(Protocol):
+    """Makes the communicators of this process's members; a collective call of the processes."""
+
+    def __call__(
+        self, world: World, local_members: int, *, name: str, timeout: float
+    ) -> list[Communicator]: ...
+
+
+# Name -> module and function of its opener; imported when first used.
+REGISTRY: dict[str, tuple[str, str]] = {
+    "shared": ("allreduce.comm.shared_opener", "open_shared"),
+}
+DEFAULT = "shared"
+
+
+def opener(name: str | None) -> Opener:
+    """Look a transport up.
+
+    Raises:
+        UsageError: There is none of this name; the message says which exist.
+    """
+    wanted = DEFAULT if name is None else name
+    if wanted not in REGISTRY:
+        raise unknown_name("transport", wanted, REGISTRY)
+    module, function = REGISTRY[wanted]
+    found: Callable[..., list[Communicator]] = getattr(importlib.import_module(module), function)
+    return cast(Opener, found)
