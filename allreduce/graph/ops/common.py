@@ -61,8 +61,9 @@ def _operand(value: Any, dtype: np.dtype[Any]) -> Tensor:
 
 
 def as_floats(x: Any) -> Tensor:
-    """Make a tensor of floats; integers become what `np.exp` would make of them."""
-    return promote(np.exp, x)[0]
+    """Make a tensor of floats; integers become float64, as they do in `np.mean`."""
+    tensor = as_tensor(x)
+    return tensor if tensor.dtype.kind == "f" else cast(tensor, np.float64)
 
 
 def elementwise(ufunc: np.ufunc, gradient: Gradient | None = None, name: str = "") -> Op:

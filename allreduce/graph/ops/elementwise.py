@@ -9,7 +9,6 @@ import numpy as np
 
 from allreduce.graph.ops.base import Attrs, Op, cut, register
 from allreduce.graph.ops.common import (
-    as_floats,
     cast,
     elementwise,
     promote,
@@ -185,7 +184,8 @@ elementwise(np.square, lambda dy, y, x, attrs: [dy * (x[0] * 2)])
 
 def clip(x: Any, low: float, high: float) -> Tensor:
     """Limit to `low`…`high`, two Python numbers; no gradient flows where it was outside."""
-    return apply("clip", as_floats(x), low=low, high=high)
+    tensor = as_tensor(x)
+    return apply("clip", cast(tensor, np.result_type(tensor.dtype, low, high)), low=low, high=high)
 
 
 def _clip(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:

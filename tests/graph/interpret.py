@@ -1,0 +1,56 @@
+"""Runs a recorded graph node by node with the operators' kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from allreduce.graph.node import Graph
+from allreduce.graph.ops.base import lookup
+from allreduce.graph.spec import Spec, concrete
+from allreduce.graph.tensor import Tensor, TracedTensor
+from allreduce.graph.trace import Trace, as_tensor, recording
+
+
+def record(function: Callable[..., Sequence[Tensor]], *specs: Spec) -> Graph:
+    """Trace a function of as many tensors as there are specs; it returns a sequence of tensors."""
+    trace = Trace()
+    with recording(trace):
+        inputs = [trace.placeholder(spec, f"input {i}") for i, spec in enumerate(specs)]
+        outputs = [as_tensor(value) for value in function(*inputs)]
+    assert all(isinstance(output, TracedTensor) for output in outputs)
+    return trace.finish([output for output in outputs if isinstance(output, TracedTensor)])
+
+
+def interpret(
+    graph: Graph, feeds: Sequence[Any], batch: int = 0, runtime: Mapping[str, int] | None = None
+) -> list[np.ndarray]:
+    """Compute a graph's outputs."""
+    values: list[np.ndarray] = []
+    fed = dict(zip(graph.inputs, feeds, strict=True))
+    with np.errstate(all="ignore"):
+        for node in graph.nodes:
+            if node.id in fed:
+                value = np.asarray(fed[node.id])
+            elif node.op == "constant":
+                value = node.attrs["value"]
+            elif node.op == "runtime":
+                value = np.asarray((runtime or {}).get(node.attrs["name"], 0), np.int64)
+            else:
+                op = lookup(node.op)
+                assert op.cpu is not None
+                shape = concrete(node.spec.shape, batch)
+                out = None if op.view else _garbage(shape, node.spec.dtype)
+                value = op.cpu(out, [values[i] for i in node.inputs], node.attrs)
+                assert op.view or value is out, f"{node} did not write where it was told to"
+            assert value.shape == concrete(node.spec.shape, batch), str(node)
+            assert value.dtype == node.spec.dtype, str(node)
+            values.append(value)
+    return [values[i] for i in graph.outputs]
+
+
+def _garbage(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Make what a kernel may find in the memory it is given: nothing may depend on it."""
+    return np.full(shape, 77 if dtype.kind != "f" else np.nan).astype(dtype)

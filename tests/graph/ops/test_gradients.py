@@ -1,0 +1,150 @@
+"""Every operator's gradient against central differences, in float64, for every argument."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from allreduce.graph.gradient import backward
+from allreduce.graph.node import Graph
+from allreduce.graph.ops import functions as ops
+from allreduce.graph.ops.base import cut, lookup, names
+from allreduce.graph.spec import BATCH, Spec
+from allreduce.graph.tensor import Tensor
+from tests.graph.interpret import interpret, record
+from tests.graph.ops.cases import CASES, Case, Shapes
+
+FLOAT = np.dtype(np.float64)
+STEP = 1e-5  # the error of a central difference is about STEP² and 1e-16 / STEP
+
+ALL = [
+    pytest.param(case, shapes, id=f"{i}-{case.op}-{'-'.join(map(str, shapes))}".replace(" ", ""))
+    for i, case in enumerate(CASES)
+    for shapes in case.shapes
+]
+
+
+def numeric_gradients(
+    graph: Graph, inputs: Sequence[np.ndarray], weights: np.ndarray
+) -> list[np.ndarray]:
+    """Differentiate the weighted sum of a graph's only output."""
+    results = []
+    for position, x in enumerate(inputs):
+        result = np.empty_like(x)
+        for index in np.ndindex(x.shape):
+            ends = []
+            for sign in (1, -1):
+                moved = [each.copy() for each in inputs]
+                moved[position][index] = x[index] + sign * STEP
+                ends.append(float((interpret(graph, moved)[0] * weights).sum()))
+            result[index] = (ends[0] - ends[1]) / (2 * STEP)
+        results.append(result)
+    return results
+
+
+@pytest.mark.parametrize(("case", "shapes"), ALL)
+def test_gradients_agree_with_differences(case: Case, shapes: Shapes) -> None:
+    specs = [Spec(shape, FLOAT) for shape in shapes]
+    inputs = case.draw(shapes, seed=1)
+    forward = record(lambda *x: [case.call(*x)], *specs)
+    assert case.op in {node.op for node in forward.nodes}
+    (value,) = interpret(forward, inputs)
+    weights = np.random.default_rng(2).uniform(0.5, 1.5, value.shape)
+    # An argument whose change cannot be seen, like a condition, is left out.
+    reached = [i for i in range(len(specs)) if case.op != "where" or i > 0]
+
+    def differentiate(*x: Tensor) -> list[Tensor]:
+        return backward(case.call(*x[:-1]), [x[i] for i in reached], x[-1])
+
+    graph = record(differentiate, *specs, Spec(value.shape, FLOAT))
+    found = interpret(graph, [*inputs, weights])
+    expected = numeric_gradients(forward, inputs, weights)
+    for i, gradient in zip(reached, found, strict=True):
+        np.testing.assert_allclose(gradient, expected[i], rtol=1e-6, atol=1e-8)
+
+
+def test_every_gradient_has_a_case() -> None:
+    differentiable = {
+        name for name in names() if lookup(name).gradient not in (None, cut) and lookup(name).cpu
+    }
+    assert differentiable - {case.op for case in CASES} == set()
+
+
+def _network(labels: Tensor, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> list[Tensor]:
+    hidden = ops.gelu(ops.matmul(ops.flatten(x), w1) + b1)
+    merged = ops.reshape(ops.expand_dims(hidden, 0), (-1, 3))  # 2 · batch rows
+    logits = ops.reshape(ops.relu(merged) @ w2, (x.shape[0], -1))
+    centred = logits - ops.mean(logits, axis=0, keepdims=True)
+    loss = ops.sparse_softmax_cross_entropy(labels, centred)
+    return [loss, *backward(ops.mean(loss), [x, w1, b1, w2], 1.0)]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_a_named_batch_gives_what_its_size_gives(batch: int) -> None:
+    generator = np.random.default_rng(0)
+    shapes = [(batch, 2, 3), (6, 6), (6,), (3, 2)]
+    feeds = [
+        generator.integers(0, 4, batch, np.uint8),
+        *(generator.normal(size=shape) for shape in shapes),
+    ]
+    labels = np.dtype(np.uint8)
+    rest = [Spec(shape, FLOAT) for shape in shapes[1:]]
+    named = record(_network, Spec((BATCH,), labels), Spec((BATCH, 2, 3), FLOAT), *rest)
+    fixed = record(_network, Spec((batch,), labels), Spec((batch, 2, 3), FLOAT), *rest)
+    for one, other in zip(interpret(named, feeds, batch), interpret(fixed, feeds), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_an_empty_named_batch_leaves_parameters_alone() -> None:
+    def summed(x: Tensor, w: Tensor, b: Tensor) -> list[Tensor]:
+        return backward(ops.softmax(ops.tanh(x @ w + b)), [w, b], 1.0)
+
+    graph = record(summed, Spec((BATCH, 3), FLOAT), Spec((3, 2), FLOAT), Spec((2,), FLOAT))
+    gradients = interpret(graph, [np.empty((0, 3)), np.ones((3, 2)), np.ones(2)], batch=0)
+    np.testing.assert_array_equal(gradients[0], np.zeros((3, 2)))
+    np.testing.assert_array_equal(gradients[1], np.zeros(2))
+
+
+def test_a_gradient_can_be_differentiated_again() -> None:
+    def second(x: Tensor) -> list[Tensor]:
+        y = ops.relu(x) ** 3 + ops.exp(x) / x + ops.softmax(x) * x
+        (first,) = backward(y, [x], 1.0)
+        return [first, *backward(first, [x], 1.0)]
+
+    spec = Spec((4,), FLOAT)
+    x = np.array([0.5, -1.5, 2.0, 1.25])
+    graph = record(second, spec)
+    _, found = interpret(graph, [x])
+    forward = record(lambda x: second(x)[:1], spec)
+    (expected,) = numeric_gradients(forward, [x], np.ones(4))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_gradients_have_their_inputs_dtype() -> None:
+    def mixed(x: Tensor, w: Tensor, n: Tensor) -> list[Tensor]:
+        return backward(ops.mean((x * w + n) / 3 - 2 * x), [x, w], 1.0)
+
+    single = Spec((3,), np.dtype(np.float32))
+    graph = record(mixed, single, Spec((3,), FLOAT), Spec((3,), np.dtype(np.int32)))
+    of_x, of_w = interpret(graph, [np.ones(3, np.float32), np.ones(3), np.ones(3, np.int32)])
+    assert (of_x.dtype, of_w.dtype) == (np.float32, np.float64)
+
+
+def test_nothing_flows_back_through_a_cut() -> None:
+    def kept(x: Tensor) -> list[Tensor]:
+        return backward(x * ops.stop_gradient(x) + ops.floor(x) + ops.sign(x), [x], 1.0)
+
+    (found,) = interpret(record(kept, Spec((3,), FLOAT)), [np.array([1.5, -2.5, 3.5])])
+    np.testing.assert_array_equal(found, [1.5, -2.5, 3.5])
+
+
+def test_equal_elements_share_or_go_first() -> None:
+    def ties(x: Tensor) -> list[Tensor]:
+        first = backward(ops.maximum(x, x * 1), [x], 1.0)
+        return [*first, *backward(ops.max(x), [x], 1.0)]
+
+    first, shared = interpret(record(ties, Spec((2,), FLOAT)), [np.array([3.0, 3.0])])
+    np.testing.assert_array_equal(first, [1, 1])
+    np.testing.assert_array_equal(shared, [0.5, 0.5])

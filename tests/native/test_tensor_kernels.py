@@ -1,0 +1,162 @@
+"""Optimizer updates against NumPy; kernels give the same bits at every level and split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allreduce import _native
+
+N = 1003  # no multiple of any vector's width
+DTYPES = ["float32", "float64"]
+
+
+def _arrays(dtype: str, count: int) -> list[np.ndarray]:
+    generator = np.random.default_rng(3)
+    return [generator.normal(size=N).astype(dtype) for _ in range(count)]
+
+
+def _adam(
+    value: np.ndarray, gradient: np.ndarray, m: np.ndarray, v: np.ndarray, count: Any, step: int
+) -> None:
+    _native.adam(value, gradient, m, v, count, 0.01, 0.9, 0.999, 1e-7, step)
+
+
+def test_adam_follows_its_paper() -> None:
+    (value, gradient), m, v = _arrays("float64", 2), np.zeros(N), np.zeros(N)
+    expected, mean, square = value.copy(), np.zeros(N), np.zeros(N)
+    for step in range(1, 6):
+        sums = gradient * step
+        _adam(value, sums, m, v, np.array([4.0]), step)
+        g = sums / 4
+        mean = 0.9 * mean + 0.1 * g
+        square = 0.999 * square + 0.001 * g * g
+        # The form with epsilon-hat at the end of the paper's section 2, as Keras has it.
+        rate = 0.01 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+        expected -= rate * mean / (np.sqrt(square) + 1e-7)
+    np.testing.assert_allclose(value, expected, rtol=1e-13, atol=1e-15)
+    np.testing.assert_allclose(m, mean, rtol=1e-13)
+    np.testing.assert_allclose(v, square, rtol=1e-13)
+
+
+def test_adam_in_float32_keeps_the_precision_of_one_minus_beta() -> None:
+    value, gradient, m, v = (np.full(1, x, np.float32) for x in (0, 1, 0, 0))
+    _adam(value, gradient, m, v, np.ones(1, np.float32), 1)
+    assert m[0] == np.float32(0.1)
+    assert v[0] == np.float32(0.001)
+    np.testing.assert_allclose(value, [-0.01], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+def test_sgd_follows_its_definition(momentum: float, nesterov: bool) -> None:
+    value, gradient = _arrays("float64", 2)
+    velocity = np.zeros(N) if momentum else None
+    expected, moving = value.copy(), np.zeros(N)
+    for _ in range(3):
+        _native.sgd(value, gradient, velocity, np.array([8.0]), 0.1, momentum, nesterov)
+        g = gradient / 8
+        moving = momentum * moving - 0.1 * g
+        expected += momentum * moving - 0.1 * g if nesterov else moving
+    np.testing.assert_allclose(value, expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_samples_count_as_a_gradient_of_zero(dtype: str) -> None:
+    value, gradient, m, v = _arrays(dtype, 4)
+    gradient[::2] = np.nan  # what a buffer may hold that nobody wrote
+    before, v = value.copy(), v * v
+    _native.sgd(value, gradient, None, np.zeros(1, dtype), 0.1, 0.0, False)
+    np.testing.assert_array_equal(value, before)
+    zeros, no_samples = np.zeros(N, dtype), np.zeros(1, dtype)
+    one, other = ([x.copy() for x in (value, m, v)] for _ in range(2))
+    _adam(one[0], gradient, *one[1:], no_samples, 2)
+    _adam(other[0], zeros, *other[1:], np.ones(1, dtype), 2)
+    np.testing.assert_array_equal(one, other)
+
+
+def _run_adam(arrays: list[np.ndarray], part: slice, count: np.ndarray) -> None:
+    value, gradient, m, v = (x[part] for x in arrays)
+    _adam(value, gradient, m, v, count, 3)
+
+
+def _run_sgd(arrays: list[np.ndarray], part: slice, count: np.ndarray) -> None:
+    value, gradient, velocity, _ = (x[part] for x in arrays)
+    _native.sgd(value, gradient, velocity, count, 0.1, 0.9, True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("run", [_run_adam, _run_sgd])
+def test_updates_do_not_depend_on_where_ranges_end(run: Callable[..., None], dtype: str) -> None:
+    start = _arrays(dtype, 4)
+    start[3] = start[3] ** 2
+    count = np.full(1, 3, dtype)
+    whole, parts = ([x.copy() for x in start] for _ in range(2))
+    run(whole, slice(None), count)
+    cuts = [0, 1, 3, 10, 33, 34, 500, 997, N]
+    for a, b in pairwise(cuts):
+        run(parts, slice(a, b), count)
+    np.testing.assert_array_equal(whole, parts)
+    assert not np.array_equal(whole[0], start[0])
+
+
+@pytest.fixture
+def levels() -> Iterator[list[int]]:
+    """The instruction sets that this processor has, baseline first; restores the best."""
+    yield [level for level in range(3) if _native.use_tensor_level(level)]
+    _native.use_tensor_level(-1)
+
+
+def _every_kernel(dtype: str) -> list[np.ndarray]:
+    a, b, c, d = _arrays(dtype, 4)
+    d = d**2
+    count = np.full(1, 3, dtype)
+    _run_adam([a, b, c, d], slice(None), count)
+    results = [a, c, d]
+    for columns in (17, 59):  # 1003 = 17 * 59
+        logits, rows = b.reshape(-1, columns) * 9, N // columns
+        labels, dy = np.arange(rows) % columns, a[:rows].copy()
+        per_row, per_class = (np.empty(shape, dtype) for shape in (rows, (rows, columns)))
+        _native.sparse_cross_entropy(per_row, labels, logits)
+        _native.sparse_cross_entropy_gradient(per_class, dy, labels, logits)
+        results += [per_row.copy(), per_class.copy()]
+        _native.cross_entropy(per_row, logits**2, logits)
+        _native.cross_entropy_gradient(per_class, dy, logits**2, logits)
+        results += [per_row, per_class]
+        dropped = np.empty_like(logits)
+        _native.dropout(dropped, logits, 0.4, 2**63 + 5, 11, 7)
+        results.append(dropped)
+    out = np.empty_like(a)
+    _native.relu(out, a)
+    results.append(out.copy())
+    _native.relu_gradient(out, b, a)
+    results.append(out)
+    return results
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_levels_give_the_same_bits(levels: list[int], dtype: str) -> None:
+    found = []
+    for level in levels:
+        assert _native.use_tensor_level(level)
+        found.append([result.tobytes() for result in _every_kernel(dtype)])
+    assert all(results == found[0] for results in found)
+
+
+def test_wrong_arrays_are_refused() -> None:
+    x, count = np.zeros(4, np.float32), np.ones(1, np.float32)
+    with pytest.raises(ValueError, match="different sizes"):
+        _native.relu(x, x[:3])
+    with pytest.raises(ValueError, match="different sizes"):
+        _native.sgd(x, x.copy(), x[:3].copy(), count, 0.1, 0.9, False)
+    with pytest.raises(ValueError, match="without elements"):
+        _native.cross_entropy(x[:0], np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32))
+    with pytest.raises(ValueError, match="number 1"):
+        _adam(x, x.copy(), x.copy(), x.copy(), count, 0)
+    with pytest.raises(TypeError):
+        _native.relu(x[::2], x[::2])
+    with pytest.raises(TypeError):
+        _native.relu(x.astype(np.float64), x)
