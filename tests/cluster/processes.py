@@ -1,0 +1,136 @@
+"""Real processes with a hard deadline: what the joining tests run their scripts in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PREFIXES = ("ALLREDUCE_", "SLURM_", "PMI", "MPI_LOCAL", "OMPI_", "HYDI_")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one process ended."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+class Running:
+    """A process in a session of its own, which is killed with all of its group at the end."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._began = time.monotonic()
+        self._process = subprocess.Popen(
+            command,
+            env=clean_environment() | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+
+    def line(self) -> str:
+        """Read one line of its standard output."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().rstrip("\n")
+
+    def signal(self, number: int, *, group: bool = False) -> None:
+        """Send a signal to it, or to its whole group as a terminal does."""
+        (os.killpg if group else os.kill)(self.pid, number)
+
+    def finish(self, deadline: float) -> Result:
+        """Wait for its end; fails the test when it lives longer than `deadline` seconds."""
+        try:
+            out, err = self._process.communicate(timeout=deadline)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            out, err = self._process.communicate()
+            pytest.fail(f"still running after {deadline} s\nstdout: {out}\nstderr: {err}")
+        return Result(self._process.returncode, out, err, time.monotonic() - self._began)
+
+    def kill(self) -> None:
+        """Kill its group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def clean_environment() -> dict[str, str]:
+    """Copy the environment without any word about a job."""
+    return {name: text for name, text in os.environ.items() if not name.startswith(PREFIXES)}
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Iterator[Running]:
+    """Start a process for the block; nothing of it survives the block."""
+    process = Running(command, environment or {})
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+def run(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, *, deadline: float = 30
+) -> Result:
+    """Run a command to its end."""
+    with running(command, environment) as process:
+        return process.finish(deadline)
+
+
+def run_together(
+    script: Path, environments: Sequence[Mapping[str, str]], *, deadline: float = 30
+) -> list[Result]:
+    """Run one process of `script` per environment, all at once."""
+    with contextlib.ExitStack() as stack:
+        command = [sys.executable, str(script)]
+        started = [stack.enter_context(running(command, env)) for env in environments]
+        return [process.finish(deadline) for process in started]
+
+
+def mpirun(size: int, script: Path, *arguments: str) -> list[str]:
+    """Build the command that starts `script` under the mpich wheel's mpirun, or skip the test."""
+    beside = Path(sys.executable).parent / "mpirun"
+    if not beside.exists() or shutil.which(str(beside.parent / "mpiexec.hydra")) is None:
+        pytest.skip("needs the mpich wheel: pip install allreduce[mpich]")
+    pytest.importorskip("mpi4py", reason="needs mpi4py: pip install allreduce[mpich]")
+    return [str(beside), "-n", str(size), sys.executable, "-u", str(script), *arguments]
+
+
+def free_address() -> str:
+    """Find a port that nobody listens at now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def alive(pid: int) -> bool:
+    """Say whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_gone(pids: Sequence[int], seconds: float) -> list[int]:
+    """Wait for processes to end; returns those that did not."""
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left

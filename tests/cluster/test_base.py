@@ -1,0 +1,69 @@
+"""Worlds of one and what a World derives from its members."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from allreduce import cluster
+from allreduce.cluster.base import LocalStore, Member, World
+from allreduce.errors import ClosedError, TimeoutError
+
+
+def test_alone_without_any_word() -> None:
+    world = cluster.join()
+    assert (world.rank, world.size, world.local_rank, world.local_size) == (0, 1, 0, 1)
+    assert world.source == "alone"
+    assert world.exchange("key", b"mine", 1) == [b"mine"]
+    world.store.barrier("b", 1)
+    world.close()
+    world.close()
+    with pytest.raises(ClosedError):
+        world.store.set("key", b"")
+
+
+def test_alone_does_not_import_grpc_or_mpi() -> None:
+    code = (
+        "import sys; from allreduce import cluster; cluster.join();"
+        "print([m for m in ('grpc', 'mpi4py', 'google.protobuf') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert out.stdout.strip() == "[]", out.stderr
+
+
+def test_local_store_blocks_until_another_thread_sets() -> None:
+    store = LocalStore()
+    threading.Timer(0.1, store.set, ("key", b"value")).start()
+    assert store.get("key", 10) == b"value"
+
+
+def test_local_store_times_out_naming_the_key() -> None:
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match="'missing'"):
+        LocalStore().get("missing", 0.1)
+    assert time.monotonic() - began < 5
+
+
+def test_local_store_closing_wakes_a_waiting_get() -> None:
+    store = LocalStore()
+    threading.Timer(0.1, store.close).start()
+    with pytest.raises(ClosedError):
+        store.get("key", 30)
+
+
+def test_local_ranks_count_members_of_one_host() -> None:
+    members = tuple(Member(rank, host, 1) for rank, host in enumerate("abab"))
+
+    def world(rank: int) -> World:
+        return World(1, rank, 4, members, "leader", "", "job", b"", LocalStore())
+
+    assert [(world(r).local_rank, world(r).local_size) for r in range(4)] == [
+        (0, 2),
+        (0, 2),
+        (1, 2),
+        (1, 2),
+    ]

@@ -1,0 +1,149 @@
+"""The leader's state, without sockets or clocks: who waits, who is told what."""
+
+from __future__ import annotations
+
+from allreduce.cluster import leader_pb2 as pb
+from allreduce.cluster.base import Member
+from allreduce.cluster.group import Group
+
+
+class Room:
+    """A group and what each member was sent."""
+
+    def __init__(self, size: int, present: int | None = None) -> None:
+        self.group = Group(size)
+        self.sent: dict[int, list[pb.ToMember]] = {}
+        for rank in range(size if present is None else present):
+            self.enter(rank)
+
+    def enter(self, rank: int) -> None:
+        self.sent[rank] = []
+        self.group.enter(Member(rank, "host", 100 + rank), self.sent[rank].append)
+
+    def get(self, rank: int, key: str, request: int = 1) -> pb.FromMember:
+        message = pb.FromMember(request=request, get=pb.Get(key=key))
+        self.group.handle(rank, message)
+        return message
+
+    def come(self, rank: int, name: str, request: int = 1) -> pb.FromMember:
+        message = pb.FromMember(request=request, enter=pb.Enter(barrier=name))
+        self.group.handle(rank, message)
+        return message
+
+    def put(self, rank: int, key: str, value: bytes) -> None:
+        self.group.handle(rank, pb.FromMember(request=9, set=pb.Set(key=key, value=value)))
+
+    def kinds(self, rank: int) -> list[str | None]:
+        return [message.WhichOneof("content") for message in self.sent[rank]]
+
+
+def test_get_waits_for_set() -> None:
+    room = Room(2)
+    room.get(0, "k")
+    assert room.sent[0] == []
+    room.put(1, "k", b"v")
+    assert room.sent[0][0].value.value == b"v"
+    room.get(1, "k", 2)
+    assert room.sent[1][-1].value.value == b"v"
+
+
+def test_expired_get_is_answered_once() -> None:
+    room = Room(2)
+    message = room.get(0, "k")
+    room.group.expire(0, message)
+    room.group.expire(0, message)
+    room.put(1, "k", b"v")
+    assert room.kinds(0) == ["missing"]
+
+
+def test_barrier_opens_when_all_came_and_can_be_reused() -> None:
+    room = Room(3)
+    for turn in range(2):
+        for rank in range(3):
+            assert all(room.kinds(r) == ["done"] * turn for r in range(rank, 3))
+            room.come(rank, "b")
+    assert all(room.kinds(rank) == ["done"] * 2 for rank in range(3))
+
+
+def test_barrier_entered_twice_by_threads_of_one_rank_needs_the_others_twice() -> None:
+    room = Room(2)
+    room.come(0, "b", 1)
+    room.come(0, "b", 2)
+    room.come(1, "b", 1)
+    assert [m.request for m in room.sent[0]] == [1]
+    room.come(1, "b", 2)
+    assert [m.request for m in room.sent[0]] == [1, 2]
+
+
+def test_expired_barrier_names_the_missing_for_all_who_wait() -> None:
+    room = Room(4)
+    first = room.come(0, "b")
+    room.come(2, "b")
+    room.group.expire(0, first)
+    assert [list(room.sent[rank][0].missing.ranks) for rank in (0, 2)] == [[1, 3], [1, 3]]
+
+
+def test_a_lost_member_fails_gets_and_barriers_and_is_named() -> None:
+    room = Room(3)
+    room.get(0, "k", 1)
+    room.come(1, "b", 2)
+    room.group.leave(2, "it died", lost=True)
+    assert room.sent[0][0].lost.identity.rank == 2
+    assert room.sent[1][0].lost.identity.pid == 102
+    room.get(0, "other", 3)
+    assert room.sent[0][-1].lost.reason == "it died"
+    assert room.group.first_lost == 2
+
+
+def test_the_first_lost_is_named_when_others_follow() -> None:
+    room = Room(3)
+    room.group.leave(1, "it died", lost=True)
+    room.group.leave(2, "it died too", lost=True)
+    room.come(0, "b")
+    assert room.sent[0][0].lost.identity.rank == 1
+
+
+def test_what_a_lost_member_had_set_stays() -> None:
+    room = Room(2)
+    room.put(1, "k", b"v")
+    room.group.leave(1, "it died", lost=True)
+    room.get(0, "k")
+    assert room.sent[0][0].value.value == b"v"
+
+
+def test_a_member_that_left_fails_barriers_but_not_gets() -> None:
+    room = Room(3)
+    room.get(0, "k", 1)
+    room.group.leave(2, "it left", lost=False)
+    assert room.sent[0] == []
+    room.put(1, "k", b"v")
+    room.come(0, "b", 2)
+    assert room.kinds(0) == ["value", "lost"]
+    assert room.group.first_lost is None
+
+
+def test_assembling_names_the_missing_and_frees_the_place_of_who_gave_up() -> None:
+    room = Room(3, present=1)
+    waiting = pb.FromMember(request=1, assemble=pb.Assemble())
+    room.group.handle(0, waiting)
+    room.group.expire(0, waiting)
+    assert list(room.sent[0][0].missing.ranks) == [1, 2]
+    room.group.leave(0, "it left", lost=True)
+    assert room.group.refusal(Member(0, "host", 200), 3) is None
+
+
+def test_all_get_the_roll_when_the_last_one_enters() -> None:
+    room = Room(2, present=1)
+    room.group.handle(0, pb.FromMember(request=1, assemble=pb.Assemble()))
+    room.enter(1)
+    assert [m.pid for m in room.sent[0][0].members.members] == [100, 101]
+
+
+def test_refusals_say_what_is_wrong() -> None:
+    room = Room(2)
+    group = room.group
+    assert "expects 2" in (group.refusal(Member(0, "h", 1), 3) or "")
+    assert "0 to 1" in (group.refusal(Member(2, "h", 1), 2) or "")
+    twice = group.refusal(Member(1, "elsewhere", 7), 2) or ""
+    assert "process 101 on host" in twice
+    assert "process 7 on elsewhere" in twice
