@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-# A source that blocks for good (a dead network file system) must not block its caller's exit as well;
-# its thread is a daemon and ends with the process.
+# A source that blocks for good (a dead network file system) must not block its caller's exit as
+# well; its thread is a daemon and ends with the process.
 _PATIENCE = 5.0
 
 
@@ -36,8 +36,8 @@ class _Channel(Generic[T]):
 def ahead(items: Iterable[T]) -> Iterator[T]:
     """Iterate `items`, the next one of which a thread makes while the caller uses the last.
 
-    An exception in `items` reaches the caller in place of the item that it concerns. The thread ends
-    when this iterator is exhausted, closed or collected; it then closes `items`' own iterator.
+    An exception in `items` reaches the caller in place of the item that it concerns. The thread
+    ends when this iterator is exhausted, closed or collected; it then closes `items`' own iterator.
     """
     channel: _Channel[T] = _Channel()
     thread = threading.Thread(

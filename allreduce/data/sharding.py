@@ -1,8 +1,8 @@
 """Who takes which rows of which batch: plans, made of numbers alone.
 
-A global batch is cut into one contiguous part per replica, in the order of their ids; where it does not
-divide evenly, earlier replicas take one row more, and a batch smaller than the number of replicas leaves
-the last ones without rows.
+A global batch is cut into one contiguous part per replica, in the order of their ids; where it does
+not divide evenly, earlier replicas take one row more, and a batch smaller than the number of
+replicas leaves the last ones without rows.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Protocol
+
+import numpy as np
 
 from allreduce.errors import UsageError
 
@@ -98,7 +100,8 @@ class Sharded:
             rows and not quota for rows, quota in zip(self.rows, self.quotas, strict=True)
         ):
             raise UsageError(
-                f"a global batch of {self.batch_size} leaves some of the {sum(self.replicas)} replicas "
+                f"a global batch of {self.batch_size} leaves some of the {sum(self.replicas)} "
+                "replicas "
                 'without rows in every step; with data="sharded" their ranks\' data would never be '
                 f"used: choose batch_size >= {sum(self.replicas)}"
             )
@@ -135,5 +138,6 @@ def check_batch_size(batch_size: int) -> None:
     Raises:
         UsageError: It is not an integer above 0.
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+    whole = isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool)
+    if not whole or batch_size < 1:
         raise UsageError(f"batch_size is the global batch, an integer above 0, not {batch_size!r}")

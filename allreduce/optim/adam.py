@@ -12,10 +12,10 @@ from allreduce.optim.base import Optimizer, checked
 
 
 class Adam(Optimizer):
-    """Adaptive moments: `m` and `v` follow the gradient's mean and square, `p -= rate_t * m / (√v + ε)`.
+    """Adaptive moments: `m` and `v` follow gradient and square, `p -= rate_t * m / (√v + ε)`.
 
-    `rate_t = rate * √(1 - beta_2^t) / (1 - beta_1^t)`: the form with "epsilon hat" at the end of the
-    paper's section 2, as Keras has it.
+    `rate_t = rate * √(1 - beta_2^t) / (1 - beta_1^t)`: the form with "epsilon hat" at the end of
+    the paper's section 2, as Keras has it.
 
     Source: Kingma and Ba, Adam: a method for stochastic optimization (ICLR 2015), algorithm 1.
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from allreduce.errors import UsageError
-from allreduce.graph import update as graph_update
+from allreduce.graph import apply_gradients, load_optimizer_state, minimize, optimizer_state
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.variable import Variable
 
@@ -70,7 +70,7 @@ class Optimizer(ABC):
             variables: What to change.
             weight: What the loss counts for, instead of its number of samples: masked tokens.
         """
-        graph_update.minimize(self, loss, list(variables), weight)
+        minimize(self, loss, list(variables), weight)
 
     def apply(
         self, gradients: Sequence[Any], variables: Sequence[Variable], weight: Any = None
@@ -82,15 +82,15 @@ class Optimizer(ABC):
             variables: What to change.
             weight: How much this replica's gradients count for; its number of rows by default.
         """
-        graph_update.apply_gradients(self, list(gradients), list(variables), weight)
+        apply_gradients(self, list(gradients), list(variables), weight)
 
     def state(self) -> dict[str, np.ndarray]:
         """Copy its slots, as "<variable name>/<slot>", and "iterations"."""
-        return graph_update.optimizer_state(self)
+        return optimizer_state(self)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over what `state` gave; before the first step too."""
-        graph_update.load_optimizer_state(self, dict(state))
+        load_optimizer_state(self, dict(state))
 
     def get_config(self) -> dict[str, Any]:
         """Give the constructor's arguments, as plain data."""
@@ -114,11 +114,9 @@ def checked(
     Raises:
         UsageError: It is out of range, or no number.
     """
-    number = isinstance(value, int | float | np.integer | np.floating)
-    if number and not isinstance(value, bool):
-        result = float(value)
-        if math.isfinite(result) and (low < result or (result == low and not above)):
-            if result < high:
-                return result
+    if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
+        result = float(value)  # not finite: fails the comparisons, inf against the last one
+        if (low < result or (result == low and not above)) and result < high:
+            return result
     bounds = f"{'>' if above else '>='} {low:g}" + ("" if high == math.inf else f" and < {high:g}")
     raise UsageError(f"{name} is a finite number {bounds}, not {value!r}")

@@ -17,9 +17,9 @@ class SGD(Optimizer):
 
     With momentum, `p += v`; with `nesterov`, `p += momentum * v - rate * g`.
 
-    Source: Polyak, Some methods of speeding up the convergence of iteration methods (1964); Sutskever et
-    al., On the importance of initialization and momentum in deep learning (ICML 2013), section 2, for
-    Nesterov's form.
+    Source: Polyak, Some methods of speeding up the convergence of iteration methods (1964);
+    Sutskever et al., On the importance of initialization and momentum in deep learning (ICML 2013),
+    section 2, for Nesterov's form.
 
     Args:
         learning_rate: Above or equal to 0.

@@ -1,0 +1,30 @@
+"""Layers, models, losses and metrics, under Keras's names."""
+
+from allreduce.nn import activations, initializers, losses, metrics
+from allreduce.nn.activation import Activation
+from allreduce.nn.dense import Dense
+from allreduce.nn.dropout import Dropout
+from allreduce.nn.flatten import Flatten
+from allreduce.nn.input import Input
+from allreduce.nn.layer import Layer
+from allreduce.nn.model import Model
+from allreduce.nn.saving import load_model
+from allreduce.nn.sequential import Sequential
+from allreduce.training import History
+
+__all__ = [
+    "Activation",
+    "Dense",
+    "Dropout",
+    "Flatten",
+    "History",
+    "Input",
+    "Layer",
+    "Model",
+    "Sequential",
+    "activations",
+    "initializers",
+    "load_model",
+    "losses",
+    "metrics",
+]

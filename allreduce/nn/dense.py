@@ -1,0 +1,83 @@
+"""The fully connected layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.ops import functions as ops
+from allreduce.graph.spec import show
+from allreduce.graph.tensor import Tensor
+from allreduce.graph.variable import Variable
+from allreduce.nn import activations, initializers
+from allreduce.nn.layer import Layer, check_features
+
+
+class Dense(Layer):
+    """Compute `activation(inputs @ kernel + bias)`: `(batch, …, features)` to `(batch, …, units)`.
+
+    Args:
+        units: The size of the last axis of the outputs.
+        activation: A name or a function; None leaves the outputs as they are.
+        use_bias: Whether to add a bias.
+        kernel_initializer: What the kernel, `(features, units)`, starts as.
+        bias_initializer: What the bias, `(units,)`, starts as.
+        name: What summaries and errors call it.
+        dtype: What it computes in.
+        trainable: Whether optimizers are to change its variables.
+    """
+
+    kernel: Variable
+    bias: Variable
+
+    def __init__(
+        self,
+        units: int,
+        activation: Any = None,
+        *,
+        use_bias: bool = True,
+        kernel_initializer: str = "glorot_uniform",
+        bias_initializer: str = "zeros",
+        name: str | None = None,
+        dtype: str | None = None,
+        trainable: bool = True,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype, trainable=trainable)
+        if isinstance(units, bool) or not isinstance(units, int) or units < 1:
+            raise UsageError(f"Dense takes a number of units, an integer above 0, not {units!r}")
+        self.units = units
+        self.activation = activations.get(activation)
+        self.use_bias = use_bias
+        initializers.get(kernel_initializer)
+        initializers.get(bias_initializer)
+        self.kernel_initializer = kernel_initializer
+        self.bias_initializer = bias_initializer
+
+    def build(self, input_shape: Any) -> None:
+        features = input_shape[-1] if input_shape else None
+        if len(input_shape) < 2 or not isinstance(features, int):
+            raise ShapeError(
+                f"layer {self.path!r} (Dense) takes inputs of shape (batch, …, features), but got "
+                f"{show(input_shape)}"
+            )
+        self.add_variable("kernel", (features, self.units), self.kernel_initializer)
+        if self.use_bias:
+            self.add_variable("bias", (self.units,), self.bias_initializer)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        check_features(self, inputs, self.kernel.shape[0])
+        if inputs.dtype != self.dtype:  # integers: images as they come
+            inputs = ops.cast(inputs, self.dtype)
+        outputs = ops.matmul(inputs, self.kernel)
+        if self.use_bias:
+            outputs = ops.add(outputs, self.bias)
+        return self.activation(outputs)
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {
+            "units": self.units,
+            "activation": activations.name_of(self.activation),
+            "use_bias": self.use_bias,
+            "kernel_initializer": self.kernel_initializer,
+            "bias_initializer": self.bias_initializer,
+        }

@@ -1,0 +1,43 @@
+"""Dropout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allreduce.errors import UsageError
+from allreduce.graph.ops import functions as ops
+from allreduce.graph.seed import get_seed
+from allreduce.graph.tensor import Tensor
+from allreduce.nn.layer import Layer
+
+
+class Dropout(Layer):
+    """Set a share of the inputs to 0 in training and scale up the rest; do nothing otherwise.
+
+    What is dropped depends on the seed, the step and the sample's place in the global batch, so not
+    on the number of replicas.
+
+    Args:
+        rate: The share to drop, from 0 to below 1.
+        name: What summaries and errors call it.
+        dtype: What it computes in.
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        *,
+        name: str | None = None,
+        dtype: str | None = None,
+        trainable: bool = True,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype, trainable=trainable)
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
+            raise UsageError(f"Dropout takes a rate from 0 to below 1, not {rate!r}")
+        self.rate = float(rate)
+
+    def call(self, inputs: Tensor, training: bool = False) -> Tensor:
+        return ops.dropout(inputs, self.rate, get_seed()) if training else inputs
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {"rate": self.rate}

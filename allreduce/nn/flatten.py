@@ -1,0 +1,14 @@
+"""All axes but the first as one."""
+
+from __future__ import annotations
+
+from allreduce.graph.ops import functions as ops
+from allreduce.graph.tensor import Tensor
+from allreduce.nn.layer import Layer
+
+
+class Flatten(Layer):
+    """Merge the axes of each sample: `(batch, a, b, …)` to `(batch, a * b * …)`."""
+
+    def call(self, inputs: Tensor) -> Tensor:
+        return ops.flatten(inputs)

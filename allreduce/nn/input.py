@@ -1,0 +1,48 @@
+"""What a model takes, said before it gets any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.scope import users_line
+from allreduce.graph.spec import BATCH, show
+from allreduce.graph.tensor import Tensor
+from allreduce.nn.layer import Layer
+
+
+class Input(Layer):
+    """The shape of each sample; first in a Sequential it lets the model be built at once.
+
+    Args:
+        shape: Of one sample, without the batch.
+        name: What summaries and errors call it.
+        dtype: Of the samples; `ar.config.floatx()` by default, an integer type for indices.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], *, name: str | None = None, dtype: str | None = None
+    ) -> None:
+        super().__init__(name=name)
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        if not all(isinstance(size, int) and size > 0 for size in sizes):
+            raise UsageError(
+                f"Input takes the shape of one sample, sizes above 0 without the batch, not "
+                f"{shape!r}"
+            )
+        self.shape = sizes
+        self.sample_dtype = np.dtype(dtype or self.dtype)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        if inputs.shape[1:] != self.shape:
+            raise ShapeError(
+                f"{users_line()}: the model's Input takes {show((BATCH, *self.shape))}, but got "
+                f"{show(inputs.shape)}"
+            )
+        return inputs
+
+    def get_config(self) -> dict[str, Any]:
+        return {"name": self.name, "shape": list(self.shape), "dtype": self.sample_dtype.name}

@@ -1,0 +1,257 @@
+"""What every layer and model is: variables, made at the first call, and a call."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from allreduce.devices import options
+from allreduce.errors import ShapeError, UsageError, unknown_name
+from allreduce.graph.nest import map_leaves
+from allreduce.graph.ops import functions as ops
+from allreduce.graph.replicator import current_replicator
+from allreduce.graph.scope import users_line
+from allreduce.graph.spec import Shape, show
+from allreduce.graph.tensor import Tensor
+from allreduce.graph.trace import as_tensor
+from allreduce.graph.variable import Variable
+from allreduce.nn import initializers
+from allreduce.nn.naming import snake_case, unique_name
+
+
+class _Calls(threading.local):
+    """The layers that are being called on this thread, outermost first, and in which mode."""
+
+    def __init__(self) -> None:
+        self.stack: list[Layer] = []
+        self.training = False
+
+
+_calls = _Calls()
+
+
+class Layer:
+    """A function with variables.
+
+    A subclass makes its variables in `build` (or takes other layers as attributes in `__init__`)
+    and computes in `call`. The variables belong to the strategy's scope in which the layer was
+    made.
+
+    Args:
+        name: What summaries and errors call it.
+        dtype: What it computes in; `ar.config.floatx()` by default. Floating inputs are cast to it.
+        trainable: Whether optimizers are to change its variables.
+    """
+
+    # Whether from_config also takes custom_objects, because its config describes other layers.
+    holds_layers: ClassVar[bool] = False
+
+    def __init__(
+        self, *, name: str | None = None, dtype: str | None = None, trainable: bool = True
+    ) -> None:
+        self.replicator = current_replicator()
+        self.dtype = dtype or options.current().floatx
+        if self.dtype not in options.FLOATS:
+            raise unknown_name("dtype of a layer", dtype, options.FLOATS)
+        self.name = name or snake_case(type(self).__name__)
+        self.trainable = trainable
+        self.path: str | None = None  # "model/0", once it is known where the layer stands
+        self.built = False
+        self.input_shape: Shape | None = None  # of the latest call, for summaries
+        self.output_shape: Shape | None = None
+
+    def build(self, input_shape: Any) -> None:
+        """Make the variables; called once, before the first call.
+
+        Args:
+            input_shape: `(batch, …)`; its first size may be a named dimension.
+        """
+
+    def call(self, inputs: Any) -> Any:  # noqa: ARG002
+        """Compute; a layer that behaves differently in training also takes `training`."""
+        raise UsageError(f"layer {type(self).__name__} has no call(self, inputs)")
+
+    def __call__(self, inputs: Any, training: bool | None = None) -> Any:
+        """Compute the outputs; inside a model `training` is the model's unless it is given."""
+        if "replicator" not in vars(self):
+            raise UsageError(f"{type(self).__name__}.__init__ has to call super().__init__() first")
+        tensors = map_leaves(self._cast, inputs)
+        if training is None:
+            training = _calls.training
+        with self._calling(training):
+            if not self.built:
+                self._build_once(tensors)
+            kind: Any = type(self)
+            if _takes_training(kind):
+                outputs = self.call(tensors, training=training)  # type: ignore[call-arg]
+            else:
+                outputs = self.call(tensors)
+        self.built = True
+        self.input_shape, self.output_shape = _shape(tensors), _shape(outputs)
+        return outputs
+
+    def _cast(self, value: Any) -> Tensor:
+        tensor = as_tensor(value)
+        if np.issubdtype(tensor.dtype, np.floating) and tensor.dtype != self.dtype:
+            return ops.cast(tensor, self.dtype)
+        return tensor
+
+    @contextmanager
+    def _calling(self, training: bool) -> Iterator[None]:
+        if self.path is None:
+            self._stand_alone()
+        for key, layer in self.children():
+            if layer.path is None:
+                layer.path = f"{self.path}/{key}"
+        outer = _calls.training
+        _calls.stack.append(self)
+        _calls.training = training
+        try:
+            yield
+        finally:
+            _calls.stack.pop()
+            _calls.training = outer
+
+    def _stand_alone(self) -> None:
+        if _calls.stack:
+            owner = _calls.stack[-1]
+            raise UsageError(
+                f"{users_line()}: {type(owner).__name__} {owner.name!r} calls the layer "
+                f"{self.name!r}, which is not one of its attributes, so its variables would never "
+                "be trained or saved; make it in __init__ (self.… = …), alone or in a list"
+            )
+        self.path = unique_name(self.name)
+
+    def _build_once(self, tensors: Any) -> None:
+        self.build(_shape(tensors))
+        self.built = True  # before `call`: a call that fails must not make variables twice
+
+    def add_variable(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        initializer: str = "glorot_uniform",
+        *,
+        dtype: Any = None,
+        trainable: bool = True,
+    ) -> Variable:
+        """Make a variable of this layer; its first value depends on the seed and its path alone.
+
+        Args:
+            name: Unique within the layer.
+            shape: Known sizes only.
+            initializer: A row of `allreduce.nn.initializers.TABLE`.
+            dtype: The layer's by default.
+            trainable: Whether optimizers are to change it.
+        """
+        path = f"{self.path}/{name}"
+        make = initializers.get(initializer)
+        variable = Variable(
+            lambda: make(shape, np.dtype(dtype or self.dtype), path),
+            name=path,
+            trainable=trainable,
+            replicator=self.replicator,
+        )
+        self.__dict__[name] = variable
+        return variable
+
+    def children(self) -> Iterator[tuple[str, Layer]]:
+        """Go through the layers among the attributes, in lists and dicts too, with their keys."""
+        for attribute, value in vars(self).items():
+            yield from _layers_in(attribute, value)
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers directly inside this one."""
+        return [layer for _, layer in self.children()]
+
+    def named_variables(self) -> dict[str, Variable]:
+        """Give all variables by their path below this layer: "0/kernel"."""
+        return {key: variable for key, variable, _ in self._walk("", True, set())}
+
+    @property
+    def variables(self) -> list[Variable]:
+        """All variables, those of inner layers too."""
+        return [variable for _, variable, _ in self._walk("", True, set())]
+
+    @property
+    def trainable_variables(self) -> list[Variable]:
+        """The variables that optimizers are to change."""
+        return [variable for _, variable, wanted in self._walk("", True, set()) if wanted]
+
+    def _walk(
+        self, prefix: str, trainable: bool, seen: set[Variable]
+    ) -> Iterator[tuple[str, Variable, bool]]:
+        """Go through (path, variable, whether to train it), a shared one where it comes first."""
+        trainable = trainable and self.trainable
+        for attribute, value in vars(self).items():
+            if isinstance(value, Variable) and value not in seen:
+                seen.add(value)
+                yield prefix + attribute, value, trainable and value.trainable
+        for key, layer in self.children():
+            yield from layer._walk(f"{prefix}{key}/", trainable, seen)
+
+    def count_params(self) -> int:
+        """Count the elements of all variables."""
+        return sum(variable.storage[0].size for variable in self.variables)
+
+    def get_config(self) -> dict[str, Any]:
+        """Give the constructor's arguments, as plain data that JSON can hold.
+
+        A subclass whose constructor takes more than these adds its own.
+        """
+        config = {"name": self.name, "dtype": self.dtype, "trainable": self.trainable}
+        taken = inspect.signature(type(self)).parameters
+        if any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+            return config
+        return {key: value for key, value in config.items() if key in taken}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Layer:
+        """Make the layer that `get_config` described."""
+        return cls(**config)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path or self.name!r}>"
+
+
+@cache
+def _takes_training(kind: Any) -> bool:
+    return "training" in inspect.signature(kind.call).parameters
+
+
+def _layers_in(key: str, value: Any) -> Iterator[tuple[str, Layer]]:
+    if isinstance(value, Layer):
+        yield key, value
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _layers_in(f"{key}/{index}", item)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _layers_in(f"{key}/{name}", item)
+
+
+def _shape(tensors: Any) -> Any:
+    """Give the shape of one tensor; of several, their shapes in the same structure."""
+    if isinstance(tensors, Tensor):
+        return tensors.shape
+    return map_leaves(lambda leaf: leaf.shape if isinstance(leaf, Tensor) else None, tensors)
+
+
+def check_features(layer: Layer, inputs: Tensor, expected: int) -> None:
+    """Refuse inputs whose last axis is not what the layer's variables were made for.
+
+    Raises:
+        ShapeError: It is not; the message has both.
+    """
+    if not inputs.ndim or inputs.shape[-1] != expected:
+        raise ShapeError(
+            f"{users_line()}: layer {layer.path or layer.name!r} takes inputs of shape "
+            f"(…, {expected}), but got {show(inputs.shape)}"
+        )

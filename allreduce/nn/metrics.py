@@ -1,0 +1,92 @@
+"""Metrics: functions `(y_true, y_pred)` that give one value per sample, to be averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from allreduce.errors import ShapeError, UsageError, unknown_name
+from allreduce.graph.ops import functions as ops
+from allreduce.graph.scope import users_line
+from allreduce.graph.spec import show
+from allreduce.graph.tensor import Tensor
+from allreduce.graph.trace import as_tensor
+from allreduce.nn import losses
+
+Metric = Callable[[Any, Any], Tensor]
+
+
+def sparse_categorical_accuracy(y_true: Any, y_pred: Any) -> Tensor:
+    """Give 1 where the likeliest class is the label, else 0: `(batch,)`."""
+    prediction = as_tensor(y_pred)
+    labels = losses.class_numbers("sparse_categorical_accuracy", as_tensor(y_true), prediction)
+    return _hits(labels, prediction)
+
+
+def categorical_accuracy(y_true: Any, y_pred: Any) -> Tensor:
+    """Give 1 where the likeliest class is the one-hot row's, else 0: `(batch,)`."""
+    truth, prediction = as_tensor(y_true), as_tensor(y_pred)
+    if truth.shape != prediction.shape or not truth.ndim:
+        raise ShapeError(
+            f"{users_line()}: categorical_accuracy takes one-hot rows of the predictions' shape, "
+            f"but y_true has shape {show(truth.shape)} and y_pred {show(prediction.shape)}"
+        )
+    return _hits(ops.argmax(truth, axis=-1), prediction)
+
+
+def accuracy(y_true: Any, y_pred: Any) -> Tensor:
+    """Give 1 where the likeliest class is the true one; labels may be one-hot or not."""
+    truth, prediction = as_tensor(y_true), as_tensor(y_pred)
+    if prediction.ndim and prediction.shape[-1] == 1:
+        raise ShapeError(
+            f"{users_line()}: accuracy compares classes, but y_pred has shape "
+            f"{show(prediction.shape)}: one value per sample is no choice among classes"
+        )
+    if truth.shape == prediction.shape:
+        return categorical_accuracy(truth, prediction)
+    return sparse_categorical_accuracy(truth, prediction)
+
+
+def _hits(labels: Tensor, prediction: Tensor) -> Tensor:
+    # The largest logit is the largest share, so a softmax in between need not be computed.
+    logits = ops.logits_of(prediction)
+    chosen = ops.argmax(prediction if logits is None else logits, axis=-1)
+    return ops.cast(ops.equal(chosen, ops.cast(labels, "int64")), "float32")
+
+
+TABLE: Mapping[str, Metric] = {
+    "accuracy": accuracy,
+    "categorical_accuracy": categorical_accuracy,
+    "categorical_crossentropy": losses.categorical_crossentropy,
+    "mean_squared_error": losses.mean_squared_error,
+    "mse": losses.mean_squared_error,
+    "sparse_categorical_accuracy": sparse_categorical_accuracy,
+    "sparse_categorical_crossentropy": losses.sparse_categorical_crossentropy,
+}
+# What "accuracy" means beside these losses; beside others the shapes decide.
+_ACCURACY_OF: Mapping[Any, Metric] = {
+    losses.categorical_crossentropy: categorical_accuracy,
+    losses.sparse_categorical_crossentropy: sparse_categorical_accuracy,
+}
+
+
+def get(identifier: Any, loss: Any = None) -> tuple[str, Metric]:
+    """Return a metric's name in histories, and its function.
+
+    Args:
+        identifier: A name, or a function (y_true, y_pred).
+        loss: The loss beside it, which says what "accuracy" means.
+
+    Raises:
+        UsageError: There is none of that name; the message lists those that exist.
+    """
+    if isinstance(identifier, str):
+        if identifier not in TABLE:
+            raise unknown_name("metric", identifier, TABLE)
+        if identifier == "accuracy":
+            kind = loss.function if isinstance(loss, losses.Loss) else loss
+            return identifier, _ACCURACY_OF.get(kind, accuracy)
+        return identifier, TABLE[identifier]
+    if callable(identifier) and not isinstance(identifier, type):
+        return getattr(identifier, "__name__", type(identifier).__name__), identifier
+    raise UsageError(f"a metric is a name or a function (y_true, y_pred), not {identifier!r}")

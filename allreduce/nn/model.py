@@ -1,0 +1,258 @@
+"""Models: layers that can be trained, evaluated, saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from allreduce import training
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.spec import BATCH, Shape, Spec
+from allreduce.graph.tensor import Tensor
+from allreduce.graph.trace import Trace, recording
+from allreduce.nn import checks, saving
+from allreduce.nn.layer import Layer
+from allreduce.nn.naming import snake_case, unique_name
+from allreduce.nn.steps import Steps
+from allreduce.nn.summary import print_summary
+from allreduce.optim import Optimizer
+from allreduce.training import History
+
+
+class Model(Layer):
+    """A layer with a training loop.
+
+    Subclass it, make layers in `__init__` and use them in `call(self, x, training=False)`, or use
+    Sequential. It belongs to the strategy's scope in which it is made.
+
+    Args:
+        name: What its variables' paths begin with; numbered by class if not given. Initial values
+            depend on it.
+        dtype: What inputs are cast to.
+        trainable: Whether optimizers are to change its variables.
+    """
+
+    def __init__(
+        self, *, name: str | None = None, dtype: str | None = None, trainable: bool = True
+    ) -> None:
+        unique = name or unique_name(snake_case(type(self).__name__))
+        super().__init__(name=unique, dtype=dtype, trainable=trainable)
+        self.epochs_done = 0
+        self.sample: tuple[Shape, str] | None = None  # what it was built for
+        self._compiled: Steps | None = None
+        self._prepared: set[tuple[Any, ...]] = set()
+        # One function for good, so that it is traced once.
+        self.predict_step: Callable[[Any], Any] = lambda x: self(x, training=False)
+
+    def _stand_alone(self) -> None:
+        self.path = self.name
+
+    def compile(self, optimizer: Any, loss: Any, metrics: Iterable[Any] | None = None) -> None:
+        """Choose how to train.
+
+        Args:
+            optimizer: An Optimizer, or "adam", "sgd" for one with its defaults.
+            loss: A name, a Loss, or a function (y_true, y_pred) that gives one value per sample.
+            metrics: Names ("accuracy"), or functions like a loss.
+
+        Raises:
+            UsageError: A name is unknown; the message lists those that exist.
+        """
+        self._compiled = Steps(self, optimizer, loss, metrics)
+        self._prepared.clear()
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer given to `compile`."""
+        return self._steps().optimizer
+
+    @property
+    def train_step(self) -> Callable[[Any, Any], Any]:
+        return self._steps().train
+
+    @property
+    def test_step(self) -> Callable[[Any, Any], Any]:
+        return self._steps().test
+
+    @property
+    def compiled(self) -> Steps | None:
+        """What `compile` settled, or None."""
+        return self._compiled
+
+    def _steps(self) -> Steps:
+        if self._compiled is None:
+            raise UsageError(
+                f"model {self.name!r} is not compiled: call model.compile(optimizer=…, loss=…) "
+                "first"
+            )
+        return self._compiled
+
+    def fit(
+        self,
+        x: Any,
+        y: Any,
+        *,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        validation_data: Any = None,
+        shuffle: bool = True,
+        data: str = "same",
+    ) -> History:
+        """Train on arrays; every rank calls it.
+
+        Args:
+            x: Samples `(rows, …)`: equal on all ranks, or with `data="sharded"` each rank's own.
+            y: Their targets `(rows, …)`.
+            batch_size: The global batch, shared by all replicas; 32 per replica by default.
+            epochs: How often to go through the data.
+            verbose: "auto" or 1 for a bar on a terminal and lines elsewhere, 2 for lines, 0 for
+            nothing. validation_data: (x, y) to evaluate after each epoch.
+            shuffle: Whether to draw a new order for each epoch, the same on all ranks.
+            data: "same" or "sharded".
+
+        Returns:
+            Exact means over all samples of each epoch, equal on all ranks.
+
+        Raises:
+            UsageError, ShapeError: Arguments do not fit each other or the model.
+            MismatchError: Ranks passed different arrays.
+            NumericsError: The loss became NaN; names the epoch and the step.
+        """
+        self._steps()
+        return training.fit(
+            self,
+            x,
+            y,
+            batch_size=batch_size,
+            epochs=epochs,
+            verbose=verbose,
+            validation_data=validation_data,
+            shuffle=shuffle,
+            data=data,
+        )
+
+    def evaluate(
+        self,
+        x: Any,
+        y: Any,
+        *,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        return_dict: bool = False,
+        data: str = "same",
+    ) -> Any:
+        """Compute the loss and the metrics in inference mode; every rank calls it.
+
+        Returns:
+            `[loss, *metrics]`, the loss alone if there are no metrics, or a dict with
+            `return_dict`.
+        """
+        self._steps()
+        values = training.evaluate(self, x, y, batch_size=batch_size, verbose=verbose, data=data)
+        if return_dict:
+            return values
+        listed = list(values.values())
+        return listed if len(listed) > 1 else listed[0]
+
+    def predict(self, x: Any, *, batch_size: int | None = None, verbose: Any = "auto") -> Any:
+        """Compute the outputs in inference mode; every rank gets all rows, in order."""
+        return training.predict(self, x, batch_size=batch_size, verbose=verbose)
+
+    def prepare(self, x: np.ndarray, y: np.ndarray | None) -> None:
+        """Make the variables if there are none yet, and check that samples and targets fit."""
+        sample = _kind(x), None if y is None else _kind(y)
+        if sample in self._prepared:
+            return
+        checks.same_replicator(self)
+        try:
+            if y is None:
+                self._sketch(self.predict_step, x)
+            else:
+                self._sketch(self.test_step, x, y)
+        except ShapeError as error:
+            shapes = f"x has shape {x.shape}" + ("" if y is None else f" and y {y.shape}")
+            raise ShapeError(f"{error} ({shapes})") from None
+        self._prepared.add(sample)
+
+    def _sketch(self, step: Callable[..., Any], *arrays: np.ndarray) -> Any:
+        """Trace a step for its shapes alone; the first time makes the variables."""
+        trace = Trace()
+        with recording(trace):
+            inputs = [
+                trace.placeholder(Spec((BATCH, *array.shape[1:]), array.dtype), name)
+                for array, name in zip(arrays, ("x", "y"), strict=False)
+            ]
+            return step(*inputs)
+
+    def build(self, input_shape: Any) -> None:
+        """Make the variables for samples of a shape, `(None, features)` or `(batch, features)`."""
+        if not input_shape or not all(isinstance(size, int) for size in input_shape[1:]):
+            raise ShapeError(f"build takes (None, features, …), not {input_shape!r}")
+        self.build_for(input_shape[1:], self.dtype)
+
+    def build_for(self, shape: Sequence[int], dtype: str) -> None:
+        """Make the variables for samples of a shape, without the batch, and a dtype."""
+        if not self.built:
+            self._sketch(self.predict_step, np.empty((0, *shape), dtype))
+
+    def _build_once(self, tensors: Any) -> None:
+        """Note what for; the call itself builds the layers as it meets them."""
+        if isinstance(tensors, Tensor) and all(isinstance(size, int) for size in tensors.shape[1:]):
+            self.sample = (tensors.shape[1:], tensors.dtype.name)
+
+    def summary(self) -> None:
+        """Print the layers, their output shapes and numbers of parameters, on rank 0 alone."""
+        if training.rank_of(self.replicator) == 0:
+            print_summary(self)
+
+    def get_weights(self) -> list[np.ndarray]:
+        """Copy all variables' values, in the order of `variables`."""
+        self._check_built("get_weights")
+        return [variable.numpy() for variable in self.variables]
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Change all variables; on every rank with equal values.
+
+        Raises:
+            UsageError, ShapeError: Their number or a shape differs; the message names the variable.
+        """
+        self._check_built("set_weights")
+        checks.assign_all(self, list(weights))
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write weights, architecture and optimizer state into one safetensors file.
+
+        There is no communication: rank 0 may call it alone, or all ranks at once. The file appears
+        whole or not at all.
+        """
+        self._check_built("save")
+        saving.save(self, path)
+
+    def save_weights(self, path: str | PathLike[str]) -> None:
+        """Write the variables' values alone into a safetensors file; like `save` otherwise."""
+        self._check_built("save_weights")
+        saving.save_weights(self, path)
+
+    def load_weights(self, path: str | PathLike[str]) -> None:
+        """Read the variables' values from a file of `save_weights` or `save`, on every rank.
+
+        Raises:
+            UsageError: The file is damaged or another model's; the message names the variable.
+        """
+        self._check_built("load_weights")
+        saving.load_weights(self, path)
+
+    def _check_built(self, what: str) -> None:
+        if not self.built:
+            raise UsageError(
+                f"{what}: model {self.name!r} has no variables yet; call model.build((None, "
+                "features)), begin it with ar.nn.Input, or fit it first"
+            )
+
+
+def _kind(array: np.ndarray) -> tuple[Shape, str]:
+    return array.shape[1:], array.dtype.str

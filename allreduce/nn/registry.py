@@ -1,0 +1,64 @@
+"""Layers by the name of their class. A new one is a file and a row, imported when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from allreduce.errors import UsageError, unknown_name
+
+if TYPE_CHECKING:
+    from allreduce.nn.layer import Layer
+
+# class -> module
+TABLE: Mapping[str, str] = {
+    "Activation": "allreduce.nn.activation",
+    "Dense": "allreduce.nn.dense",
+    "Dropout": "allreduce.nn.dropout",
+    "Flatten": "allreduce.nn.flatten",
+    "Input": "allreduce.nn.input",
+    "Sequential": "allreduce.nn.sequential",
+}
+
+
+def layer_class(name: str, custom: Mapping[str, Any]) -> type[Layer]:
+    """Return a layer's class by its name, from `custom` if it is there.
+
+    Raises:
+        UsageError: There is none; the message lists those that exist.
+    """
+    if name in custom:
+        found: type[Layer] = custom[name]
+        return found
+    if name not in TABLE:
+        error = unknown_name("layer", name, [*TABLE, *custom])
+        raise UsageError(
+            f"{error}; a class of your own is passed as custom_objects={{{name!r}: {name}}}"
+        )
+    built_in: type[Layer] = getattr(import_module(TABLE[name]), name)
+    return built_in
+
+
+def serialize(layer: Layer) -> dict[str, Any]:
+    """Describe a layer as plain data, for `deserialize`."""
+    return {"class": type(layer).__name__, "config": layer.get_config()}
+
+
+def deserialize(config: Mapping[str, Any], custom: Mapping[str, Any]) -> Layer:
+    """Make the layer that `serialize` described.
+
+    Raises:
+        UsageError: The class is unknown, or does not take its own config.
+    """
+    kind = layer_class(config["class"], custom)
+    settings = dict(config["config"])
+    try:
+        if kind.holds_layers:
+            return kind.from_config(settings, custom_objects=custom)  # type: ignore[call-arg]
+        return kind.from_config(settings)
+    except TypeError as error:
+        raise UsageError(
+            f"{kind.__name__} cannot be made from its config {settings}: {error}; give it a "
+            "get_config(self) that returns its constructor's arguments"
+        ) from None

@@ -1,0 +1,92 @@
+"""Layers one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from allreduce.errors import UsageError
+from allreduce.nn import registry
+from allreduce.nn.input import Input
+from allreduce.nn.layer import Layer
+from allreduce.nn.model import Model
+
+
+class Sequential(Model):
+    """A model that passes its input through a list of layers.
+
+    Begun with `Input` it is built at once; otherwise at the first call, `fit` or `build`.
+
+    Args:
+        layers: In the order in which they are called.
+        name: What its variables' paths begin with.
+    """
+
+    holds_layers: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        layers: Iterable[Layer] | None = None,
+        *,
+        name: str | None = None,
+        dtype: str | None = None,
+        trainable: bool = True,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype, trainable=trainable)
+        self._input: Input | None = None
+        self._layers: list[Layer] = []
+        for layer in layers or ():
+            self._append(layer)
+        self._build_if_known()
+
+    def add(self, layer: Layer) -> None:
+        """Append a layer."""
+        if self.built and self._input is None:
+            raise UsageError(f"model {self.name!r} is built already; add its layers before that")
+        self._append(layer)
+        self.built = False
+        self._prepared.clear()
+        self._build_if_known()
+
+    def _append(self, layer: Any) -> None:
+        if isinstance(layer, Input):
+            if self._layers or self._input:
+                raise UsageError("Input stands first in a Sequential, and only once")
+            self._input = layer
+        elif isinstance(layer, Layer):
+            self._layers.append(layer)
+        else:
+            hint = f"; make one: {layer.__name__}(…)" if isinstance(layer, type) else ""
+            raise UsageError(f"Sequential takes layers, not {layer!r}{hint}")
+
+    def _build_if_known(self) -> None:
+        if self._input is not None and self._layers:
+            sample = np.empty((0, *self._input.shape), self._input.sample_dtype)
+            self._sketch(self.predict_step, sample)
+
+    def children(self) -> Iterator[tuple[str, Layer]]:
+        for index, layer in enumerate(self._layers):
+            yield str(index), layer
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if not self._layers:
+            raise UsageError(f"model {self.name!r} has no layers; add some")
+        if self._input is not None:
+            inputs = self._input.call(inputs)
+        for layer in self._layers:
+            inputs = layer(inputs, training=training)
+        return inputs
+
+    def get_config(self) -> dict[str, Any]:
+        listed = [self._input, *self._layers] if self._input else self._layers
+        return super().get_config() | {"layers": [registry.serialize(layer) for layer in listed]}
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> Sequential:
+        """Make the model that `get_config` described, with classes of one's own by name."""
+        layers = [registry.deserialize(each, custom_objects or {}) for each in config["layers"]]
+        return cls(**{**config, "layers": layers})

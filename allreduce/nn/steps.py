@@ -1,0 +1,106 @@
+"""What `compile` settles: loss, metrics and optimizer, and the steps made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from allreduce import optim
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.ops import functions as ops
+from allreduce.graph.scope import users_line
+from allreduce.graph.spec import BATCH, show
+from allreduce.graph.tensor import Tensor
+from allreduce.nn import losses, metrics
+
+if TYPE_CHECKING:
+    from allreduce.nn.model import Model
+
+
+class Steps:
+    """The traced functions of a compiled model; made once, so that each is traced once.
+
+    Args:
+        model: What computes.
+        optimizer: An Optimizer or a name.
+        loss: A name, a Loss or a function (y_true, y_pred).
+        wanted: Metrics: names or functions.
+
+    Raises:
+        UsageError: A name is unknown, or two metrics have the same name.
+    """
+
+    def __init__(
+        self, model: Model, optimizer: Any, loss: Any, wanted: Iterable[Any] | None
+    ) -> None:
+        self._model = model
+        self.optimizer = optim.get(optimizer)
+        self.loss = losses.get(loss)
+        if isinstance(wanted, str):
+            raise UsageError(f"metrics is a list: [{wanted!r}]")
+        self.metrics: dict[str, metrics.Metric] = {}
+        for each in wanted or ():
+            name, function = metrics.get(each, self.loss)
+            if name in self.metrics or name == "loss":
+                raise UsageError(f"there are two metrics called {name!r}")
+            self.metrics[name] = function
+
+    def train(self, x: Any, y: Any) -> Mapping[str, Tensor]:
+        """Take one step; gives "loss" and each metric, one value per sample."""
+        outputs = self._model(x, training=True)
+        loss = per_sample("the loss", self.loss(y, outputs))
+        self.optimizer.minimize(loss, self._model.trainable_variables)
+        return {"loss": loss, **self._measure(y, outputs)}
+
+    def test(self, x: Any, y: Any) -> Mapping[str, Tensor]:
+        """Compute the same in inference mode, without a step."""
+        outputs = self._model(x, training=False)
+        return {"loss": per_sample("the loss", self.loss(y, outputs)), **self._measure(y, outputs)}
+
+    def _measure(self, y: Any, outputs: Any) -> dict[str, Tensor]:
+        return {
+            name: per_sample(f"metric {name!r}", metric(y, outputs))
+            for name, metric in self.metrics.items()
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Describe what was compiled as plain data."""
+        return {
+            "optimizer": optim.serialize(self.optimizer),
+            "loss": losses.serialize(self.loss),
+            "metrics": list(self.metrics),
+        }
+
+
+def restore(config: Mapping[str, Any], custom: Mapping[str, Any]) -> dict[str, Any]:
+    """Give `compile`'s arguments as `describe` says, with `custom` classes and functions by name.
+
+    Raises:
+        UsageError: A name is neither known nor among `custom`.
+    """
+    name = config["optimizer"]["name"]
+    settings = config["optimizer"]["config"]
+    kind: Callable[..., Any] | None = custom.get(name)
+    optimizer = kind(**settings) if kind else optim.get(config["optimizer"])
+    return {
+        "optimizer": optimizer,
+        "loss": losses.deserialize(config["loss"], custom),
+        "metrics": [custom.get(each, each) for each in config["metrics"]],
+    }
+
+
+def per_sample(what: str, value: Any) -> Tensor:
+    """Average what a loss or metric gives to one value per sample; leave a scalar as it is.
+
+    Raises:
+        UsageError: It is no tensor.
+        ShapeError: Its first axis is not the batch.
+    """
+    if not isinstance(value, Tensor):
+        raise UsageError(f"{what} gave {value!r:.60}; it has to compute with tensors")
+    if value.ndim and value.shape[0] != BATCH:
+        raise ShapeError(
+            f"{users_line()}: {what} has shape {show(value.shape)}; it gives one value per sample, "
+            "(batch,), or one scalar"
+        )
+    return ops.mean(value, axis=tuple(range(1, value.ndim))) if value.ndim > 1 else value

@@ -1,0 +1,36 @@
+"""The table that `Model.summary` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from allreduce.graph.spec import show
+
+if TYPE_CHECKING:
+    from allreduce.nn.layer import Layer
+
+
+def print_summary(model: Layer) -> None:
+    """Print one row per layer directly inside the model: name, output shape, parameters."""
+    table = Table(title=f"{type(model).__name__} {model.name!r}", title_justify="left")
+    table.add_column("layer")
+    table.add_column("output shape")
+    table.add_column("params", justify="right")
+    for key, layer in model.children():
+        shape = layer.output_shape
+        table.add_row(
+            f"{key} ({type(layer).__name__})",
+            "?" if shape is None else show(shape) if isinstance(shape, tuple) else str(shape),
+            f"{layer.count_params():,}" if layer.built else "?",
+        )
+    total = model.count_params()
+    trained = sum(variable.storage[0].size for variable in model.trainable_variables)
+    console = Console()
+    console.print(table)
+    if model.built:
+        console.print(f"parameters: {total:,} ({trained:,} trainable)", highlight=False)
+    else:
+        console.print("not built yet: call build((None, features)) or fit", highlight=False)

@@ -1,0 +1,17 @@
+"""The fit loop: exact means over all ranks, progress for people, agreement between ranks."""
+
+from allreduce.training.fit import evaluate, fit, predict
+from allreduce.training.history import History
+from allreduce.training.ranks import check_equal, check_world, rank_of
+from allreduce.training.trainable import Trainable
+
+__all__ = [
+    "History",
+    "Trainable",
+    "check_equal",
+    "check_world",
+    "evaluate",
+    "fit",
+    "predict",
+    "rank_of",
+]

@@ -1,0 +1,160 @@
+"""Passes over arrays: which rows each replica gets, what is done with them, what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from allreduce.data import ArrayBatches, Plan, Replicated, Sharded, check_batch_size
+from allreduce.errors import UsageError
+from allreduce.graph import nest
+from allreduce.graph.per_replica import PerReplica
+from allreduce.graph.replicator import Replicator
+from allreduce.training.progress import Epoch
+from allreduce.training.ranks import everyones, gather_rows
+from allreduce.training.totals import LossWatch, Totals
+from allreduce.training.trainable import Trainable
+
+BATCH_PER_REPLICA = 32  # Keras's default batch, on every replica
+SHARDED, SAME = "sharded", "same"
+
+
+def resolve_batch_size(batch_size: int | None, replicator: Replicator) -> int:
+    """Give the global batch size: 32 per replica unless it is given.
+
+    Raises:
+        UsageError: It is not an integer above 0.
+    """
+    if batch_size is None:
+        return BATCH_PER_REPLICA * replicator.num_replicas_in_sync
+    check_batch_size(batch_size)
+    return batch_size
+
+
+def is_sharded(data: str) -> bool:
+    """Tell whether each rank brings rows of its own.
+
+    Raises:
+        UsageError: `data` is neither of the two.
+    """
+    if data not in (SAME, SHARDED):
+        raise UsageError(
+            f'data is "{SAME}" (every rank passes equal arrays) or "{SHARDED}" (its own), not '
+            f"{data!r}"
+        )
+    return data == SHARDED
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Arrays of one row per sample, and how they are shared out.
+
+    Attributes:
+        arrays: This rank's.
+        plan: Which replica takes which rows.
+        total: How many rows there are, over all ranks.
+        sharded: Whether each rank has rows of its own.
+    """
+
+    arrays: tuple[np.ndarray, ...]
+    plan: Plan
+    total: int
+    sharded: bool
+
+
+def share_out(
+    replicator: Replicator, arrays: Sequence[np.ndarray], batch_size: int, sharded: bool, name: str
+) -> Rows:
+    """Plan one pass; with `sharded` a collective call.
+
+    Raises:
+        UsageError: No rank has any rows.
+    """
+    own = len(arrays[0])
+    if not sharded:
+        replicated = Replicated(own, batch_size, replicator.num_replicas_in_sync)
+        return Rows(tuple(arrays), replicated, own, sharded)
+    table = everyones(replicator, [own, replicator.local_replicas])
+    rows, replicas = (tuple(int(each) for each in column) for column in table.T)
+    if not sum(rows):
+        raise UsageError(f"{name} is empty on every rank")
+    return Rows(tuple(arrays), Sharded(rows, batch_size, replicas), sum(rows), sharded)
+
+
+def train(
+    model: Trainable, rows: Rows, order: np.ndarray | None, epoch: int, shown: Epoch
+) -> dict[str, float]:
+    """Take one step per batch; returns the exact means of what the steps gave.
+
+    Raises:
+        NumericsError: The loss became NaN on some rank; all ranks raise it.
+    """
+    replicator = model.replicator
+    totals, watch = Totals(replicator), LossWatch(replicator, epoch)
+    batches = ArrayBatches(rows.arrays, rows.plan, replicator, order)
+    for step, batch in enumerate(batches):
+        watch.note(step, totals.add(replicator.run(model.train_step, batch)))
+        shown.step(step + 1, totals.local_means)
+    watch.agree()
+    shown.measured(rows.total)
+    return totals.means()
+
+
+def measure(model: Trainable, rows: Rows, shown: Epoch | None) -> dict[str, float]:
+    """Compute loss and metrics without training; returns their exact means."""
+    replicator = model.replicator
+    totals = Totals(replicator)
+    for step, batch in enumerate(ArrayBatches(rows.arrays, rows.plan, replicator)):
+        totals.add(replicator.run(model.test_step, batch))
+        if shown:
+            shown.step(step + 1, totals.local_means)
+    if shown:
+        shown.measured(rows.total)
+    return totals.means()
+
+
+def predict(model: Trainable, rows: Rows, shown: Epoch) -> Any:
+    """Compute the outputs of all rows, in their order, on every rank."""
+    replicator = model.replicator
+    structure: Any = None
+    parts: list[list[np.ndarray]] = []  # for each output, one array per step and local replica
+    for step, batch in enumerate(ArrayBatches(rows.arrays, rows.plan, replicator)):
+        structure = replicator.run(model.predict_step, batch)
+        found = nest.leaves(structure)
+        parts = parts or [[] for _ in found]
+        for kept, result in zip(parts, found, strict=True):
+            kept += _rows_of(result)
+        shown.step(step + 1, dict)
+    shown.measured(rows.total)
+    whole = iter([_in_order(replicator, rows.plan, kept) for kept in parts])
+    return nest.replace_leaves(structure, whole)
+
+
+def _rows_of(result: PerReplica) -> tuple[np.ndarray, ...]:
+    for value, rows in zip(result.values, result.weights, strict=True):
+        if not value.ndim or len(value) != rows:
+            raise UsageError(
+                f"predict needs one output row per sample, but {rows} samples gave shape "
+                f"{value.shape}"
+            )
+    return result.values
+
+
+def _in_order(replicator: Replicator, plan: Plan, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Put every rank's rows where the plan took them from."""
+    pieces = [plan.pieces(step) for step in range(plan.steps)]
+    replicas = everyones(replicator, [replicator.first_replica, replicator.local_replicas])
+    sources: list[np.ndarray] = []
+    for first, count in replicas.tolist():
+        taken = [piece for step in pieces for piece in step[first : first + count]]
+        spans = [np.arange(piece.source, piece.source + piece.rows) for piece in taken]
+        sources.append(np.concatenate(spans))
+    mine = np.concatenate(parts)
+    gathered = gather_rows(replicator, mine, [len(places) for places in sources])
+    result = np.empty((sum(map(len, gathered)), *mine.shape[1:]), mine.dtype)
+    for places, part in zip(sources, gathered, strict=True):
+        result[places] = part
+    return result

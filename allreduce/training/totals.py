@@ -1,0 +1,113 @@
+"""Exact means: sums over samples in float64 and their count, combined over ranks once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from allreduce.errors import NumericsError
+from allreduce.graph.per_replica import PerReplica
+from allreduce.graph.replicator import Replicator
+from allreduce.training.ranks import everyones, rank_of, size_of
+
+
+class Totals:
+    """Sums of per-sample values, separately for each replica of this process."""
+
+    def __init__(self, replicator: Replicator) -> None:
+        self._replicator = replicator
+        self._sums: dict[str, list[float]] = {}
+        self._counts = [0] * replicator.local_replicas
+
+    @property
+    def rows(self) -> int:
+        """How many samples this process has seen."""
+        return sum(self._counts)
+
+    def add(self, results: Mapping[str, PerReplica]) -> bool:
+        """Add one step's results; returns whether this process's loss is a NaN."""
+        for name, result in results.items():
+            sums = self._sums.setdefault(name, [0.0] * len(self._counts))
+            for index, value in enumerate(result.values):
+                sums[index] += _sum(value, result.weights[index])
+        for index, rows in enumerate(results["loss"].weights):
+            self._counts[index] += rows
+        return any(math.isnan(value) for value in self._sums["loss"])
+
+    def local_means(self) -> dict[str, float]:
+        """Give this process's means so far, to show while an epoch runs."""
+        return {name: sum(sums) / max(1, self.rows) for name, sums in self._sums.items()}
+
+    def means(self) -> dict[str, float]:
+        """Combine all replicas; every rank gets the same floats, whichever ranks hold the replicas.
+
+        Adding zeros is exact, so the exchange moves each replica's sums unchanged, and all add them
+        up in the order of the replicas' ids.
+        """
+        replicator = self._replicator
+        table = np.zeros((replicator.num_replicas_in_sync, len(self._sums) + 1))
+        first = replicator.first_replica
+        mine = table[first : first + replicator.local_replicas]
+        mine[:, 0] = self._counts
+        for column, sums in enumerate(self._sums.values(), 1):
+            mine[:, column] = sums
+        table = replicator.sum_over_ranks(table)
+        count = float(table[:, 0].sum())
+        return {name: _total(table[:, column]) / count for column, name in enumerate(self._sums, 1)}
+
+
+def _sum(value: np.ndarray, rows: int) -> float:
+    if value.ndim:
+        return float(np.add.reduce(value, axis=None, dtype=np.float64))
+    return float(value) * rows  # a scalar is the mean over the replica's rows
+
+
+def _total(column: np.ndarray) -> float:
+    try:
+        return math.fsum(column)
+    except (OverflowError, ValueError):  # infinities
+        return float(column.sum())
+
+
+class LossWatch:
+    """Raises on a NaN loss, on all ranks and with the same words.
+
+    A rank that sees one does not raise alone, because the others would wait for it in their next
+    collective; so several ranks compare notes every `every` steps and at the end of the epoch.
+    """
+
+    every = 64  # steps: one small collective among so many costs nothing that could be measured
+
+    def __init__(self, replicator: Replicator, epoch: int) -> None:
+        self._replicator = replicator
+        self._epoch = epoch
+        self._first = -1
+        self._alone = size_of(replicator) == 1
+
+    def note(self, step: int, is_nan: bool) -> None:
+        """Take down a step's outcome; steps count from 0."""
+        if is_nan and self._first < 0:
+            self._first = step
+        if is_nan if self._alone else (step + 1) % self.every == 0:
+            self.agree()
+
+    def agree(self) -> None:
+        """Compare notes.
+
+        Raises:
+            NumericsError: Some rank's loss has been a NaN; the message names the first step and
+            rank.
+        """
+        firsts = everyones(self._replicator, [self._first])[:, 0].tolist()
+        found = [(step, rank) for rank, step in enumerate(firsts) if step >= 0]
+        if not found:
+            return
+        step, rank = min(found)
+        here = rank_of(self._replicator)
+        raise NumericsError(
+            f"fit on rank {here}: the loss became NaN in epoch {self._epoch + 1}, step {step + 1} "
+            f"(first on rank {rank}); lower the learning rate, and look for NaN or infinity in x "
+            "and y"
+        )
