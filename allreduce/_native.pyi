@@ -1,4 +1,4 @@
-"""The native module: collectives of the shared transport."""
+"""The native module: collectives of the shared transport, and the graph's kernels."""
 
 from typing import Any
 
@@ -53,3 +53,43 @@ class Member:
 
 def progress() -> None: ...
 def instruction_set() -> str: ...
+
+# The graph's kernels. Arrays are C-contiguous; _Floats of one call all have one of the two dtypes.
+
+_Floats = NDArray[np.float32] | NDArray[np.float64]
+
+def relu(out: _Floats, x: _Floats) -> None: ...
+def relu_gradient(out: _Floats, dy: _Floats, y: _Floats) -> None: ...
+def erf(out: _Floats, x: _Floats) -> None: ...
+def sparse_cross_entropy(out: _Floats, labels: NDArray[np.int64], logits: _Floats) -> int: ...
+def sparse_cross_entropy_gradient(
+    out: _Floats, dy: _Floats, labels: NDArray[np.int64], logits: _Floats
+) -> int: ...
+def cross_entropy(out: _Floats, targets: _Floats, logits: _Floats) -> None: ...
+def cross_entropy_gradient(
+    out: _Floats, dy: _Floats, targets: _Floats, logits: _Floats
+) -> None: ...
+def sgd(
+    value: _Floats,
+    gradient: _Floats,
+    velocity: _Floats | None,
+    count: _Floats,
+    learning_rate: float,
+    momentum: float,
+    nesterov: bool,
+) -> None: ...
+def adam(
+    value: _Floats,
+    gradient: _Floats,
+    mean: _Floats,
+    square: _Floats,
+    count: _Floats,
+    learning_rate: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    step: int,
+) -> None: ...
+def dropout(out: _Floats, x: _Floats, rate: float, key: int, first_row: int, step: int) -> None: ...
+def philox(out: NDArray[np.uint32], counters: NDArray[np.uint32], key: int) -> None: ...
+def use_tensor_level(level: int) -> bool: ...

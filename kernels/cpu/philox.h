@@ -70,7 +70,10 @@ void dropout(T* out, const T* x, std::size_t rows, std::size_t columns, T scale,
       const T* from = x + row * columns + begin;
       T* to = out + row * columns + begin;
       const std::size_t used = columns - begin < kGroup ? columns - begin : kGroup;
-      for (std::size_t e = 0; e < used; ++e) to[e] = draw[e] >= threshold ? from[e] * scale : T(0);
+      for (std::size_t e = 0; e < used; ++e) {
+        const T scaled = from[e] * scale;
+        to[e] = draw[e] >= threshold ? scaled : T(0);
+      }
     }
   }
 }

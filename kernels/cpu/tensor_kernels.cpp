@@ -16,7 +16,10 @@ void relu(T* out, const T* x, std::size_t n) {
 
 template <class T>
 void relu_gradient(T* out, const T* dy, const T* y, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) out[i] = y[i] > 0 ? dy[i] : T(0);
+  for (std::size_t i = 0; i < n; ++i) {
+    const T slope = dy[i];  // read in any case: a read that depends is not vectorised under SSE2
+    out[i] = y[i] > 0 ? slope : T(0);
+  }
 }
 
 // --- optimizers ---------------------------------------------------------------------------------

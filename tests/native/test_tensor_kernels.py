@@ -73,8 +73,8 @@ def test_no_samples_count_as_a_gradient_of_zero(dtype: str) -> None:
     np.testing.assert_array_equal(value, before)
     zeros, no_samples = np.zeros(N, dtype), np.zeros(1, dtype)
     one, other = ([x.copy() for x in (value, m, v)] for _ in range(2))
-    _adam(one[0], gradient, *one[1:], no_samples, 2)
-    _adam(other[0], zeros, *other[1:], np.ones(1, dtype), 2)
+    _adam(one[0], gradient, one[1], one[2], no_samples, 2)
+    _adam(other[0], zeros, other[1], other[2], np.ones(1, dtype), 2)
     np.testing.assert_array_equal(one, other)
 
 

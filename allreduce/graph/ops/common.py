@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,12 @@ def unbroadcast(gradient: Tensor, like: Tensor) -> Tensor:
     return apply("sum_to", gradient, shape=like.shape)
 
 
+def split(condition: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Give a gradient's elements to the first where the condition is true, else to the second."""
+    zero = as_tensor(0, gradient.dtype)
+    return apply("where", condition, gradient, zero), apply("where", condition, zero, gradient)
+
+
 def zeros_like(x: Tensor) -> Tensor:
     """Make zeros of a tensor's shape and dtype."""
     return apply("fill", shape=x.shape, dtype=x.dtype, value=0)
@@ -181,4 +187,3 @@ def through_float32(kernel: Kernel) -> Kernel:
 
 
 _NATIVE = (np.dtype(np.float32), np.dtype(np.float64))
-Unary = Callable[[Any], Tensor]

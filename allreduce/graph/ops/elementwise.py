@@ -1,4 +1,4 @@
-"""Element-wise arithmetic, comparison and logic, by NumPy's rules for broadcasting and dtypes."""
+"""Element-wise arithmetic and conversion, by NumPy's rules for broadcasting and dtypes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,13 @@ from allreduce.graph.ops.common import (
     cast,
     elementwise,
     promote,
-    promote_together,
     same_spec,
+    split,
     unbroadcast,
 )
-from allreduce.graph.spec import Spec, broadcast
+from allreduce.graph.spec import Spec
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import apply, as_tensor
-
-
-def _zero(like: Tensor) -> Tensor:
-    return as_tensor(0, like.dtype)
-
 
 # --- arithmetic of two operands -------------------------------------------------------------------
 
@@ -85,8 +80,9 @@ def power(a: Any, b: Any) -> Tensor:
 def _power_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:
     a, b = x
     # 0⁰ and log 0 stand where the derivative is 0; computing them there would give 0·∞.
-    lower = power(a, where(equal(b, 0), 1, b - 1))
-    by_b = where(equal(a, 0), 0, y * log(where(equal(a, 0), 1, a)))
+    zero, one = as_tensor(0, y.dtype), as_tensor(1, y.dtype)
+    lower = power(a, apply("where", b == 0, one, b - 1))
+    by_b = apply("where", a == 0, zero, y * log(apply("where", a == 0, one, a)))
     return [unbroadcast(dy * b * lower, a), unbroadcast(dy * by_b, b)]
 
 
@@ -104,11 +100,8 @@ def minimum(a: Any, b: Any) -> Tensor:
 
 
 def _chosen(dy: Tensor, first: Tensor, x: Sequence[Tensor]) -> list[Tensor]:
-    zero = _zero(dy)
-    return [
-        unbroadcast(apply("where", first, dy, zero), x[0]),
-        unbroadcast(apply("where", first, zero, dy), x[1]),
-    ]
+    kept, dropped = split(first, dy)
+    return [unbroadcast(kept, x[0]), unbroadcast(dropped, x[1])]
 
 
 elementwise(np.maximum, lambda dy, y, x, attrs: _chosen(dy, x[0] >= x[1], x))
@@ -189,112 +182,19 @@ def clip(x: Any, low: float, high: float) -> Tensor:
 
 
 def _clip(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    return np.clip(inputs[0], attrs["low"], attrs["high"], out=out)
+    result: np.ndarray = np.clip(inputs[0], attrs["low"], attrs["high"], out=out)
+    return result
 
 
 def _clip_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:
-    inside = logical_and(x[0] >= attrs["low"], x[0] <= attrs["high"])
-    return [apply("where", inside, dy, _zero(dy))]
+    inside = apply("logical_and", x[0] >= attrs["low"], x[0] <= attrs["high"])
+    return [split(inside, dy)[0]]
 
 
 register(Op("clip", same_spec, _clip, _clip_gradient))
 
 
-# --- comparison and logic: no gradients, the results are booleans ---------------------------------
-
-
-def less(a: Any, b: Any) -> Tensor:
-    """Tell where `a < b`."""
-    return apply("less", *promote(np.less, a, b))
-
-
-def less_equal(a: Any, b: Any) -> Tensor:
-    """Tell where `a <= b`."""
-    return apply("less_equal", *promote(np.less_equal, a, b))
-
-
-def greater(a: Any, b: Any) -> Tensor:
-    """Tell where `a > b`."""
-    return apply("greater", *promote(np.greater, a, b))
-
-
-def greater_equal(a: Any, b: Any) -> Tensor:
-    """Tell where `a >= b`."""
-    return apply("greater_equal", *promote(np.greater_equal, a, b))
-
-
-def equal(a: Any, b: Any) -> Tensor:
-    """Tell where `a == b`."""
-    return apply("equal", *promote(np.equal, a, b))
-
-
-def not_equal(a: Any, b: Any) -> Tensor:
-    """Tell where `a != b`."""
-    return apply("not_equal", *promote(np.not_equal, a, b))
-
-
-def logical_and(a: Any, b: Any) -> Tensor:
-    """Tell where both are true (not zero)."""
-    return apply("logical_and", *promote(np.logical_and, a, b))
-
-
-def logical_or(a: Any, b: Any) -> Tensor:
-    """Tell where at least one is true (not zero)."""
-    return apply("logical_or", *promote(np.logical_or, a, b))
-
-
-def logical_not(x: Any) -> Tensor:
-    """Tell where `x` is false (zero)."""
-    return apply("logical_not", *promote(np.logical_not, x))
-
-
-def isfinite(x: Any) -> Tensor:
-    """Tell where `x` is neither infinite nor NaN."""
-    return apply("isfinite", *promote(np.isfinite, x))
-
-
-for _ufunc in (
-    np.less,
-    np.less_equal,
-    np.greater,
-    np.greater_equal,
-    np.equal,
-    np.not_equal,
-    np.logical_and,
-    np.logical_or,
-    np.logical_not,
-    np.isfinite,
-):
-    elementwise(_ufunc)
-
-
-# --- choice and conversion ------------------------------------------------------------------------
-
-
-def where(condition: Any, a: Any, b: Any) -> Tensor:
-    """Take `a` where the condition is true and `b` elsewhere."""
-    return apply("where", cast(condition, np.bool_), *promote_together(a, b))
-
-
-def _where_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
-    return Spec(broadcast([spec.shape for spec in specs]), specs[1].dtype)
-
-
-def _where(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    condition, a, b = inputs
-    np.copyto(out, b)
-    np.copyto(out, a, where=condition)
-    result: np.ndarray = out
-    return result
-
-
-def _where_gradient(
-    dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs
-) -> list[Tensor | None]:
-    return [None, *_chosen(dy, x[0], x[1:])]
-
-
-register(Op("where", _where_shape, _where, _where_gradient))
+# --- conversion -----------------------------------------------------------------------------------
 
 
 def _cast(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:

@@ -6,35 +6,37 @@ Importing this module fills the operator table and gives tensors their Python op
 from allreduce.graph.ops import state  # noqa: F401  (its rows)
 from allreduce.graph.ops.activation import erf, gelu, relu, sigmoid, tanh
 from allreduce.graph.ops.common import cast
-from allreduce.graph.ops.elementwise import (
-    absolute,
-    add,
-    clip,
-    divide,
+from allreduce.graph.ops.comparison import (
     equal,
-    exp,
-    floor,
     greater,
     greater_equal,
     isfinite,
     less,
     less_equal,
-    log,
     logical_and,
     logical_not,
     logical_or,
+    not_equal,
+    where,
+)
+from allreduce.graph.ops.elementwise import (
+    absolute,
+    add,
+    clip,
+    divide,
+    exp,
+    floor,
+    log,
     maximum,
     minimum,
     multiply,
     negative,
-    not_equal,
     power,
     sign,
     sqrt,
     square,
     stop_gradient,
     subtract,
-    where,
 )
 from allreduce.graph.ops.indexing import argmax, one_hot
 from allreduce.graph.ops.losses import softmax_cross_entropy, sparse_softmax_cross_entropy

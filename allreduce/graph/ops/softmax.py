@@ -13,7 +13,7 @@ from allreduce.graph.ops.common import as_floats, floats_only, same_spec
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import normalize_axes
 from allreduce.graph.tensor import Tensor, TracedTensor
-from allreduce.graph.trace import apply
+from allreduce.graph.trace import Trace, apply
 
 
 def softmax(x: Any, axis: int = -1) -> Tensor:
@@ -31,7 +31,7 @@ def logits_of(x: Any) -> Tensor | None:
 
     A cross-entropy of it is then the stable, fused kernel's.
     """
-    if not isinstance(x, TracedTensor):
+    if not isinstance(x, TracedTensor) or not isinstance(x.trace, Trace):
         return None
     node = x.trace.nodes[x.id]
     if node.op != "softmax":

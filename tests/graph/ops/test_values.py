@@ -134,14 +134,14 @@ def test_cross_entropies_agree_with_their_definition(dtype: str, classes: int) -
     labels = generator.integers(0, classes, 7)
     wide = logits.astype(np.longdouble)
     expected = np.log(np.exp(wide).sum(1)) - wide[np.arange(7), labels]
-    tight = {"rtol": 1e-6 if dtype == "float32" else 1e-14, "atol": 4 * np.finfo(dtype).eps * 20}
-    np.testing.assert_allclose(
-        value_of(ops.sparse_softmax_cross_entropy(labels, logits)), expected, **tight
-    )
     targets = ops.one_hot(labels, classes, dtype)
-    np.testing.assert_allclose(
-        value_of(ops.softmax_cross_entropy(targets, logits)), expected, **tight
-    )
+    for loss in (
+        ops.sparse_softmax_cross_entropy(labels, logits),
+        ops.softmax_cross_entropy(targets, logits),
+    ):
+        relative = 1e-6 if dtype == "float32" else 1e-14
+        absolute = 80 * float(np.finfo(dtype).eps)  # logits reach 20, and their roundings stay
+        np.testing.assert_allclose(value_of(loss), expected, relative, absolute)
 
 
 def test_a_nan_is_not_hidden() -> None:
@@ -247,7 +247,7 @@ def test_size_and_mean_know_the_running_batch() -> None:
         lambda x: [ops.size(x), ops.size(x, 0, "float32"), ops.mean(x)], Spec((BATCH, 2), FLOAT)
     )
     count, rows, mean = interpret(graph, [np.full((5, 2), 3.0)], 5)
-    assert (count, rows, mean) == (10, 5, 3)
+    assert [float(x) for x in (count, rows, mean)] == [10, 5, 3]
     assert rows.dtype == np.float32
 
 
