@@ -1,0 +1,47 @@
+"""The same seed and global batch give the same training, however many replicas share the work."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+SCRIPT = Path(__file__).with_name("steps.py")
+# 1,797 = 28 * 64 + 5: with 8 replicas the last batch leaves three of them without any rows.
+BATCH = 64
+
+
+@functools.cache
+def _train(ranks: int, which: str, dtype: str = "float32", dropout: float = 0.2) -> Any:
+    command = [sys.executable, "-m", "allreduce.run", "-n", str(ranks)] if ranks else []
+    command += [str(SCRIPT)] if ranks else [sys.executable, str(SCRIPT)]
+    arguments = [which, dtype, str(BATCH), str(dropout)]
+    run = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0, run.stderr
+    line = next(line for line in run.stdout.splitlines() if '"replicas"' in line)
+    return json.loads(line[line.index("{") :])
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 5, 8])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_losses_do_not_depend_on_the_number_of_ranks(ranks: int, dtype: str) -> None:
+    alone, together = _train(0, "multi", dtype), _train(ranks, "multi", dtype)
+    assert together["replicas"] == ranks
+    np.testing.assert_allclose(together["loss"], alone["loss"], rtol=1e-6)
+    np.testing.assert_allclose(together["accuracy"], alone["accuracy"], rtol=1e-3)
+    assert len(set(together["weights"])) == 1, "ranks ended with different weights"
+
+
+def test_threads_and_processes_agree_to_the_bit() -> None:
+    threads, processes = _train(0, "mirrored:4"), _train(4, "multi")
+    assert threads["replicas"] == processes["replicas"] == 4
+    assert threads["equal"], "replicas of one process ended with different weights"
+    assert threads["loss"] == processes["loss"]
+    assert threads["weights"] == processes["weights"][:1]
+    assert threads["predicted"] == processes["predicted"]
