@@ -1,0 +1,96 @@
+"""One item ahead, and nothing left behind however the iteration ends."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from allreduce.data.prefetch import ahead
+
+
+def our_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "allreduce-data"]
+
+
+def wait_until_gone() -> None:
+    deadline = time.monotonic() + 5
+    while our_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert our_threads() == []
+
+
+def test_gives_every_item_in_order() -> None:
+    assert list(ahead(range(100))) == list(range(100))
+    wait_until_gone()
+
+
+def test_makes_exactly_one_item_while_the_caller_works() -> None:
+    made: list[int] = []
+    second = threading.Event()
+
+    def source() -> Iterator[int]:
+        for number in range(10):
+            made.append(number)
+            if number == 1:
+                second.set()
+            yield number
+
+    items = ahead(source())
+    assert next(items) == 0
+    assert second.wait(5)  # made although nobody has asked for it
+    time.sleep(0.05)
+    assert made == [0, 1]
+    assert next(items) == 1
+    items.close()  # type: ignore[attr-defined]  # a generator
+
+
+def test_an_error_comes_after_the_items_before_it() -> None:
+    def source() -> Iterator[int]:
+        yield 1
+        yield 2
+        raise KeyError("broken file")
+
+    items = ahead(source())
+    assert [next(items), next(items)] == [1, 2]
+    with pytest.raises(KeyError, match="broken file"):
+        next(items)
+    wait_until_gone()
+
+
+def test_leaving_the_loop_ends_the_thread_and_the_source() -> None:
+    closed = threading.Event()
+
+    def source() -> Iterator[int]:
+        try:
+            yield from range(1000)
+        finally:
+            closed.set()
+
+    def first_three() -> list[int]:
+        taken = []
+        for number in ahead(source()):
+            taken.append(number)
+            if number == 2:
+                break
+        return taken
+
+    assert first_three() == [0, 1, 2]
+    gc.collect()
+    assert closed.wait(5)
+    wait_until_gone()
+
+
+def test_an_error_in_the_loop_ends_the_thread() -> None:
+    def work() -> None:
+        for number in ahead(range(1000)):
+            if number == 5:
+                raise RuntimeError("in the step")
+
+    with pytest.raises(RuntimeError, match="in the step"):
+        work()
+    gc.collect()
+    wait_until_gone()
