@@ -42,6 +42,7 @@ class Replicator:
         self.arenas = Arenas(self)
         self._programs: dict[Any, Compiled] = {}
         self._replicas: list[Replica] | None = None
+        self._making = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
 
     def __repr__(self) -> str:
@@ -72,15 +73,16 @@ class Replicator:
     @property
     def replicas(self) -> list[Replica]:
         """This process's replicas; their communicators are made when first needed."""
-        if self._replicas is None:
-            several = self.num_replicas_in_sync > 1
-            members = self.replica_communicators() if several else [None]
-            ids = range(self.first_replica, self.first_replica + self.local_replicas)
-            self._replicas = [
-                Replica(index, id, member)
-                for index, (id, member) in enumerate(zip(ids, members, strict=True))
-            ]
-        return self._replicas
+        with self._making:  # replicas' threads may ask at the same time
+            if self._replicas is None:
+                several = self.num_replicas_in_sync > 1
+                members = self.replica_communicators() if several else [None]
+                ids = range(self.first_replica, self.first_replica + self.local_replicas)
+                self._replicas = [
+                    Replica(index, id, member)
+                    for index, (id, member) in enumerate(zip(ids, members, strict=True))
+                ]
+            return self._replicas
 
     def run(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
