@@ -147,10 +147,11 @@ def _sum_to_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
 def _sum_to(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
     (x,) = inputs
     result: np.ndarray = out
-    if out.ndim == 1 and x.ndim == 2 and x.shape[1] == out.shape[0] and x.dtype.kind == "f":
+    if out.ndim == 1 and x.size and x.shape[-1] == out.size and x.flags.c_contiguous:
         # The gradient of a bias. As a product with ones it takes half of np.add.reduce's time:
         # 6.7 against 13.7 µs for (128, 1024) float32.
-        np.matmul(np.ones(x.shape[0], x.dtype), x, out=out)
+        rows = x.reshape(-1, out.size)
+        np.matmul(np.ones(len(rows), x.dtype), rows, out=out)
         return result
     leading = x.ndim - out.ndim
     axes = [i for i in range(x.ndim) if i < leading or out.shape[i - leading] == 1]

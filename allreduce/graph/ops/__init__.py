@@ -1,0 +1,1 @@
+"""The operators: one file per family; `functions` gathers what people call."""
