@@ -139,7 +139,7 @@ void bind_losses(nb::module_& m) {
 
 template <class T>
 T only_element(const Array<const T>& array) {
-  same_size(array.size(), 1);
+  same_size(array.size(), std::size_t{1});
   return *array.data();
 }
 
