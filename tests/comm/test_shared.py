@@ -1,0 +1,62 @@
+"""The shared transport, by threads and by processes: one class of tests for both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.comm.cases import WHERE
+from tests.comm.pool import ProcessPool, Runner, in_threads
+
+SIZES = (1, 2, 3, 4, 7)
+
+
+class Contract:
+    """What holds for any ranks of any transport; `run` is made by the subclass."""
+
+    @pytest.mark.parametrize("where", WHERE)
+    def test_every_length(self, run: Runner, where: str) -> None:
+        run("every_length", where)
+
+    @pytest.mark.parametrize("where", WHERE)
+    def test_every_operator_and_type(self, run: Runner, where: str) -> None:
+        run("every_pair", where)
+
+    def test_sums_in_member_order_to_the_bit(self, run: Runner) -> None:
+        private, symmetric = run("bits", "private"), run("bits", "symmetric")
+        assert all(digests == private[0] for digests in (*private, *symmetric))
+
+    @pytest.mark.parametrize(
+        "case", ["slices", "in_flight", "dropped", "numbers", "layouts", "many_small", "freed"]
+    )
+    def test_case(self, run: Runner, case: str) -> None:
+        run(case)
+        run(case)  # what is made lazily is there now
+
+
+@pytest.mark.parametrize("run", SIZES, indirect=True)
+class TestThreads(Contract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def run(cls, request: pytest.FixtureRequest) -> Runner:
+        return in_threads(request.param)
+
+
+@pytest.mark.parametrize("run", SIZES, indirect=True)
+class TestProcesses(Contract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def run(cls, request: pytest.FixtureRequest) -> Iterator[Runner]:
+        pool = ProcessPool(request.param)
+        yield pool.run
+        assert pool.close() == [0] * request.param
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_threads_and_processes_agree_to_the_bit(size: int) -> None:
+    pool = ProcessPool(size)
+    try:
+        assert in_threads(size)("bits", "private") == pool.run("bits", "private")
+    finally:
+        pool.close()
