@@ -61,7 +61,7 @@ def _meet(request: Request, rank: int, size: int, address: str, why: str) -> Wor
     secret, hosted = request.secret or b"", None
     if rank == 0 and not request.launched:
         try:
-            hosted = Leader(address, size, secret, request.timeout)
+            hosted = Leader(address, size, secret, request.timeout, request.generation)
         except JoinError:
             hosted = None  # something listens there already, or the address is another machine's
     return Meeting(

@@ -22,6 +22,10 @@ _AGAIN_SECONDS = 0.1
 _SILENCE = 10.0  # a short timeout must not turn a pause between two heartbeats into a death
 
 
+class _LaterError(ConnectionError):
+    """The leader is another generation's, of the same job."""
+
+
 @dataclass(frozen=True)
 class Meeting:
     """Where and as whom to join.
@@ -78,14 +82,18 @@ class Meeting:
         )
 
     def _connect(self) -> tuple[Line, str]:
-        deadline = time.monotonic() + _PATIENCE
+        began = time.monotonic()
+        deadline = began + _PATIENCE
         while True:
             remaining = deadline - time.monotonic()
             try:
                 line = Line(self.address, max(0.1, remaining), max(self.timeout, _SILENCE))
                 return line, self._shake_hands(line, max(1.0, remaining))
             except ConnectionError as error:
-                if time.monotonic() + _AGAIN_SECONDS >= deadline:
+                now = time.monotonic()
+                if isinstance(error, _LaterError):  # it lives: its successor has time, too
+                    deadline = max(deadline, min(now + _PATIENCE, began + self.timeout))
+                if now + _AGAIN_SECONDS >= deadline:
                     raise self._unreachable(error) from None
                 time.sleep(_AGAIN_SECONDS)
 
@@ -141,7 +149,7 @@ class Meeting:
             raise ConnectionError(line.broken or "it ended the connection")
         content = message.WhichOneof("content")
         if content == "refusal" and message.refusal.again:
-            raise ConnectionError(message.refusal.why)
+            raise _LaterError(message.refusal.why)
         if content == "refusal":
             raise JoinError(
                 f"[cluster] rank {self.rank}: the group leader at {self.address} refused this "

@@ -149,7 +149,7 @@ def _host(request: Request, size: int, secret: bytes, *, one_host: bool) -> tupl
 
     try:
         host = LOOPBACK if one_host else outward_host()
-        leader = Leader(f"{host}:0", size, secret, request.timeout)
+        leader = Leader(f"{host}:0", size, secret, request.timeout, request.generation)
     except AllreduceError as error:
         return f"!{error}", None
     return f"{leader.address} {secret.hex()}", leader

@@ -28,6 +28,8 @@ class Leader:
         address: `host:port`; port 0 takes a free one. See `address` afterwards.
         size: How many ranks the job has.
         secret: What members have to know.
+        generation: The only generation to serve, for a leader that ends with its host's world; the
+            launcher's serves all.
         silence: Seconds without a heartbeat after which a connected member counts as lost. A
             process that dies is noticed at once, by its connection; this is for severed networks
             and stopped processes.
@@ -37,9 +39,17 @@ class Leader:
         UsageError: `address` is not loopback and `secret` is empty.
     """
 
-    def __init__(self, address: str, size: int, secret: bytes, silence: float = 300.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        size: int,
+        secret: bytes,
+        silence: float = 300.0,
+        generation: int | None = None,
+    ) -> None:
         check_secret(address, secret)
         self.size, self.secret, self.silence = size, secret, silence
+        self.generation = generation
         self.address = address
         self.groups: dict[int, Group] = {}
         self.closing = False
@@ -106,11 +116,10 @@ class _Servicer(leader_pb2_grpc.LeaderServicer):
     async def Attend(self, _: Any, context: Any) -> None:  # noqa: N802 - gRPC's name
         session = _Session(self._leader, context)
         try:
-            admitted = await asyncio.wait_for(session.shake_hands(), HANDSHAKE_SECONDS)
-        except TimeoutError:
-            return
-        if admitted:
-            await session.attend()
+            if await asyncio.wait_for(session.shake_hands(), HANDSHAKE_SECONDS):
+                await session.attend()
+        except (TimeoutError, asyncio.CancelledError):
+            return  # too slow, or the connection or the server ended: the call is over
 
 
 class _Session:
@@ -147,8 +156,10 @@ class _Session:
         return await self._admit(hello)
 
     async def _admit(self, hello: pb.Hello) -> bool:
-        if self._leader.closing:
-            return await self._refuse("the leader is closing", again=True)
+        if self._leader.closing or self._leader.generation not in (None, hello.generation):
+            return await self._refuse(
+                f"this leader does not serve generation {hello.generation} of the job", again=True
+            )
         identity = hello.identity
         self._member = Member(identity.rank, identity.host, identity.pid)
         group = self._leader.groups.setdefault(hello.generation, Group(self._leader.size))

@@ -110,7 +110,7 @@ def _meet(request: Request, found: Step, ignored: str) -> World:
     hosted = beacon = None
     if found.rank == 0:
         secret = request.secret or secrets.token_hex(32).encode()
-        hosted = Leader(f"{LOOPBACK}:0", found.size, secret, request.timeout)
+        hosted = Leader(f"{LOOPBACK}:0", found.size, secret, request.timeout, request.generation)
         beacon = Beacon(name, f"{hosted.address} {secret.hex()}".encode())
         address = hosted.address
     else:

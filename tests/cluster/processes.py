@@ -36,7 +36,7 @@ class Running:
         self._began = time.monotonic()
         self._process = subprocess.Popen(
             command,
-            env=clean_environment() | environment,
+            env={**clean_environment(), **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -47,7 +47,7 @@ class Running:
     def line(self) -> str:
         """Read one line of its standard output."""
         assert self._process.stdout is not None
-        return self._process.stdout.readline().rstrip("\n")
+        return str(self._process.stdout.readline()).rstrip("\n")
 
     def signal(self, number: int, *, group: bool = False) -> None:
         """Send a signal to it, or to its whole group as a terminal does."""
@@ -62,6 +62,11 @@ class Running:
             out, err = self._process.communicate()
             pytest.fail(f"still running after {deadline} s\nstdout: {out}\nstderr: {err}")
         return Result(self._process.returncode, out, err, time.monotonic() - self._began)
+
+    def bury(self) -> None:
+        """Wait for a killed process and close its pipes."""
+        with self._process:
+            pass
 
     def kill(self) -> None:
         """Kill its group."""
@@ -84,6 +89,7 @@ def running(
         yield process
     finally:
         process.kill()
+        process.bury()
 
 
 def run(

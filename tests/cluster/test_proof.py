@@ -19,7 +19,7 @@ def test_every_input_matters() -> None:
         prove(b"s", "leader", NONCES, CLAIM),
         prove(b"s", "member", NONCES[::-1], CLAIM),
         *(
-            prove(b"s", "member", NONCES, CLAIM[:i] + (CLAIM[i] + 1,) + CLAIM[i + 1 :])  # type: ignore[arg-type]
+            prove(b"s", "member", NONCES, (*CLAIM[:i], CLAIM[i] + 1, *CLAIM[i + 1 :]))  # type: ignore[arg-type]
             for i in range(4)
         ),
     ]

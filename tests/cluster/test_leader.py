@@ -1,0 +1,319 @@
+"""Members and a real leader over loopback; ranks as threads of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+
+from allreduce.cluster.base import World
+from allreduce.cluster.client import LeaderStore
+from allreduce.cluster.meeting import Meeting
+from allreduce.cluster.rpc import MAX_VALUE_BYTES
+from allreduce.cluster.service import Leader
+from allreduce.errors import ClosedError, JoinError, PeerLostError, TimeoutError, UsageError
+from tests.cluster.conftest import Write
+from tests.cluster.processes import free_address, running
+
+SECRET = b"shared"
+T = TypeVar("T")
+
+
+def meeting(
+    address: str,
+    rank: int,
+    size: int,
+    *,
+    secret: bytes = SECRET,
+    generation: int = 1,
+    **more: float,
+) -> Meeting:
+    return Meeting(
+        rank=rank,
+        size=size,
+        address=address,
+        secret=secret,
+        generation=generation,
+        timeout=more.get("timeout", 20),
+        source="leader",
+        why="",
+        whereabouts="the test",
+    )
+
+
+@contextlib.contextmanager
+def hosting(size: int, secret: bytes = SECRET, silence: float = 300) -> Iterator[Leader]:
+    leader = Leader("127.0.0.1:0", size, secret, silence)
+    try:
+        yield leader
+    finally:
+        leader.close()
+
+
+@contextlib.contextmanager
+def worlds(size: int, silence: float = 300) -> Iterator[list[World]]:
+    """Have `size` members of one leader, all in this process."""
+    with hosting(size, silence=silence) as leader:
+        joined = in_parallel(meeting(leader.address, rank, size).join for rank in range(size))
+        try:
+            yield joined
+        finally:
+            in_parallel(world.close for world in joined)
+
+
+def in_parallel(jobs: Iterator[Callable[[], T]]) -> list[T]:
+    listed = list(jobs)
+    with ThreadPoolExecutor(len(listed)) as pool:
+        return [future.result(60) for future in [pool.submit(job) for job in listed]]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7])
+def test_all_members_exchange(size: int) -> None:
+    with worlds(size) as joined:
+        got = in_parallel(
+            lambda world=world: world.exchange("k", bytes([world.rank]) * 3, 20) for world in joined
+        )
+        assert got == [[bytes([rank]) * 3 for rank in range(size)]] * size
+        assert len({world.job for world in joined}) == 1
+        assert all(world.members == joined[0].members for world in joined)
+
+
+def test_get_blocks_until_set_and_sees_binary_values() -> None:
+    value = bytes(range(256)) * 1000
+    with worlds(2) as joined:
+        threading.Timer(0.2, joined[1].store.set, ("k", value)).start()
+        assert joined[0].store.get("k", 20) == value
+        joined[1].store.set("k", b"")
+        assert joined[0].store.get("k", 20) == b""
+
+
+def test_get_times_out_naming_rank_and_key() -> None:
+    with worlds(2) as joined, pytest.raises(TimeoutError, match=r"rank 1: nobody set 'absent'"):
+        joined[1].store.get("absent", 0.2)
+
+
+def test_exchange_times_out_naming_the_rank_that_brought_nothing() -> None:
+    with worlds(3) as joined:
+        joined[0].store.set("k/0", b"")
+        with pytest.raises(TimeoutError, match="rank 1: rank 2 brought nothing to 'k'"):
+            joined[1].exchange("k", b"", 0.3)
+
+
+def test_barrier_times_out_naming_the_missing_ranks() -> None:
+    with worlds(4) as joined:
+
+        def wait(world: World) -> None:
+            with pytest.raises(TimeoutError, match=r"ranks 1, 3 did not come to the barrier 'b'"):
+                world.store.barrier("b", 0.5)
+
+        in_parallel(lambda world=joined[rank]: wait(world) for rank in (0, 2))
+
+
+def test_many_threads_of_one_member_can_block_at_once() -> None:
+    with worlds(2) as joined:
+
+        def get(number: int) -> bytes:
+            return joined[0].store.get(f"k{number}", 20)
+
+        with ThreadPoolExecutor(50) as pool:
+            waiting = [pool.submit(get, number) for number in range(50)]
+            for number in range(50):
+                joined[1].store.set(f"k{number}", str(number).encode())
+            assert [future.result(20) for future in waiting] == [b"%d" % n for n in range(50)]
+
+
+def test_a_value_above_the_cap_is_refused_and_one_at_the_cap_passes() -> None:
+    with worlds(2) as joined:
+        with pytest.raises(UsageError, match=rf"'big' has {MAX_VALUE_BYTES + 1} bytes"):
+            joined[0].store.set("big", bytes(MAX_VALUE_BYTES + 1))
+        joined[0].store.set("big", bytes(MAX_VALUE_BYTES))
+        assert len(joined[1].store.get("big", 20)) == MAX_VALUE_BYTES
+
+
+def test_closed_store_says_so() -> None:
+    with worlds(2) as joined:
+        joined[0].close()
+        with pytest.raises(ClosedError):
+            joined[0].store.get("k", 1)
+
+
+def test_a_lost_member_is_named_to_those_who_wait_within_half_a_second() -> None:
+    with worlds(3) as joined:
+        lost = joined[2].store
+        assert isinstance(lost, LeaderStore)
+
+        def wait(world: World, method: str) -> float:
+            with pytest.raises(PeerLostError, match=r"rank 2 \(process \d+ on .+\) is gone"):
+                getattr(world.store, method)("never", 30)
+            return time.monotonic()
+
+        with ThreadPoolExecutor(2) as pool:
+            waiting = [
+                pool.submit(wait, joined[0], "get"),
+                pool.submit(wait, joined[1], "barrier"),
+            ]
+            time.sleep(0.2)
+            died = time.monotonic()
+            lost.abandon()
+            assert max(future.result(20) for future in waiting) - died < 0.5
+
+
+def test_a_stopped_member_is_lost_when_its_heartbeats_stop(script: Write) -> None:
+    path = script("time.sleep(60)")
+    with hosting(2, silence=2.5) as leader:
+        environment = {
+            "ALLREDUCE_RANK": "1",
+            "ALLREDUCE_SIZE": "2",
+            "ALLREDUCE_LEADER": leader.address,
+            "ALLREDUCE_SECRET": SECRET.decode(),
+        }
+        with running([sys.executable, str(path)], environment) as process:
+            world = meeting(leader.address, 0, 2).join()
+            process.signal(signal.SIGSTOP)
+            expected = rf"rank 1 \(process {process.pid} on .+\) is gone: its heartbeats stopped"
+            with pytest.raises(PeerLostError, match=expected):
+                world.store.get("never", 30)
+            world.close()
+
+
+def test_members_learn_of_the_leaders_death() -> None:
+    with hosting(2) as leader:
+        joined = in_parallel(meeting(leader.address, rank, 2).join for rank in range(2))
+        threading.Timer(0.2, leader.close).start()
+        with pytest.raises(
+            PeerLostError, match=f"leader at {leader.address}, in the test, is gone"
+        ):
+            joined[0].store.get("never", 30)
+        with pytest.raises(PeerLostError):
+            joined[1].store.set("k", b"")
+
+
+def test_closing_stays_for_members_that_are_still_there() -> None:
+    with hosting(2) as leader:
+        joined = in_parallel(meeting(leader.address, rank, 2).join for rank in range(2))
+        joined[0].close()
+        closing = threading.Thread(target=leader.close, args=(20,))
+        closing.start()
+        joined[1].store.set("k", b"still served")
+        assert joined[1].store.get("k", 5) == b"still served"
+        joined[1].close()
+        closing.join(5)
+        assert not closing.is_alive()
+
+
+def test_one_leader_serves_generation_after_generation() -> None:
+    with hosting(2) as leader:
+        jobs = set()
+        for generation in (1, 2, 3):
+            joined = in_parallel(
+                meeting(leader.address, rank, 2, generation=generation).join for rank in range(2)
+            )
+            with pytest.raises(TimeoutError):  # the last generation's keys are not seen in this one
+                joined[0].store.get("k", 0.1)
+            joined[0].store.set("k", b"")
+            jobs.add(joined[0].job)
+            in_parallel(world.close for world in joined)
+        assert len(jobs) == 3
+
+
+def refused(leader: Leader, match: str, **changes: object) -> None:
+    """Check that a changed member is refused, and that the leader goes on."""
+    told = {"rank": 0, "size": 2} | changes
+    with pytest.raises(JoinError, match=match):
+        meeting(leader.address, **told).join()  # type: ignore[arg-type]
+
+
+def test_offenders_are_refused_and_the_others_join() -> None:
+    with hosting(2) as leader:
+        refused(leader, "does not know this process's secret", secret=b"other")
+        refused(leader, "does not know this process's secret", secret=b"")
+        refused(leader, "rank 0 says that the job has 3 ranks, but its leader expects 2", size=3)
+        refused(leader, "rank 5 is out of range: the job has 2 ranks, 0 to 1", rank=5)
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(meeting(leader.address, 0, 2).join)
+            time.sleep(0.3)
+            refused(leader, r"rank 0 is claimed twice: by process \d+ on .+ and by process \d+ on")
+            second = meeting(leader.address, 1, 2).join()
+            assert first.result(20).members == second.members
+            second.close()
+            first.result().close()
+
+
+def test_a_rank_that_waits_in_vain_names_the_missing_and_can_try_again() -> None:
+    with hosting(3) as leader:
+        with pytest.raises(TimeoutError, match=r"rank 0: ranks 1, 2 did not join at 127\.0\.0\.1"):
+            meeting(leader.address, 0, 3, timeout=0.3).join()
+        joined = in_parallel(meeting(leader.address, rank, 3).join for rank in range(3))
+        in_parallel(world.close for world in joined)
+
+
+def test_an_unreachable_leader_is_named_within_ten_seconds() -> None:
+    address, began = free_address(), time.monotonic()
+    with pytest.raises(JoinError, match=f"no group leader is reachable at {address}"):
+        meeting(address, 1, 2).join()
+    assert time.monotonic() - began < 10
+
+
+def test_a_port_that_is_no_leaders_is_named_within_ten_seconds() -> None:
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen()
+        address, began = f"127.0.0.1:{deaf.getsockname()[1]}", time.monotonic()
+        with pytest.raises(JoinError, match=address):
+            meeting(address, 1, 2).join()
+        assert time.monotonic() - began < 10
+
+
+def test_a_member_may_come_before_its_leader() -> None:
+    address = free_address()
+    with ThreadPoolExecutor(2) as pool:
+        early = pool.submit(meeting(address, 1, 2).join)
+        time.sleep(1)
+        leader = Leader(address, 2, SECRET)
+        try:
+            other = meeting(address, 0, 2).join()
+            other.close()
+            early.result(20).close()
+        finally:
+            leader.close()
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "192.0.2.1:4711"])
+def test_no_network_without_a_secret(address: str) -> None:
+    with pytest.raises(UsageError, match="not on the loopback interface"):
+        Leader(address, 2, b"")
+    with pytest.raises(UsageError, match="not on the loopback interface"):
+        meeting(address, 0, 2, secret=b"").join()
+
+
+def test_another_interface_with_a_secret() -> None:
+    leader = Leader("0.0.0.0:0", 1, SECRET)
+    try:
+        meeting(f"127.0.0.1:{leader.address.rpartition(':')[2]}", 0, 1).join().close()
+    finally:
+        leader.close()
+
+
+def test_two_leaders_cannot_share_a_port() -> None:
+    with hosting(2) as leader, pytest.raises(JoinError, match=leader.address):
+        Leader(leader.address, 2, SECRET)
+
+
+def test_nothing_is_left_running_after_closing() -> None:
+    with worlds(3):
+        pass
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        left = [t.name for t in threading.enumerate() if t.name.startswith("allreduce-")]
+        if not left:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"still running: {left}")

@@ -1,0 +1,188 @@
+"""Worlds through MPI: what the launchers' variables mean, and real jobs under the mpich wheel."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from allreduce.cluster import mpi_library
+from allreduce.cluster.mpi import Launcher, launcher
+from tests.cluster.conftest import Write
+from tests.cluster.processes import mpirun, run, running, wait_gone
+
+SHOW = "print(world.rank, world.size, world.source, world.exchange('k', b'%d' % world.rank, 20))"
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4"}, ("MPICH", 1, 4)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4", "I_MPI_MPIRUN": "mpirun"}, ("Intel MPI", 1, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, ("Open MPI", 2, 3)),
+        # an srun step's PMI is Slurm's word, unless hydra, started in that step, says otherwise
+        ({"PMI_RANK": "1", "PMI_SIZE": "4", "SLURM_STEP_ID": "0"}, None),
+        (
+            {"PMI_RANK": "1", "PMI_SIZE": "4", "SLURM_STEP_ID": "0", "MPI_LOCALNRANKS": "4"},
+            ("MPICH", 1, 4),
+        ),
+        ({"PMI_RANK": "x", "PMI_SIZE": "4"}, None),
+    ],
+)
+def test_launchers_are_told_by_their_variables(
+    environ: dict[str, str], expected: tuple[str, int, int] | None
+) -> None:
+    found = launcher(environ)
+    assert (found and (found.family, found.rank, found.size)) == expected
+    assert isinstance(found, Launcher | None)
+
+
+@pytest.mark.parametrize(
+    ("version", "family"),
+    [
+        ("MPICH Version:      5.0.2\nMPICH Release date: ...", "MPICH"),
+        ("Open MPI v5.0.11, package: Open MPI user@localhost", "Open MPI"),
+        ("Intel(R) MPI Library 2021.18.1 for Linux* OS\n", "Intel MPI"),
+        ("Fast MPI 1, of somebody", "Fast MPI 1"),
+    ],
+)
+def test_libraries_are_told_by_their_version(version: str, family: str) -> None:
+    assert mpi_library.family(version) == family
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_all_ranks_join_under_mpirun(script: Write, size: int) -> None:
+    result = run(mpirun(size, script(SHOW)))
+    assert result.code == 0, result.err
+    everybody = [b"%d" % rank for rank in range(size)]
+    expected = [f"{rank} {size} mpi {everybody}" for rank in range(size)]
+    assert sorted(result.out.splitlines()) == expected
+    assert result.err.count(f"{size} ranks through mpi: MPICH's launcher has set PMI_RANK=0") == 1
+
+
+def test_mpirun_with_one_rank_is_a_world_of_one(script: Write) -> None:
+    result = run(mpirun(1, script(f"{SHOW}\nprint('mpi4py.MPI' in sys.modules)")))
+    assert (result.code, result.out) == (0, "0 1 mpi [b'0']\nFalse\n"), result.err
+
+
+def test_a_script_that_has_initialised_mpi_itself(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    lines = f"from mpi4py import MPI\nfrom allreduce import cluster\nworld = cluster.join()\n{SHOW}"
+    path.write_text(f"{lines}\nassert MPI.COMM_WORLD.rank == world.rank\n")
+    result = run(mpirun(2, path))
+    assert (result.code, result.out.count(" 2 mpi ")) == (0, 2), result.err
+
+
+def test_joining_again_after_closing(script: Write) -> None:
+    again = f"{SHOW}\nworld.close()\nworld = cluster.join()\n{SHOW}\nworld.close()"
+    result = run(mpirun(3, script(again)))
+    assert (result.code, result.out.count(" 3 mpi ")) == (0, 6), result.err
+
+
+def test_without_mpi4py_the_launcher_and_the_remedy_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    hide = "import sys\nsys.modules['mpi4py'] = None\n"
+    path.write_text(f"{hide}from allreduce import cluster\ncluster.join()\n")
+    command = mpirun(2, path)
+    result = run(command)
+    assert result.code != 0
+    assert "mpi4py is not installed" in result.err
+    assert 'pip install "allreduce[mpich]"' in result.err
+    assert str(Path(command[0]).resolve().parent) in result.err
+
+
+def test_a_library_that_does_not_hear_the_launcher_names_both_paths(script: Write) -> None:
+    mpirun(2, Path())  # needs MPICH
+    # What a foreign mpirun leaves of a rank: it says 2, and the library finds nobody to ask.
+    result = run([sys.executable, str(script(SHOW))], {"PMI_RANK": "0", "PMI_SIZE": "2"})
+    assert result.code != 0
+    assert "JoinError" in result.err
+    assert "the launcher says 2 ranks, the library 1" in result.err
+    assert "The launcher is MPICH's mpirun; the library is /" in result.err
+    assert "libmpi" in result.err
+
+
+def test_mpichs_library_under_open_mpis_launcher_is_told_before_it_aborts(script: Write) -> None:
+    mpirun(2, Path())  # needs MPICH
+    told = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "0"}
+    result = run([sys.executable, str(script(SHOW))], told)
+    assert result.code == 1
+    assert "MPICH cannot learn its ranks from Open MPI's launcher" in result.err
+    assert "libmpi" in result.err
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "report"),
+    [
+        ("raise ValueError('boom')", 1, "ValueError: boom"),
+        ("sys.exit(7)", 7, "MPI_ABORT"),
+        ("sys.exit('sorry')", 1, "sorry"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", None, ""),
+    ],
+)
+@pytest.mark.parametrize("culprit", [0, 2])
+def test_a_rank_that_fails_ends_the_job(
+    script: Write, ending: str, code: int | None, report: str, culprit: int
+) -> None:
+    path = script(f"if world.rank == {culprit}: {ending}\nwhile True: time.sleep(0.05)")
+    result = run(mpirun(3, path), deadline=15)
+    assert result.code == code if code is not None else result.code != 0
+    assert report.lower() in result.err.lower()
+    assert result.seconds < 8  # 5 s from the failure, and the start
+
+
+def test_a_replaced_exception_hook_does_not_make_the_job_hang(script: Write) -> None:
+    lines = (
+        "sys.excepthook = lambda *_: print('mine', file=sys.stderr)\n"
+        "if world.rank == 1: raise ValueError\n"
+        "while True: time.sleep(0.05)"
+    )
+    result = run(mpirun(3, script(lines)), deadline=15)
+    assert result.code == 1
+    assert "mine" in result.err
+
+
+def test_a_caught_sys_exit_is_no_failure(script: Write) -> None:
+    lines = (
+        "try: sys.exit(3)\n"
+        "except SystemExit as error: print(error.code)\n"
+        "world.store.barrier('end', 30)"
+    )
+    result = run(mpirun(2, script(lines)))
+    assert (result.code, result.out) == (0, "3\n3\n"), result.err
+
+
+def test_a_rank_that_raises_leaves_no_shared_memory_of_mpis(script: Write) -> None:
+    before = set(os.listdir("/dev/shm"))
+    path = script("if world.rank == 1: raise ValueError\ntime.sleep(60)")
+    assert run(mpirun(3, path), deadline=15).code == 1
+    left = {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("mpich")}
+    assert not left
+
+
+@pytest.mark.parametrize("busy", ["time.sleep(60)", "world.store.barrier('never', 60)"])
+def test_ctrl_c_ends_the_job_with_one_line(script: Write, busy: str) -> None:
+    lines = f"print(os.getpid(), flush=True)\nworld.store.barrier('all', 30)\n{busy}"
+    with running(mpirun(3, script(lines))) as process:
+        pids = [int(process.line()) for _ in range(3)]
+        process.signal(signal.SIGINT, group=True)
+        result = process.finish(3)
+        assert wait_gone(pids, 2) == []
+    assert result.code != 0
+    assert result.err.count("[allreduce] interrupted") == 1
+    assert "Traceback" not in result.err
+
+
+def test_a_child_of_a_rank_cannot_join(script: Write) -> None:
+    child = (
+        "import subprocess\n"
+        "code = 'from allreduce import cluster; cluster.join()'\n"
+        "done = subprocess.run([sys.executable, '-c', code], stderr=subprocess.PIPE, text=True)\n"
+        "print(done.returncode, f'is rank {world.rank} of a job' in done.stderr)"
+    )
+    result = run(mpirun(2, script(child)))
+    assert (result.code, result.out) == (0, "1 True\n1 True\n"), result
