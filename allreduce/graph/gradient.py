@@ -54,7 +54,8 @@ def backward(output: Any, inputs: Sequence[Any], seed: Any) -> list[Tensor]:
         final[node.id] = gradient
         _propagate(trace, node, gradient, between, pending)
     return [
-        final.get(start.id, functions.zeros(start.shape, dtype=start.dtype)) for start in starts
+        final[start.id] if start.id in final else functions.zeros(start.shape, dtype=start.dtype)
+        for start in starts
     ]
 
 

@@ -28,7 +28,7 @@ def set_seed(seed: int) -> None:
 
 
 def times_set() -> int:
-    """Count the calls of `set_seed`: what numbers its names from there on asks whether it has to."""
+    """Count the calls of `set_seed`; what numbers names starts anew after each."""
     return _times_set
 
 

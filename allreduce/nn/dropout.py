@@ -6,7 +6,6 @@ from typing import Any
 
 from allreduce.errors import UsageError
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.seed import get_seed
 from allreduce.graph.tensor import Tensor
 from allreduce.nn.layer import Layer
 
@@ -37,7 +36,7 @@ class Dropout(Layer):
         self.rate = float(rate)
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:
-        return ops.dropout(inputs, self.rate, get_seed()) if training else inputs
+        return ops.dropout(inputs, self.rate) if training else inputs
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"rate": self.rate}

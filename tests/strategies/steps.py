@@ -1,6 +1,6 @@
 """Trains on the digits and prints what it saw as JSON; run under every launcher by a test.
 
-    python tests/strategies/steps.py multi|mirrored:N  float32|float64  BATCH  DROPOUT
+python tests/strategies/steps.py multi|mirrored:N  float32|float64  BATCH  DROPOUT
 """
 
 from __future__ import annotations

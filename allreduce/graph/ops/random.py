@@ -18,12 +18,13 @@ from allreduce.errors import UsageError
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import as_floats, floats_only, same_spec, through_float32
 from allreduce.graph.scope import users_line
+from allreduce.graph.seed import get_seed
 from allreduce.graph.spec import Spec
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import apply, next_draw, runtime
 
 
-def dropout(x: Any, rate: float, seed: int) -> Tensor:
+def dropout(x: Any, rate: float, seed: int | None = None) -> Tensor:
     """Set a share of the elements to 0 and scale the rest up, so that the expectation stays.
 
     Source: Srivastava et al., "Dropout" (JMLR 2014), section 4, with the scaling moved to training.
@@ -31,7 +32,8 @@ def dropout(x: Any, rate: float, seed: int) -> Tensor:
     Args:
         x: `(batch, …)`. What is dropped in a row depends on its index in the global batch.
         rate: The share to drop, in [0, 1).
-        seed: Decides the draw together with the operator's place in the step and the step's number.
+        seed: Decides the draw, with the operator's place in the step and the step's number; by
+            default what `ar.set_seed` was given.
 
     Raises:
         UsageError: The rate is out of range.
@@ -41,7 +43,7 @@ def dropout(x: Any, rate: float, seed: int) -> Tensor:
     tensor = as_floats(x)
     if rate == 0:
         return tensor
-    key = _key(seed, next_draw())
+    key = _key(get_seed() if seed is None else seed, next_draw())
     return apply("dropout", tensor, runtime("row_offset"), runtime("step"), rate=rate, key=key)
 
 
