@@ -1,0 +1,210 @@
+"""Models: how they are put together, named, built and described."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allreduce import nn, optim
+from allreduce.devices import options
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph import Replicator, scope_of, set_seed
+from tests.nn.common import blobs, classifier
+
+
+class Residual(nn.Model):
+    """A subclassed model with layers as attributes and in a list."""
+
+    def __init__(self, blocks: int = 2, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.blocks = [nn.Dense(6, activation="relu") for _ in range(blocks)]
+        self.head = nn.Dense(3, activation="softmax")
+        self.seen_training: list[bool] = []
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        self.seen_training.append(training)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def test_variables_are_named_by_where_their_layer_stands() -> None:
+    set_seed(0)
+    model = nn.Sequential([nn.Flatten(), nn.Dense(4), nn.Sequential([nn.Dense(2)])])
+    model.build((None, 2, 3))
+    assert [v.name for v in model.variables] == [
+        "sequential_1/1/kernel",
+        "sequential_1/1/bias",
+        "sequential_1/2/0/kernel",
+        "sequential_1/2/0/bias",
+    ]
+    subclassed = Residual(name="net")
+    subclassed.build((None, 6))
+    assert [v.name for v in subclassed.variables] == [
+        "net/blocks/0/kernel",
+        "net/blocks/0/bias",
+        "net/blocks/1/kernel",
+        "net/blocks/1/bias",
+        "net/head/kernel",
+        "net/head/bias",
+    ]
+    assert [v.shape for v in subclassed.variables[-2:]] == [(6, 3), (3,)]
+    assert subclassed.count_params() == 2 * (36 + 6) + 18 + 3
+
+
+def test_initial_values_depend_on_seed_and_path_only() -> None:
+    def first_kernel(seed: int, *, input_first: bool = False, name: str | None = None) -> Any:
+        set_seed(seed)
+        layers: list[Any] = [nn.Input((5,))] if input_first else []
+        model = nn.Sequential([*layers, nn.Dense(7)], name=name)
+        model.build((None, 5))
+        return model.get_weights()[0]
+
+    kernel = first_kernel(3)
+    assert np.array_equal(kernel, first_kernel(3))
+    assert np.array_equal(kernel, first_kernel(3, input_first=True))
+    assert not np.array_equal(kernel, first_kernel(4))
+    assert not np.array_equal(kernel, first_kernel(3, name="other"))
+    assert np.abs(kernel).max() <= np.sqrt(6 / 12)  # glorot_uniform
+
+
+@pytest.mark.parametrize("name", ["he_normal", "glorot_normal"])
+def test_normal_initializers_have_their_deviation_and_are_cut_off(name: str) -> None:
+    set_seed(0)
+    values = nn.initializers.get(name)((200, 300), np.dtype("float64"), "path")
+    deviation = np.sqrt(2 / 200 if name == "he_normal" else 2 / 500)
+    assert abs(values.std() / deviation - 1) < 0.02
+    assert np.abs(values).max() <= 2 * deviation / 0.8796 * 1.001
+
+
+def test_dtypes_follow_floatx_and_inputs_are_cast() -> None:
+    options.set_floatx("float64")
+    try:
+        layer = nn.Dense(2)
+    finally:
+        options.set_floatx("float32")
+    assert layer(np.ones((1, 3), np.float32)).dtype == np.float64
+    assert nn.Dense(2)(np.ones((1, 3), np.float64)).dtype == np.float32
+    assert nn.Dense(2)(np.ones((1, 3), np.uint8)).dtype == np.float32
+
+
+def test_a_subclassed_model_trains_and_is_told_when() -> None:
+    x, y = blobs()
+    model = Residual()
+    rule = optim.Adam(0.02)
+    model.compile(optimizer=rule, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.fit(x, y, epochs=30, verbose=0)
+    assert model.evaluate(x, y, verbose=0)[1] > 0.9
+    assert {True, False} == set(model.seen_training)
+
+
+def test_dropout_works_in_training_alone() -> None:
+    layer = nn.Dropout(0.5)
+    x = np.ones((4, 1000), np.float32)
+    assert np.array_equal(layer(x).numpy(), x)
+    dropped = layer(x, training=True).numpy()
+    assert set(np.unique(dropped)) == {0.0, 2.0}
+    assert 0.4 < (dropped == 0).mean() < 0.6
+    model = nn.Sequential([nn.Dropout(0.5)])
+    assert np.array_equal(model.predict(x, verbose=0), x)
+
+
+def test_frozen_layers_keep_their_values() -> None:
+    x, y = blobs()
+    model = classifier()
+    model.layers[0].trainable = False
+    model.build((None, 6))
+    before = model.get_weights()
+    assert len(model.trainable_variables) == 2
+    model.fit(x, y, epochs=1, verbose=0)
+    after = model.get_weights()
+    same = [bool(np.array_equal(a, b)) for a, b in zip(before, after, strict=True)]
+    assert same == [True, True, False, False]
+
+
+def test_set_weights_changes_what_predict_gives() -> None:
+    x, _ = blobs(10)
+    one = classifier(seed=1)
+    expected = one.predict(x, verbose=0)
+    other = classifier(seed=2)
+    assert not np.array_equal(other.predict(x, verbose=0), expected)
+    other.set_weights(one.get_weights())
+    assert np.array_equal(other.predict(x, verbose=0), expected)
+    with pytest.raises(UsageError, match="has 4 variables, but 1 weights"):
+        other.set_weights([np.ones(3)])
+    wrong = one.get_weights()
+    wrong[1] = np.ones(5)
+    with pytest.raises(ShapeError, match=r"0/bias' has shape \(16,\).*\(5,\)"):
+        other.set_weights(wrong)
+
+
+def test_summary_shows_layers_shapes_and_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    model = classifier()
+    model.summary()
+    assert "not built yet" in capsys.readouterr().out
+    model.build((None, 6))
+    model.summary()
+    printed = capsys.readouterr().out
+    assert "0 (Dense)" in printed
+    assert "(batch, 16)" in printed
+    assert "112" in printed
+    assert "parameters: 163 (163 trainable)" in printed
+
+
+class HidesItsLayer(nn.Model):
+    def call(self, x: Any) -> Any:
+        return nn.Dense(3)(x)
+
+
+class ForgetsSuper(nn.Model):
+    def __init__(self) -> None:
+        self.head = nn.Dense(3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: nn.Sequential([nn.Dense]), r"make one: Dense\(…\)"),
+        (lambda: nn.Sequential([nn.Dense(2), nn.Input((3,))]), "Input stands first"),
+        (lambda: nn.Sequential([])(np.ones((1, 2))), "has no layers"),
+        (lambda: nn.Dense(0), "integer above 0"),
+        (lambda: nn.Dropout(1.0), "rate from 0 to below 1"),
+        (lambda: nn.Input((None, 3)), "without the batch"),  # type: ignore[arg-type]
+        (lambda: nn.Dense(3, dtype="float16"), "unknown dtype"),
+        (lambda: HidesItsLayer()(np.ones((1, 2))), "not one of its attributes"),
+        (lambda: ForgetsSuper()(np.ones((1, 2))), r"super\(\).__init__"),
+        (lambda: nn.Sequential([nn.Dense(1)]).get_weights(), "has no variables yet"),
+        (lambda: nn.Sequential([nn.Dense(1)]).fit([[1.0]], [1.0]), "is not compiled"),
+        (lambda: nn.Sequential([nn.Dense(1)]).compile("sgd", "mse", "mse"), "is a list"),
+        (
+            lambda: nn.Sequential([nn.Dense(1)]).compile("sgd", "mse", ["mse", "mse"]),
+            "two metrics called 'mse'",
+        ),
+    ],
+)
+def test_mistakes_are_named(call: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        call()
+
+
+def test_layers_refuse_inputs_they_were_not_built_for() -> None:
+    layer = nn.Dense(2)
+    layer(np.ones((1, 3)))
+    with pytest.raises(ShapeError, match=r"takes inputs of shape \(…, 3\), but got \(1, 4\)"):
+        layer(np.ones((1, 4)))
+    with pytest.raises(ShapeError, match=r"\(batch, …, features\), but got \(3,\)"):
+        nn.Dense(2)(np.ones(3))
+    model = nn.Sequential([nn.Input((3,)), nn.Dense(2)])
+    with pytest.raises(ShapeError, match=r"Input takes \(batch, 3\), but got \(batch, 4\)"):
+        model.predict(np.ones((5, 4)))
+
+
+def test_a_layer_from_another_scope_is_refused_with_both_places() -> None:
+    outside = nn.Dense(3)
+    with scope_of(Replicator()):
+        model = nn.Sequential([outside])
+    model.compile("sgd", "mse")
+    with pytest.raises(UsageError, match="'dense' was made outside of any strategy's scope"):
+        model.fit(np.ones((2, 3)), np.ones((2, 3)), verbose=0)

@@ -1,0 +1,157 @@
+"""Saved models: complete, continued to the bit, written whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from allreduce import nn, optim
+from allreduce.errors import UsageError
+from allreduce.graph import ops, set_seed
+from allreduce.nn import saving
+from tests.nn.common import blobs, classifier
+
+
+def test_a_loaded_model_goes_on_to_the_bit(tmp_path: Path) -> None:
+    x, y = blobs()
+    model = classifier(dropout=0.3)
+    model.fit(x, y, batch_size=25, epochs=2, verbose=0)
+    model.save(tmp_path / "model")
+    steps = model.replicator.steps
+    wanted = model.fit(x, y, batch_size=25, epochs=2, verbose=0)
+    model.replicator.steps = steps + 1000  # load_model sets back what dropout depends on
+    loaded = nn.load_model(tmp_path / "model")
+    assert isinstance(loaded.optimizer, optim.Adam)
+    assert loaded.optimizer.iterations == 8
+    assert loaded.optimizer.learning_rate == 0.01
+    got = loaded.fit(x, y, batch_size=25, epochs=2, verbose=0)
+    assert got.history == wanted.history
+    for a, b in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_optimizer_state_survives_being_saved_again_before_a_step(tmp_path: Path) -> None:
+    x, y = blobs()
+    model = classifier()
+    model.fit(x, y, verbose=0)
+    model.save(tmp_path / "first")
+    nn.load_model(tmp_path / "first").save(tmp_path / "second")
+    first, second = (saving.read(tmp_path / name)[0] for name in ("first", "second"))
+    assert {f"optimizer/{path}/m" for path in ("0/kernel", "1/bias")} < first.keys()
+    assert first.keys() == second.keys()
+    assert all(np.array_equal(first[key], second[key]) for key in first)
+
+
+class Scaled(nn.Layer):
+    def __init__(self, factor: float, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.factor = factor
+
+    def call(self, x: Any) -> Any:
+        return x * self.factor
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {"factor": self.factor}
+
+
+class Net(nn.Model):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.width = width
+        self.first = nn.Dense(width)
+        self.second = nn.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.second(self.first(x))
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {"width": self.width}
+
+
+def absolute(y_true: Any, y_pred: Any) -> Any:
+    return ops.mean(ops.absolute(y_pred - y_true), axis=-1)
+
+
+def test_ones_own_classes_and_functions_come_back_as_custom_objects(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+    model = Net(width=5)
+    model.compile(optimizer=optim.SGD(0.1, momentum=0.9), loss=absolute, metrics=[absolute])
+    model.fit(x, x[:, :1], verbose=0)
+    model.save(tmp_path / "net")
+    custom = {"Net": Net, "absolute": absolute}
+    loaded = nn.load_model(tmp_path / "net", custom_objects=custom)
+    assert isinstance(loaded, Net)
+    assert loaded.evaluate(x, x[:, :1], verbose=0) == model.evaluate(x, x[:, :1], verbose=0)
+    with pytest.raises(UsageError, match="unknown layer 'Net'.*custom_objects"):
+        nn.load_model(tmp_path / "net")
+    with pytest.raises(UsageError, match="unknown loss 'absolute'"):
+        nn.load_model(tmp_path / "net", custom_objects={"Net": Net})
+    nested = nn.Sequential([nn.Input((3,)), Scaled(2.0), nn.Dense(1)])
+    nested.save(tmp_path / "nested")
+    loaded = nn.load_model(tmp_path / "nested", {"Scaled": Scaled})
+    assert np.array_equal(loaded.predict(x, verbose=0), nested.predict(x, verbose=0))
+
+
+def test_weights_fit_a_model_of_another_name_and_no_other_architecture(tmp_path: Path) -> None:
+    model = nn.Sequential([nn.Input((4,)), nn.Dense(3), nn.Dense(2)], name="one")
+    model.save_weights(tmp_path / "weights")
+    same = nn.Sequential([nn.Input((4,)), nn.Dense(3), nn.Dense(2)], name="two")
+    same.load_weights(tmp_path / "weights")
+    for a, b in zip(model.get_weights(), same.get_weights(), strict=True):
+        assert np.array_equal(a, b)
+    wider = nn.Sequential([nn.Input((4,)), nn.Dense(3), nn.Dense(5)])
+    with pytest.raises(UsageError, match=r"'1/kernel' has shape \(3, 2\) there, but \(3, 5\)"):
+        wider.load_weights(tmp_path / "weights")
+    deeper = nn.Sequential([nn.Input((4,)), nn.Dense(3), nn.Dense(2), nn.Dense(1)])
+    with pytest.raises(UsageError, match="it has no variable '2/kernel'"):
+        deeper.load_weights(tmp_path / "weights")
+    shallower = nn.Sequential([nn.Input((4,)), nn.Dense(3)])
+    with pytest.raises(UsageError, match="has no variable '1/bias'"):
+        shallower.load_weights(tmp_path / "weights")
+    with pytest.raises(UsageError, match="has weights only"):
+        nn.load_model(tmp_path / "weights")
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_a_truncated_file_is_named(tmp_path: Path, keep: int) -> None:
+    model = nn.Sequential([nn.Input((4,)), nn.Dense(3)])
+    path = tmp_path / "model"
+    model.save(path)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(UsageError, match=f"{path}.*truncated"):
+        nn.load_model(path)
+
+
+def test_foreign_and_missing_files_are_named(tmp_path: Path) -> None:
+    save_file({"x": np.ones(3)}, tmp_path / "foreign")
+    with pytest.raises(UsageError, match="foreign.* not a model saved by this library"):
+        nn.load_model(tmp_path / "foreign")
+    with pytest.raises(UsageError, match="no saved model at .*missing"):
+        nn.load_model(tmp_path / "missing")
+    model = nn.Sequential([nn.Input((4,)), nn.Dense(3)])
+    with pytest.raises(UsageError, match="there is no folder"):
+        model.save(tmp_path / "no" / "model")
+
+
+def test_a_failed_save_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_seed(0)
+    model = nn.Sequential([nn.Input((4,)), nn.Dense(3)])
+    path = tmp_path / "model"
+    model.save(path)
+    before = path.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    model.set_weights([weight + 1 for weight in model.get_weights()])
+    with pytest.raises(OSError, match="No space left"):
+        model.save(path)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]

@@ -1,0 +1,196 @@
+"""The fit loop over several processes: equal results, agreement, errors on every rank."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.harness import Result, run_ranks
+
+
+def printed(results: list[Result]) -> list[Any]:
+    """Read the JSON of each rank's last line."""
+    for result in results:
+        assert result.returncode == 0, result.stderr
+    return [json.loads(result.stdout.splitlines()[-1]) for result in results]
+
+
+def train() -> None:
+    import json
+
+    import numpy as np
+
+    import allreduce as ar
+    from tests.nn.common import blobs, classifier
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    rank, size = strategy.communicator.rank, strategy.communicator.size
+    x, y = blobs(50)
+    with strategy.scope():
+        model = classifier(dropout=0.2)
+    history = model.fit(x, y, batch_size=16, epochs=3, validation_data=(x[:7], y[:7]), verbose=0)
+    outputs = model.predict(x[:10], batch_size=7, verbose=0)
+    with strategy.scope():
+        sharded = classifier()
+    # Rank r brings rows r, r + size, …; with one row less on later ranks where they do not divide.
+    own = slice(rank, None, size)
+    per_rank = sharded.fit(x[own], y[own], batch_size=2 * size, verbose=0, data="sharded").history
+    measured = sharded.evaluate(x[own], y[own], verbose=0, data="sharded")
+    whole = sharded.evaluate(x, y, verbose=0)
+    np.testing.assert_allclose(measured, whole, rtol=1e-6)
+    weights = [value.tolist() for value in model.get_weights()]
+    print(json.dumps([history.history, outputs.tolist(), weights, per_rank]))
+
+
+def test_ranks_agree_with_each_other_and_with_one() -> None:
+    alone = printed(run_ranks(train, 1))[0]
+    ranks = printed(run_ranks(train, 3))
+    assert ranks[0] == ranks[1] == ranks[2]
+    for name, values in alone[0].items():
+        assert ranks[0][0][name] == pytest.approx(values, rel=1e-6)
+    flat, wanted = (sum(outputs, []) for outputs in (ranks[0][1], alone[1]))
+    assert len(flat) == 30
+    assert flat == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+
+
+def replicas_in_threads_or_processes(threads: int) -> None:
+    import json
+
+    import allreduce as ar
+    from tests.nn.common import blobs, classifier
+
+    if threads:
+        ar.config.set_logical_devices("CPU", threads)
+    strategy = ar.MirroredStrategy() if threads else ar.MultiWorkerMirroredStrategy()
+    x, y = blobs(50)
+    with strategy.scope():
+        model = classifier(dropout=0.2)
+    history = model.fit(x, y, batch_size=14, epochs=2, validation_data=(x, y), verbose=0)
+    weights = [value.tolist() for value in model.get_weights()]
+    print(json.dumps([history.history, weights]))
+
+
+def test_threads_and_processes_agree_to_the_bit() -> None:
+    (threads,) = printed(run_ranks(replicas_in_threads_or_processes, 1, arguments=(3,)))
+    processes = printed(run_ranks(replicas_in_threads_or_processes, 3, arguments=(0,)))
+    assert all(rank == threads for rank in processes)
+
+
+def differ(what: str) -> None:
+    import allreduce as ar
+    from tests.nn.common import blobs, classifier
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    x, y = blobs(20)
+    options: dict = {"batch_size": 8, "verbose": 0}
+    if strategy.communicator.rank == 1:
+        if what == "y":
+            y[3] = (y[3] + 1) % 3
+        if what == "rows":
+            x, y = x[:-1], y[:-1]
+        if what == "options":
+            options["batch_size"] = 9
+        if what == "validation":
+            options["validation_data"] = (x, y)
+        if what == "dtype":
+            x = x.astype("float64")
+    if what == "dtype":
+        options["data"] = "sharded"
+    with strategy.scope():
+        model = classifier()
+    try:
+        model.fit(x, y, **options)
+    except ar.MismatchError as error:
+        import json
+
+        print(json.dumps(str(error)))
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("y", "y is not"),
+        ("rows", "x is not"),
+        ("options", "the options of fit (batch_size, epochs, …) is not"),
+        ("validation", "validation x is not"),
+        ("dtype", "x is not"),
+    ],
+)
+def test_ranks_that_pass_different_things_are_told_which(what: str, named: str) -> None:
+    for rank, message in enumerate(printed(run_ranks(differ, 3, arguments=(what,)))):
+        assert message.startswith(f"fit on rank {rank}: {named}")
+        assert "that of rank 1 differs from that of rank 0, 2" in message
+
+
+def nan_on_one_rank() -> None:
+    import json
+
+    import numpy as np
+
+    import allreduce as ar
+    from tests.nn.common import blobs, classifier
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    x, y = blobs(40)
+    x[39] = np.nan  # the last row of the second batch: the last rank's
+    with strategy.scope():
+        model = classifier()
+    try:
+        model.fit(x, y, batch_size=20, epochs=2, shuffle=False, verbose=0)
+    except ar.NumericsError as error:
+        print(json.dumps(str(error)))
+
+
+def test_a_nan_on_one_rank_is_raised_on_all() -> None:
+    for rank, message in enumerate(printed(run_ranks(nan_on_one_rank, 2))):
+        assert message.startswith(
+            f"fit on rank {rank}: the loss became NaN in epoch 1, step 2 (first on rank 1)"
+        )
+
+
+def no_strategy() -> None:
+    import json
+
+    import allreduce as ar
+    from tests.nn.common import blobs, classifier
+
+    ar.init()
+    try:
+        classifier().fit(*blobs(20), verbose=0)
+    except ar.UsageError as error:
+        print(json.dumps(str(error)))
+
+
+def test_training_without_a_strategy_in_a_larger_world_is_refused() -> None:
+    for rank, message in enumerate(printed(run_ranks(no_strategy, 2))):
+        assert message.startswith(f"fit on rank {rank} of 2")
+        assert "ar.MultiWorkerMirroredStrategy().scope()" in message
+
+
+def save_everywhere(folder: str) -> None:
+    import json
+
+    import allreduce as ar
+    from tests.nn.common import blobs, classifier
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    x, y = blobs(20)
+    with strategy.scope():
+        model = classifier()
+    model.fit(x, y, verbose=0)
+    for _ in range(5):
+        model.save(f"{folder}/model")
+    strategy.communicator.barrier()
+    with strategy.scope():
+        loaded = ar.nn.load_model(f"{folder}/model")
+    same = (loaded.predict(x, verbose=0) == model.predict(x, verbose=0)).all()
+    again = model.fit(x, y, verbose=0).history == loaded.fit(x, y, verbose=0).history
+    print(json.dumps([bool(same), again]))
+
+
+def test_all_ranks_may_save_at_once_and_load(tmp_path: Any) -> None:
+    results = printed(run_ranks(save_everywhere, 3, arguments=(str(tmp_path),)))
+    assert results == [[True, True]] * 3
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
