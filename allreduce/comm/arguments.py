@@ -18,14 +18,14 @@ class Context:
     """Who is calling what, for checks and for messages."""
 
     collective: str
-    transport: str
+    member: str  # "[transport] rank 2"
     group: str
     rank: int
     size: int
 
     @property
     def where(self) -> str:
-        return f"[{self.transport}] rank {self.rank}: {self.collective}"
+        return f"{self.member}: {self.collective}"
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class Communicator:
         transport: Transport,
         *,
         name: str,
+        label: str,
         rank: int,
         size: int,
         local_rank: int,
@@ -45,6 +46,7 @@ class Communicator:
         self.local_size = local_size
         self.transport = transport.name
         self._name = name
+        self._where = f"[{transport.name}] {label}"
         self._transport = transport
         self._quick = transport.quick()
         self._quick_seconds = transport.quick_seconds
@@ -142,15 +144,12 @@ class Communicator:
         wanted = np.dtype(dtype)
         if str(wanted) not in DTYPES[1:]:
             raise UsageError(
-                f"[{self.transport}] rank {self.rank}: empty: dtype {wanted} is none that "
+                f"{self._where}: empty: dtype {wanted} is none that "
                 f"collectives carry: {', '.join(DTYPES[1:])}"
             )
         dimensions = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
         if any(length < 0 for length in dimensions):
-            raise UsageError(
-                f"[{self.transport}] rank {self.rank}: empty: shape {dimensions} has a negative "
-                "length"
-            )
+            raise UsageError(f"{self._where}: empty: shape {dimensions} has a negative length")
         count = math.prod(int(length) for length in dimensions)
         part = self._transport.empty(count * wanted.itemsize)
         return part[: count * wanted.itemsize].view(wanted).reshape(dimensions)
@@ -187,8 +186,7 @@ class Communicator:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(
-                f"[{self.transport}] rank {self.rank}: the communicator is closed; "
-                "allreduce.init() makes a new one"
+                f"{self._where}: the communicator is closed; allreduce.init() makes a new one"
             )
 
     def _run_quick(self, packed: int, x: NDArray[Any], out: NDArray[Any]) -> bool:
@@ -209,7 +207,7 @@ class Communicator:
         self, collective: str, x: Any, op: str | None, root: int | None, out: Any, async_op: bool
     ) -> Any:
         self._check_open()
-        context = Context(collective, self.transport, self._name, self.rank, self.size)
+        context = Context(collective, self._where, self._name, self.rank, self.size)
         ready = prepare(context, x, op, root, out)
         work = self._transport.start(ready.call, ready.x, ready.out, ready.result)
         return work if async_op else work.wait()

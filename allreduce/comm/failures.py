@@ -17,12 +17,12 @@ class MemberInfo:
     index: int
     rank: int
     pid: int
+    replicated: bool  # whether processes have several members in this communicator
 
     def __str__(self) -> str:
-        """Name it: members are ranks, unless there are several per process."""
-        if self.index == self.rank:
-            return f"rank {self.rank}"
-        return f"replica {self.index} (rank {self.rank})"
+        if self.replicated:
+            return f"replica {self.index} (rank {self.rank})"
+        return f"rank {self.rank}"
 
     @property
     def state(self) -> str:

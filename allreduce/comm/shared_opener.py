@@ -58,6 +58,7 @@ def _communicator(
     return Communicator(
         transport,
         name=name,
+        label=str(local.members[transport.index]),
         rank=transport.index,
         size=len(local.members),
         local_rank=world.local_rank if per_process else transport.index,
@@ -67,8 +68,9 @@ def _communicator(
 
 def _share(links: Links, deadline: float) -> LocalGroup:
     """Map the control region that rank 0 allocates, in all processes or in none."""
+    replicated = any(process.local_members > 1 for process in links.processes)
     members = tuple(
-        MemberInfo(index, process.rank, process.pid)
+        MemberInfo(index, process.rank, process.pid, replicated)
         for index, process in enumerate(
             process for process in links.processes for _ in range(process.local_members)
         )

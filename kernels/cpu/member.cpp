@@ -46,7 +46,8 @@ std::shared_ptr<Work> Member::start(Call call, const std::byte* in, std::byte* o
 // A contribution up to kSmall bytes goes the same way whatever memory it lies in; beyond, either
 // all members pass symmetric memory or none.
 void Member::place(Work& work, std::size_t in_bytes, std::size_t out_bytes) {
-  if (in_bytes <= kSmall) return;
+  // An allocation's count is what it asks for: it carries nothing.
+  if (in_bytes <= kSmall || work.call.collective == Collective::allocate) return;
   work.call.path = Path::staged;
   work.in_region = group_->find_region(index(), work.in, in_bytes);
   if (!work.in_region) return;

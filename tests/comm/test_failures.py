@@ -1,0 +1,472 @@
+"""Nothing hangs in silence: who disagrees, dies, leaves, or sleeps is named on all members."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allreduce import errors
+from allreduce.comm import Communicator, shared
+from tests.harness import run_ranks, settle_threads
+
+
+def raised(
+    fn: Callable[[Communicator], Any], size: int, kind: type[BaseException], **options: Any
+) -> list[str]:
+    """Run `fn` in threads; every member must raise `kind`. Returns the messages."""
+    outcomes = settle_threads(fn, size, **options)
+    for outcome in outcomes:
+        assert isinstance(outcome, kind), outcomes
+    return [str(outcome) for outcome in outcomes]
+
+
+def _operators(comm: Communicator, odd: bool, out: Any) -> None:
+    comm.all_reduce(np.ones(9), op="max" if odd else "sum", out=out)
+
+
+def _types(comm: Communicator, odd: bool, out: Any) -> None:
+    dtype = "int64" if odd else "float64"
+    comm.all_reduce(np.ones(9, dtype), out=out.view(dtype))
+
+
+def _counts(comm: Communicator, odd: bool, out: Any) -> None:
+    count = 8 if odd else 9
+    comm.all_reduce(np.ones(count), out=out[:count])
+
+
+def _roots(comm: Communicator, odd: bool, out: Any) -> None:
+    comm.broadcast(np.ones(9), root=int(odd), out=out)
+
+
+def _collectives(comm: Communicator, odd: bool, out: Any) -> None:
+    if odd:
+        comm.barrier()
+    else:
+        comm.broadcast(np.ones(9), out=out)
+
+
+def _long_counts(comm: Communicator, odd: bool, out: Any) -> None:
+    big = np.full(500000, 5.0)
+    try:
+        comm.all_reduce(np.ones(400000 if odd else 500000), out=big[: 400000 if odd else 500000])
+    finally:
+        out[:] = big[:9]
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (_operators, "op='sum' on rank 0 but op='max' on rank 2"),
+        (_types, "float64 on rank 0 but int64 on rank 2; cast before the call"),
+        (_counts, "9 elements on rank 0 but 8 on rank 2"),
+        (_roots, "root=0 on rank 0 but root=1 on rank 2"),
+        (_collectives, r"broadcast(float64[9], root=0) on rank 0 but barrier() on rank 2"),
+        (_long_counts, "500000 elements on rank 0 but 400000 on rank 2"),
+    ],
+)
+def test_members_that_disagree_all_say_so_and_no_output_is_touched(call: Any, says: str) -> None:
+    outs = [np.full(9, 5.0) for _ in range(3)]
+
+    def member(comm: Communicator) -> None:
+        comm.barrier()
+        call(comm, comm.rank == 2, outs[comm.rank])
+
+    messages = raised(member, 3, errors.MismatchError)
+    pairs = {re.sub(r"^\[shared\] replica \d \(rank 0\): ", "", text) for text in messages}
+    assert len(pairs) == 1  # the same story on all members
+    story = re.sub(r"replica (\d) \(rank 0\)", r"rank \1", pairs.pop())
+    assert "#1" in story
+    assert says in story or says.replace("rank 0", "rank 1") in story
+    assert all((out == 5.0).all() for out in outs)
+
+
+def test_symmetric_memory_on_some_members_only_is_a_mismatch() -> None:
+    def member(comm: Communicator) -> None:
+        mine = comm.empty((5000,), "float32")
+        x = mine if comm.rank else np.ones(5000, "float32")
+        comm.all_reduce(x, out=x)
+
+    for message in raised(member, 2, errors.MismatchError):
+        assert "ordinary arrays on" in message
+        assert "memory of comm.empty on" in message or "comm.empty ones on" in message
+
+
+def test_a_mismatch_does_not_wait_for_a_straggler() -> None:
+    def member(comm: Communicator) -> float:
+        start = time.monotonic()
+        if comm.rank == 0:
+            time.sleep(1.5)
+        with pytest.raises(errors.MismatchError):
+            comm.all_reduce(np.ones(3 + comm.rank))
+        return time.monotonic() - start
+
+    assert all(
+        isinstance(t, float) and (index == 0 or t < 1.0)
+        for index, t in enumerate(settle_threads(member, 3))
+    )
+
+
+def test_a_dead_communicator_says_so_and_why() -> None:
+    def member(comm: Communicator) -> str:
+        with pytest.raises(errors.MismatchError) as first:
+            comm.all_reduce(np.ones(3 + comm.rank))
+        for again in (lambda: comm.barrier(), lambda: comm.all_reduce(np.ones(3))):
+            with pytest.raises(errors.ClosedError, match="dead since") as second:
+                again()
+            assert str(first.value) in str(second.value)
+        comm.close()
+        with pytest.raises(errors.ClosedError, match="is closed"):
+            comm.all_reduce(np.ones(3))
+        return "fine"
+
+    assert settle_threads(member, 2) == ["fine", "fine"]
+
+
+def test_started_works_fail_with_the_communicator() -> None:
+    started = threading.Barrier(2)
+
+    def member(comm: Communicator) -> str:
+        work = comm.all_reduce(np.ones(100000), async_op=True)
+        started.wait()
+        if comm.rank == 0:
+            comm.abort("enough")
+        with pytest.raises((errors.PeerLostError, errors.ClosedError), match="enough"):
+            work.wait()
+        return "fine"
+
+    assert settle_threads(member, 2) == ["fine", "fine"]
+
+
+def test_abort_is_named_with_its_reason() -> None:
+    def member(comm: Communicator) -> None:
+        if comm.rank == 1:
+            comm.abort("the disk is full")
+        comm.barrier()
+
+    outcomes = settle_threads(member, 3)
+    assert isinstance(outcomes[1], errors.ClosedError)
+    for index in (0, 2):
+        assert isinstance(outcomes[index], errors.PeerLostError)
+        assert "replica 1 (rank 0) aborted the communicator: the disk is full" in str(
+            outcomes[index]
+        )
+
+
+def test_one_that_left_normally_is_reported_as_that() -> None:
+    def member(comm: Communicator) -> None:
+        comm.barrier()
+        if comm.rank == 1:
+            comm.close()
+        else:
+            comm.all_reduce(np.ones(10))
+
+    first, second, third = settle_threads(member, 3)
+    assert second is None
+    for outcome in (first, third):
+        assert isinstance(outcome, errors.PeerLostError)
+        assert "replica 1 (rank 0)" in str(outcome)
+        assert "left normally" in str(outcome)
+
+
+def test_leaving_after_the_last_call_disturbs_nobody() -> None:
+    def member(comm: Communicator) -> float:
+        for _ in range(20):
+            result = comm.all_reduce(np.ones(200001))
+        comm.close()
+        return float(result[-1])
+
+    for _ in range(5):
+        assert settle_threads(member, 3) == [3.0, 3.0, 3.0]
+
+
+def test_close_completes_what_was_started() -> None:
+    outs = [np.zeros(300000) for _ in range(2)]
+
+    def member(comm: Communicator) -> None:
+        comm.all_reduce(np.ones(300000), out=outs[comm.rank], async_op=True)
+        comm.close()
+
+    assert settle_threads(member, 2) == [None, None]
+    assert all((out == 2).all() for out in outs)
+
+
+def test_a_timeout_names_the_missing_member_its_last_call_and_the_time() -> None:
+    def member(comm: Communicator) -> None:
+        comm.broadcast(np.ones(3), root=1)
+        if comm.rank == 1:
+            time.sleep(1.5)
+        comm.all_reduce(np.ones(10))
+
+    first, second, third = settle_threads(member, 3, comm_timeout=0.3)
+    assert isinstance(second, errors.TimeoutError)
+    for outcome in (first, third):
+        assert isinstance(outcome, errors.TimeoutError)
+        assert "gave up all_reduce(float64[10], op='sum') #1" in str(outcome)
+        assert "replica 1 (rank 0) made its last call, broadcast(float64[3], root=1) #0" in str(
+            outcome
+        )
+        assert "is alive" in str(outcome)
+    assert "after 0.3 s" in str(first) + str(third)
+
+
+def test_a_work_has_a_timeout_of_its_own() -> None:
+    def member(comm: Communicator) -> float:
+        start = time.monotonic()
+        if comm.rank == 1:
+            time.sleep(1)
+            return 0.0
+        with pytest.raises(
+            errors.TimeoutError, match=r"after 0\.2 s: replica 1 \(rank 0\) has made"
+        ):
+            comm.all_reduce(np.ones(10), async_op=True).wait(timeout=0.2)
+        return time.monotonic() - start
+
+    waited = settle_threads(member, 2)[0]
+    assert isinstance(waited, float)
+    assert 0.2 <= waited < 0.9
+
+
+def test_a_long_wait_is_reported_once_before_it_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shared, "WARN_SECONDS", 0.2)
+
+    def member(comm: Communicator) -> float:
+        if comm.rank == 1:
+            time.sleep(0.8)
+        return float(comm.all_reduce(np.ones(10))[0])
+
+    logging.getLogger("allreduce").propagate = True
+    with caplog.at_level("WARNING", "allreduce"):
+        assert settle_threads(member, 2) == [2.0, 2.0]
+    (record,) = [r for r in caplog.records if "has waited" in r.getMessage()]
+    assert "replica 1 (rank 0) has made no call yet" in record.getMessage()
+
+
+def _victim(victim: int, size: int, inside: bool) -> None:
+    import os
+    import signal
+    import time
+
+    import numpy as np
+
+    from allreduce import errors
+    from allreduce.comm import init
+
+    comm = init()
+    x = np.ones(3_000_000, "float32")
+    comm.all_reduce(x)
+    if comm.rank == victim:
+        if inside:
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            while True:
+                comm.all_reduce(x)
+        print("dies", time.monotonic(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            comm.all_reduce(x)
+    except errors.PeerLostError as error:
+        print(time.monotonic(), error, flush=True)
+        os._exit(7)
+
+
+@pytest.mark.parametrize(("size", "victim"), [(2, 0), (3, 1), (4, 3)])
+def test_survivors_name_the_killed_rank_within_half_a_second(size: int, victim: int) -> None:
+    results = run_ranks(_victim, size, arguments=(victim, size, False))
+    died = float(results[victim].stdout.split()[1])
+    for rank, result in enumerate(results):
+        if rank != victim:
+            assert result.returncode == 7, result
+            seconds, message = result.stdout.split(" ", 1)
+            assert f"rank {rank}: rank {victim} (process" in message
+            assert "died" in message
+            assert float(seconds) - died < 0.5
+
+
+def test_a_rank_killed_inside_a_collective_is_named() -> None:
+    results = run_ranks(_victim, 3, arguments=(1, 3, True))
+    assert results[1].returncode == -14
+    for rank in (0, 2):
+        assert f"rank {rank}: rank 1 (process" in results[rank].stdout, results
+
+
+def _interrupted() -> None:
+    import os
+    import signal
+    import threading
+    import time
+
+    import numpy as np
+
+    from allreduce import errors
+    from allreduce.comm import init
+
+    comm = init()
+    if comm.rank == 1:
+        time.sleep(2)
+    else:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    try:
+        comm.all_reduce(np.ones(10))
+    except (KeyboardInterrupt, errors.PeerLostError) as error:
+        print(type(error).__name__, time.monotonic() - start < 1, error, flush=True)
+        os._exit(0)
+
+
+def test_ctrl_c_ends_a_wait_and_the_others_learn_why() -> None:
+    first, second = run_ranks(_interrupted, 2)
+    assert first.stdout.startswith("KeyboardInterrupt True")
+    assert "PeerLostError" in second.stdout
+    assert "rank 0 aborted the communicator: all_reduce was interrupted by Keyb" in second.stdout
+
+
+def _forked() -> None:
+    import multiprocessing
+    import os
+    import signal
+    import time
+    import warnings
+
+    import numpy as np
+
+    from allreduce import errors
+    from allreduce.comm import init
+
+    warnings.simplefilter("ignore")
+    comm = init()
+
+    def child(queue: object) -> None:
+        for attempt in (lambda: comm.all_reduce(np.ones(3)), init):
+            try:
+                attempt()
+            except errors.AllreduceError as error:
+                print(type(error).__name__, error, flush=True)
+        time.sleep(30)
+
+    comm.all_reduce(np.ones(3))
+    if comm.rank == 0:
+        process = multiprocessing.get_context("fork").Process(target=child, args=(None,))
+        process.daemon = True
+        process.start()
+        time.sleep(0.5)
+        comm.all_reduce(np.ones(3))
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        comm.all_reduce(np.ones(3))
+        comm.all_reduce(np.ones(3))
+    except errors.PeerLostError as error:
+        print(error)
+        os._exit(0)
+
+
+def test_a_forked_child_cannot_take_part_nor_hide_its_parents_death() -> None:
+    first, second = run_ranks(_forked, 2, timeout=20)
+    assert "UsageError" in first.stdout, first
+    assert "was forked from the process that joined" in first.stdout
+    assert "JoinError" in first.stdout
+    assert "rank 0 (process" in second.stdout
+    assert "died" in second.stdout
+
+
+def test_absurd_symmetric_memory_is_refused_on_all_members() -> None:
+    def member(comm: Communicator) -> float:
+        for shape in (1 << 45, (1 << 58,)):
+            with pytest.raises(errors.OutOfMemoryError):
+                comm.empty(shape, "float32")
+        return float(comm.all_reduce(np.ones(3))[0])  # it is still alive
+
+    assert settle_threads(member, 2) == [2.0, 2.0]
+
+
+def _short_of_memory() -> None:
+    import resource
+
+    import numpy as np
+
+    from allreduce import errors
+    from allreduce.comm import init
+
+    comm = init()
+    if comm.rank == 1:
+        with open("/proc/self/statm") as statm:
+            used = int(statm.read().split()[0]) * 4096
+        resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))
+    try:
+        comm.empty(32 << 20, "float32")
+    except errors.OutOfMemoryError as error:
+        print(error)
+    print(comm.all_reduce(np.ones(3))[0])
+    comm.close()
+
+
+def test_memory_that_one_rank_cannot_map_is_refused_on_all() -> None:
+    for result in run_ranks(_short_of_memory, 3):
+        assert "rank 1 got 'Cannot allocate memory'" in result.stdout, result
+        assert result.stdout.endswith("3.0\n")
+
+
+def _short_at_the_start() -> None:
+    import os
+    import resource
+
+    import allreduce.comm
+    from allreduce import errors
+    from allreduce.cluster import join
+
+    world = allreduce.comm.world()
+    assert join is not None
+    if world.rank == 1:
+        with open("/proc/self/statm") as statm:
+            used = int(statm.read().split()[0]) * 4096
+        resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 20), used + (2 << 20)))
+    try:
+        allreduce.comm.init()
+    except errors.OutOfMemoryError as error:
+        print(str(error), flush=True)
+        os._exit(0)
+
+
+def test_too_little_memory_for_the_communicator_is_an_error_on_all() -> None:
+    for result in run_ranks(_short_at_the_start, 3):
+        assert "rank 1 got 'Cannot allocate memory'" in result.stdout, result
+
+
+def _ends_without_close(code: int) -> None:
+    import sys
+
+    import numpy as np
+
+    from allreduce.comm import init
+
+    comm = init()
+    for _ in range(30):
+        comm.all_reduce(np.ones(500_001))
+    if comm.rank == 1:
+        comm.all_reduce(np.ones(5), async_op=True)  # nobody waits: must not hold up the end
+    sys.exit(code)
+
+
+def test_ranks_may_end_without_close() -> None:
+    assert [r.returncode for r in run_ranks(_ends_without_close, 3, arguments=(0,))] == [0] * 3
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    def listing() -> set[str]:
+        return set(os.listdir("/dev/shm"))
+
+    before = listing()
+    run_ranks(_victim, 3, arguments=(1, 3, False), env={"TMPDIR": str(tmp_path)})
+    assert listing() <= before
+    assert not list(tmp_path.iterdir())
