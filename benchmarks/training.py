@@ -3,9 +3,9 @@
     python benchmarks/training.py                # one process: ours against NumPy
     mpirun -n 2 python benchmarks/training.py    # and two processes against one
 
-MLP 784-1024-1024-10, batch 128 per process, float32, Adam, one BLAS thread per process. Those compared
-take turns within one run and get a new batch each time. With several ranks, rank 0 times the
-one-process step while the others sleep in a barrier, so that both numbers come from one run.
+MLP 784-1024-1024-10, batch 128 per process, float32, Adam, one BLAS thread per process. Those
+compared take turns within one run and get a new batch each time. With several ranks, rank 0 times
+the one-process step while the others sleep in a barrier, so that both numbers come from one run.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     python -m allreduce.run -n 4 mpi_examples/train.py  # no MPI: the launcher does
     python mpi_examples/train.py                        # alone: a world of one
 
-The data are scikit-learn's 1,797 real images of 8 × 8 pixels; a fifth of them is held out for testing.
+The data are scikit-learn's 1,797 real images of 8 × 8 pixels; a fifth of them is held out.
 """
 
 from __future__ import annotations
