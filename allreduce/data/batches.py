@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,7 @@ class ArrayBatches:
     def __len__(self) -> int:
         return self.plan.steps
 
-    def __iter__(self) -> Iterator[tuple[PerReplica, ...]]:
+    def __iter__(self) -> Generator[tuple[PerReplica, ...], None, None]:
         made = (self._batch(step) for step in range(self.plan.steps))
         return ahead(made) if self._largest() >= _WORTH_A_THREAD else made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -33,7 +33,7 @@ class _Channel(Generic[T]):
     stopped: bool = False
 
 
-def ahead(items: Iterable[T]) -> Iterator[T]:
+def ahead(items: Iterable[T]) -> Generator[T, None, None]:
     """Iterate `items`, the next one of which a thread makes while the caller uses the last.
 
     An exception in `items` reaches the caller in place of the item that it concerns. The thread

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +85,13 @@ def share_out(
     return Rows(tuple(arrays), Sharded(rows, batch_size, replicas), sum(rows), sharded)
 
 
+def _batches(
+    rows: Rows, replicator: Replicator, order: np.ndarray | None = None
+) -> closing[Generator[tuple[PerReplica, ...], None, None]]:
+    """Iterate the batches; the thread that makes them ends with the block, even if that raises."""
+    return closing(iter(ArrayBatches(rows.arrays, rows.plan, replicator, order)))
+
+
 def train(
     model: Trainable, rows: Rows, order: np.ndarray | None, epoch: int, shown: Epoch
 ) -> dict[str, float]:
@@ -94,10 +102,10 @@ def train(
     """
     replicator = model.replicator
     totals, watch = Totals(replicator), LossWatch(replicator, epoch)
-    batches = ArrayBatches(rows.arrays, rows.plan, replicator, order)
-    for step, batch in enumerate(batches):
-        watch.note(step, totals.add(replicator.run(model.train_step, batch)))
-        shown.step(step + 1, totals.local_means)
+    with _batches(rows, replicator, order) as batches:
+        for step, batch in enumerate(batches):
+            watch.note(step, totals.add(replicator.run(model.train_step, batch)))
+            shown.step(step + 1, totals.local_means)
     watch.agree()
     shown.measured(rows.total)
     return totals.means()
@@ -107,10 +115,11 @@ def measure(model: Trainable, rows: Rows, shown: Epoch | None) -> dict[str, floa
     """Compute loss and metrics without training; returns their exact means."""
     replicator = model.replicator
     totals = Totals(replicator)
-    for step, batch in enumerate(ArrayBatches(rows.arrays, rows.plan, replicator)):
-        totals.add(replicator.run(model.test_step, batch))
-        if shown:
-            shown.step(step + 1, totals.local_means)
+    with _batches(rows, replicator) as batches:
+        for step, batch in enumerate(batches):
+            totals.add(replicator.run(model.test_step, batch))
+            if shown:
+                shown.step(step + 1, totals.local_means)
     if shown:
         shown.measured(rows.total)
     return totals.means()
@@ -121,13 +130,14 @@ def predict(model: Trainable, rows: Rows, shown: Epoch) -> Any:
     replicator = model.replicator
     structure: Any = None
     parts: list[list[np.ndarray]] = []  # for each output, one array per step and local replica
-    for step, batch in enumerate(ArrayBatches(rows.arrays, rows.plan, replicator)):
-        structure = replicator.run(model.predict_step, batch)
-        found = nest.leaves(structure)
-        parts = parts or [[] for _ in found]
-        for kept, result in zip(parts, found, strict=True):
-            kept += _rows_of(result)
-        shown.step(step + 1, dict)
+    with _batches(rows, replicator) as batches:
+        for step, batch in enumerate(batches):
+            structure = replicator.run(model.predict_step, batch)
+            found = nest.leaves(structure)
+            parts = parts or [[] for _ in found]
+            for kept, result in zip(parts, found, strict=True):
+                kept += _rows_of(result)
+            shown.step(step + 1, dict)
     shown.measured(rows.total)
     whole = iter([_in_order(replicator, rows.plan, kept) for kept in parts])
     return nest.replace_leaves(structure, whole)

@@ -21,9 +21,9 @@ _REFRESH = (
 
 
 def describe_batch(batch_size: int, replicas: int) -> str:
-    """Say how a global batch is shared: `global batch 256 = 8 × 32`."""  # noqa: RUF002
+    """Say how a global batch is shared: `global batch 256 = 8 × 32`."""
     sizes = split_rows(batch_size, replicas)
-    parts = [f"{sizes.count(size)} × {size}" for size in dict.fromkeys(sizes)]  # noqa: RUF001
+    parts = [f"{sizes.count(size)} × {size}" for size in dict.fromkeys(sizes)]
     return f"global batch {batch_size} = {' + '.join(parts)}"
 
 

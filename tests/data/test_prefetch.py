@@ -45,7 +45,7 @@ def test_makes_exactly_one_item_while_the_caller_works() -> None:
     time.sleep(0.05)
     assert made == [0, 1]
     assert next(items) == 1
-    items.close()  # type: ignore[attr-defined]  # a generator
+    items.close()
 
 
 def test_an_error_comes_after_the_items_before_it() -> None:

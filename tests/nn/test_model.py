@@ -166,7 +166,7 @@ class ForgetsSuper(nn.Model):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: nn.Sequential([nn.Dense]), r"make one: Dense\(…\)"),
+        (lambda: nn.Sequential([nn.Dense]), r"make one: Dense\(…\)"),  # type: ignore[list-item]
         (lambda: nn.Sequential([nn.Dense(2), nn.Input((3,))]), "Input stands first"),
         (lambda: nn.Sequential([])(np.ones((1, 2))), "has no layers"),
         (lambda: nn.Dense(0), "integer above 0"),

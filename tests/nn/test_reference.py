@@ -12,7 +12,8 @@ from tests.nn.common import blobs, classifier
 
 def softmax(z: np.ndarray) -> np.ndarray:
     e = np.exp(z - z.max(axis=1, keepdims=True))
-    return e / e.sum(axis=1, keepdims=True)
+    shares: np.ndarray = e / e.sum(axis=1, keepdims=True)
+    return shares
 
 
 class Reference:
@@ -31,7 +32,7 @@ class Reference:
     def step(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Take one step; returns the loss of each sample before it."""
         hidden, shares = self.forward(x)
-        loss = -np.log(shares[np.arange(len(y)), y])
+        loss: np.ndarray = -np.log(shares[np.arange(len(y)), y])
         dz = (shares - np.eye(shares.shape[1])[y]) / len(y)
         dh = dz @ self.p[2].T * (1 - hidden**2)
         gradients = [x.T @ dh, dh.sum(axis=0), hidden.T @ dz, dz.sum(axis=0)]

@@ -86,7 +86,7 @@ def test_ones_own_classes_and_functions_come_back_as_custom_objects(tmp_path: Pa
     loaded = nn.load_model(tmp_path / "net", custom_objects=custom)
     assert isinstance(loaded, Net)
     assert loaded.evaluate(x, x[:, :1], verbose=0) == model.evaluate(x, x[:, :1], verbose=0)
-    with pytest.raises(UsageError, match="unknown layer 'Net'.*custom_objects"):
+    with pytest.raises(UsageError, match=r"unknown layer 'Net'.*custom_objects"):
         nn.load_model(tmp_path / "net")
     with pytest.raises(UsageError, match="unknown loss 'absolute'"):
         nn.load_model(tmp_path / "net", custom_objects={"Net": Net})
@@ -128,9 +128,9 @@ def test_a_truncated_file_is_named(tmp_path: Path, keep: int) -> None:
 
 def test_foreign_and_missing_files_are_named(tmp_path: Path) -> None:
     save_file({"x": np.ones(3)}, tmp_path / "foreign")
-    with pytest.raises(UsageError, match="foreign.* not a model saved by this library"):
+    with pytest.raises(UsageError, match=r"foreign.* not a model saved by this library"):
         nn.load_model(tmp_path / "foreign")
-    with pytest.raises(UsageError, match="no saved model at .*missing"):
+    with pytest.raises(UsageError, match=r"no saved model at .*missing"):
         nn.load_model(tmp_path / "missing")
     model = nn.Sequential([nn.Input((4,)), nn.Dense(3)])
     with pytest.raises(UsageError, match="there is no folder"):

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from allreduce.strategies import MirroredStrategy
 
 from allreduce import nn, optim
 from allreduce.errors import NumericsError, ShapeError, UsageError
 from allreduce.graph import ops, set_seed
-from allreduce.strategies import MirroredStrategy
 from allreduce.training.progress import describe_batch
 from tests.nn.common import blobs, classifier
 
@@ -154,7 +154,7 @@ def test_a_nan_loss_names_epoch_and_step(count: int) -> None:
     x, y = blobs(60)
     x[45] = np.nan
     model = on_replicas(count)
-    with pytest.raises(NumericsError, match="epoch 1, step 3 .*learning rate"):
+    with pytest.raises(NumericsError, match=r"epoch 1, step 3 .*learning rate"):
         model.fit(x, y, batch_size=20, epochs=2, shuffle=False, verbose=0)
 
 
@@ -224,5 +224,5 @@ def test_a_model_made_outside_its_strategy_is_refused() -> None:
     inside.compile("sgd", "mse")
     outside = nn.Dense(1)
     inside.add(outside)
-    with pytest.raises(UsageError, match="outside of any strategy's scope.*in the scope of"):
+    with pytest.raises(UsageError, match=r"outside of any strategy's scope.*in the scope of"):
         inside.fit(np.ones((8, 5)), np.ones((8, 1)))
