@@ -28,6 +28,8 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 # A death elsewhere shows here before its own traceback is out, and an interrupt of the whole job
 # may show as a peer's death first: a victim waits this long before it reports.
 _AFTER_YOU_SECONDS = 0.5
+# mpirun drops what it has not yet forwarded when a rank aborts (seen with MPICH 5's hydra).
+_REPORT_SECONDS = 0.1
 _LAST_SECONDS = 1.5  # for the interpreter to end by itself after an error
 
 
@@ -99,6 +101,8 @@ class Watch:
         """End this process, and the job where that is in our hands."""
         _flush()
         if self._abort is not None:
+            if code != INTERRUPTED:
+                time.sleep(_REPORT_SECONDS)
             self._abort(code)
         self._abandon()
         last = threading.Timer(_LAST_SECONDS, _exit_now, (code,))
@@ -126,6 +130,7 @@ class Watch:
         _flush()
         self._abandon()
         if self._abort is not None:
+            time.sleep(_REPORT_SECONDS)
             self._abort(code)
 
     def _abandon(self) -> None:

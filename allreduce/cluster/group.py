@@ -130,8 +130,11 @@ class Group:
             self._getting[message.get.key].discard(waiter)
             self._miss(*waiter, ())
         elif content == "assemble" and waiter in self._assembling:
-            self._assembling.discard(waiter)
-            self._miss(*waiter, [r for r in range(self.size) if r not in self._send])
+            # All who wait are told: one that gives up leaves, and would be named as missing next.
+            missing = [r for r in range(self.size) if r not in self._send]
+            for one in self._assembling:
+                self._miss(*one, missing)
+            self._assembling.clear()
         elif content == "enter":
             self._expire_barrier(message.enter.barrier, waiter)
 

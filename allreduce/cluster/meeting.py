@@ -15,7 +15,7 @@ from allreduce.cluster.base import World
 from allreduce.cluster.client import LeaderStore, Line
 from allreduce.cluster.rpc import PROTOCOL
 from allreduce.cluster.service import Leader
-from allreduce.errors import JoinError
+from allreduce.errors import JoinError, TimeoutError
 
 _PATIENCE = 8.0  # seconds to reach a leader; with the rest of joining this stays below 10
 _AGAIN_SECONDS = 0.1
@@ -66,6 +66,9 @@ class Meeting:
         store = LeaderStore(line, self.rank, self.whereabouts, self.hosted)
         try:
             members = store.assemble(self.timeout)
+        except TimeoutError:
+            store.close()  # a leader that this process hosts stays until the others know, too
+            raise
         except BaseException:
             store.abandon()
             raise

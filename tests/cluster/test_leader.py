@@ -8,8 +8,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import pytest
@@ -69,7 +70,7 @@ def worlds(size: int, silence: float = 300) -> Iterator[list[World]]:
             in_parallel(world.close for world in joined)
 
 
-def in_parallel(jobs: Iterator[Callable[[], T]]) -> list[T]:
+def in_parallel(jobs: Iterable[Callable[[], T]]) -> list[T]:
     listed = list(jobs)
     with ThreadPoolExecutor(len(listed)) as pool:
         return [future.result(60) for future in [pool.submit(job) for job in listed]]
@@ -79,7 +80,7 @@ def in_parallel(jobs: Iterator[Callable[[], T]]) -> list[T]:
 def test_all_members_exchange(size: int) -> None:
     with worlds(size) as joined:
         got = in_parallel(
-            lambda world=world: world.exchange("k", bytes([world.rank]) * 3, 20) for world in joined
+            partial(world.exchange, "k", bytes([world.rank]) * 3, 20) for world in joined
         )
         assert got == [[bytes([rank]) * 3 for rank in range(size)]] * size
         assert len({world.job for world in joined}) == 1
@@ -114,7 +115,7 @@ def test_barrier_times_out_naming_the_missing_ranks() -> None:
             with pytest.raises(TimeoutError, match=r"ranks 1, 3 did not come to the barrier 'b'"):
                 world.store.barrier("b", 0.5)
 
-        in_parallel(lambda world=joined[rank]: wait(world) for rank in (0, 2))
+        in_parallel(partial(wait, joined[rank]) for rank in (0, 2))
 
 
 def test_many_threads_of_one_member_can_block_at_once() -> None:

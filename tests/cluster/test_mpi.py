@@ -119,7 +119,7 @@ def test_mpichs_library_under_open_mpis_launcher_is_told_before_it_aborts(script
     ("ending", "code", "report"),
     [
         ("raise ValueError('boom')", 1, "ValueError: boom"),
-        ("sys.exit(7)", 7, "MPI_ABORT"),
+        ("sys.exit(7)", 7, ""),
         ("sys.exit('sorry')", 1, "sorry"),
         ("os.kill(os.getpid(), signal.SIGKILL)", None, ""),
     ],
@@ -166,7 +166,7 @@ def test_a_rank_that_raises_leaves_no_shared_memory_of_mpis(script: Write) -> No
 
 @pytest.mark.parametrize("busy", ["time.sleep(60)", "world.store.barrier('never', 60)"])
 def test_ctrl_c_ends_the_job_with_one_line(script: Write, busy: str) -> None:
-    lines = f"print(os.getpid(), flush=True)\nworld.store.barrier('all', 30)\n{busy}"
+    lines = f"os.write(1, b'%d\\n' % os.getpid())\nworld.store.barrier('all', 30)\n{busy}"
     with running(mpirun(3, script(lines))) as process:
         pids = [int(process.line()) for _ in range(3)]
         process.signal(signal.SIGINT, group=True)
