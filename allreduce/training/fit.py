@@ -56,12 +56,12 @@ def fit(
     history = History()
     for epoch in range(epochs):
         order = _order(model, rows, rank) if shuffle else None
-        with Epoch(f"epoch {epoch + 1}/{epochs}", rows.plan.steps, mode) as shown:
+        with Epoch(f"epoch {epoch + 1}/{epochs}", rows.plan.steps, rows.total, mode) as shown:
             values = loop.train(model, rows, order, epoch, shown)
             if tested:
                 means = loop.measure(model, tested, None)
                 values |= {f"val_{name}": value for name, value in means.items()}
-            shown.finish(rows.plan.steps, values)
+            shown.finish(values)
         model.epochs_done += 1
         history.add(epoch, values)
     return history
@@ -97,9 +97,9 @@ def evaluate(
     check_equal(replicator, "evaluate", compared, contents=not sharded)
     model.prepare(*own)
     rows = share_out(replicator, own, batch_size, sharded, "x")
-    with Epoch("evaluate", rows.plan.steps, mode) as shown:
+    with Epoch("evaluate", rows.plan.steps, rows.total, mode) as shown:
         values = loop.measure(model, rows, shown)
-        shown.finish(rows.plan.steps, values)
+        shown.finish(values)
     return values
 
 
@@ -115,7 +115,7 @@ def predict(
     check_equal(replicator, "predict", {"x": samples, "batch_size": batch_size})
     model.prepare(samples, None)
     rows = share_out(replicator, (samples,), batch_size, False, "x")
-    with Epoch("predict", rows.plan.steps, mode) as shown:
+    with Epoch("predict", rows.plan.steps, rows.total, mode) as shown:
         outputs = loop.predict(model, rows, shown)
-        shown.finish(rows.plan.steps, {})
+        shown.finish({})
     return outputs

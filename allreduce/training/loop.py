@@ -107,7 +107,7 @@ def train(
             watch.note(step, totals.add(replicator.run(model.train_step, batch)))
             shown.step(step + 1, totals.local_means)
     watch.agree()
-    shown.measured(rows.total)
+    shown.measured()
     return totals.means()
 
 
@@ -121,7 +121,7 @@ def measure(model: Trainable, rows: Rows, shown: Epoch | None) -> dict[str, floa
             if shown:
                 shown.step(step + 1, totals.local_means)
     if shown:
-        shown.measured(rows.total)
+        shown.measured()
     return totals.means()
 
 
@@ -138,7 +138,7 @@ def predict(model: Trainable, rows: Rows, shown: Epoch) -> Any:
             for kept, result in zip(parts, found, strict=True):
                 kept += _rows_of(result)
             shown.step(step + 1, dict)
-    shown.measured(rows.total)
+    shown.measured()
     whole = iter([_in_order(replicator, rows.plan, kept) for kept in parts])
     return nest.replace_leaves(structure, whole)
 

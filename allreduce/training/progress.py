@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.table import Column
 
 from allreduce.data import split_rows
 from allreduce.errors import UsageError
@@ -53,11 +54,14 @@ class Epoch(AbstractContextManager["Epoch"]):
     Args:
         label: "epoch 1/5".
         steps: How many there are.
+        samples: How many all ranks together go through.
         mode: What `resolve` gave.
     """
 
-    def __init__(self, label: str, steps: int, mode: int) -> None:
+    def __init__(self, label: str, steps: int, samples: int, mode: int) -> None:
         self._label = label
+        self._steps = steps
+        self._samples = samples
         self._mode = mode
         self._start = time.perf_counter()
         self._rate = 0.0
@@ -65,14 +69,7 @@ class Epoch(AbstractContextManager["Epoch"]):
         self._bar: Progress | None = None
         self._task = TaskID(0)
         if mode == 1:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[values]}"),
-                console=Console(file=sys.stdout),
-                auto_refresh=False,
-            )
+            self._bar = _bar()
             self._bar.start()
             self._task = self._bar.add_task(label, total=steps, values="")
 
@@ -81,20 +78,25 @@ class Epoch(AbstractContextManager["Epoch"]):
         now = time.perf_counter()
         if self._bar is not None and now - self._shown >= _REFRESH:
             self._shown = now
-            text = format_values(values())
-            self._bar.update(self._task, completed=number, values=text, refresh=True)
+            self._rate = self._samples * number / self._steps / (now - self._start)
+            self._bar.update(
+                self._task, completed=number, values=self._text(values()), refresh=True
+            )
 
-    def measured(self, samples: int) -> None:
-        """Stop the clock: all ranks together have done `samples`; validation may follow."""
-        self._rate = samples / max(time.perf_counter() - self._start, 1e-9)
+    def measured(self) -> None:
+        """Stop the clock: all steps are done; validation may follow."""
+        self._rate = self._samples / max(time.perf_counter() - self._start, 1e-9)
 
-    def finish(self, steps: int, values: Mapping[str, float]) -> None:
+    def finish(self, values: Mapping[str, float]) -> None:
         """Show the epoch's exact values and its speed."""
-        text = "  ".join(filter(None, (format_values(values), f"{self._rate:,.0f} samples/s")))
+        text = self._text(values)
         if self._bar is not None:
-            self._bar.update(self._task, completed=steps, values=text, refresh=True)
+            self._bar.update(self._task, completed=self._steps, values=text, refresh=True)
         elif self._mode == 2:
             print(f"{self._label}  {text}", flush=True)
+
+    def _text(self, values: Mapping[str, float]) -> str:
+        return "  ".join(filter(None, (format_values(values), f"{self._rate:,.0f} samples/s")))
 
     def __exit__(
         self,
@@ -104,3 +106,16 @@ class Epoch(AbstractContextManager["Epoch"]):
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def _bar() -> Progress:
+    """Make a bar whose values wrap to further lines where the terminal is narrow."""
+    fixed, wrapping = Column(no_wrap=True), Column(overflow="fold")
+    return Progress(
+        TextColumn("{task.description}", table_column=fixed),
+        BarColumn(bar_width=16, table_column=Column(min_width=16)),
+        MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=5)),
+        TextColumn("{task.fields[values]}", table_column=wrapping),
+        console=Console(file=sys.stdout),
+        auto_refresh=False,
+    )
