@@ -54,7 +54,8 @@ class Job:
         self._plan: list[tuple[float, signal.Signals]] = []  # when to send what to those that live
         self._caught: list[signal.Signals] = []
         self._stop: signal.Signals | None = None
-        self._first: Child | None = None
+        self._first: Child | None = None  # who ended first with an error
+        self._culprit: Child | None = None  # whose loss that was, where the leader knows
         self._leader: Leader | None = None
 
     def run(self) -> int:
@@ -176,7 +177,14 @@ class Job:
         self._end_after(_INTERRUPT_SECONDS if polite else self._grace)
 
     def _fail(self, child: Child) -> None:
+        """Plan the end of the others.
+
+        The leader knows whose connection broke first. The rank that ends first may be another one,
+        which failed for want of it.
+        """
         self._first = child
+        lost = self._leader.first_lost if self._leader is not None else None
+        self._culprit = self._children[lost] if lost is not None else None
         if self._stop is None:
             others = sum(other.code is None for other in self._children)
             ending = f"; ending the other {others}" if others else ""
@@ -195,17 +203,12 @@ class Job:
             child.signal(number)
 
     def _code(self) -> int:
-        """Return the exit code: a forwarded signal's, or the first failing rank's.
-
-        The leader knows whose connection broke first. The rank that ends first may be another one,
-        which failed for want of it.
-        """
+        """Return the exit code: a forwarded signal's, or the first failing rank's."""
         if self._stop is not None:
             return 128 + self._stop
-        lost = self._leader.first_lost if self._leader is not None else None
-        if lost is not None and self._children[lost].code:
-            return self._children[lost].code or 0
-        return self._first.code or 0 if self._first is not None else 0
+        if self._first is None:
+            return 0
+        return (self._culprit and self._culprit.code) or self._first.code or 0
 
 
 def _fate(code: int) -> str:

@@ -1,0 +1,271 @@
+"""The launcher, with real ranks: output, exit codes, signals, and nothing left behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.processes import Result, alive, run, running, wait_gone
+
+Write = Callable[[str], Path]
+LAUNCH = [sys.executable, "-m", "allreduce.run"]
+JOIN = "import os, sys, time, signal\nfrom allreduce import cluster\nworld = cluster.join()\n"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Write:
+    """Write a script."""
+
+    def write(lines: str) -> Path:
+        path = tmp_path / "script.py"
+        path.write_text(textwrap.dedent(lines))
+        return path
+
+    return write
+
+
+def launch(size: int, path: Path, *arguments: str, deadline: float = 30) -> Result:
+    return run([*LAUNCH, "-n", str(size), str(path), *arguments], deadline=deadline)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_ranks_join_and_each_line_has_its_rank(script: Write, size: int) -> None:
+    path = script(JOIN + "print(world.size, sys.argv[1:], 'ALLREDUCE_JOINED' in os.environ)")
+    result = launch(size, path, "a", "--b", "-n")
+    assert result.code == 0, result.err
+    expected = [f"[{rank}] {size} ['a', '--b', '-n'] {size > 1}" for rank in range(size)]
+    assert sorted(result.out.splitlines()) == expected
+    assert result.err.count("ranks through leader" if size > 1 else "rank through leader") == 1
+
+
+def test_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_job.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    result = run([*LAUNCH, "-n", "2", "-m", "some_job", "--x", "-m"])
+    lines = sorted(result.out.splitlines())
+    assert lines == ["[0] __main__ ['--x', '-m']", "[1] __main__ ['--x', '-m']"], result.err
+
+
+def test_streams_stay_apart_and_lines_whole(script: Write) -> None:
+    path = script(
+        """
+        import os, sys, time
+        for number in range(200):
+            for part in (b"line ", b"%d" % number, b"\\n"):
+                os.write(1, part)
+                os.write(2, part)
+        os.write(1, b"no newline at the end")
+        """
+    )
+    result = launch(3, path)
+    for rank in range(3):
+        mine = [line for line in result.out.splitlines() if line.startswith(f"[{rank}]")]
+        assert mine == [f"[{rank}] line {n}" for n in range(200)] + [
+            f"[{rank}] no newline at the end"
+        ]
+    assert sorted(result.err.splitlines()) == sorted(
+        f"[{rank}] line {n}" for rank in range(3) for n in range(200)
+    )
+
+
+def test_colours_are_kept_out(script: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    result = launch(1, script("from rich import print; print('[red]plain[/red]')"))
+    assert result.out == "[0] plain\n"
+
+
+def test_nothing_arrives_on_standard_input(script: Write) -> None:
+    assert launch(2, script("print(repr(input()))")).code == 1
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("raise ValueError('boom')", 1),
+        ("sys.exit(7)", 7),
+        ("raise SystemExit(9)", 9),
+        ("os._exit(11)", 11),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 128 + signal.SIGSEGV),
+    ],
+)
+@pytest.mark.parametrize("busy", ["time.sleep(60)", "world.store.barrier('never', 60)"])
+def test_the_first_failing_ranks_code_is_returned(
+    script: Write, ending: str, code: int, busy: str
+) -> None:
+    path = script(f"{JOIN}print(os.getpid())\nif world.rank == 1: {ending}\n{busy}")
+    result = launch(3, path, deadline=15)
+    assert result.code == code, result.err
+    assert "[allreduce.run] rank 1 (process" in result.err or "barrier" in busy
+    if "boom" in ending:
+        assert "[1] ValueError: boom" in result.err
+    pids = [int(line.split()[1]) for line in result.out.splitlines()]
+    assert wait_gone(pids, 1) == []
+    assert result.seconds < 8  # 5 s from the failure, and the start
+
+
+def test_the_others_have_time_to_report(script: Write) -> None:
+    path = script(
+        """
+        import os, signal, sys, time
+        def report(*_):
+            print("saved", flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, report)
+        if os.environ["ALLREDUCE_RANK"] == "1":
+            time.sleep(1)
+            sys.exit(4)
+        time.sleep(60)
+        """
+    )
+    result = launch(2, path, deadline=15)
+    assert (result.code, result.out) == (4, "[0] saved\n")
+
+
+def test_a_rank_that_ignores_signals_is_killed(script: Write) -> None:
+    path = script(
+        """
+        import os, signal, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if os.environ["ALLREDUCE_RANK"] == "1":
+            time.sleep(1)
+            sys.exit(4)
+        time.sleep(60)
+        """
+    )
+    assert launch(3, path, deadline=10).code == 4
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_ctrl_c_ends_the_job_with_one_line(script: Write, joined: bool) -> None:
+    head = JOIN if joined else "import os, time\n"
+    path = script(f"{head}os.write(1, b'%d\\n' % os.getpid())\ntime.sleep(60)")
+    with running([*LAUNCH, "-n", "3", str(path)]) as process:
+        pids = [int(process.line().split()[1]) for _ in range(3)]
+        process.signal(signal.SIGINT, group=True)
+        result = process.finish(3)
+        assert wait_gone(pids, 0) == []
+    assert result.code == 130
+    lines = [line for line in result.err.splitlines() if "ranks through" not in line]
+    assert lines == ["[allreduce.run] interrupted"]
+
+
+def test_what_a_rank_prints_on_ctrl_c_is_shown(script: Write) -> None:
+    path = script(
+        """
+        import sys, time
+        try:
+            print("ready", flush=True)
+            time.sleep(60)
+        except KeyboardInterrupt:
+            print("saved", file=sys.stderr)
+        """
+    )
+    with running([*LAUNCH, "-n", "1", str(path)]) as process:
+        assert process.line() == "[0] ready"
+        process.signal(signal.SIGINT)
+        result = process.finish(3)
+    assert result.err.splitlines() == ["[allreduce.run] interrupted", "[0] saved"]
+
+
+def test_sigterm_is_forwarded(script: Write) -> None:
+    path = script("import os, time\nos.write(1, b'%d\\n' % os.getpid())\ntime.sleep(60)")
+    with running([*LAUNCH, "-n", "2", str(path)]) as process:
+        pids = [int(process.line().split()[1]) for _ in range(2)]
+        process.signal(signal.SIGTERM)
+        assert process.finish(5).code == 128 + signal.SIGTERM
+        assert wait_gone(pids, 0) == []
+
+
+def test_ranks_die_with_a_killed_launcher(script: Write) -> None:
+    path = script(f"{JOIN}os.write(1, b'%d\\n' % os.getpid())\ntime.sleep(60)")
+    with running([*LAUNCH, "-n", "3", str(path)]) as process:
+        pids = [int(process.line().split()[1]) for _ in range(3)]
+        assert all(alive(pid) for pid in pids)
+        process.signal(signal.SIGKILL)
+        assert wait_gone(pids, 2) == []
+
+
+def test_what_a_rank_started_ends_with_it(script: Write) -> None:
+    path = script(
+        """
+        import os, subprocess, sys
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        print(child.pid, flush=True)
+        """
+    )
+    result = launch(2, path, deadline=15)
+    pids = [int(line.split()[1]) for line in result.out.splitlines()]
+    assert len(pids) == 2
+    assert wait_gone(pids, 1) == []
+
+
+def test_a_closed_output_ends_the_job(script: Write) -> None:
+    path = script(
+        """
+        import itertools, os, time
+        for number in itertools.count():
+            print(os.getpid(), flush=True)
+            time.sleep(0.01)
+        """
+    )
+    command = [*LAUNCH, "-n", "2", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        pids = {int(process.stdout.readline().split()[1]) for _ in range(50)}
+        process.stdout.close()
+        assert process.wait(10) == 128 + signal.SIGPIPE
+        assert wait_gone(list(pids), 1) == []
+
+
+def test_a_job_within_a_job(script: Write, tmp_path: Path) -> None:
+    inner = tmp_path / "inner.py"
+    inner.write_text(JOIN + "print('inner', world.rank, world.size)")
+    path = script(
+        f"""
+        import subprocess, sys
+        from allreduce import cluster
+        world = cluster.join()
+        if world.rank == 0:
+            command = [sys.executable, "-m", "allreduce.run", "-n", "3", {str(inner)!r}]
+            sys.exit(subprocess.run(command).returncode)
+        """
+    )
+    result = launch(2, path)
+    assert result.code == 0, result.err
+    expected = [f"[0] [{rank}] inner {rank} 3" for rank in range(3)]
+    assert sorted(result.out.splitlines()) == expected
+
+
+def test_a_missing_script_is_told_before_anything_starts() -> None:
+    result = run([*LAUNCH, "-n", "2", "absent.py"])
+    assert result.code == 2
+    assert "absent.py" in result.err
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "two"])
+def test_impossible_sizes(size: str, script: Write) -> None:
+    assert run([*LAUNCH, "-n", size, str(script(""))]).code == 2
+
+
+def test_an_invalid_setting_is_one_line(script: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLREDUCE_TIMEOUT", "soon")
+    result = run([*LAUNCH, "-n", "2", str(script(""))], {"ALLREDUCE_TIMEOUT": "soon"})
+    assert result.code == 1
+    assert "ALLREDUCE_TIMEOUT='soon' is not valid" in result.err
+    assert "Traceback" not in result.err
+
+
+def test_starting_many_ranks_is_quick_and_complete(script: Write) -> None:
+    began = time.monotonic()
+    result = launch(8, script(JOIN + "world.store.barrier('all', 60)"), deadline=60)
+    assert result.code == 0, result.err
+    assert time.monotonic() - began < 60
