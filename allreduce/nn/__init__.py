@@ -7,8 +7,8 @@ from allreduce.nn.dropout import Dropout
 from allreduce.nn.flatten import Flatten
 from allreduce.nn.input import Input
 from allreduce.nn.layer import Layer
+from allreduce.nn.loading import load_model
 from allreduce.nn.model import Model
-from allreduce.nn.saving import load_model
 from allreduce.nn.sequential import Sequential
 from allreduce.training import History
 

@@ -49,7 +49,7 @@ class Layer:
         trainable: Whether optimizers are to change its variables.
     """
 
-    # Whether from_config also takes custom_objects, because its config describes other layers.
+    # Whether from_config also takes what makes layers, because its config describes other layers.
     holds_layers: ClassVar[bool] = False
 
     def __init__(
@@ -211,6 +211,10 @@ class Layer:
         if any(each.kind is each.VAR_KEYWORD for each in taken.values()):
             return config
         return {key: value for key, value in config.items() if key in taken}
+
+    def describe(self) -> dict[str, Any]:
+        """Name the class and give the config, as plain data: what files hold of the layer."""
+        return {"class": type(self).__name__, "config": self.get_config()}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Layer:

@@ -77,11 +77,6 @@ class Model(Layer):
     def test_step(self) -> Callable[[Any, Any], Any]:
         return self._steps().test
 
-    @property
-    def compiled(self) -> Steps | None:
-        """What `compile` settled, or None."""
-        return self._compiled
-
     def _steps(self) -> Steps:
         if self._compiled is None:
             raise UsageError(
@@ -230,12 +225,25 @@ class Model(Layer):
         whole or not at all.
         """
         self._check_built("save")
-        saving.save(self, path)
+        if self.sample is None:
+            raise UsageError(
+                f"model {self.name!r} cannot be saved, because it was called with several arrays "
+                "at once; save_weights can save it"
+            )
+        compiled = self._compiled
+        described = {
+            "model": self.describe(),
+            "sample": self.sample,
+            "epochs_done": self.epochs_done,
+            "steps": self.replicator.steps,
+            "compiled": compiled.describe() if compiled else None,
+        }
+        saving.save(path, self, described, compiled.optimizer if compiled else None)
 
     def save_weights(self, path: str | PathLike[str]) -> None:
         """Write the variables' values alone into a safetensors file; like `save` otherwise."""
         self._check_built("save_weights")
-        saving.save_weights(self, path)
+        saving.save_weights(path, self)
 
     def load_weights(self, path: str | PathLike[str]) -> None:
         """Read the variables' values from a file of `save_weights` or `save`, on every rank.
@@ -244,7 +252,8 @@ class Model(Layer):
             UsageError: The file is damaged or another model's; the message names the variable.
         """
         self._check_built("load_weights")
-        saving.load_weights(self, path)
+        tensors, _ = saving.read(path)
+        saving.assign(self, tensors, path)
 
     def _check_built(self, what: str) -> None:
         if not self.built:

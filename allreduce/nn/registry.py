@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -40,13 +41,8 @@ def layer_class(name: str, custom: Mapping[str, Any]) -> type[Layer]:
     return built_in
 
 
-def serialize(layer: Layer) -> dict[str, Any]:
-    """Describe a layer as plain data, for `deserialize`."""
-    return {"class": type(layer).__name__, "config": layer.get_config()}
-
-
 def deserialize(config: Mapping[str, Any], custom: Mapping[str, Any]) -> Layer:
-    """Make the layer that `serialize` described.
+    """Make the layer that `Layer.describe` described.
 
     Raises:
         UsageError: The class is unknown, or does not take its own config.
@@ -55,7 +51,8 @@ def deserialize(config: Mapping[str, Any], custom: Mapping[str, Any]) -> Layer:
     settings = dict(config["config"])
     try:
         if kind.holds_layers:
-            return kind.from_config(settings, custom_objects=custom)  # type: ignore[call-arg]
+            make = partial(deserialize, custom=custom)
+            return kind.from_config(settings, make)  # type: ignore[call-arg]
         return kind.from_config(settings)
     except TypeError as error:
         raise UsageError(

@@ -13,63 +13,50 @@ import tempfile
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_bytes
 
 from allreduce.errors import UsageError
-from allreduce.nn import registry, steps
-
-if TYPE_CHECKING:
-    from allreduce.nn.model import Model
+from allreduce.nn.layer import Layer
+from allreduce.optim import Optimizer
 
 FORMAT = "allreduce-model-1"
-_WEIGHTS, _OPTIMIZER = "weights/", "optimizer/"
+WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
 
 
-def save(model: Model, path: str | PathLike[str]) -> None:
-    """Write a model with its architecture and its optimizer's state.
+def save(
+    path: str | PathLike[str],
+    model: Layer,
+    described: Mapping[str, Any],
+    optimizer: Optimizer | None,
+) -> None:
+    """Write a model's weights, what describes it, and its optimizer's slots.
 
     Raises:
-        UsageError: It does not take one array, so that it could not be made again from its samples'
-            shape; or its description is no plain data.
+        UsageError: The description is no plain data, or the folder does not exist.
     """
-    if model.sample is None:
-        raise UsageError(
-            f"model {model.name!r} cannot be saved, because it was called with several arrays at "
-            "once; save_weights can save it"
-        )
-    described: dict[str, Any] = {
-        "model": registry.serialize(model),
-        "sample": model.sample,
-        "epochs_done": model.epochs_done,
-        "steps": model.replicator.steps,
-        "compiled": None,
-    }
     tensors = _weights(model)
-    if model.compiled is not None:
-        described["compiled"] = model.compiled.describe()
-        state = model.compiled.optimizer.state()
-        described["iterations"] = int(state.pop("iterations"))
+    if optimizer is not None:
+        state = optimizer.state()
+        described = {**described, "iterations": int(state.pop("iterations"))}
         paths = {variable.name: key for key, variable in model.named_variables().items()}
         for key, value in state.items():
             name, _, slot = key.rpartition("/")
-            if (
-                name in paths
-            ):  # else it is a variable's that the optimizer updates beside the model's
-                tensors[f"{_OPTIMIZER}{paths[name]}/{slot}"] = value
+            if name in paths:  # else it is a variable's that the optimizer updates beside these
+                tensors[f"{OPTIMIZER}{paths[name]}/{slot}"] = value
     write(path, tensors, described)
 
 
-def save_weights(model: Model, path: str | PathLike[str]) -> None:
+def save_weights(path: str | PathLike[str], model: Layer) -> None:
     """Write a model's weights."""
     write(path, _weights(model), {})
 
 
-def _weights(model: Model) -> dict[str, np.ndarray]:
-    return {_WEIGHTS + key: variable.numpy() for key, variable in model.named_variables().items()}
+def _weights(model: Layer) -> dict[str, np.ndarray]:
+    return {WEIGHTS + key: variable.numpy() for key, variable in model.named_variables().items()}
 
 
 def write(
@@ -141,22 +128,18 @@ def read(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, An
     return tensors, json.loads(metadata["allreduce"])
 
 
-def _part(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+def part(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """Pick the tensors of one kind, without their prefix."""
     return {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
 
 
-def load_weights(model: Model, path: str | PathLike[str]) -> None:
-    """Read a model's weights; every variable's path and shape has to agree.
+def assign(model: Layer, tensors: Mapping[str, np.ndarray], path: str | PathLike[str]) -> None:
+    """Change a model's variables to a file's; every variable's path and shape has to agree.
 
     Raises:
         UsageError: One differs; the message names it.
     """
-    tensors, _ = read(path)
-    _assign(model, _part(tensors, _WEIGHTS), path)
-
-
-def _assign(model: Model, values: Mapping[str, np.ndarray], path: str | PathLike[str]) -> None:
-    variables = model.named_variables()
+    values, variables = part(tensors, WEIGHTS), model.named_variables()
     for key in [*variables, *values]:
         if key not in values:
             raise UsageError(f"{path} is of another architecture: it has no variable {key!r}")
@@ -171,41 +154,3 @@ def _assign(model: Model, values: Mapping[str, np.ndarray], path: str | PathLike
             )
     for key, variable in variables.items():
         variable.assign(values[key].astype(variable.dtype))
-
-
-def load_model(path: str | PathLike[str], custom_objects: Mapping[str, Any] | None = None) -> Model:
-    """Make the model that `Model.save` wrote, ready to go on training where it stopped.
-
-    It belongs to the strategy's scope in which this is called; every rank calls it.
-
-    Args:
-        path: The file.
-        custom_objects: Classes and functions of one's own by name: Model and Layer subclasses,
-        losses,
-            metrics, optimizers.
-
-    Raises:
-        UsageError: The file is missing, damaged or no whole model, or a class in it is unknown.
-    """
-    from allreduce.nn.model import Model
-
-    tensors, described = read(path)
-    if "model" not in described:
-        raise UsageError(f"{path} has weights only; make the model and use model.load_weights")
-    custom = dict(custom_objects or {})
-    model = registry.deserialize(described["model"], custom)
-    if not isinstance(model, Model):
-        raise UsageError(f"{path} describes the layer {type(model).__name__}, not a model")
-    model.build_for(*described["sample"])
-    _assign(model, _part(tensors, _WEIGHTS), path)
-    model.epochs_done = described["epochs_done"]
-    if described["compiled"] is not None:
-        model.compile(**steps.restore(described["compiled"], custom))
-        state = {"iterations": np.asarray(described["iterations"], np.int64)}
-        paths = {key: variable.name for key, variable in model.named_variables().items()}
-        for key, value in _part(tensors, _OPTIMIZER).items():
-            name, _, slot = key.rpartition("/")
-            state[f"{paths[name]}/{slot}"] = value
-        model.optimizer.load_state(state)
-    model.replicator.steps = described["steps"]  # what dropout draws depends on it
-    return model

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from allreduce.errors import UsageError
-from allreduce.nn import registry
 from allreduce.nn.input import Input
 from allreduce.nn.layer import Layer
 from allreduce.nn.model import Model
@@ -81,12 +80,14 @@ class Sequential(Model):
 
     def get_config(self) -> dict[str, Any]:
         listed = [self._input, *self._layers] if self._input else self._layers
-        return super().get_config() | {"layers": [registry.serialize(layer) for layer in listed]}
+        return super().get_config() | {"layers": [layer.describe() for layer in listed]}
 
     @classmethod
     def from_config(
-        cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
+        cls, config: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Layer] | None = None
     ) -> Sequential:
-        """Make the model that `get_config` described, with classes of one's own by name."""
-        layers = [registry.deserialize(each, custom_objects or {}) for each in config["layers"]]
+        """Make the model that `get_config` described; `make` makes a layer of its description."""
+        if make is None:
+            raise UsageError("Sequential.from_config needs a function that makes layers")
+        layers = [make(each) for each in config["layers"]]
         return cls(**{**config, "layers": layers})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from allreduce import optim
 from allreduce.errors import ShapeError, UsageError
@@ -12,9 +12,7 @@ from allreduce.graph.scope import users_line
 from allreduce.graph.spec import BATCH, show
 from allreduce.graph.tensor import Tensor
 from allreduce.nn import losses, metrics
-
-if TYPE_CHECKING:
-    from allreduce.nn.model import Model
+from allreduce.nn.layer import Layer
 
 
 class Steps:
@@ -31,7 +29,7 @@ class Steps:
     """
 
     def __init__(
-        self, model: Model, optimizer: Any, loss: Any, wanted: Iterable[Any] | None
+        self, model: Layer, optimizer: Any, loss: Any, wanted: Iterable[Any] | None
     ) -> None:
         self._model = model
         self.optimizer = optim.get(optimizer)

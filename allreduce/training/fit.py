@@ -43,14 +43,11 @@ def fit(
     compared |= dict(zip(("validation x", "validation y"), validation or (None, None), strict=True))
     check_equal(replicator, "fit", compared, contents=not sharded)
     model.prepare(*own)
+    rows = share_out(replicator, own, batch_size, sharded, "x")
+    tested: Rows | None = None
     if validation:
         model.prepare(*validation)
-    rows = share_out(replicator, own, batch_size, sharded, "x")
-    tested = (
-        share_out(replicator, validation, batch_size, sharded, "validation x")
-        if validation
-        else None
-    )
+        tested = share_out(replicator, validation, batch_size, sharded, "validation x")
     if mode:
         print(describe_batch(batch_size, replicator.num_replicas_in_sync), flush=True)
     history = History()
@@ -58,13 +55,16 @@ def fit(
         order = _order(model, rows, rank) if shuffle else None
         with Epoch(f"epoch {epoch + 1}/{epochs}", rows.plan.steps, rows.total, mode) as shown:
             values = loop.train(model, rows, order, epoch, shown)
-            if tested:
-                means = loop.measure(model, tested, None)
-                values |= {f"val_{name}": value for name, value in means.items()}
+            values |= _validate(model, tested)
             shown.finish(values)
         model.epochs_done += 1
         history.add(epoch, values)
     return history
+
+
+def _validate(model: Trainable, rows: Rows | None) -> dict[str, float]:
+    means = loop.measure(model, rows, None) if rows else {}
+    return {f"val_{name}": value for name, value in means.items()}
 
 
 def _order(model: Trainable, rows: Rows, rank: int) -> np.ndarray:

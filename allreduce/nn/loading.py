@@ -1,0 +1,49 @@
+"""Models from the files that `Model.save` wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from allreduce.errors import UsageError
+from allreduce.nn import registry, saving, steps
+from allreduce.nn.model import Model
+
+
+def load_model(path: str | PathLike[str], custom_objects: Mapping[str, Any] | None = None) -> Model:
+    """Make the model that `Model.save` wrote, ready to go on training where it stopped.
+
+    It belongs to the strategy's scope in which this is called; every rank calls it.
+
+    Args:
+        path: The file.
+        custom_objects: Classes and functions of one's own by name: Model and Layer subclasses,
+        losses,
+            metrics, optimizers.
+
+    Raises:
+        UsageError: The file is missing, damaged or no whole model, or a class in it is unknown.
+    """
+    tensors, described = saving.read(path)
+    if "model" not in described:
+        raise UsageError(f"{path} has weights only; make the model and use model.load_weights")
+    custom = dict(custom_objects or {})
+    model = registry.deserialize(described["model"], custom)
+    if not isinstance(model, Model):
+        raise UsageError(f"{path} describes the layer {type(model).__name__}, not a model")
+    model.build_for(*described["sample"])
+    saving.assign(model, tensors, path)
+    model.epochs_done = described["epochs_done"]
+    if described["compiled"] is not None:
+        model.compile(**steps.restore(described["compiled"], custom))
+        state = {"iterations": np.asarray(described["iterations"], np.int64)}
+        paths = {key: variable.name for key, variable in model.named_variables().items()}
+        for key, value in saving.part(tensors, saving.OPTIMIZER).items():
+            name, _, slot = key.rpartition("/")
+            state[f"{paths[name]}/{slot}"] = value
+        model.optimizer.load_state(state)
+    model.replicator.steps = described["steps"]  # what dropout draws depends on it
+    return model
