@@ -1,0 +1,308 @@
+// The shared transport's protocol with members as threads, for the sanitizers: every path of every
+// collective, works in flight, members that run ahead, wait in other orders, disagree and abort.
+//
+// Usage: protocol_test <rounds>. Prints "ok" and exits 0, or says what is wrong and exits 1.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine.h"
+#include "member.h"
+
+using namespace allreduce;
+
+namespace {
+
+[[noreturn]] void fail(const std::string& what) {
+  std::fprintf(stderr, "FAILED: %s\n", what.c_str());
+  std::exit(1);
+}
+
+void check(bool condition, const std::string& what) {
+  if (!condition) fail(what);
+}
+
+const std::function<bool()> kNever = [] { return false; };
+
+Outcome wait(Member& member, Work& work, double seconds = 60) {
+  return Engine::instance().wait(member, work, seconds, kNever);
+}
+
+void finish(Member& member, const std::shared_ptr<Work>& work, const std::string& what) {
+  check(wait(member, *work) == Outcome::done, what + " did not complete");
+}
+
+// Runs `body(member)` in a thread per member of one group.
+void ranks(int size, const std::function<void(Member&)>& body) {
+  auto group = std::make_shared<Group>(-1, size, 2);
+  check(group->error() == 0, "the control region could not be mapped");
+  std::vector<std::thread> threads;
+  for (int index = 0; index < size; ++index)
+    threads.emplace_back([&, index] {
+      Member member(group, index);
+      body(member);
+    });
+  for (auto& thread : threads) thread.join();
+}
+
+template <class T>
+std::byte* bytes(T* data) {
+  return reinterpret_cast<std::byte*>(data);
+}
+
+float value(int member, std::size_t i) { return static_cast<float>((i * 7 + member * 3) % 11); }
+
+float expected_sum(int size, std::size_t i) {
+  float sum = 0;
+  for (int member = 0; member < size; ++member) sum += value(member, i);
+  return sum;
+}
+
+Call reduction(Collective collective, std::size_t count) {
+  return {.collective = collective, .op = Op::sum, .type = Type::float32, .count = count};
+}
+
+// The four collectives on the given arrays of `count` (all_reduce, broadcast) or `count` times
+// `size` elements.
+void collectives(Member& member, float* in, float* out, std::size_t count) {
+  const int size = member.group().members(), me = member.index();
+  const std::size_t n = static_cast<std::size_t>(size);
+  const auto fill = [&](std::size_t elements) {
+    for (std::size_t i = 0; i < elements; ++i) in[i] = value(me, i);
+  };
+  fill(count);
+  finish(member, member.start(reduction(Collective::all_reduce, count), bytes(in), bytes(out)),
+         "all_reduce");
+  for (std::size_t i = 0; i < count; ++i) check(out[i] == expected_sum(size, i), "all_reduce");
+  finish(member, member.start(reduction(Collective::all_reduce, count), bytes(in), bytes(in)),
+         "all_reduce in place");
+  for (std::size_t i = 0; i < count; ++i) check(in[i] == expected_sum(size, i), "in place");
+  fill(count * n);
+  finish(member, member.start(reduction(Collective::reduce_scatter, count), bytes(in), bytes(out)),
+         "reduce_scatter");
+  for (std::size_t i = 0; i < count; ++i)
+    check(out[i] == expected_sum(size, i + count * static_cast<std::size_t>(me)), "scatter");
+  Call gather{.collective = Collective::all_gather, .type = Type::float32, .count = count};
+  finish(member, member.start(gather, bytes(in), bytes(out)), "all_gather");
+  for (int from = 0; from < size; ++from)
+    for (std::size_t i = 0; i < count; ++i)
+      check(out[static_cast<std::size_t>(from) * count + i] == value(from, i), "all_gather");
+  Call broadcast{
+      .collective = Collective::broadcast, .type = Type::float32, .root = size - 1, .count = count};
+  finish(member, member.start(broadcast, bytes(in), bytes(out)), "broadcast");
+  for (std::size_t i = 0; i < count; ++i) check(out[i] == value(size - 1, i), "broadcast");
+}
+
+void test_collectives(int size) {
+  for (std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{11}, std::size_t{900},
+                            std::size_t{5003}, std::size_t{100003}}) {
+    const std::size_t room = std::max<std::size_t>(1, count * static_cast<std::size_t>(size));
+    ranks(size, [&](Member& member) {
+      std::vector<float> in(room), out(room);
+      collectives(member, in.data(), out.data(), count);
+    });
+  }
+}
+
+void test_symmetric(int size) {
+  constexpr std::size_t count = 50021;
+  const std::size_t room = count * static_cast<std::size_t>(size) * sizeof(float);
+  ranks(size, [&](Member& member) {
+    if (member.index() == 0) {
+      check(member.group().map_region(1, -1, room, size) == 0, "no memory");
+      check(member.group().map_region(2, -1, room, size) == 0, "no memory");
+    }
+    Call barrier{};
+    finish(member, member.start(barrier, nullptr, nullptr), "barrier");
+    auto in = member.group().claim_region(1), out = member.group().claim_region(2);
+    for (int round = 0; round < 3; ++round)
+      collectives(member, reinterpret_cast<float*>(in->part(member.index())),
+                  reinterpret_cast<float*>(out->part(member.index())), count);
+    finish(member, member.start(barrier, nullptr, nullptr), "barrier");
+  });
+}
+
+// More works than slots, of all sizes, waited for in another order on each member.
+void test_in_flight(int size, unsigned seed) {
+  ranks(size, [&](Member& member) {
+    constexpr std::size_t lengths[] = {1, 700, 3000, 40000};
+    struct One {
+      std::vector<float> in, out;
+      std::shared_ptr<Work> work;
+    };
+    std::vector<One> all(150);
+    for (std::size_t k = 0; k < all.size(); ++k) {
+      const std::size_t count = lengths[k % 4];
+      all[k].in.assign(count, static_cast<float>(k % 50 + static_cast<unsigned>(member.index())));
+      all[k].out.assign(count, -1);
+      all[k].work = member.start(reduction(Collective::all_reduce, count), bytes(all[k].in.data()),
+                                 bytes(all[k].out.data()));
+    }
+    std::vector<std::size_t> order(all.size());
+    for (std::size_t k = 0; k < order.size(); ++k) order[k] = k;
+    std::mt19937 random(seed + static_cast<unsigned>(member.index()));
+    for (std::size_t k = order.size(); k-- > 1;) std::swap(order[k], order[random() % (k + 1)]);
+    for (std::size_t k : order) {
+      finish(member, all[k].work, "a work in flight");
+      const float expected = static_cast<float>((k % 50) * static_cast<unsigned>(size) +
+                                                static_cast<unsigned>(size * (size - 1) / 2));
+      for (float got : all[k].out) check(got == expected, "a work in flight got another's values");
+    }
+  });
+}
+
+// Two communicators whose works are waited for in opposite orders, by one thread per rank.
+void test_two_communicators(int size) {
+  auto other = std::make_shared<Group>(-1, size, 2);
+  ranks(size, [&](Member& first) {
+    Member second(other, first.index());
+    for (int round = 0; round < 20; ++round) {
+      std::vector<float> a(60000, 1), b(60000, 2);
+      auto call = reduction(Collective::all_reduce, a.size());
+      auto one = first.start(call, bytes(a.data()), bytes(a.data()));
+      auto two = second.start(call, bytes(b.data()), bytes(b.data()));
+      if (first.index() % 2 == 0) {
+        finish(first, one, "the first communicator");
+        finish(second, two, "the second communicator");
+      } else {
+        finish(second, two, "the second communicator");
+        finish(first, one, "the first communicator");
+      }
+      check(a.back() == size && b.back() == 2 * size, "two communicators");
+    }
+  });
+}
+
+void test_mismatch(int size) {
+  ranks(size, [&](Member& member) {
+    std::vector<float> data(20000, 5);
+    const std::size_t count = member.index() == size - 1 ? 15000 : 20000;
+    auto work = member.start(reduction(Collective::all_reduce, count), bytes(data.data()),
+                             bytes(data.data()));
+    double waited = 0;  // a mismatch with the last member is seen by the periodic look, too
+    Outcome outcome;
+    do {
+      outcome = wait(member, *work, 1);
+    } while (outcome == Outcome::expired && ++waited < 30);
+    check(outcome == Outcome::failed, "a mismatch was not noticed");
+    check(member.group().culprit().fault == Fault::mismatch, "the fault is no mismatch");
+    for (float got : data) check(got == 5, "a mismatch touched the output");
+  });
+}
+
+void test_abort(int size) {
+  ranks(size, [&](Member& member) {
+    std::vector<float> data(300000, 1);
+    if (member.index() == 1) {
+      member.abort("enough", 6);
+      return;
+    }
+    for (;;) {
+      auto work = member.start(reduction(Collective::all_reduce, data.size()), bytes(data.data()),
+                               bytes(data.data()));
+      if (wait(member, *work) == Outcome::failed) break;
+    }
+    const Culprit culprit = member.group().culprit();
+    check(culprit.fault == Fault::aborted && culprit.member == 1, "the abort has no author");
+    check(std::strcmp(member.group().control().state(1).reason, "enough") == 0, "no reason");
+  });
+}
+
+void test_leaver(int size) {
+  ranks(size, [&](Member& member) {
+    float x = 1;
+    auto first = member.start(reduction(Collective::all_reduce, 1), bytes(&x), bytes(&x));
+    finish(member, first, "the call before a member left");
+    if (member.index() == 0) return member.leave();
+    auto second = member.start(reduction(Collective::all_reduce, 1), bytes(&x), bytes(&x));
+    check(wait(member, *second) == Outcome::failed, "nobody noticed that a member left");
+    const Culprit culprit = member.group().culprit();
+    check(culprit.fault == Fault::left && culprit.member == 0, "the leaver is not named");
+  });
+}
+
+// All instruction sets give the same bits, on special values and odd lengths too.
+template <class T>
+void test_kernels(Type type) {
+  std::mt19937_64 random(7);
+  constexpr int n = 3;
+  constexpr std::size_t length = 1003;
+  std::vector<T> inputs[n];
+  const void* in[n];
+  for (int k = 0; k < n; ++k) {
+    for (std::size_t i = 0; i < length; ++i)
+      inputs[k].push_back(static_cast<T>(static_cast<std::int64_t>(random() % 2000001) - 1000000) /
+                          static_cast<T>(7));
+    if constexpr (std::is_floating_point_v<T>) {
+      inputs[k][static_cast<std::size_t>(k)] = static_cast<T>(NAN);
+      inputs[k][static_cast<std::size_t>(10 + k)] = static_cast<T>(INFINITY);
+      inputs[k][20] = k == 1 ? T(-0.0) : T(0.0);
+    }
+    in[k] = inputs[k].data();
+  }
+  for (int op = 1; op < kOps; ++op)
+    for (bool stream : {false, true})
+      for (std::size_t skip : {0, 1}) {
+        std::vector<T> reference;
+        for (Level level : kLevels) {
+          const KernelTable* table = kernels_at(level);
+          if (table == nullptr) continue;
+          const Reduce reduce = table->reduce[op][static_cast<int>(type)];
+          if (reduce == nullptr) continue;
+          std::vector<T> out(length + skip, T(1)), second(length + skip, T(1));
+          void* outs[] = {out.data() + skip, second.data() + skip};
+          reduce(in, n, outs, 2, length, stream);
+          check(std::memcmp(out.data(), second.data(), out.size() * sizeof(T)) == 0, "outputs");
+          if (reference.empty()) reference = out;
+          check(std::memcmp(out.data(), reference.data(), out.size() * sizeof(T)) == 0,
+                std::string("the bits of ") + table->name);
+        }
+      }
+}
+
+void test_stream_copy() {
+  for (Level level : kLevels) {
+    const KernelTable* table = kernels_at(level);
+    if (table == nullptr) continue;
+    std::vector<unsigned char> from(5000), to(5000);
+    for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<unsigned char>(i * 31);
+    for (std::size_t low : {0, 1, 63, 64, 100})
+      for (std::size_t size : {0, 1, 63, 64, 65, 4000}) {
+        std::fill(to.begin(), to.end(), 0xEE);
+        table->stream_copy(to.data() + low, from.data() + 3, size);
+        check(std::memcmp(to.data() + low, from.data() + 3, size) == 0, "stream_copy copies");
+        check(to[low + size] == 0xEE && (low == 0 || to[low - 1] == 0xEE), "stream_copy's bounds");
+      }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int rounds = argc > 1 ? std::atoi(argv[1]) : 1;
+  test_kernels<float>(Type::float32);
+  test_kernels<double>(Type::float64);
+  test_kernels<std::int32_t>(Type::int32);
+  test_kernels<std::int64_t>(Type::int64);
+  test_stream_copy();
+  for (int round = 0; round < rounds; ++round)
+    for (int size : {1, 2, 3, 5}) {
+      test_collectives(size);
+      test_symmetric(size);
+      test_in_flight(size, static_cast<unsigned>(round));
+      test_two_communicators(size);
+      if (size == 1) continue;
+      test_mismatch(size);
+      test_abort(size);
+      test_leaver(size);
+    }
+  std::puts("ok");
+  return 0;
+}
