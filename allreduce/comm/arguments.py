@@ -76,7 +76,7 @@ def prepare(context: Context, x: Any, op: str | None, root: int | None, out: Any
 def _as_array(context: Context, x: Any) -> Array:
     if isinstance(x, np.ndarray | np.generic) or type(x) in (int, float):
         try:
-            return np.asarray(x)
+            return np.asarray(x, np.int64 if type(x) is int else None)
         except OverflowError as error:
             raise UsageError(f"{context.where}: {x} does not fit into 64 bits") from error
     raise UsageError(

@@ -73,7 +73,7 @@ class Communicator:
             async_op: Return a `Work` without waiting.
         """
         if type(x) is np.ndarray and not async_op and self._quick is not None:
-            packed = _ALL_REDUCE.get(op)
+            packed = _ALL_REDUCE.get(op) if type(op) is str else None
             target = np.empty_like(x) if out is None else out
             if packed is not None and type(target) is np.ndarray:
                 outcome = self._run_quick(packed, x, target)

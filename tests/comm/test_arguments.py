@@ -1,0 +1,118 @@
+"""Bad arguments get an error that says what was expected and what came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allreduce import errors
+from allreduce.comm import Communicator, replica_communicators
+from tests.harness import world_of_one
+
+
+@pytest.fixture
+def comm() -> Iterator[Communicator]:
+    """One of two members: a call that gets past its checks would wait for the other."""
+    members = replica_communicators(world_of_one(), 2, name="arguments", timeout=1)
+    yield members[1]
+    for member in members:
+        member.close()
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "error", "says"),
+    [
+        ([1, 2], {}, errors.UsageError, "takes a NumPy array or a number, but got list"),
+        (True, {}, errors.UsageError, "but got bool"),
+        (1 << 70, {}, errors.UsageError, "does not fit into 64 bits"),
+        (np.ones(3), {"op": "summ"}, errors.UsageError, "did you mean 'sum'?"),
+        (np.ones(3), {"op": "none"}, errors.UsageError, "unknown operator 'none'"),
+        (np.ones(3), {"op": ["sum"]}, errors.UsageError, "unknown operator"),
+        (
+            np.ones(3, "float16"),
+            {},
+            errors.UnsupportedError,
+            "[shared] replica 1 (rank 0): all_reduce with operator sum does not carry float16",
+        ),
+        (np.ones(3, ">f4"), {}, errors.UnsupportedError, "does not carry >f4"),
+        (np.ones(3, "bool"), {}, errors.UnsupportedError, "does not carry bool"),
+        (np.array(["a"]), {}, errors.UnsupportedError, "does not carry <U1"),
+        (np.ones(3, "int64"), {"op": "mean"}, errors.UnsupportedError, "mean of integers"),
+        (7, {"op": "mean"}, errors.UnsupportedError, "mean of integers"),
+        (np.ones(3), {"out": [0] * 3}, errors.UsageError, "out must be a NumPy array, not list"),
+        (np.ones(3), {"out": np.ones(4)}, errors.ShapeError, "shape (3,) and dtype float64"),
+        (np.ones(3), {"out": np.ones(3, "f4")}, errors.ShapeError, "but has (3,) and float32"),
+    ],
+)
+@pytest.mark.parametrize("async_op", [False, True])
+def test_all_reduce(
+    comm: Communicator,
+    x: Any,
+    options: dict[str, Any],
+    error: type[Exception],
+    says: str,
+    async_op: bool,
+) -> None:
+    with pytest.raises(error) as caught:
+        comm.all_reduce(x, **options, async_op=async_op)
+    assert says in str(caught.value)
+
+
+def test_outputs_that_overlap_the_input_partly_are_refused(comm: Communicator) -> None:
+    memory = np.ones(20)
+    with pytest.raises(errors.UsageError, match="out overlaps"):
+        comm.all_reduce(memory[:10], out=memory[5:15])
+    with pytest.raises(errors.UsageError, match="out overlaps"):
+        comm.reduce_scatter(memory[:10], out=memory[:5])
+    with pytest.raises(errors.UsageError, match="out overlaps"):
+        comm.all_gather(memory[:10], out=memory)  # those are the rows of member 0
+
+
+def test_a_read_only_output_is_refused(comm: Communicator) -> None:
+    out = np.ones(3)
+    out.flags.writeable = False
+    with pytest.raises(errors.UsageError, match="out is read-only"):
+        comm.all_reduce(np.ones(3), out=out)
+
+
+def test_indivisible_rows_are_refused_with_both_numbers(comm: Communicator) -> None:
+    for x in (np.ones((5, 2)), np.array(1.0)):
+        with pytest.raises(errors.ShapeError, match="2 equal shares") as caught:
+            comm.reduce_scatter(x)
+        assert str(x.shape) in str(caught.value)
+
+
+@pytest.mark.parametrize("root", [2, -1, "0", 0.5])
+def test_a_root_that_is_no_rank_is_refused(comm: Communicator, root: Any) -> None:
+    with pytest.raises(errors.UsageError, match="expected a rank from 0 to 1"):
+        comm.broadcast(np.ones(3), root=root)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "says"),
+    [(3, "float16", "dtype float16 is none"), ((2, -1), "float32", "negative length")],
+)
+def test_empty(comm: Communicator, shape: Any, dtype: str, says: str) -> None:
+    with pytest.raises(errors.UsageError, match=says):
+        comm.empty(shape, dtype)
+
+
+def test_use_after_close_is_refused(comm: Communicator) -> None:
+    comm.close()
+    comm.close()
+    for call in (
+        lambda: comm.all_reduce(np.ones(3)),
+        lambda: comm.broadcast(np.ones(3)),
+        lambda: comm.empty(3),
+        comm.barrier,
+    ):
+        with pytest.raises(errors.ClosedError, match="is closed"):
+            call()
+
+
+def test_a_communicator_needs_a_replica() -> None:
+    with pytest.raises(errors.UsageError, match="needs a replica, but got 0"):
+        replica_communicators(world_of_one(), 0, name="none")

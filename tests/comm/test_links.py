@@ -1,0 +1,191 @@
+"""Processes meet only those of their own job, and say so when they cannot."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from allreduce import errors
+from allreduce.cluster.base import LocalStore, Member, World
+from allreduce.comm.handshake import HandshakeError, Hello, Meeting, answer, call
+from allreduce.comm.links import Links, connect
+
+MEETING = Meeting("job", "1/comm/world", b"secret")
+
+
+def shake(
+    caller: Meeting, listener: Meeting, *, world: tuple[int, int] = (1, 3), rank: int = 1
+) -> list[Any]:
+    """Let two ends shake hands; returns what each returned or raised."""
+    ends = socket.socketpair()
+    outcomes: list[Any] = [None, None]
+
+    def side(index: int, function: Callable[..., Any], *arguments: Any) -> None:
+        ends[index].settimeout(1)
+        try:
+            outcomes[index] = function(ends[index], *arguments)
+        except (HandshakeError, OSError) as error:
+            outcomes[index] = error
+            ends[index].close()
+
+    hello = Hello(1, 3, rank, 4711, 2)
+    threads = [
+        threading.Thread(target=side, args=(0, call, caller, hello)),
+        threading.Thread(target=side, args=(1, answer, listener, *world)),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    for end in ends:
+        end.close()
+    return outcomes
+
+
+def test_members_of_one_job_recognise_each_other() -> None:
+    called, answered = shake(MEETING, MEETING)
+    assert called is None
+    assert answered == Hello(1, 3, 1, 4711, 2)
+
+
+@pytest.mark.parametrize("changed", [{"secret": b"other"}, {"job": "other"}, {"name": "other"}])
+def test_strangers_are_refused_by_both(changed: dict[str, Any]) -> None:
+    called, answered = shake(replace(MEETING, **changed), MEETING)
+    assert isinstance(called, HandshakeError)
+    assert "does not know the job's secret" in str(called)
+    assert isinstance(answered, HandshakeError | OSError)
+
+
+@pytest.mark.parametrize(("world", "rank"), [((2, 3), 1), ((1, 4), 1), ((1, 3), 3), ((1, 3), 0)])
+def test_ranks_of_other_worlds_are_refused(world: tuple[int, int], rank: int) -> None:
+    _, answered = shake(MEETING, MEETING, world=world, rank=rank)
+    assert isinstance(answered, HandshakeError)
+    assert "of another world" in str(answered)
+
+
+@pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.0\r\n\r\n", os.urandom(200), b"\0" * 52])
+def test_noise_is_refused(noise: bytes) -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        right.settimeout(1)
+        left.sendall(noise)
+        left.shutdown(socket.SHUT_WR)
+        with pytest.raises(HandshakeError):
+            answer(right, MEETING, 1, 3)
+
+
+class Elsewhere(LocalStore):
+    """A store whose addresses nobody listens on, as if the listener were on another host."""
+
+    def __init__(self, store: LocalStore) -> None:
+        super().__init__()
+        self._store = store
+
+    def set(self, key: str, value: bytes) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str, timeout: float) -> bytes:
+        value = self._store.get(key, timeout)
+        return b"nobody-" + value if key.endswith("/address") else value
+
+
+def worlds(
+    size: int, far: int | None = None, secrets: dict[int, bytes] | None = None
+) -> list[World]:
+    store = LocalStore()
+    members = tuple(Member(rank, f"host{rank}", os.getpid()) for rank in range(size))
+    job = os.urandom(8).hex()
+    return [
+        World(
+            *(1, rank, size, members, "leader", "a test's", job),
+            (secrets or {}).get(rank, b"secret"),
+            Elsewhere(store) if rank == far else store,
+        )
+        for rank in range(size)
+    ]
+
+
+def meet(
+    ranks: list[World], timeout: float = 5, intrude: Callable[[str], None] | None = None
+) -> list[Any]:
+    """Let all ranks connect, each in a thread; returns their links or what they raised."""
+    outcomes: list[Any] = [None] * len(ranks)
+
+    def run(world: World) -> None:
+        try:
+            if intrude is not None and world.rank == 1:
+                intrude(world.store.get("1/comm/meeting/address", 5).decode())
+            outcomes[world.rank] = connect(world, "meeting", world.rank + 1, timeout)
+        except Exception as error:
+            outcomes[world.rank] = error
+
+    threads = [threading.Thread(target=run, args=(world,)) for world in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return outcomes
+
+
+def close(outcomes: list[Any]) -> None:
+    for links in outcomes:
+        if isinstance(links, Links):
+            links.close()
+
+
+def test_everybody_is_linked_with_everybody() -> None:
+    outcomes = meet(worlds(4))
+    for rank, links in enumerate(outcomes):
+        assert sorted(links.sockets) == [other for other in range(4) if other != rank]
+        assert [process.local_members for process in links.processes] == [1, 2, 3, 4]
+    for low in range(4):
+        for high in range(low + 1, 4):
+            outcomes[low].sockets[high].sendall(bytes([low, high]))
+            assert outcomes[high].sockets[low].recv(2) == bytes([low, high])
+    outcomes[2].close()
+    assert outcomes[1].sockets[2].recv(1) == b""  # an end of file
+    close(outcomes)
+
+
+def test_ranks_on_another_host_are_named_with_both_hosts_by_all() -> None:
+    for outcome in meet(worlds(3, far=2)):
+        assert isinstance(outcome, errors.UnsupportedError)
+        assert "rank 2 on host2 cannot reach rank 0 on host0" in str(outcome)
+
+
+def test_a_stranger_at_the_door_is_dropped_and_the_ranks_still_meet(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def intrude(address: str) -> None:
+        for noise in (b"", b"x" * 100):
+            stranger = socket.socket(socket.AF_UNIX)
+            stranger.connect(f"\0{address}")
+            stranger.sendall(noise)
+            stranger.close()
+
+    outcomes = meet(worlds(3), intrude=intrude)
+    assert all(isinstance(outcome, Links) for outcome in outcomes), outcomes
+    close(outcomes)
+
+
+def test_a_rank_with_another_secret_is_refused_and_waited_for_no_longer_than_the_timeout() -> None:
+    start = time.monotonic()
+    first, second = meet(worlds(2, secrets={1: b"wrong"}), timeout=1)
+    assert isinstance(second, errors.JoinError)
+    assert "does not know the job's secret" in str(second)
+    assert isinstance(first, errors.TimeoutError)
+    assert time.monotonic() - start < 4
+
+
+def test_ranks_that_do_not_come_are_named() -> None:
+    outcomes = meet(worlds(3)[:2], timeout=0.5)
+    for outcome in outcomes:
+        assert isinstance(outcome, errors.TimeoutError)
+        assert "rank 2" in str(outcome)
