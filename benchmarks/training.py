@@ -50,7 +50,7 @@ class NumpyLoop:
         d2 = (d3 @ w3.T) * (h2 > 0)
         d1 = (d2 @ w2.T) * (h1 > 0)
         self._adam([x.T @ d1, d1.sum(0), h1.T @ d2, d2.sum(0), h2.T @ d3, d3.sum(0)])
-        return losses
+        return np.asarray(losses)
 
     def _adam(self, gradients: list[np.ndarray]) -> None:
         self.steps += 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,27 @@ class Compiled:
     def rebuild(self, values: Iterator[Any]) -> Any:
         """Put fetched values where the function returned tensors."""
         return nest.map_leaves(lambda fetched: next(values) if fetched else None, self.result)
+
+
+class ProgramCache:
+    """Compiled steps by function and signature; they live as long as the function does."""
+
+    def __init__(self) -> None:
+        self._by_owner: dict[int, dict[Hashable, Compiled]] = {}
+
+    def get(self, fn: Callable[..., Any], key: Hashable, make: Callable[[], Compiled]) -> Compiled:
+        """Return the step of this function and signature; `make` compiles a new one."""
+        # A bound method is made anew at each access: its instance is what lives on.
+        owner = getattr(fn, "__self__", fn)
+        programs = self._by_owner.get(id(owner))
+        if programs is None:
+            # By id, because an instance need not be hashable; forgotten before the id is used again.
+            programs = self._by_owner[id(owner)] = {}
+            weakref.finalize(owner, self._by_owner.pop, id(owner), None).atexit = False
+        whole = (getattr(fn, "__func__", None), key)
+        if whole not in programs:
+            programs[whole] = make()
+        return programs[whole]
 
 
 def compile_step(

@@ -102,6 +102,8 @@ class Frame:
         stored = self._stored_in_place()
         self.steps: list[Step] = []
         for index, instruction in enumerate(program.instructions):
+            if instruction.node.op == "store_gradient" and instruction.node.inputs[0] in stored:
+                continue  # its kernel writes it there
             step = self._prepare(index, instruction, stored)
             self.steps += [self._after(instruction.waits, step)]
 
@@ -132,12 +134,16 @@ class Frame:
                 uses[i] = uses.get(i, 0) + 1
         for node in self.program.outputs:
             uses[node.id] = uses.get(node.id, 0) + 1
+        made = {each.node.id: each.node for each in self.program.instructions}
         stores: dict[int, np.ndarray] = {}
         for instruction in self.program.instructions:
             node = instruction.node
-            if node.op == "store_gradient" and uses[node.inputs[0]] == 1:
-                arena = self._arena(node)
-                stores[node.inputs[0]] = arena.view(arena.gradients, node.attrs["span"])
+            if node.op == "store_gradient":
+                gradient = made.get(node.inputs[0])
+                op = None if gradient is None else lookup(gradient.op)
+                if op and op.kind == "compute" and not op.view and uses[node.inputs[0]] == 1:
+                    arena = self._arena(node)
+                    stores[node.inputs[0]] = arena.view(arena.gradients, node.attrs["span"])
         return stores
 
     def _arena(self, node: Node) -> Arena:
@@ -213,9 +219,7 @@ class Frame:
         place = arena.view(arena.gradients, node.attrs["span"])
 
         def run() -> None:
-            # The usual case is that the gradient's own kernel has written it here.
-            if self.values[source].ctypes.data != place.ctypes.data:
-                place[...] = self.values[source]
+            place[...] = self.values[source]
 
         return run
 

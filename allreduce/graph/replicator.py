@@ -14,7 +14,7 @@ from allreduce.comm import Communicator
 from allreduce.devices.names import DeviceName
 from allreduce.errors import PeerLostError, UsageError
 from allreduce.graph.arenas import Arenas
-from allreduce.graph.compiled import Compiled, compile_alone, compile_step
+from allreduce.graph.compiled import Compiled, ProgramCache, compile_alone, compile_step
 from allreduce.graph.executor import Moment, Replica
 from allreduce.graph.per_replica import PerReplica
 from allreduce.graph.signature import Arguments, take_apart
@@ -40,7 +40,7 @@ class Replicator:
         self.num_replicas_in_sync = total
         self.steps = 0
         self.arenas = Arenas(self)
-        self._programs: dict[Any, Compiled] = {}
+        self._programs = ProgramCache()
         self._replicas: list[Replica] | None = None
         self._making = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
@@ -119,11 +119,9 @@ class Replicator:
         if self.num_replicas_in_sync == 1:
             compiled = self.compiled(fn, arguments)
         else:
-            key = (fn, arguments.key, "alone")
-            if key not in self._programs:
-                replica = Replica(0, self.first_replica, None)
-                self._programs[key] = compile_alone(self, fn, arguments, replica)
-            compiled = self._programs[key]
+            compiled = self._programs.get(
+                fn, ("alone", arguments.key), lambda: self._alone(fn, arguments)
+            )
         self.steps += 1
         feeds = [values[0] for values in arguments.feeds]
         values = compiled.executors[0].run(feeds, Moment(1, 0, self.steps), False)
@@ -132,10 +130,12 @@ class Replicator:
 
     def compiled(self, fn: Callable[..., Any], arguments: Arguments) -> Compiled:
         """Return the executors for a signature, tracing if it is new."""
-        key = (fn, arguments.key)
-        if key not in self._programs:
-            self._programs[key] = compile_step(self, self.arenas, fn, arguments)
-        return self._programs[key]
+        return self._programs.get(
+            fn, arguments.key, lambda: compile_step(self, self.arenas, fn, arguments)
+        )
+
+    def _alone(self, fn: Callable[..., Any], arguments: Arguments) -> Compiled:
+        return compile_alone(self, fn, arguments, Replica(0, self.first_replica, None))
 
     def on_replicas(self, work: Callable[[int], Any]) -> list[Any]:
         """Call `work(index)` for all local replicas at once, each in its own thread if several.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Mapping
 
 import numpy as np
@@ -298,3 +300,25 @@ def test_wrong_use_is_named() -> None:
         "does not depend|no gradient",
         (UsageError, UnsupportedError),  # type: ignore[arg-type]
     )
+
+
+def test_a_traced_function_is_forgotten_with_its_owner() -> None:
+    class Unhashable:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __init__(self) -> None:
+            self.traces = 0
+
+        def double(self, x: Tensor) -> Tensor:
+            self.traces += 1
+            return x * 2
+
+    replicator = default_replicator()
+    owner = Unhashable()
+    for _ in range(2):
+        replicator.run(owner.double, (PerReplica((np.ones((1, 2)),)),))
+    assert owner.traces == 1
+    gone = weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert gone() is None
