@@ -16,7 +16,7 @@ def _alone() -> None:
     assert comm.init(rank=0, size=1, timeout=40, transport="shared") is first
     assert comm.world().size == 1
     for other in ({"timeout": 41}, {"rank": 1}, {"size": 2}, {"leader": "a:1"}, {"secret": "s"}):
-        with pytest.raises(errors.UsageError, match="init.. was called again with"):
+        with pytest.raises(errors.UsageError, match="was called again with"):
             comm.init(**other)
     first.close()
     second = comm.init()
@@ -77,7 +77,7 @@ def _mixed(replicas: tuple[int, ...]) -> None:
 
     world = comm.world()
     members = comm.replica_communicators(world, replicas[world.rank], name="replicas")
-    sums = [None] * len(members)
+    sums = [(0.0, 0)] * len(members)
 
     def run(index: int) -> None:
         member = members[index]
