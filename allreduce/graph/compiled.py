@@ -54,7 +54,7 @@ class ProgramCache:
         owner = getattr(fn, "__self__", fn)
         programs = self._by_owner.get(id(owner))
         if programs is None:
-            # By id, because an instance need not be hashable; forgotten before the id is used again.
+            # By id, as an instance need not be hashable; forgotten before its id can return.
             programs = self._by_owner[id(owner)] = {}
             weakref.finalize(owner, self._by_owner.pop, id(owner), None).atexit = False
         whole = (getattr(fn, "__func__", None), key)
