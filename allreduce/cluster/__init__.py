@@ -11,13 +11,14 @@ import os
 import threading
 
 from allreduce import settings
-from allreduce.cluster import lineage
+from allreduce.cluster import lineage, mpi
 from allreduce.cluster.base import Member, Store, World, generations
+from allreduce.cluster.endings import failed  # first of all rooms to register for the end
 from allreduce.cluster.resolver import Request, Resolver
 from allreduce.errors import InternalError, UsageError
 from allreduce.events import configure_logging, logger
 
-__all__ = ["PRECEDENCE", "Member", "Store", "World", "join"]
+__all__ = ["PRECEDENCE", "Member", "Store", "World", "failed", "join"]
 
 # Module and class of each resolver; the order is the precedence.
 PRECEDENCE: tuple[tuple[str, str], ...] = (
@@ -28,6 +29,7 @@ PRECEDENCE: tuple[tuple[str, str], ...] = (
 )
 
 _joining = threading.Lock()
+mpi.watch_from_import()
 
 
 def join(

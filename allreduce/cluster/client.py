@@ -12,8 +12,14 @@ from concurrent import futures
 
 from allreduce.cluster import leader_pb2 as pb
 from allreduce.cluster.base import Member, Store, lost
-from allreduce.cluster.rpc import CHANNEL_OPTIONS, MAX_VALUE_BYTES, grpc, leader_pb2_grpc
-from allreduce.cluster.service import BEAT_SECONDS, Leader
+from allreduce.cluster.rpc import (
+    BEAT_SECONDS,
+    CHANNEL_OPTIONS,
+    MAX_VALUE_BYTES,
+    grpc,
+    leader_pb2_grpc,
+)
+from allreduce.cluster.service import Leader
 from allreduce.errors import (
     AllreduceError,
     ClosedError,

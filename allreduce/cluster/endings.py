@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import dataclasses
 import os
+import signal
 import sys
 import threading
 import time
@@ -54,11 +55,13 @@ class Watch:
         if self._hooked:
             sys.excepthook = self._on_exception
             sys.exit = self._on_sys_exit
+        # Runs before the rooms above leave in good order, and _close_worlds after them.
         atexit.register(self._at_exit)
 
     def over(self, world: World) -> World:
         """Watch over `world`: closing it ends the watch."""
         self._world = dataclasses.replace(world, farewell=self.end)
+        _watches.append(self)
         lineage.mark(world.rank)
         return self._world
 
@@ -73,6 +76,7 @@ class Watch:
         if self._world is not None:
             lineage.unmark()
             self._world = None
+            _watches.remove(self)
         atexit.unregister(self._at_exit)
 
     def _on_exception(
@@ -93,16 +97,19 @@ class Watch:
         self._interrupted()
 
     def _interrupted(self) -> None:
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would end in a traceback
         if self._rank == 0 and not self._launched:
             print("[allreduce] interrupted", file=sys.stderr)
+        elif self._abort is not None:  # mpirun kills all when one ends: rank 0 first has its line
+            time.sleep(_AFTER_YOU_SECONDS)
         self._finish(INTERRUPTED)
 
     def _finish(self, code: int) -> None:
         """End this process, and the job where that is in our hands."""
         _flush()
         if self._abort is not None:
-            if code != INTERRUPTED:
-                time.sleep(_REPORT_SECONDS)
+            time.sleep(_REPORT_SECONDS)
             self._abort(code)
         self._abandon()
         last = threading.Timer(_LAST_SECONDS, _exit_now, (code,))
@@ -124,8 +131,6 @@ class Watch:
         failed = self._hooked and getattr(sys, "last_value", None) is not None
         code = self._status or int(failed)
         if not code:
-            if self._world is not None:
-                self._world.close()
             return
         _flush()
         self._abandon()
@@ -133,11 +138,32 @@ class Watch:
             time.sleep(_REPORT_SECONDS)
             self._abort(code)
 
+    def close_world(self) -> None:
+        """Leave in good order, at the end of a program that did not."""
+        if self._world is not None and os.getpid() == self._pid:
+            self._world.close()
+
     def _abandon(self) -> None:
         """Break the connection so that the others learn of this rank's loss."""
+        _failed.set()
         abandon: Any = getattr(self._world and self._world.store, "abandon", None)
         if abandon is not None:
             abandon()
+
+
+_watches: list[Watch] = []
+_failed = threading.Event()
+
+
+def failed() -> bool:
+    """Say whether this process is ending by an error: then it must not say goodbye to anybody."""
+    return _failed.is_set()
+
+
+@atexit.register
+def _close_worlds() -> None:
+    for watch in list(_watches):
+        watch.close_world()
 
 
 class _Exit(SystemExit):
@@ -158,6 +184,21 @@ class _Exit(SystemExit):
         except ValueError:
             self._watch.note(self._value)
         return self._value
+
+
+_claims: list[socket.socket] = []
+
+
+def _first_on_this_host(claim: str) -> bool:
+    """Say whether no living process has claimed this before; the claim ends with the process."""
+    claimed = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claimed.bind(f"\0allreduce.{claim}")
+    except OSError:
+        claimed.close()
+        return False
+    _claims.append(claimed)
+    return True
 
 
 def interactive() -> bool:

@@ -11,7 +11,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from allreduce.cluster import mpi_library
+from allreduce.cluster import mpi_library, pmi
 from allreduce.cluster.address import LOOPBACK, outward_host
 from allreduce.cluster.alone import world_of_one
 from allreduce.cluster.base import World
@@ -21,6 +21,7 @@ from allreduce.errors import AllreduceError, JoinError, TimeoutError
 
 _INVITATION_BYTES = 512
 _POLL_SECONDS = 0.002
+_KILL_SECONDS = 1.0  # for mpirun to kill all ranks
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,17 @@ def launcher(environ: Mapping[str, str]) -> Launcher | None:
                 family = "Intel MPI"
             return Launcher(family, rank_variable, size_variable, int(rank), int(size))
     return None
+
+
+_unjoined: Watch | None = None
+
+
+def watch_from_import() -> None:
+    """End the job when this rank fails before it has joined, while the others wait for it."""
+    global _unjoined
+    found = launcher(os.environ)
+    if found is not None and found.size > 1 and pmi.connected():
+        _unjoined = Watch(found.rank, abort=pmi.abort)
 
 
 class Mpi(Resolver):
@@ -99,11 +111,14 @@ def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> Wor
 
     comm = mpi.COMM_WORLD
     rank, size = comm.Get_rank(), comm.Get_size()
+    if _unjoined is not None:
+        _unjoined.end()
     watch = Watch(rank, abort=partial(_abort, comm))
     hosted: Leader | None = None
     invitation = ""
     try:
-        spread = _one_host(mpi, comm)
+        spread = _one_host(mpi, comm)  # all ranks have initialised MPI when this returns
+        mpi_library.unlink_segments(mpi_library.MAPPED_BY_ALL)  # nobody could after SIGKILL
         if rank == 0:
             secret = request.secret or secrets.token_hex(32).encode()
             invitation, hosted = _host(request, size, secret, one_host=spread)
@@ -131,6 +146,9 @@ def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> Wor
 def _abort(comm: Any, code: int) -> None:
     mpi_library.unlink_segments()
     if code == INTERRUPTED:  # every rank has the signal: Abort would report it once for each
+        if pmi.connected():
+            pmi.abort(code)
+            time.sleep(_KILL_SECONDS)
         os._exit(code)
     comm.Abort(code)
 

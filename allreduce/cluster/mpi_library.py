@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -14,8 +15,9 @@ from allreduce.errors import JoinError
 _HYDRA = ("mpiexec.hydra", "hydra_pmi_proxy")  # MPICH's and Intel MPI's
 _PRRTE = ("orterun", "orted", "prterun", "prte", "prted")  # Open MPI's
 _LAUNCHERS = frozenset(("mpirun", "mpiexec", "srun", "slurmstepd", *_HYDRA, *_PRRTE))
-# MPICH's, Open MPI's and Intel MPI's
-_SEGMENTS = ("/dev/shm/mpich_shm_", "/dev/shm/sm_segment.", "/dev/shm/Intel_MPI_")
+# MPICH's ranks map theirs while they initialise, Open MPI's when they first talk to each other.
+MAPPED_BY_ALL = ("/dev/shm/mpich_shm_",)
+_SEGMENTS = (*MAPPED_BY_ALL, "/dev/shm/sm_segment.", "/dev/shm/Intel_MPI_")
 
 
 def load(launcher_family: str, rank: int, size: int) -> Any:
@@ -42,7 +44,12 @@ def load(launcher_family: str, rank: int, size: int) -> Any:
         with warnings.catch_warnings():
             # mpi4py warns of a launcher that does not fit; the sizes show it, and that is an error.
             warnings.simplefilter("ignore", RuntimeWarning)
-            mpi.Init_thread(mpi.THREAD_MULTIPLE)
+            # MPICH's library crashes when a signal interrupts its wait for the other ranks.
+            unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+            try:
+                mpi.Init_thread(mpi.THREAD_MULTIPLE)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
     except mpi.Exception as error:
         raise mismatch(launcher_family, rank, f"MPI_Init failed ({size} ranks): {error}") from error
     return mpi
@@ -92,14 +99,15 @@ def launcher_path(launcher_family: str) -> str:
     return found or f"{launcher_family}'s mpirun"
 
 
-def unlink_segments() -> None:
+def unlink_segments(prefixes: tuple[str, ...] = _SEGMENTS) -> None:
     """Remove the shared memory's names that the MPI library would remove when it is finalised.
 
-    For a job that is about to be aborted: the mappings of ranks that still run stay valid.
+    The mappings of ranks that run stay valid. With the names of every library, for a job that is
+    about to be aborted; those of `MAPPED_BY_ALL` can go as soon as all ranks have initialised MPI.
     """
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line[line.find("/") :] if "/" in line else ""
-        if path.startswith(_SEGMENTS):
+        if path.startswith(prefixes):
             Path(path).unlink(missing_ok=True)
 
 

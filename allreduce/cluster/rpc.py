@@ -13,6 +13,7 @@ import grpc.aio
 from allreduce.cluster import leader_pb2_grpc
 
 PROTOCOL = 1
+BEAT_SECONDS = 1.0  # a member that has said nothing for so long sends a heartbeat
 
 # The store is for addresses, identities and agreements; arrays go through collectives.
 MAX_VALUE_BYTES = 16 * 2**20
@@ -33,6 +34,7 @@ CHANNEL_OPTIONS = [
 ]
 
 __all__ = [
+    "BEAT_SECONDS",
     "CHANNEL_OPTIONS",
     "MAX_VALUE_BYTES",
     "PROTOCOL",

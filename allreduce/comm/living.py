@@ -6,6 +6,7 @@ import atexit
 import os
 import weakref
 
+from allreduce.cluster import failed
 from allreduce.comm.shared import SharedTransport
 
 _transports: weakref.WeakSet[SharedTransport] = weakref.WeakSet()
@@ -20,6 +21,8 @@ def add(transport: SharedTransport) -> None:
 def leave_all() -> None:
     """Tell the peers that this program has come to its end: it has not died."""
     for transport in list(_transports):
+        if failed():
+            transport.abort("its program ended with an error, which its own output tells")
         transport.close(drain=False)
 
 

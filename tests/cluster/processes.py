@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-PREFIXES = ("ALLREDUCE_", "SLURM_", "PMI", "MPI_LOCAL", "OMPI_", "HYDI_")
+PREFIXES = ("ALLREDUCE_", "SLURM_", "PMI", "MPI_LOCAL", "OMPI_", "HYDI_", "PYTHONUNBUFFERED")
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def mpirun(size: int, script: Path, *arguments: str) -> list[str]:
     if not beside.exists() or shutil.which(str(beside.parent / "mpiexec.hydra")) is None:
         pytest.skip("needs the mpich wheel: pip install allreduce[mpich]")
     pytest.importorskip("mpi4py", reason="needs mpi4py: pip install allreduce[mpich]")
-    return [str(beside), "-n", str(size), sys.executable, "-u", str(script), *arguments]
+    return [str(beside), "-n", str(size), sys.executable, str(script), *arguments]
 
 
 def free_address() -> str:

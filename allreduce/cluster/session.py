@@ -1,0 +1,144 @@
+"""The leader's side of one member's connection: handshake, requests, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from allreduce.cluster import leader_pb2 as pb
+from allreduce.cluster import proof
+from allreduce.cluster.base import Member
+from allreduce.cluster.group import Group
+from allreduce.cluster.rpc import BEAT_SECONDS, PROTOCOL
+
+HANDSHAKE_SECONDS = 10.0
+
+
+class Host(Protocol):
+    """What a session needs of its leader."""
+
+    size: int
+    secret: bytes
+    silence: float
+    generation: int | None
+    closing: bool
+    groups: dict[int, Group]
+    attending: int
+    asked: float
+
+
+class Session:
+    """One member's connection."""
+
+    def __init__(self, leader: Host, context: Any) -> None:
+        self._leader, self._context = leader, context
+        self._outbox: asyncio.Queue[pb.ToMember] = asyncio.Queue()
+        self._heard = time.monotonic()
+
+    async def serve(self) -> None:
+        """Serve the member to its end."""
+        try:
+            admitted = await asyncio.wait_for(self._shake_hands(), HANDSHAKE_SECONDS)
+        except TimeoutError:
+            return
+        if admitted:
+            await self._attend()
+
+    async def _shake_hands(self) -> bool:
+        """Prove and be proved to; then admit or refuse."""
+        leader = self._leader
+        first = await self._read()
+        if first is None or first.WhichOneof("content") != "hello":
+            return False
+        hello = first.hello
+        if hello.protocol != PROTOCOL:
+            return await self._refuse(
+                f"protocol {hello.protocol} came and the leader speaks {PROTOCOL}: "
+                "install the same version of allreduce everywhere"
+            )
+        identity = hello.identity
+        nonces = (hello.nonce, proof.nonce())
+        claim = (identity.rank, hello.size, hello.generation, identity.pid)
+        shown = proof.prove(leader.secret, "leader", nonces, claim)
+        await self._context.write(pb.ToMember(challenge=pb.Challenge(nonce=nonces[1], proof=shown)))
+        answer = await self._read()
+        if answer is None or answer.WhichOneof("content") != "proof":
+            return False
+        expected = proof.prove(leader.secret, "member", nonces, claim)
+        if not proof.proves(answer.proof.proof, expected):
+            return await self._refuse("the secret is wrong")
+        return await self._admit(hello)
+
+    async def _admit(self, hello: pb.Hello) -> bool:
+        if self._leader.closing or self._leader.generation not in (None, hello.generation):
+            return await self._refuse(
+                f"this leader does not serve generation {hello.generation} of the job", again=True
+            )
+        identity = hello.identity
+        self._member = Member(identity.rank, identity.host, identity.pid)
+        group = self._leader.groups.setdefault(hello.generation, Group(self._leader.size))
+        why = group.refusal(self._member, hello.size)
+        if why is not None:
+            return await self._refuse(why)
+        self._group = group
+        self._outbox.put_nowait(pb.ToMember(welcome=pb.Welcome(job=group.job)))
+        group.enter(self._member, self._outbox.put_nowait)
+        return True
+
+    async def _attend(self) -> None:
+        """Serve the member until it leaves, dies or falls silent."""
+        rank, self._heard = self._member.rank, time.monotonic()
+        self._leader.attending += 1
+        tasks = [asyncio.create_task(job()) for job in (self._send, self._watch)]
+        reason, lost = "its connection to the group leader broke: it died, or failed", True
+        receiving = asyncio.create_task(self._receive())
+        try:
+            await asyncio.wait([receiving, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            if receiving.done() and not receiving.cancelled() and receiving.exception() is None:
+                reason, lost = ("it left", False) if receiving.result() else (reason, lost)
+            elif tasks[1].done():
+                reason = f"its heartbeats stopped for {self._leader.silence:g} s"
+        finally:
+            self._group.leave(rank, reason, lost=lost)
+            for task in (receiving, *tasks):
+                task.cancel()
+            self._leader.attending -= 1
+
+    async def _receive(self) -> bool:
+        """Handle requests to the end; returns whether the member said goodbye."""
+        loop, rank = asyncio.get_running_loop(), self._member.rank
+        while (message := await self._read()) is not None:
+            self._heard = time.monotonic()
+            content = message.WhichOneof("content")
+            if content == "leave":
+                return True
+            if content != "beat":
+                self._leader.asked = self._heard
+            if self._group.handle(rank, message):
+                loop.call_later(max(0.0, message.timeout), self._group.expire, rank, message)
+        return False
+
+    async def _send(self) -> None:
+        while True:
+            await self._context.write(await self._outbox.get())
+
+    async def _watch(self) -> None:
+        """Return when the member has been silent too long while this process was awake."""
+        awake = time.monotonic()
+        while time.monotonic() - self._heard < self._leader.silence:
+            await asyncio.sleep(BEAT_SECONDS)
+            now = time.monotonic()
+            if now - awake > 5 * BEAT_SECONDS:  # we were stopped or starved: the silence was ours
+                self._heard = now
+            awake = now
+
+    async def _read(self) -> pb.FromMember | None:
+        read: Callable[[], Awaitable[Any]] = self._context.read
+        message = await read()
+        return message if isinstance(message, pb.FromMember) else None  # else grpc.aio.EOF
+
+    async def _refuse(self, why: str, *, again: bool = False) -> bool:
+        await self._context.write(pb.ToMember(refusal=pb.Refusal(why=why, again=again)))
+        return False
