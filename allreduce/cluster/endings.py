@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -99,10 +100,12 @@ class Watch:
     def _interrupted(self) -> None:
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would end in a traceback
-        if self._rank == 0 and not self._launched:
-            print("[allreduce] interrupted", file=sys.stderr)
-        elif self._abort is not None:  # mpirun kills all when one ends: rank 0 first has its line
-            time.sleep(_AFTER_YOU_SECONDS)
+        if not self._launched:
+            job = self._world.job if self._world is not None else str(os.getppid())
+            if _first_on_this_host(f"interrupted.{job}"):  # rank 0 may be deaf: it is in MPI_Init
+                print("[allreduce] interrupted", file=sys.stderr)
+            _flush()
+            time.sleep(_AFTER_YOU_SECONDS)  # ending frees the claim, and mpirun then kills the rest
         self._finish(INTERRUPTED)
 
     def _finish(self, code: int) -> None:

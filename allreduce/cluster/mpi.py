@@ -69,7 +69,7 @@ def watch_from_import() -> None:
     global _unjoined
     found = launcher(os.environ)
     if found is not None and found.size > 1 and pmi.connected():
-        _unjoined = Watch(found.rank, abort=pmi.abort)
+        _unjoined = Watch(found.rank, abort=_abort_unjoined)
 
 
 class Mpi(Resolver):
@@ -151,6 +151,11 @@ def _abort(comm: Any, code: int) -> None:
             time.sleep(_KILL_SECONDS)
         os._exit(code)
     comm.Abort(code)
+
+
+def _abort_unjoined(code: int) -> None:
+    mpi_library.unlink_segments(mpi_library.MAPPED_BY_ALL, pmi.siblings())
+    pmi.abort(code)
 
 
 def _one_host(mpi: Any, comm: Any) -> bool:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -99,16 +100,22 @@ def launcher_path(launcher_family: str) -> str:
     return found or f"{launcher_family}'s mpirun"
 
 
-def unlink_segments(prefixes: tuple[str, ...] = _SEGMENTS) -> None:
+def unlink_segments(
+    prefixes: tuple[str, ...] = _SEGMENTS, processes: Iterable[int | str] = ("self",)
+) -> None:
     """Remove the shared memory's names that the MPI library would remove when it is finalised.
 
     The mappings of ranks that run stay valid. With the names of every library, for a job that is
     about to be aborted; those of `MAPPED_BY_ALL` can go as soon as all ranks have initialised MPI.
+
+    Args:
+        prefixes: How the names begin.
+        processes: Whose memory it is.
     """
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line[line.find("/") :] if "/" in line else ""
-        if path.startswith(prefixes):
-            Path(path).unlink(missing_ok=True)
+    for pid in processes:
+        for path in _mapped(pid):
+            if path.startswith(prefixes):
+                Path(path).unlink(missing_ok=True)
 
 
 def _launcher_file(pid: int) -> str | None:
@@ -123,8 +130,13 @@ def _launcher_file(pid: int) -> str | None:
 
 
 def _maps(part: str) -> str | None:
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.rpartition(" ")[2]
-        if part in os.path.basename(path):
-            return path
-    return None
+    return next((path for path in _mapped("self") if part in os.path.basename(path)), None)
+
+
+def _mapped(pid: int | str) -> list[str]:
+    """List the files that a process has mapped."""
+    try:
+        text = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:  # it has ended
+        return []
+    return [line[line.index("/") :] for line in text.splitlines() if "/" in line]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
 
 _LINE = "PMI_FD"
 
@@ -26,3 +27,9 @@ def connected() -> bool:
 def abort(code: int) -> None:
     """End all ranks of the job; `mpirun` returns `code`."""
     os.write(int(os.environ[_LINE]), f"cmd=abort exitcode={code}\n".encode())
+
+
+def siblings() -> list[int]:
+    """List the ranks on this host, this process included."""
+    parent = os.getppid()
+    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
