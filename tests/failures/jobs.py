@@ -1,0 +1,125 @@
+"""Whole jobs under a launcher, and what of them is left afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.processes import Result, Running, mpirun, running
+
+SCRIPT = Path(__file__).with_name("broken_job.py")
+SHARED_MEMORY = Path("/dev/shm")
+_TAG = "TEST_JOB"  # every process of a job inherits it: that is how none escapes the search
+
+
+@dataclass
+class Job:
+    """A running job.
+
+    Attributes:
+        process: The launcher.
+        size: How many ranks.
+    """
+
+    process: Running
+    size: int
+    _tag: bytes
+    _folder: Path
+    _before: frozenset[str]
+    _lines: list[str]
+
+    def ready(self) -> list[int]:
+        """Wait until every rank is where the test wants it; returns their processes."""
+        pids = [int(self._line("ready")) for _ in range(self.size)]
+        time.sleep(0.3)
+        return pids
+
+    def finish(self, deadline: float) -> Result:
+        """Wait for the launcher's end; its output includes what was read before."""
+        result = self.process.finish(deadline)
+        out = "\n".join(self._lines) + "\n" + result.out
+        return Result(result.code, out, result.err, result.seconds)
+
+    def finish_after_action(self, seconds: float) -> Result:
+        """Wait for the victim's action, then at most `seconds` for the launcher's end."""
+        acted = float(self._line("acts"))
+        result = self.finish(seconds + 5)
+        assert time.monotonic() - acted < seconds, (time.monotonic() - acted, result)
+        return result
+
+    def living(self) -> list[int]:
+        """Find the job's processes, whoever their parents are now."""
+        return [
+            pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if self._is(pid)
+        ]
+
+    def kill(self) -> None:
+        """Kill every process of the job, as the kernel short of memory would."""
+        for pid in self.living():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def assert_nothing_left(self, seconds: float = 2) -> None:
+        """Fail unless, soon, no process, file or shared memory of the job is left."""
+        deadline = time.monotonic() + seconds
+        while (left := self._left()) != ([], [], []) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert left == ([], [], []), left
+
+    def _left(self) -> tuple[list[int], list[str], list[str]]:
+        shared = sorted(set(os.listdir(SHARED_MEMORY)) - self._before)
+        return self.living(), sorted(os.listdir(self._folder)), shared
+
+    def _is(self, pid: int) -> bool:
+        try:
+            return self._tag in Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:  # it has ended, or is another user's
+            return False
+
+    def _line(self, word: str) -> str:
+        """Read lines up to the one that begins with `word`, past a rank's prefix."""
+        while line := self.process.line():
+            self._lines.append(line)
+            found, _, rest = line.rpartition("] ")[2].partition(" ")
+            if found == word:
+                return rest
+        raise AssertionError(f"no {word!r} came: {self._lines}; {self.process.finish(5)}")
+
+
+@contextlib.contextmanager
+def start(
+    launcher: str,
+    size: int,
+    script: Path,
+    *arguments: str,
+    folder: Path,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Job]:
+    """Start a job for the block; nothing of it survives the block.
+
+    Args:
+        launcher: "mpirun" or "run", ours.
+        size: How many ranks.
+        script: What each of them executes.
+        arguments: The script's.
+        folder: An empty one, the job's for temporary files.
+        env: Further environment variables.
+    """
+    ours = [sys.executable, "-m", "allreduce.run", "-n", str(size), str(script), *arguments]
+    command = mpirun(size, script, *arguments) if launcher == "mpirun" else ours
+    tag = uuid.uuid4().hex
+    own = {_TAG: tag, "TMPDIR": str(folder), "OPENBLAS_NUM_THREADS": "1"}
+    before = frozenset(os.listdir(SHARED_MEMORY))
+    with running(command, own | dict(env or {})) as process:
+        job = Job(process, size, f"{_TAG}={tag}".encode(), folder, before, [])
+        try:
+            yield job
+        finally:
+            job.kill()

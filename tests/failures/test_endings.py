@@ -1,0 +1,85 @@
+"""One rank ends, however it does: the job ends with it, says why, and leaves nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.failures.conftest import Break
+
+torture = pytest.mark.torture
+LAUNCHERS = pytest.mark.parametrize("launcher", ["mpirun", "run"])
+
+
+def moments(*quick: str) -> pytest.MarkDecorator:
+    """Run these moments in every test run, and the others in the long one."""
+    every = ("join", "fit", "collective", "compute")
+    cases = [m if m in quick else pytest.param(m, marks=torture) for m in every]
+    return pytest.mark.parametrize("moment", cases)
+
+
+@LAUNCHERS
+@moments("join", "fit")
+def test_a_rank_that_raises_ends_the_job_with_its_traceback(
+    broken: Break, launcher: str, moment: str
+) -> None:
+    with broken(launcher, moment, "raise", size=3) as job:
+        result = job.finish_after_action(5)
+        job.assert_nothing_left()
+    assert result.code == 1, result
+    assert "ValueError: boom on rank 1" in result.err
+    assert "in boom" in result.err
+
+
+@LAUNCHERS
+@moments("collective")
+def test_a_rank_that_exits_gives_the_job_its_code(
+    broken: Break, launcher: str, moment: str
+) -> None:
+    with broken(launcher, moment, "exit", size=3) as job:
+        result = job.finish_after_action(5)
+        job.assert_nothing_left()
+    assert result.code == 3, result
+
+
+@LAUNCHERS
+@moments("fit")
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=torture), 1])
+def test_a_killed_rank_ends_the_job(broken: Break, launcher: str, moment: str, victim: int) -> None:
+    with broken(launcher, moment, "kill", victim, 3) as job:
+        result = job.finish_after_action(5)
+        job.assert_nothing_left()
+    assert result.code not in (0, None), result
+    if launcher == "run":
+        assert result.code == 128 + 9
+        assert f"rank {victim} (process" in result.err
+        assert "was killed by SIGKILL" in result.err
+
+
+@LAUNCHERS
+@moments("fit")
+def test_a_rank_that_sticks_is_named_when_the_timeout_runs_out(
+    broken: Break, launcher: str, moment: str
+) -> None:
+    if moment == "compute":
+        pytest.skip("nobody waits for anybody")
+    with broken(launcher, moment, "stop", ALLREDUCE_TIMEOUT="3") as job:
+        result = job.finish_after_action(3 + 5)
+        job.assert_nothing_left()
+    assert result.code == 1, result
+    assert "rank 0" in result.err
+    assert "rank 1" in result.err
+    assert "TimeoutError" in result.err or "PeerLostError" in result.err
+
+
+@LAUNCHERS
+@pytest.mark.parametrize("action", ["leave", pytest.param("nothing", marks=torture)])
+def test_a_rank_that_ends_normally_is_missed_by_those_that_train_on(
+    broken: Break, launcher: str, action: str
+) -> None:
+    with broken(launcher, "end", action, size=3) as job:
+        result = job.finish_after_action(5)
+        job.assert_nothing_left()
+    assert result.code == 1, result
+    assert "PeerLostError" in result.err
+    assert "rank 1" in result.err
+    assert "left" in result.err

@@ -1,0 +1,63 @@
+"""Signals from outside, at any moment: Ctrl-C, SIGTERM, SIGKILL to whomever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.failures.conftest import Break
+from tests.failures.test_endings import LAUNCHERS, moments
+
+
+@LAUNCHERS
+@moments("join", "fit", "collective")
+def test_ctrl_c_ends_the_job_with_one_line(broken: Break, launcher: str, moment: str) -> None:
+    with broken(launcher, moment, size=3) as job:
+        job.ready()
+        job.process.signal(signal.SIGINT, group=True)
+        result = job.finish(3)
+        job.assert_nothing_left()
+    assert result.code in (130, -signal.SIGINT), result
+    ours = [line for line in result.err.splitlines() if "interrupted" in line]
+    assert len(ours) == 1, result
+    assert "Traceback" not in result.err
+    assert "Error" not in result.err
+
+
+@LAUNCHERS
+@moments("fit")
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.torture)]
+)
+def test_a_terminated_launcher_takes_the_job_along(
+    broken: Break, launcher: str, moment: str, number: signal.Signals
+) -> None:
+    with broken(launcher, moment, size=3) as job:
+        job.ready()
+        job.process.signal(number)
+        result = job.finish(5)
+        job.assert_nothing_left()
+    assert result.code != 0
+
+
+@LAUNCHERS
+@moments("collective")
+def test_a_killed_launcher_takes_the_job_along(broken: Break, launcher: str, moment: str) -> None:
+    with broken(launcher, moment, size=3) as job:
+        job.ready()
+        job.process.signal(signal.SIGKILL)
+        job.assert_nothing_left(5)
+
+
+@LAUNCHERS
+@moments("fit")
+def test_nothing_is_left_when_everything_is_killed(
+    broken: Break, launcher: str, moment: str
+) -> None:
+    with broken(launcher, moment, size=3) as job:
+        job.ready()
+        job.kill()
+        job.assert_nothing_left()
