@@ -8,6 +8,7 @@
 
 #include "group.h"
 #include "protocol.h"
+#include "stager.h"
 
 namespace allreduce {
 
@@ -46,6 +47,7 @@ struct Share {
   const int members;
   std::vector<const void*> in;  // scratch: one pointer per member
   std::vector<void*> out;
+  Stager stager;
 
   Share(Group& group, int me)
       : group(group),

@@ -46,9 +46,8 @@ void post(Share& share, Work& work) {
   } else if (work.call.path == Path::small) {
     const std::size_t bytes = work.contribution(share.members, share.me);
     std::byte* payload = share.control().payload(share.me, work.seq, bytes);
-    // The peers still cache what they read there kSlots calls ago: stream past their copies.
     if (bytes > kInline)
-      kernels().stream_copy(payload, work.in, bytes);
+      share.stager.copy(payload, work.in, bytes);
     else if (bytes > 0)
       std::memcpy(payload, work.in, bytes);
   }

@@ -1,5 +1,5 @@
-// Calls on private arrays: members copy chunks into their rings with streaming stores, and read the
-// others' chunks from there.
+// Calls on private arrays: members copy chunks into their rings, and read the others' chunks from
+// there.
 //
 // One-shot all_reduce: everybody reduces every chunk from all rings. Sliced: everybody reduces its
 // slice of each chunk, stores it back into its own ring, and gathers the other slices from there:
@@ -47,14 +47,14 @@ void stage(Share& share, const Work& work, std::uint64_t chunk) {
   std::byte* ring = share.control().chunk(share.me, work.base + chunk);
   if (call.collective == Collective::broadcast && share.me != call.root) return;
   if (call.collective != Collective::reduce_scatter) {
-    kernels().stream_copy(ring, work.in + part.low * unit, part.count * unit);
+    share.stager.copy(ring, work.in + part.low * unit, part.count * unit);
     return;
   }
   const std::uint64_t size = chunk_elements(share, call);
   for (std::uint64_t member = 0; member < static_cast<std::uint64_t>(share.members); ++member)
     if (static_cast<int>(member) != share.me)
-      kernels().stream_copy(ring + member * size * unit,
-                            work.in + (member * call.count + part.low) * unit, part.count * unit);
+      share.stager.copy(ring + member * size * unit,
+                        work.in + (member * call.count + part.low) * unit, part.count * unit);
 }
 
 void reduce_into(Share& share, const Work& work, void* out, std::uint64_t count) {
@@ -81,8 +81,8 @@ void reduce(Share& share, const Work& work, std::uint64_t chunk) {
     const std::size_t bytes = (mine.high - mine.low) * unit;
     point_at(share, work, chunk, mine.low * unit, own + mine.low * unit);
     reduce_into(share, work, out + mine.low * unit, mine.high - mine.low);
-    kernels().stream_copy(share.control().chunk(share.me, work.base + chunk) + mine.low * unit,
-                          out + mine.low * unit, bytes);
+    share.stager.copy(share.control().chunk(share.me, work.base + chunk) + mine.low * unit,
+                      out + mine.low * unit, bytes);
   } else if (call.collective == Collective::all_reduce) {
     point_at(share, work, chunk, 0, own);
     reduce_into(share, work, out, part.count);

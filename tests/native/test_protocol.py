@@ -12,7 +12,7 @@ import pytest
 from tests.harness import ROOT
 
 CPU = ROOT / "kernels" / "cpu"
-SOURCES = ("direct", "engine", "group", "kernel_table", "member", "region", "small", "staged")
+SOURCES = ("direct", "engine", "group", "kernel_table", "member", "region", "small", "staged", "stager")
 LEVELS = {
     "baseline": [],
     "avx2": ["-mavx2"],
