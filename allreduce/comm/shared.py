@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
-import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,45 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allreduce import _native
-from allreduce.comm import memory
 from allreduce.comm.base import Array, Quick, Transport, Work
 from allreduce.comm.call import Call, kind
-from allreduce.comm.failures import MemberInfo, Witness
-from allreduce.comm.links import Links
-from allreduce.errors import AllreduceError, ClosedError, OutOfMemoryError, UsageError
+from allreduce.comm.failures import Witness
+from allreduce.comm.local_group import LocalGroup
+from allreduce.comm.symmetric import Symmetric
+from allreduce.errors import AllreduceError, ClosedError, UsageError
 from allreduce.events import logger
 
 WARN_SECONDS = 10.0  # a wait this long is reported, once
 _PRUNE = 64  # started works without a wait that are kept before looking which are complete
-_PAGE = 4096
-_MAX_PAGES = 1 << 36  # what a signature can count
-
-
-class LocalGroup:
-    """What the members of one process share: the mapped regions and the sockets."""
-
-    def __init__(
-        self, group: _native.Group, links: Links, members: tuple[MemberInfo, ...], local: int
-    ) -> None:
-        self.group = group
-        self.links = links
-        self.members = members
-        self.local_members = local
-        self.first = sum(process.local_members for process in links.processes[: links.rank])
-        self._open = local
-        weakref.finalize(self, links.close).atexit = False
-        self._lock = threading.Lock()
-
-    def leave(self) -> None:
-        """Count a member out; with the last one the sockets go."""
-        with self._lock:
-            self._open -= 1
-            if self._open == 0:
-                self.close_links()
-
-    def close_links(self) -> None:
-        self.group.drop_peers()
-        self.links.close()
 
 
 class SharedWork(Work):
@@ -100,7 +68,7 @@ class SharedTransport(Transport):
         self._timeout = timeout
         self._pending: dict[int, SharedWork] = {}
         self._prune_at = _PRUNE
-        self._regions = 0
+        self._symmetric = Symmetric(local, self._member, index, timeout)
         self._failure: str | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -220,58 +188,8 @@ class SharedTransport(Transport):
         self._local.links.close()
 
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
-        pages = max(1, -(-nbytes // _PAGE))
-        if pages >= _MAX_PAGES:
-            raise OutOfMemoryError(f"{self._witness.where}: no machine has {nbytes} bytes")
-        self._complete_now(self._member.start_allocate(pages))
-        self._regions += 1
-        error = self._map(self._regions, pages * _PAGE)
-        # Everybody learns whether everybody could map it.
-        mine, errors = np.array([error]), np.zeros(len(self._local.members), np.int64)
-        self._complete_now(self._member.start(kind("all_gather"), mine, errors))
-        if errors.any():
-            self._local.group.release_region(self._regions)
-            raise self._shortage(nbytes, errors)
-        part: NDArray[np.uint8] = self._local.group.claim(self._regions, self.index)
-        return part
+        return self._symmetric.allocate(nbytes, self._complete_now)
 
     def _complete_now(self, work: _native.Work) -> None:
         if not self._wait(work, self.quick_seconds):
             self.complete(work, None, self.quick_seconds)
-
-    def _map(self, region: int, part_bytes: int) -> int:
-        """Have this process's first member map a new region; return an errno value or 0."""
-        local = self._local
-        if self.index != local.first:
-            return 0
-        total = part_bytes * len(local.members)
-        fd, error = None, 0
-        try:
-            if not local.links.sockets:
-                memory.check_available(total)
-            elif local.links.rank == 0:
-                fd = memory.allocate(total)
-        except OSError as failure:
-            error = failure.errno or errno.ENOMEM
-        try:
-            if local.links.sockets:
-                fd, error = local.links.pass_file(fd, error, time.monotonic() + self._timeout)
-            if error == 0:
-                local.group.map_region(
-                    region, -1 if fd is None else fd, part_bytes, local.local_members
-                )
-        except OSError as failure:
-            error = failure.errno or errno.ENOMEM
-        finally:
-            if fd is not None:
-                os.close(fd)
-        return error
-
-    def _shortage(self, nbytes: int, errors: NDArray[np.int64]) -> OutOfMemoryError:
-        first = int(np.flatnonzero(errors)[0])
-        total = nbytes * len(errors)
-        return OutOfMemoryError(
-            f"{self._witness.where}: no shared memory of {total} bytes, {nbytes} per member: "
-            f"{self._local.members[first]} got {os.strerror(int(errors[first]))!r}; "
-            f"about {memory.available_bytes()} bytes are free on this machine"
-        )

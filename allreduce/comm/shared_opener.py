@@ -13,7 +13,8 @@ from allreduce.comm import handshake, living, memory
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.failures import MemberInfo
 from allreduce.comm.links import Links, Process, connect
-from allreduce.comm.shared import LocalGroup, SharedTransport
+from allreduce.comm.local_group import LocalGroup
+from allreduce.comm.shared import SharedTransport
 from allreduce.errors import JoinError, OutOfMemoryError
 
 _REPORT = struct.Struct("!iI")  # an errno value, and the rank that got it

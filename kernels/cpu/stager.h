@@ -21,9 +21,10 @@ class Stager {
     double cost = 0;  // nanoseconds per byte, smoothed; 0 before the first measurement
     void learn(double measured, double other);
   };
+  void schedule_trial();
 
   Way plain_, stream_;
-  unsigned copies_ = 0;
+  unsigned until_trial_ = 2;  // measured copies before the slower way is tried again
 };
 
 }  // namespace allreduce

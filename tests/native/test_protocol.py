@@ -50,7 +50,7 @@ def build(folder: Path, sanitizer: str) -> Path:
     return program
 
 
-def run(command: list[str | Path], timeout: float = 100) -> str:
+def run(command: list[str | Path], timeout: float = 250) -> str:
     """Run a command that has to succeed; returns its output."""
     options = {"TSAN_OPTIONS": "halt_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
     result = subprocess.run(
@@ -63,6 +63,7 @@ def run(command: list[str | Path], timeout: float = 100) -> str:
 SANITIZERS = ("thread", "address,undefined")
 
 
+@pytest.mark.timeout(300)  # compiling takes most of it
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
 def test_protocol(tmp_path: Path, sanitizer: str) -> None:
     assert run([build(tmp_path, sanitizer), "1"]) == "ok\n"

@@ -1,0 +1,220 @@
+"""How ranks as processes end: killed, interrupted, forked, short of memory, or in good order."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.harness import run_ranks
+
+
+def _victim(victim: int, size: int, inside: bool) -> None:
+    import os
+    import signal
+    import time
+
+    import numpy as np
+
+    from allreduce import errors
+    from allreduce.comm import init
+
+    comm = init()
+    x = np.ones(3_000_000, "float32")
+    comm.all_reduce(x)
+    if comm.rank == victim:
+        if inside:
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            while True:
+                comm.all_reduce(x)
+        print("dies", time.monotonic(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            comm.all_reduce(x)
+    except errors.PeerLostError as error:
+        print(time.monotonic(), error, flush=True)
+        os._exit(7)
+
+
+@pytest.mark.parametrize(("size", "victim"), [(2, 0), (3, 1), (4, 3)])
+def test_survivors_name_the_killed_rank_within_half_a_second(size: int, victim: int) -> None:
+    results = run_ranks(_victim, size, arguments=(victim, size, False))
+    died = float(results[victim].stdout.split()[1])
+    for rank, result in enumerate(results):
+        if rank != victim:
+            assert result.returncode == 7, result
+            seconds, message = result.stdout.split(" ", 1)
+            assert f"rank {rank}: rank {victim} (process" in message
+            assert "died" in message
+            assert float(seconds) - died < 0.5
+
+
+def test_a_rank_killed_inside_a_collective_is_named() -> None:
+    results = run_ranks(_victim, 3, arguments=(1, 3, True))
+    assert results[1].returncode == -14
+    for rank in (0, 2):
+        assert f"rank {rank}: rank 1 (process" in results[rank].stdout, results
+
+
+def _interrupted() -> None:
+    import os
+    import signal
+    import threading
+    import time
+
+    import numpy as np
+
+    from allreduce import errors
+    from allreduce.comm import init
+
+    comm = init()
+    if comm.rank == 1:
+        time.sleep(2)
+    else:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    try:
+        comm.all_reduce(np.ones(10))
+    except (KeyboardInterrupt, errors.PeerLostError) as error:
+        print(type(error).__name__, time.monotonic() - start < 1, error, flush=True)
+        os._exit(0)
+
+
+def test_ctrl_c_ends_a_wait_and_the_others_learn_why() -> None:
+    first, second = run_ranks(_interrupted, 2)
+    assert first.stdout.startswith("KeyboardInterrupt True")
+    assert "PeerLostError" in second.stdout
+    assert "rank 0 aborted the communicator: all_reduce was interrupted by Keyb" in second.stdout
+
+
+def _forked() -> None:
+    import multiprocessing
+    import os
+    import signal
+    import time
+    import warnings
+
+    import numpy as np
+
+    from allreduce import errors
+    from allreduce.comm import init
+
+    warnings.simplefilter("ignore")
+    comm = init()
+
+    def child(queue: object) -> None:
+        for attempt in (lambda: comm.all_reduce(np.ones(3)), init):
+            try:
+                attempt()
+            except errors.AllreduceError as error:
+                print(type(error).__name__, error, flush=True)
+        time.sleep(30)
+
+    comm.all_reduce(np.ones(3))
+    if comm.rank == 0:
+        process = multiprocessing.get_context("fork").Process(target=child, args=(None,))
+        process.daemon = True
+        process.start()
+        time.sleep(0.5)
+        comm.all_reduce(np.ones(3))
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        comm.all_reduce(np.ones(3))
+        comm.all_reduce(np.ones(3))
+    except errors.PeerLostError as error:
+        print(error)
+        os._exit(0)
+
+
+def test_a_forked_child_cannot_take_part_nor_hide_its_parents_death() -> None:
+    first, second = run_ranks(_forked, 2, timeout=20)
+    assert "UsageError" in first.stdout, first
+    assert "was forked from the process that joined" in first.stdout
+    assert "JoinError" in first.stdout
+    assert "rank 0 (process" in second.stdout
+    assert "died" in second.stdout
+
+
+def _short_of_memory() -> None:
+    import resource
+
+    import numpy as np
+
+    from allreduce import errors
+    from allreduce.comm import init
+
+    comm = init()
+    if comm.rank == 1:
+        with open("/proc/self/statm") as statm:
+            used = int(statm.read().split()[0]) * 4096
+        resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))
+    try:
+        comm.empty(32 << 20, "float32")
+    except errors.OutOfMemoryError as error:
+        print(error)
+    print(comm.all_reduce(np.ones(3))[0])
+    comm.close()
+
+
+def test_memory_that_one_rank_cannot_map_is_refused_on_all() -> None:
+    for result in run_ranks(_short_of_memory, 3):
+        assert "rank 1 got 'Cannot allocate memory'" in result.stdout, result
+        assert result.stdout.endswith("3.0\n")
+
+
+def _short_at_the_start() -> None:
+    import os
+    import resource
+
+    import allreduce.comm
+    from allreduce import errors
+    from allreduce.cluster import join
+
+    world = allreduce.comm.world()
+    assert join is not None
+    if world.rank == 1:
+        with open("/proc/self/statm") as statm:
+            used = int(statm.read().split()[0]) * 4096
+        resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 20), used + (2 << 20)))
+    try:
+        allreduce.comm.init()
+    except errors.OutOfMemoryError as error:
+        print(str(error), flush=True)
+        os._exit(0)
+
+
+def test_too_little_memory_for_the_communicator_is_an_error_on_all() -> None:
+    for result in run_ranks(_short_at_the_start, 3):
+        assert "rank 1 got 'Cannot allocate memory'" in result.stdout, result
+
+
+def _ends_without_close(code: int) -> None:
+    import sys
+
+    import numpy as np
+
+    from allreduce.comm import init
+
+    comm = init()
+    for _ in range(30):
+        comm.all_reduce(np.ones(500_001))
+    if comm.rank == 1:
+        comm.all_reduce(np.ones(5), async_op=True)  # nobody waits: must not hold up the end
+    sys.exit(code)
+
+
+def test_ranks_may_end_without_close() -> None:
+    assert [r.returncode for r in run_ranks(_ends_without_close, 3, arguments=(0,))] == [0] * 3
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    def listing() -> set[str]:
+        return set(os.listdir("/dev/shm"))
+
+    before = listing()
+    run_ranks(_victim, 3, arguments=(1, 3, False), env={"TMPDIR": str(tmp_path)})
+    assert listing() <= before
+    assert not list(tmp_path.iterdir())
