@@ -12,7 +12,7 @@ import pytest
 from tests.harness import ROOT
 
 CPU = ROOT / "kernels" / "cpu"
-SOURCES = ("direct", "engine", "group", "kernel_table", "member", "region", "small", "staged", "stager")
+NAMES = "direct engine group kernel_table member region small staged stager"
 LEVELS = {
     "baseline": [],
     "avx2": ["-mavx2"],
@@ -44,7 +44,7 @@ def build(folder: Path, sanitizer: str) -> Path:
         define = f"-DKERNEL_LEVEL={level}"
         run([compiler, *flags, *own, define, "-c", source, "-o", objects[-1]])
     program = folder / "protocol_test"
-    sources = [CPU / f"{name}.cpp" for name in SOURCES]
+    sources = [CPU / f"{name}.cpp" for name in NAMES.split()]
     test = Path(__file__).parent / "protocol_test.cpp"
     run([compiler, *flags, *sources, test, *objects, "-o", program])
     return program
