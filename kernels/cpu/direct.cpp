@@ -4,6 +4,9 @@
 // is read once and each output written once. The others: a member reads what it needs from the
 // others' inputs. A member is finished when all are: until then its input is read and its output
 // written.
+//
+// Ordinary stores, because the lines were just read: in place, 2 members, Zen 4, 1 MiB 15 us (with
+// streaming stores 148), 4 MiB 80 (560), 16 MiB 850 (1420), 64 MiB 4700 (6300).
 #include <algorithm>
 #include <cstring>
 
