@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import builtins
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class AllreduceError(Exception):
@@ -85,6 +85,16 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UsageError:
         known: The names that exist.
     """
     names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    near = _nearest(str(name), names)
+    hint = f"; did you mean {near!r}?" if near else ""
     return UsageError(f"unknown {kind} {name!r}: there are {', '.join(names)}{hint}")
+
+
+def _nearest(name: str, names: Sequence[str]) -> str | None:
+    """Find the name that was meant: in another case, cut short, or with letters mistaken."""
+    by_folded = {each.casefold(): each for each in reversed(names)}
+    folded = name.casefold()
+    near = difflib.get_close_matches(folded, by_folded, n=1)
+    if not near and len(folded) > 1:
+        near = [each for each in sorted(by_folded) if each.startswith(folded)]
+    return by_folded[near[0]] if near else None

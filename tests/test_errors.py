@@ -56,3 +56,11 @@ def test_an_unknown_name_is_told_what_exists_and_what_is_near() -> None:
     error = errors.unknown_name("optimizer", "addam", ["sgd", "adam"])
     assert str(error) == "unknown optimizer 'addam': there are adam, sgd; did you mean 'adam'?"
     assert str(errors.unknown_name("loss", 3, ["mse"])) == "unknown loss 3: there are mse"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("MSE", "mse"), ("ReLU", "ReLU6"), ("acc", "accuracy"), ("Adam", "adam")]
+)
+def test_case_and_short_forms_are_understood(given: str, meant: str) -> None:
+    known = ["accuracy", "adam", "mse", "ReLU6"]
+    assert str(errors.unknown_name("name", given, known)).endswith(f"did you mean {meant!r}?")
