@@ -140,7 +140,8 @@ def distribute(batch: Any, replicator: Replicator, name: str = "the batch") -> A
 
     def cut(leaf: Any) -> PerReplica:
         array = np.asarray(leaf)
-        parts = [array[o : o + n] for n, o in zip(sizes[local], offsets[local], strict=True)]
+        # Copied, because the dataset may refill its arrays while the batch waits for its step.
+        parts = [array[o : o + n].copy() for n, o in zip(sizes[local], offsets[local], strict=True)]
         return PerReplica(values=tuple(parts), weights=sizes[local], offsets=offsets[local])
 
     return map_leaves(cut, batch)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -87,3 +89,19 @@ def test_batches_that_do_not_fit_are_refused() -> None:
         distribute((np.ones((3, 2)), np.float32(1)), replicator())
     with pytest.raises(UsageError, match="is empty"):
         distribute((), replicator())
+
+
+class RefillsOneBuffer:
+    def __iter__(self) -> Iterator[np.ndarray]:
+        buffer = np.empty(4)
+        for number in range(6):
+            buffer[...] = number
+            yield buffer
+
+
+def test_a_dataset_may_refill_its_arrays() -> None:
+    seen = []
+    for batch in DistributedDataset(RefillsOneBuffer(), replicator()):
+        time.sleep(0.01)  # long enough for the next batch to be made
+        seen.append(batch.values[0].tolist())
+    assert seen == [[number] * 4 for number in range(6)]
