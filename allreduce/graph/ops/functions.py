@@ -44,7 +44,6 @@ from allreduce.graph.ops.matmul import matmul
 from allreduce.graph.ops.random import dropout
 from allreduce.graph.ops.reduce import max, mean, min, sum, sum_to
 from allreduce.graph.ops.shape import (
-    broadcast_like,
     broadcast_to,
     expand_dims,
     flatten,
@@ -83,7 +82,6 @@ __all__ = [
     "absolute",
     "add",
     "argmax",
-    "broadcast_like",
     "broadcast_to",
     "cast",
     "clip",

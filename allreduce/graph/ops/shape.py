@@ -124,12 +124,6 @@ def broadcast_to(x: Any, shape: Sequence[Size], dtype: Any = None) -> Tensor:
     return tensor if tensor.shape == wanted else apply("broadcast_to", tensor, shape=wanted)
 
 
-def broadcast_like(x: Any, like: Any) -> Tensor:
-    """Broadcast to the shape of `like`, and cast to its dtype."""
-    tensor = as_tensor(like)
-    return broadcast_to(x, tensor.shape, tensor.dtype)
-
-
 def _broadcast_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
     shape: Shape = attrs["shape"]
     if broadcast([specs[0].shape, shape]) != shape:
