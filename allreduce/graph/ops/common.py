@@ -31,29 +31,35 @@ def promote(ufunc: np.ufunc, *values: Any) -> list[Tensor]:
     Raises:
         UsageError: The ufunc has no loop for these dtypes, or a Python number does not fit.
     """
-    weak = [type(value) in _WEAK for value in values]
-    if all(weak):
-        weak = [False] * len(values)
-    kept = [value if w else as_tensor(value) for value, w in zip(values, weak, strict=True)]
-    kinds = [type(v) if w else v.dtype for v, w in zip(kept, weak, strict=True)]
+    operands = _operands(values)
+    kinds = [each.dtype if isinstance(each, Tensor) else type(each) for each in operands]
     try:
         dtypes = ufunc.resolve_dtypes((*kinds, *[None] * ufunc.nout))
-        return [_operand(value, dtype) for value, dtype in zip(kept, dtypes, strict=False)]
+        return [_operand(each, dtype) for each, dtype in zip(operands, dtypes, strict=False)]
     except (TypeError, OverflowError) as error:
         raise UsageError(f"{users_line()}: {ufunc.__name__}: {error}") from None
 
 
 def promote_together(*values: Any) -> list[Tensor]:
-    """Make tensors of the operands, cast to the one dtype that holds them all."""
-    weak = [type(value) in _WEAK for value in values]
-    if all(weak):
-        weak = [False] * len(values)
-    kept = [value if w else as_tensor(value) for value, w in zip(values, weak, strict=True)]
-    dtype = np.result_type(*[v if w else v.dtype for v, w in zip(kept, weak, strict=True)])
+    """Make tensors of the operands, cast to the one dtype that holds them all.
+
+    Raises:
+        UsageError: A Python number does not fit.
+    """
+    operands = _operands(values)
+    dtype = np.result_type(*[each.dtype if isinstance(each, Tensor) else each for each in operands])
     try:
-        return [_operand(value, dtype) for value in kept]
+        return [_operand(each, dtype) for each in operands]
     except OverflowError as error:
         raise UsageError(f"{users_line()}: {error}") from None
+
+
+def _operands(values: Sequence[Any]) -> list[Any]:
+    """Make tensors of all but Python numbers, and of these too where there is nothing else."""
+    weak = [type(value) in _WEAK for value in values]
+    if all(weak):
+        return [as_tensor(value) for value in values]
+    return [value if w else as_tensor(value) for value, w in zip(values, weak, strict=True)]
 
 
 def _operand(value: Any, dtype: np.dtype[Any]) -> Tensor:
