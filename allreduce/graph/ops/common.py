@@ -121,6 +121,13 @@ def zeros_like(x: Tensor) -> Tensor:
     return apply("fill", shape=x.shape, dtype=x.dtype, value=0)
 
 
+def swap_axes(x: Tensor, a: int, b: int) -> Tensor:
+    """Exchange two axes, in a view."""
+    order = list(range(x.ndim))
+    order[a], order[b] = b, a
+    return x if a == b else apply("transpose", x, axes=tuple(order))
+
+
 def reshaped(x: Tensor, shape: Sequence[Size]) -> Tensor:
     """Reshape; at most one size may be -1, and sizes may be named."""
     wanted = infer_shape(x.shape, tuple(shape))

@@ -9,7 +9,7 @@ import numpy as np
 
 from allreduce.errors import ShapeError
 from allreduce.graph.ops.base import Attrs, Op, register
-from allreduce.graph.ops.common import promote_together, reshaped, unbroadcast
+from allreduce.graph.ops.common import promote_together, reshaped, swap_axes, unbroadcast
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Spec, broadcast, show
 from allreduce.graph.tensor import Tensor
@@ -66,7 +66,7 @@ def _matmul(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
 
 
 def _swapped(x: Tensor) -> Tensor:
-    return apply("transpose", x, axes=(*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
+    return swap_axes(x, x.ndim - 2, x.ndim - 1)
 
 
 def _matmul_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from allreduce.errors import ShapeError
 from allreduce.graph.ops.base import Attrs, Op, register
-from allreduce.graph.ops.common import as_floats, floats_only, same_spec
+from allreduce.graph.ops.common import as_floats, floats_only, same_spec, swap_axes
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import normalize_axes
 from allreduce.graph.tensor import Tensor, TracedTensor
@@ -46,12 +46,7 @@ def _along(name: str, x: Any, axis: int) -> Tensor:
         raise ShapeError(f"{users_line()}: {name} needs an axis, got a scalar")
     (at,) = normalize_axes(axis, tensor.ndim)
     last = tensor.ndim - 1
-    if at == last:
-        return apply(name, tensor)
-    order = list(range(tensor.ndim))
-    order[at], order[last] = last, at
-    moved = apply(name, apply("transpose", tensor, axes=tuple(order)))
-    return apply("transpose", moved, axes=tuple(order))
+    return swap_axes(apply(name, swap_axes(tensor, at, last)), at, last)
 
 
 def _shifted(out: np.ndarray, x: np.ndarray) -> None:
