@@ -6,6 +6,7 @@ program thereby serves every batch size, the smaller last batch included.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -98,10 +99,25 @@ def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
     """Turn an axis argument into sorted, non-negative, distinct axes; None means all.
 
     Raises:
-        ShapeError: An axis is out of range.
+        ShapeError: An axis is no integer, out of range, or there twice.
     """
-    axes = range(ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
-    for each in axes:
-        if not -ndim <= each < ndim:
-            raise ShapeError(f"axis {each} is out of range for {ndim} dimensions")
-    return tuple(sorted({each % ndim for each in axes}))
+    axes = range(ndim) if axis is None else axis if isinstance(axis, Sequence) else (axis,)
+    found = {normalize_axis(each, ndim) for each in axes}
+    if len(found) < len(axes):
+        raise ShapeError(f"an axis is there twice in {axis}")
+    return tuple(sorted(found))
+
+
+def normalize_axis(axis: int, ndim: int) -> int:
+    """Count a negative axis from the front.
+
+    Raises:
+        ShapeError: The axis is no integer, or out of range.
+    """
+    try:
+        index = operator.index(axis)
+    except TypeError:
+        raise ShapeError(f"axis {axis!r} is no integer") from None
+    if not -ndim <= index < ndim:
+        raise ShapeError(f"axis {index} is out of range for {ndim} dimensions")
+    return index % ndim

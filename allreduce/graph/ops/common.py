@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.ops.arguments import as_dtype
 from allreduce.graph.ops.base import Attrs, Gradient, Kernel, Op, ShapeRule, register
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Dim, Shape, Size, Spec, broadcast, concrete, show, size_of
@@ -19,9 +20,12 @@ _WEAK = (int, float)
 
 
 def cast(x: Any, dtype: Any) -> Tensor:
-    """Convert to another dtype; costs nothing where the dtype is already right."""
-    tensor = as_tensor(x)
-    wanted = np.dtype(dtype)
+    """Convert to another dtype; costs nothing where the dtype is already right.
+
+    Raises:
+        UsageError: There is no such dtype, or tensors cannot have it.
+    """
+    tensor, wanted = as_tensor(x), as_dtype(dtype)
     return tensor if tensor.dtype == wanted else apply("cast", tensor, dtype=wanted)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.graph.ops.arguments import as_number
 from allreduce.graph.ops.base import Attrs, Op, cut, register
 from allreduce.graph.ops.common import (
     cast,
@@ -178,6 +179,8 @@ elementwise(np.square, lambda dy, y, x, attrs: [dy * (x[0] * 2)])
 def clip(x: Any, low: float, high: float) -> Tensor:
     """Limit to `low`…`high`, two Python numbers; no gradient flows where it was outside."""
     tensor = as_tensor(x)
+    as_number("a bound of clip", low)
+    as_number("a bound of clip", high)
     return apply("clip", cast(tensor, np.result_type(tensor.dtype, low, high)), low=low, high=high)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.ops.arguments import as_axis, as_dtype, as_shape
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.scope import users_line
-from allreduce.graph.spec import Spec, normalize_axes, show
+from allreduce.graph.spec import Spec, show
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import apply, as_tensor
 
@@ -18,11 +19,7 @@ from allreduce.graph.trace import apply, as_tensor
 def argmax(x: Any, axis: int = -1) -> Tensor:
     """Find where the largest element along an axis is; the first of equal ones. int64."""
     tensor = as_tensor(x)
-    try:
-        (at,) = normalize_axes(axis, tensor.ndim)
-    except ShapeError as error:
-        raise ShapeError(f"{users_line()}: argmax of {show(tensor.shape)}: {error}") from None
-    return apply("argmax", tensor, axis=at)
+    return apply("argmax", tensor, axis=as_axis("argmax", tensor, axis))
 
 
 def _argmax_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
@@ -49,11 +46,16 @@ def one_hot(labels: Any, depth: int, dtype: Any = "float32") -> Tensor:
         labels: `(…)`, integers in 0…depth-1, which is checked when the step runs.
         depth: The number of classes.
         dtype: Of the result, which is `(…, depth)`.
+
+    Raises:
+        UsageError: The labels are not integers, or when the step runs, one is out of range.
+        ShapeError: There are no classes.
     """
     tensor = as_tensor(labels)
     if tensor.dtype.kind not in "iu":
         raise UsageError(f"{users_line()}: one_hot takes integers, got {tensor.dtype}")
-    return apply("one_hot", tensor, depth=depth, dtype=np.dtype(dtype))
+    (classes,) = as_shape("the depth of one_hot", (depth,), smallest=1)
+    return apply("one_hot", tensor, depth=classes, dtype=as_dtype(dtype))
 
 
 def _one_hot(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.ops.arguments import as_axes, as_shape
 from allreduce.graph.ops.base import Attrs, Op, ShapeRule, register
 from allreduce.graph.ops.common import as_floats, cast, kept_shape, reshaped
-from allreduce.graph.scope import users_line
-from allreduce.graph.spec import Spec, broadcast, normalize_axes, show
+from allreduce.graph.spec import Spec, broadcast, show
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import apply, as_tensor
 
@@ -40,11 +40,7 @@ def min(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 
 def _reduce(name: str, x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
-    try:
-        axes = normalize_axes(axis, x.ndim)
-    except ShapeError as error:
-        raise ShapeError(f"{users_line()}: {name} of {show(x.shape)}: {error}") from None
-    return apply(name, x, axes=axes, keepdims=keepdims)
+    return apply(name, x, axes=as_axes(name, x, axis), keepdims=keepdims)
 
 
 def _shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
@@ -133,7 +129,7 @@ register(Op("min", _not_empty(_shape), _extreme(np.minimum), _extreme_gradient))
 def sum_to(x: Any, shape: Sequence[Any]) -> Tensor:
     """Add up along the axes that broadcasting from `shape` had repeated."""
     tensor = as_tensor(x)
-    wanted = tuple(shape)
+    wanted = as_shape("sum_to", shape)
     return tensor if tensor.shape == wanted else apply("sum_to", tensor, shape=wanted)
 
 

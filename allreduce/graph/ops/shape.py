@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError
+from allreduce.graph.ops.arguments import as_axes, as_axis, as_dtype, as_number, as_shape
 from allreduce.graph.ops.base import Attrs, Op, cut, register
 from allreduce.graph.ops.common import (
     cast,
@@ -21,7 +22,6 @@ from allreduce.graph.spec import (
     Size,
     Spec,
     broadcast,
-    normalize_axes,
     show,
     size_of,
 )
@@ -31,7 +31,7 @@ from allreduce.graph.trace import apply, as_tensor
 
 def reshape(x: Any, shape: Sequence[Size] | Size) -> Tensor:
     """Give the elements, in row-major order, another shape; one size may be -1."""
-    return reshaped(as_tensor(x), tuple(shape) if isinstance(shape, Sequence) else (shape,))
+    return reshaped(as_tensor(x), as_shape("reshape", shape, smallest=-1))
 
 
 def _reshape(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
@@ -59,7 +59,7 @@ def flatten(x: Any) -> Tensor:
 def expand_dims(x: Any, axis: int) -> Tensor:
     """Insert an axis of size 1 before `axis`."""
     tensor = as_tensor(x)
-    (at,) = normalize_axes(axis, tensor.ndim + 1)
+    at = as_axis("expand_dims", tensor, axis, new=1)
     return reshaped(tensor, (*tensor.shape[:at], 1, *tensor.shape[at:]))
 
 
@@ -73,7 +73,7 @@ def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     if axis is None:
         axes = tuple(i for i, size in enumerate(tensor.shape) if size == 1)
     else:
-        axes = normalize_axes(axis, tensor.ndim)
+        axes = as_axes("squeeze", tensor, axis)
     for each in axes:
         if tensor.shape[each] != 1:
             raise ShapeError(
@@ -85,7 +85,8 @@ def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
     """Reorder the axes: `axes[i]` becomes axis i; by default they are reversed. Copies nothing."""
     tensor = as_tensor(x)
-    order = range(tensor.ndim)[::-1] if axes is None else [axis % tensor.ndim for axis in axes]
+    wanted = range(tensor.ndim)[::-1] if axes is None else axes
+    order = [as_axis("transpose", tensor, axis) for axis in wanted]
     if sorted(order) != list(range(tensor.ndim)):
         raise ShapeError(
             f"{users_line()}: axes {axes} do not permute those of {show(tensor.shape)}"
@@ -120,7 +121,7 @@ def broadcast_to(x: Any, shape: Sequence[Size], dtype: Any = None) -> Tensor:
         ShapeError: The shape does not broadcast to `shape`.
     """
     tensor = as_tensor(x) if dtype is None else cast(x, dtype)
-    wanted = tuple(shape)
+    wanted = as_shape("broadcast_to", shape)
     return tensor if tensor.shape == wanted else apply("broadcast_to", tensor, shape=wanted)
 
 
@@ -149,7 +150,8 @@ register(
 
 def full(shape: Sequence[Size], value: float, dtype: Any = "float32") -> Tensor:
     """Make a tensor with all elements equal to a Python number."""
-    return apply("fill", shape=tuple(shape), dtype=np.dtype(dtype), value=value)
+    as_number("what full fills with", value)
+    return apply("fill", shape=as_shape("full", shape), dtype=as_dtype(dtype), value=value)
 
 
 def zeros(shape: Sequence[Size], dtype: Any = "float32") -> Tensor:
@@ -186,8 +188,7 @@ register(Op("fill", lambda specs, attrs: Spec(attrs["shape"], attrs["dtype"]), _
 def size(x: Any, axis: int | Sequence[int] | None = None, dtype: Any = "int64") -> Tensor:
     """Count elements, or those along some axes, when the step runs: a scalar."""
     tensor = as_tensor(x)
-    axes = normalize_axes(axis, tensor.ndim)
-    return apply("size", tensor, axes=axes, dtype=np.dtype(dtype))
+    return apply("size", tensor, axes=as_axes("size", tensor, axis), dtype=as_dtype(dtype))
 
 
 def _size(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:

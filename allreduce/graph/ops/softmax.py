@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError
+from allreduce.graph.ops.arguments import as_axis
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import as_floats, floats_only, same_spec, swap_axes
 from allreduce.graph.scope import users_line
-from allreduce.graph.spec import normalize_axes
 from allreduce.graph.tensor import Tensor, TracedTensor
 from allreduce.graph.trace import Trace, apply
 
@@ -44,7 +44,7 @@ def _along(name: str, x: Any, axis: int) -> Tensor:
     tensor = as_floats(x)
     if not tensor.ndim:
         raise ShapeError(f"{users_line()}: {name} needs an axis, got a scalar")
-    (at,) = normalize_axes(axis, tensor.ndim)
+    at = as_axis(name, tensor, axis)
     last = tensor.ndim - 1
     return swap_axes(apply(name, swap_axes(tensor, at, last)), at, last)
 

@@ -48,6 +48,9 @@ UNARY: list[tuple[Callable[..., Tensor], Callable[..., Any]]] = [
 ]
 
 
+untyped: Any = ops  # for calls that mypy would refuse
+
+
 def value_of(tensor: Tensor) -> np.ndarray:
     assert isinstance(tensor, ConcreteTensor)
     return tensor.value
@@ -91,6 +94,16 @@ def test_reductions_agree_with_numpy(name: str, axis: Any, keepdims: bool) -> No
     x = np.random.default_rng(0).normal(size=(2, 3, 4))
     found = value_of(getattr(ops, name)(x, axis, keepdims))
     np.testing.assert_allclose(found, getattr(np, name)(x, axis=axis, keepdims=keepdims))
+
+
+def test_numpys_integers_are_axes_and_sizes() -> None:
+    x, one = np.arange(6.0).reshape(2, 3), np.int64(1)
+    assert value_of(untyped.sum(x, axis=one)).tolist() == [3, 12]
+    assert value_of(untyped.argmax(x, one)).tolist() == [2, 2]
+    assert value_of(untyped.transpose(x, (one, np.int8(-2)))).tolist() == x.T.tolist()
+    assert value_of(untyped.reshape(x, np.array([3, -1]))).tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert value_of(untyped.one_hot([0], np.uint8(2))).tolist() == [[1, 0]]
+    assert value_of(untyped.dropout(x, np.float32(0))).tolist() == x.tolist()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -200,6 +213,37 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: ops.subtract(True, False), "boolean subtract"),
     (lambda: ops.dropout(np.ones(3), 1.0, seed=0), r"in \[0, 1\), got 1.0"),
     (lambda: ops.where([True], np.int8(1), 1000), "1000"),
+    (lambda: untyped.transpose(np.ones((2, 3)), (0, 5)), r"transpose of \(2, 3\): axis 5"),
+    (lambda: untyped.transpose(np.ones((2, 3)), (0, -3)), r"transpose of \(2, 3\): axis -3"),
+    (lambda: untyped.transpose(np.ones((2, 3)), (0, "1")), "axis '1' is no integer"),
+    (lambda: untyped.sum(np.ones((2, 3)), axis="0"), r"sum of \(2, 3\): axis '0' is no integer"),
+    (lambda: untyped.mean(np.ones((2, 3)), axis=0.5), "axis 0.5 is no integer"),
+    (lambda: untyped.max(np.ones((2, 3)), axis=(0, -2)), r"twice in \(0, -2\)"),
+    (lambda: untyped.argmax(np.ones((2, 3)), None), "needs one axis, got None"),
+    (lambda: untyped.softmax(np.ones((2, 3)), (0, 1)), r"needs one axis, got \(0, 1\)"),
+    (lambda: untyped.squeeze(np.ones((2, 3)), 2), r"squeeze of \(2, 3\): axis 2"),
+    (lambda: untyped.expand_dims(np.ones((2, 3)), 3), r"expand_dims of \(2, 3\): axis 3"),
+    (lambda: untyped.size(np.ones((2, 3)), 2), r"size of \(2, 3\): axis 2"),
+    (lambda: untyped.reshape(np.ones((2, 3)), (-2, -3)), r"-1 or more, got \(-2, -3\)"),
+    (lambda: untyped.reshape(np.ones((2, 3)), (2.0, 3)), r"integers, not \(2.0, 3\)"),
+    (lambda: untyped.reshape(np.ones((2, 3)), (None, 3)), r"integers, not \(None, 3\)"),
+    (lambda: untyped.broadcast_to(np.ones(3), (-1, 3)), r"0 or more, got \(-1, 3\)"),
+    (lambda: untyped.sum_to(np.ones(3), "a"), "integers, not 'a'"),
+    (lambda: untyped.zeros((-1, 3)), r"0 or more, got \(-1, 3\)"),
+    (lambda: untyped.full((2,), "z"), "a number, not str 'z'"),
+    (lambda: untyped.one_hot(np.zeros(0, int), 0), r"1 or more, got \(0,\)"),
+    (lambda: untyped.one_hot([0], -1), r"1 or more, got \(-1,\)"),
+    (lambda: untyped.one_hot([0], 3.5), r"the depth of one_hot: sizes are integers, not \(3.5,\)"),
+    (lambda: untyped.one_hot([0], 3, "floaty"), "'floaty' is no dtype"),
+    (lambda: untyped.cast(np.ones(2), "floaty"), "'floaty' is no dtype"),
+    (lambda: untyped.cast(np.ones(2), object), "not object"),
+    (lambda: untyped.clip(np.ones(2), "a", 2), "a bound of clip is a number, not str 'a'"),
+    (lambda: untyped.clip(np.ones(2), 0, None), "a bound of clip is a number, not NoneType"),
+    (
+        lambda: untyped.dropout(np.ones(2), "half"),
+        "the rate of a dropout is a number, not str 'half'",
+    ),
+    (lambda: untyped.dropout(np.ones(2), float("nan"), seed=0), r"in \[0, 1\), got nan"),
 ]
 
 

@@ -1,0 +1,89 @@
+"""Arguments that are no tensors, checked where they enter: dtypes, numbers, axes and shapes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.scope import users_line
+from allreduce.graph.spec import Dim, Shape, Size, normalize_axes, show
+from allreduce.graph.tensor import Tensor
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any]:
+    """Read a dtype of numbers or booleans.
+
+    Raises:
+        UsageError: There is no such dtype, or tensors cannot have it.
+    """
+    try:
+        wanted: np.dtype[Any] = np.dtype(dtype)
+    except TypeError as error:
+        raise UsageError(f"{users_line()}: {dtype!r} is no dtype: {error}") from None
+    if wanted.kind in "OSUMm":
+        raise UsageError(f"{users_line()}: tensors hold numbers or booleans, not {wanted}")
+    return wanted
+
+
+def as_number(what: str, value: Any) -> Any:
+    """Let a number through, Python's or NumPy's.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    if not isinstance(value, Real | np.bool_):
+        raise UsageError(
+            f"{users_line()}: {what} is a number, not {type(value).__name__} {value!r:.60}"
+        )
+    return value
+
+
+def as_axes(what: str, x: Tensor, axis: Any, new: int = 0) -> tuple[int, ...]:
+    """Read the axes of `x` that an operator works along, `new` ones that it inserts included.
+
+    Raises:
+        ShapeError: One is no integer, out of range, or there twice.
+    """
+    try:
+        return normalize_axes(axis, x.ndim + new)
+    except ShapeError as error:
+        raise ShapeError(f"{users_line()}: {what} of {show(x.shape)}: {error}") from None
+
+
+def as_axis(what: str, x: Tensor, axis: Any, new: int = 0) -> int:
+    """Read one axis, as `as_axes` does several.
+
+    Raises:
+        ShapeError: It is not one integer in range.
+    """
+    axes = as_axes(what, x, axis, new)
+    if axis is None or len(axes) != 1:
+        raise ShapeError(f"{users_line()}: {what} of {show(x.shape)}: needs one axis, got {axis}")
+    return axes[0]
+
+
+def as_shape(what: str, shape: Any, smallest: int = 0) -> Shape:
+    """Read a shape: sizes that are integers or named, or a single one.
+
+    Raises:
+        ShapeError: A size is neither, or an integer below `smallest`.
+    """
+    sizes = shape if isinstance(shape, Sequence | np.ndarray) else (shape,)
+    try:
+        result = tuple(_as_size(size) for size in sizes)
+    except TypeError:
+        raise ShapeError(f"{users_line()}: {what}: sizes are integers, not {shape!r:.60}") from None
+    if any(isinstance(size, int) and size < smallest for size in result):
+        raise ShapeError(
+            f"{users_line()}: {what}: sizes are {smallest} or more, got {show(result)}"
+        )
+    return result
+
+
+def _as_size(size: Any) -> Size:
+    return size if isinstance(size, Dim) else operator.index(size)
