@@ -15,13 +15,14 @@ import numpy as np
 
 from allreduce import _native
 from allreduce.errors import UsageError
+from allreduce.graph.ops.arguments import as_number
 from allreduce.graph.ops.base import Attrs, Op, register
-from allreduce.graph.ops.common import as_floats, floats_only, same_spec, through_float32
+from allreduce.graph.ops.common import as_floats, floats_only, same_spec, swap_axes, through_float32
 from allreduce.graph.scope import users_line
 from allreduce.graph.seed import get_seed
-from allreduce.graph.spec import Spec
+from allreduce.graph.spec import Dim, Spec
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply, next_draw, runtime
+from allreduce.graph.trace import apply, as_tensor, next_draw, runtime
 
 
 def dropout(x: Any, rate: float, seed: int | None = None) -> Tensor:
@@ -30,27 +31,38 @@ def dropout(x: Any, rate: float, seed: int | None = None) -> Tensor:
     Source: Srivastava et al., "Dropout" (JMLR 2014), section 4, with the scaling moved to training.
 
     Args:
-        x: `(batch, …)`. What is dropped in a row depends on its index in the global batch.
+        x: `(batch, …)`, or with the batch on another axis, or merged with other axes as in
+            `(4*batch, …)`. What is dropped depends on the index in the global batch; in a tensor
+            without a batch axis, such as a variable, all replicas drop the same.
         rate: The share to drop, in [0, 1).
         seed: Decides the draw, with the operator's place in the step and the step's number; by
             default what `ar.set_seed` was given.
 
     Raises:
-        UsageError: The rate is out of range.
+        UsageError: The rate is not a number in [0, 1).
     """
-    if not 0 <= rate < 1:
+    if not 0 <= as_number("the rate of a dropout", rate) < 1:
         raise UsageError(f"{users_line()}: the rate of a dropout is in [0, 1), got {rate}")
     tensor = as_floats(x)
     if rate == 0:
         return tensor
     key = _key(get_seed() if seed is None else seed, next_draw())
-    return apply("dropout", tensor, runtime("row_offset"), runtime("step"), rate=rate, key=key)
+    for axis, size in enumerate(tensor.shape):
+        if isinstance(size, Dim):
+            rows = swap_axes(tensor, 0, axis)
+            attrs = {"rate": rate, "key": key, "rows_per_sample": size.factor}
+            kept = apply("dropout", rows, runtime("row_offset"), runtime("step"), **attrs)
+            return swap_axes(kept, 0, axis)
+    nowhere = as_tensor(0, np.int64)
+    attrs = {"rate": rate, "key": key, "rows_per_sample": 1}
+    return apply("dropout", tensor, nowhere, runtime("step"), **attrs)
 
 
 @through_float32
 def _dropout(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
     x, row_offset, step = inputs
-    _native.dropout(out, x, attrs["rate"], attrs["key"], int(row_offset), int(step))
+    first_row = int(row_offset) * attrs["rows_per_sample"]
+    _native.dropout(out, x, attrs["rate"], attrs["key"], first_row, int(step))
     result: np.ndarray = out
     return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -65,6 +66,51 @@ def test_the_mask_does_not_depend_on_how_rows_are_split(shape: tuple[int, ...]) 
         for a, b in pairwise(cuts)
     ]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def _merged(x: Tensor) -> Tensor:
+    return ops.reshape(ops.dropout(ops.reshape(x, (-1, 5)), 0.5, seed=1), (-1, 4, 5))
+
+
+def _flat(x: Tensor) -> Tensor:
+    return ops.reshape(ops.dropout(ops.reshape(x, -1), 0.5, seed=1), (-1, 4, 5))
+
+
+def _in_the_middle(x: Tensor) -> Tensor:
+    return ops.transpose(ops.dropout(ops.transpose(x, (1, 0, 2)), 0.5, seed=1), (1, 0, 2))
+
+
+def _last(x: Tensor) -> Tensor:
+    return ops.transpose(ops.dropout(ops.transpose(x), 0.5, seed=1))
+
+
+@pytest.mark.parametrize("layout", [_merged, _flat, _in_the_middle, _last])
+def test_one_and_three_replicas_drop_the_same_wherever_the_batch_axis_is(
+    layout: Callable[[Tensor], Tensor],
+) -> None:
+    def both(x: Tensor) -> list[Tensor]:
+        y = layout(x)
+        return [y, *backward(y, [x], 1.0)]
+
+    graph, x = record(both, Spec((BATCH, 4, 5), FLOAT)), np.ones((6, 4, 5))
+    whole = interpret(graph, [x], 6, {"row_offset": 0, "step": 3})
+    cuts = [0, 3, 4, 6]
+    parts = [
+        interpret(graph, [x[a:b]], b - a, {"row_offset": a, "step": 3}) for a, b in pairwise(cuts)
+    ]
+    for position, expected in enumerate(whole):
+        assert len({sample.tobytes() for sample in expected}) == 6  # each its own draw
+        found = np.concatenate([part[position] for part in parts])
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_replicas_drop_the_same_of_what_has_no_batch_axis() -> None:
+    graph = record(lambda w: [ops.dropout(w, 0.5, seed=1)], Spec((8, 8), FLOAT))
+    results = [
+        interpret(graph, [np.ones((8, 8))], 2, {"row_offset": offset, "step": 3})[0]
+        for offset in (0, 2, 4)
+    ]
+    np.testing.assert_array_equal(results, [results[0]] * 3)
 
 
 def test_the_mask_depends_on_seed_operator_step_and_row() -> None:
