@@ -9,6 +9,10 @@ import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.replicator import default_replicator
+from allreduce.graph.scope import users_line
+from allreduce.graph.spec import show
+from allreduce.graph.tensor import Tensor
+from allreduce.graph.variable import Variable
 from allreduce.nn.layer import Layer
 
 
@@ -39,18 +43,34 @@ def _scope(replicator: Any) -> str:
     return f"in the scope of {replicator!r}"
 
 
-def inner_layers(layer: Layer) -> Iterator[Layer]:
-    """Go through all layers inside one, at any depth."""
+def check_features(layer: Layer, inputs: Tensor, expected: int) -> None:
+    """Refuse inputs whose last axis is not what the layer's variables were made for.
+
+    Raises:
+        ShapeError: It is not; the message has both.
+    """
+    if not inputs.ndim or inputs.shape[-1] != expected:
+        raise ShapeError(
+            f"{users_line()}: layer {layer.path or layer.name!r} takes inputs of shape "
+            f"(…, {expected}), but got {show(inputs.shape)}"
+        )
+
+
+def inner_layers(layer: Layer, seen: set[Layer] | None = None) -> Iterator[Layer]:
+    """Go through all layers inside one, at any depth; one that is there twice comes once."""
+    seen = {layer} if seen is None else seen
     for _, child in layer.children():
-        yield child
-        yield from inner_layers(child)
+        if child not in seen:
+            seen.add(child)
+            yield child
+            yield from inner_layers(child, seen)
 
 
 def assign_all(model: Layer, weights: Sequence[Any]) -> None:
     """Change all of a model's variables, or none.
 
     Raises:
-        UsageError: There are more or fewer weights than variables.
+        UsageError: There are more or fewer weights than variables, or one is of no fitting dtype.
         ShapeError: A shape differs; the message names the variable.
     """
     variables = model.variables
@@ -59,12 +79,37 @@ def assign_all(model: Layer, weights: Sequence[Any]) -> None:
             f"set_weights: model {model.name!r} has {len(variables)} variables, but "
             f"{len(weights)} weights were given"
         )
-    arrays = [np.asarray(weight) for weight in weights]
-    for variable, array in zip(variables, arrays, strict=True):
-        if variable.shape != array.shape:
-            raise ShapeError(
-                f"set_weights: variable {variable.name!r} has shape {variable.shape}, but the "
-                f"weight given for it {array.shape}"
-            )
-    for variable, array in zip(variables, arrays, strict=True):
-        variable.assign(array.astype(variable.dtype))
+    values = [
+        _converted(variable, weight) for variable, weight in zip(variables, weights, strict=True)
+    ]
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _converted(variable: Variable, weight: Any) -> np.ndarray:
+    try:
+        array = np.asarray(weight)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"set_weights: the weight for variable {variable.name!r} is no array: {error}"
+        ) from None
+    if variable.shape != array.shape:
+        raise ShapeError(
+            f"set_weights: variable {variable.name!r} has shape {variable.shape}, but the "
+            f"weight given for it {array.shape}"
+        )
+    return as_dtype_of(variable, array, "set_weights")
+
+
+def as_dtype_of(variable: Variable, array: np.ndarray, what: str) -> np.ndarray:
+    """Cast a value to a variable's dtype, between floats or integers of different sizes too.
+
+    Raises:
+        UsageError: The value is of another kind.
+    """
+    if array.dtype.kind not in "biuf" or not np.can_cast(array.dtype, variable.dtype, "same_kind"):
+        raise UsageError(
+            f"{what}: variable {variable.name!r} holds {variable.dtype}, but the value given for "
+            f"it {array.dtype}"
+        )
+    return array.astype(variable.dtype)

@@ -10,7 +10,8 @@ from allreduce.graph.spec import show
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.variable import Variable
 from allreduce.nn import activations, initializers
-from allreduce.nn.layer import Layer, check_features
+from allreduce.nn.checks import check_features
+from allreduce.nn.layer import Layer
 
 
 class Dense(Layer):

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
 
 from allreduce.devices import options
-from allreduce.errors import ShapeError, UsageError, unknown_name
+from allreduce.errors import UsageError, unknown_name
 from allreduce.graph.nest import map_leaves
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.replicator import current_replicator
 from allreduce.graph.scope import users_line
-from allreduce.graph.spec import Shape, show
+from allreduce.graph.spec import Shape
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import as_tensor
 from allreduce.graph.variable import Variable
-from allreduce.nn import initializers
+from allreduce.nn import calls, initializers
 from allreduce.nn.naming import snake_case, unique_name
-
-
-class _Calls(threading.local):
-    """The layers that are being called on this thread, outermost first, and in which mode."""
-
-    def __init__(self) -> None:
-        self.stack: list[Layer] = []
-        self.training = False
-
-
-_calls = _Calls()
+from allreduce.nn.tracking import parts_in
 
 
 class Layer:
@@ -83,8 +71,9 @@ class Layer:
             raise UsageError(f"{type(self).__name__}.__init__ has to call super().__init__() first")
         tensors = map_leaves(self._cast, inputs)
         if training is None:
-            training = _calls.training
-        with self._calling(training):
+            training = calls.in_training()
+        self._place()
+        with calls.calling(self, training):
             if not self.built:
                 self._build_once(tensors)
             kind: Any = type(self)
@@ -102,25 +91,17 @@ class Layer:
             return ops.cast(tensor, self.dtype)
         return tensor
 
-    @contextmanager
-    def _calling(self, training: bool) -> Iterator[None]:
+    def _place(self) -> None:
+        """Settle the paths of this layer and of those directly inside it."""
         if self.path is None:
             self._stand_alone()
         for key, layer in self.children():
             if layer.path is None:
                 layer.path = f"{self.path}/{key}"
-        outer = _calls.training
-        _calls.stack.append(self)
-        _calls.training = training
-        try:
-            yield
-        finally:
-            _calls.stack.pop()
-            _calls.training = outer
 
     def _stand_alone(self) -> None:
-        if _calls.stack:
-            owner = _calls.stack[-1]
+        owner = calls.caller()
+        if owner is not None:
             raise UsageError(
                 f"{users_line()}: {type(owner).__name__} {owner.name!r} calls the layer "
                 f"{self.name!r}, which is not one of its attributes, so its variables would never "
@@ -129,7 +110,13 @@ class Layer:
         self.path = unique_name(self.name)
 
     def _build_once(self, tensors: Any) -> None:
-        self.build(_shape(tensors))
+        before = dict(vars(self))
+        try:
+            self.build(_shape(tensors))
+        except BaseException:
+            vars(self).clear()  # of variables made so far too, so that it can be built again
+            vars(self).update(before)
+            raise
         self.built = True  # before `call`: a call that fails must not make variables twice
 
     def add_variable(
@@ -144,12 +131,20 @@ class Layer:
         """Make a variable of this layer; its first value depends on the seed and its path alone.
 
         Args:
-            name: Unique within the layer.
+            name: The attribute that it becomes; unique within the layer.
             shape: Known sizes only.
             initializer: A row of `allreduce.nn.initializers.TABLE`.
             dtype: The layer's by default.
             trainable: Whether optimizers are to change it.
+
+        Raises:
+            UsageError: The layer has an attribute of that name, or there is no such initializer.
         """
+        if inspect.getattr_static(self, name, None) is not None:
+            raise UsageError(
+                f"{users_line()}: layer {self.path or self.name!r} has an attribute {name!r} "
+                "already; call the variable something else"
+            )
         path = f"{self.path}/{name}"
         make = initializers.get(initializer)
         variable = Variable(
@@ -164,7 +159,7 @@ class Layer:
     def children(self) -> Iterator[tuple[str, Layer]]:
         """Go through the layers among the attributes, in lists and dicts too, with their keys."""
         for attribute, value in vars(self).items():
-            yield from _layers_in(attribute, value)
+            yield from parts_in(attribute, value, Layer)
 
     @property
     def layers(self) -> list[Layer]:
@@ -186,16 +181,19 @@ class Layer:
         return [variable for _, variable, wanted in self._walk("", True, set()) if wanted]
 
     def _walk(
-        self, prefix: str, trainable: bool, seen: set[Variable]
+        self, prefix: str, trainable: bool, seen: set[Layer | Variable]
     ) -> Iterator[tuple[str, Variable, bool]]:
         """Go through (path, variable, whether to train it), a shared one where it comes first."""
+        seen.add(self)
         trainable = trainable and self.trainable
         for attribute, value in vars(self).items():
-            if isinstance(value, Variable) and value not in seen:
-                seen.add(value)
-                yield prefix + attribute, value, trainable and value.trainable
+            for key, variable in parts_in(attribute, value, Variable):
+                if variable not in seen:
+                    seen.add(variable)
+                    yield prefix + key, variable, trainable and variable.trainable
         for key, layer in self.children():
-            yield from layer._walk(f"{prefix}{key}/", trainable, seen)
+            if layer not in seen:
+                yield from layer._walk(f"{prefix}{key}/", trainable, seen)
 
     def count_params(self) -> int:
         """Count the elements of all variables."""
@@ -230,32 +228,8 @@ def _takes_training(kind: Any) -> bool:
     return "training" in inspect.signature(kind.call).parameters
 
 
-def _layers_in(key: str, value: Any) -> Iterator[tuple[str, Layer]]:
-    if isinstance(value, Layer):
-        yield key, value
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _layers_in(f"{key}/{index}", item)
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield from _layers_in(f"{key}/{name}", item)
-
-
 def _shape(tensors: Any) -> Any:
     """Give the shape of one tensor; of several, their shapes in the same structure."""
     if isinstance(tensors, Tensor):
         return tensors.shape
     return map_leaves(lambda leaf: leaf.shape if isinstance(leaf, Tensor) else None, tensors)
-
-
-def check_features(layer: Layer, inputs: Tensor, expected: int) -> None:
-    """Refuse inputs whose last axis is not what the layer's variables were made for.
-
-    Raises:
-        ShapeError: It is not; the message has both.
-    """
-    if not inputs.ndim or inputs.shape[-1] != expected:
-        raise ShapeError(
-            f"{users_line()}: layer {layer.path or layer.name!r} takes inputs of shape "
-            f"(…, {expected}), but got {show(inputs.shape)}"
-        )

@@ -10,7 +10,7 @@ import pytest
 from allreduce import nn, optim
 from allreduce.devices import options
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph import Replicator, scope_of, set_seed
+from allreduce.graph import Replicator, Variable, scope_of, set_seed
 from tests.nn.common import blobs, classifier
 
 
@@ -208,3 +208,67 @@ def test_a_layer_from_another_scope_is_refused_with_both_places() -> None:
     model.compile("sgd", "mse")
     with pytest.raises(UsageError, match="'dense' was made outside of any strategy's scope"):
         model.fit(np.ones((2, 3)), np.ones((2, 3)), verbose=0)
+
+
+class Listed(nn.Layer):
+    """Holds variables in a list and a dict, and knows the layer around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = [Variable(np.ones((3, 1), np.float32), name="weight")]
+        self.shifts = {"one": Variable(np.zeros(1, np.float32), name="shift")}
+        self.owner: nn.Layer | None = None
+
+    def call(self, x: Any) -> Any:
+        return x @ self.weights[0] + self.shifts["one"]
+
+
+def test_variables_in_lists_and_dicts_are_trained_and_saved() -> None:
+    layer = Listed()
+    model = nn.Sequential([nn.Input((3,)), layer])
+    layer.owner = model
+    model.compile(optim.SGD(0.1), "mse")
+    assert list(model.named_variables()) == ["0/weights/0", "0/shifts/one"]
+    model.fit(np.ones((4, 3), np.float32), np.zeros((4, 1)), verbose=0)
+    weights, shift = model.get_weights()
+    assert (weights != 1).all()
+    assert (shift != 0).all()
+
+
+class Named(nn.Layer):
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.names = names
+
+    def build(self, input_shape: Any) -> None:
+        for name in self.names:
+            self.add_variable(name, (2,))
+
+    def call(self, x: Any) -> Any:
+        return x
+
+
+@pytest.mark.parametrize("names", [("w", "w"), ("w", "name"), ("call",)])
+def test_a_variable_takes_no_other_attributes_place(names: tuple[str, ...]) -> None:
+    layer = Named(*names)
+    for _ in range(2):  # what the first attempt made is not in the way of the second
+        with pytest.raises(UsageError, match=f"has an attribute '{names[-1]}' already"):
+            layer(np.ones((1, 3)))
+    assert layer.variables == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (np.array(["a"] * 3), "holds float32, but the value given for it <U1"),
+        ([[1.0], [1.0, 2.0]], "is no array"),
+        (np.ones(3, complex), "complex128"),
+    ],
+)
+def test_set_weights_changes_all_or_none(wrong: Any, message: str) -> None:
+    model = classifier()
+    model.build((None, 6))
+    before = model.get_weights()
+    with pytest.raises(UsageError, match=message):
+        model.set_weights([*(weight + 1 for weight in before[:-1]), wrong])
+    assert all(np.array_equal(*pair) for pair in zip(model.get_weights(), before, strict=True))
