@@ -45,5 +45,6 @@ def load_model(path: str | PathLike[str], custom_objects: Mapping[str, Any] | No
             name, _, slot = key.rpartition("/")
             state[f"{paths[name]}/{slot}"] = value
         model.optimizer.load_state(state)
-    model.replicator.steps = described["steps"]  # what dropout draws depends on it
+        # What dropout draws depends on the number of runs of the step.
+        model.replicator.set_steps(model.train_step, model.optimizer.iterations)
     return model

@@ -235,7 +235,6 @@ class Model(Layer):
             "model": self.describe(),
             "sample": self.sample,
             "epochs_done": self.epochs_done,
-            "steps": self.replicator.steps,
             "compiled": compiled.describe() if compiled else None,
         }
         saving.save(path, self, described, compiled.optimizer if compiled else None)

@@ -21,9 +21,7 @@ def test_a_loaded_model_goes_on_to_the_bit(tmp_path: Path) -> None:
     model = classifier(dropout=0.3)
     model.fit(x, y, batch_size=25, epochs=2, verbose=0)
     model.save(tmp_path / "model")
-    steps = model.replicator.steps
     wanted = model.fit(x, y, batch_size=25, epochs=2, verbose=0)
-    model.replicator.steps = steps + 1000  # load_model sets back what dropout depends on
     loaded = nn.load_model(tmp_path / "model")
     assert isinstance(loaded.optimizer, optim.Adam)
     assert loaded.optimizer.iterations == 8
