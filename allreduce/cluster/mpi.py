@@ -93,7 +93,7 @@ class Mpi(Resolver):
                 'pip install "allreduce[mpich]" (with an MPI of its own) or "allreduce[mpi]" (for '
                 "the MPI of this machine)"
             )
-        mpi = mpi_library.load(found.family, found.rank, found.size)
+        mpi = mpi_library.load(found.family, found.rank, found.size, request.timeout)
         if mpi.COMM_WORLD.Get_size() != found.size:
             raise mpi_library.mismatch(
                 found.family,

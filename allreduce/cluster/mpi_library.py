@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -21,7 +22,7 @@ MAPPED_BY_ALL = ("/dev/shm/mpich_shm_",)
 _SEGMENTS = (*MAPPED_BY_ALL, "/dev/shm/sm_segment.", "/dev/shm/Intel_MPI_")
 
 
-def load(launcher_family: str, rank: int, size: int) -> Any:
+def load(launcher_family: str, rank: int, size: int, timeout: float) -> Any:
     """Import `mpi4py.MPI` and initialise MPI, if nobody has yet.
 
     The library is looked at before it is initialised: MPICH's ends the process when it finds itself
@@ -45,15 +46,26 @@ def load(launcher_family: str, rank: int, size: int) -> Any:
         with warnings.catch_warnings():
             # mpi4py warns of a launcher that does not fit; the sizes show it, and that is an error.
             warnings.simplefilter("ignore", RuntimeWarning)
-            # MPICH's library crashes when a signal interrupts its wait for the other ranks.
-            unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
-            try:
-                mpi.Init_thread(mpi.THREAD_MULTIPLE)
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
+            _wait_for_all_ranks_in_mpi_init(mpi, timeout)
     except mpi.Exception as error:
         raise mismatch(launcher_family, rank, f"MPI_Init failed ({size} ranks): {error}") from error
     return mpi
+
+
+def _wait_for_all_ranks_in_mpi_init(mpi: Any, timeout: float) -> None:
+    """Initialise MPI; this process ends when a rank does not come in time.
+
+    It holds the interpreter meanwhile, so that only a thread of C's can watch the clock: what that
+    one prints is where Python stands, and so this function's name.
+    """
+    # MPICH's library crashes when a signal interrupts its wait for the other ranks.
+    unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        faulthandler.dump_traceback_later(timeout, exit=True, file=sys.__stderr__ or 2)
+        mpi.Init_thread(mpi.THREAD_MULTIPLE)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
 
 
 def imported() -> Any:
@@ -88,8 +100,9 @@ def mismatch(launcher_family: str, rank: int, reason: str) -> JoinError:
 
 def library_path() -> str:
     """Find the file of the loaded MPI library."""
-    found = _maps("libmpi.so") or _maps("libmpi")
-    return found or "not loaded"
+    asked = os.environ.get("MPI4PY_LIBMPI")
+    absent = f"{asked} (as MPI4PY_LIBMPI says), which does not load" if asked else "not loaded"
+    return _maps("libmpi.so") or _maps("libmpi") or absent
 
 
 def launcher_path(launcher_family: str) -> str:

@@ -79,7 +79,7 @@ class Slurm(Resolver):
                 f"{found.nodes} hosts ({found.hosts}), and no transport here crosses hosts yet; "
                 f"ask for one: srun --nodes=1 --ntasks={found.size}"
             )
-        mpi = _mpi(request.environ, found)
+        mpi = _mpi(request, found)
         if mpi is not None:
             from allreduce.cluster.mpi import join_through
 
@@ -87,14 +87,15 @@ class Slurm(Resolver):
         return _meet(request, found, ignored)
 
 
-def _mpi(environ: Mapping[str, str], found: Step) -> Any:
+def _mpi(request: Request, found: Step) -> Any:
     """Return an initialised MPI whose world is the step, or None."""
+    environ = request.environ
     speaks_pmi = "PMI_RANK" in environ or "PMIX_RANK" in environ
     if not speaks_pmi or find_spec("mpi4py") is None:
         return None
     pmix = "Open MPI" if "PMI_RANK" not in environ else "Slurm"  # only PMIx needs a PMIx library
     try:
-        mpi = mpi_library.load(pmix, found.rank, found.size)
+        mpi = mpi_library.load(pmix, found.rank, found.size, request.timeout)
     except JoinError:
         return None  # the leader serves in its place
     return mpi if mpi.COMM_WORLD.Get_size() == found.size else None
