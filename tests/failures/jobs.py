@@ -66,16 +66,24 @@ class Job:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def assert_nothing_left(self, seconds: float = 2) -> None:
-        """Fail unless, soon, no process, file or shared memory of the job is left."""
+    def assert_nothing_left(self, seconds: float = 2, but: str | None = None) -> None:
+        """Fail unless, soon, no process, file or shared memory of the job is left.
+
+        Args:
+            seconds: How soon.
+            but: How the names of shared memory begin that others than we leave.
+        """
         deadline = time.monotonic() + seconds
-        while (left := self._left()) != ([], [], []) and time.monotonic() < deadline:
+        while (left := self._left(but)) != ([], [], []) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert left == ([], [], []), left
 
-    def _left(self) -> tuple[list[int], list[str], list[str]]:
+    def _left(self, but: str | None) -> tuple[list[int], list[str], list[str]]:
         shared = sorted(set(os.listdir(SHARED_MEMORY)) - self._before)
-        return self.living(), sorted(os.listdir(self._folder)), shared
+        ours = [name for name in shared if but is None or not name.startswith(but)]
+        living = self.living()
+        unused = [name for name in ours if living or not _used(SHARED_MEMORY / name)]
+        return living, sorted(os.listdir(self._folder)), unused
 
     def _is(self, pid: int) -> bool:
         try:
@@ -91,6 +99,15 @@ class Job:
             if found == word:
                 return rest
         raise AssertionError(f"no {word!r} came: {self._lines}; {self.process.finish(5)}")
+
+
+def _used(file: Path) -> bool:
+    """Say whether a process has mapped it: then it is another job's, on the same machine."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if f" {file}\n" in maps.read_text():
+                return True
+    return False
 
 
 @contextlib.contextmanager

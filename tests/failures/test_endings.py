@@ -17,6 +17,11 @@ def moments(*quick: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("moment", cases)
 
 
+def mpichs(moment: str) -> str | None:
+    """Name what MPICH leaves when a rank is killed while the others are inside MPI_Init."""
+    return "mpich_shm_" if moment == "join" else None
+
+
 @LAUNCHERS
 @moments("join", "fit")
 def test_a_rank_that_raises_ends_the_job_with_its_traceback(
@@ -47,7 +52,7 @@ def test_a_rank_that_exits_gives_the_job_its_code(
 def test_a_killed_rank_ends_the_job(broken: Break, launcher: str, moment: str, victim: int) -> None:
     with broken(launcher, moment, "kill", victim, 3) as job:
         result = job.finish_after_action(5)
-        job.assert_nothing_left()
+        job.assert_nothing_left(but=mpichs(moment))
     assert result.code not in (0, None), result
     if launcher == "run":
         assert result.code == 128 + 9
@@ -64,10 +69,13 @@ def test_a_rank_that_sticks_is_named_when_the_timeout_runs_out(
         pytest.skip("nobody waits for anybody")
     with broken(launcher, moment, "stop", ALLREDUCE_TIMEOUT="3") as job:
         result = job.finish_after_action(3 + 5)
-        job.assert_nothing_left()
+        job.assert_nothing_left(but=mpichs(moment))
     assert result.code == 1, result
-    assert "rank 0" in result.err
-    assert "rank 1" in result.err
+    if (launcher, moment) == ("mpirun", "join"):  # nobody knows yet who is missing
+        assert "_wait_for_all_ranks_in_mpi_init" in result.err
+        return
+    assert "rank 0: " in result.err
+    assert "rank 1 " in result.err
     assert "TimeoutError" in result.err or "PeerLostError" in result.err
 
 
