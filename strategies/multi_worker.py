@@ -45,4 +45,4 @@ def _agree_on_seed(communicator: Communicator) -> None:
             f"rank {differing[0]} has seed {seeds[differing[0]]} but rank 0 has {seeds[0]}; call "
             "ar.set_seed with one number on all ranks, or on none"
         )
-    seed.set_seed(seeds[0])
+    seed.adopt(seeds[0])

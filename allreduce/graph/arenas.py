@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,8 +11,8 @@ import numpy as np
 from allreduce.comm import Communicator
 from allreduce.devices import lookup
 from allreduce.devices.names import DeviceName
-from allreduce.errors import UsageError
-from allreduce.graph.executor import Replica
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.replica import Replica
 from allreduce.graph.update import UpdateRule
 from allreduce.graph.variable import Variable
 from allreduce.reduction import Arena, Bucket, Layout, lay_out, plan_buckets
@@ -32,22 +32,21 @@ class Host(Protocol):
 
 
 class ArenaPlan:
-    """How an optimizer's variables of one dtype lie in memory, and that memory per replica."""
+    """How an optimizer's variables of one dtype lie in memory, and that memory per replica.
 
-    def __init__(self, rule: UpdateRule, variables: Sequence[Variable], host: Host) -> None:
-        self.rule = rule
+    A variable's value lies in the arena of the optimizer that changed it last. Another optimizer
+    that is to change it takes it over first, before a step.
+    """
+
+    def __init__(self, slots: Sequence[str], variables: Sequence[Variable], host: Host) -> None:
         self.variables = tuple(variables)
         named = [(variable.name, variable.shape) for variable in variables]
         self.layout: Layout = lay_out(named, variables[0].dtype)
         self.buckets: tuple[Bucket, ...] = plan_buckets(self.layout)
-        self.arenas: list[Arena] = host.on_replicas(lambda index: self._build(host, index))
-        for index, arena in enumerate(self.arenas):
-            for place, variable in enumerate(self.variables):
-                view = arena.view(arena.parameters, place)
-                view[...] = variable.storage[index]
-                variable.storage[index] = view
+        self.arenas: list[Arena] = host.on_replicas(lambda index: self._build(host, index, slots))
+        self.take_over()
 
-    def _build(self, host: Host, index: int) -> Arena:
+    def _build(self, host: Host, index: int, slots: Sequence[str]) -> Arena:
         device = lookup(host.devices[index])
         communicator: Communicator | None = host.replicas[index].communicator
 
@@ -58,64 +57,108 @@ class ArenaPlan:
         def symmetric(size: int, dtype: np.dtype[Any]) -> np.ndarray:
             return communicator.empty((size,), dtype) if communicator else private(size, dtype)
 
-        arena = Arena(self.layout, self.rule.slots, private, symmetric)
+        arena = Arena(self.layout, slots, private, symmetric)
         arena.gradients[...] = 0
         return arena
 
-    def state(self) -> dict[str, np.ndarray]:
-        """Copy the optimizer's slots, keyed "<variable>/<slot>"."""
+    def take_over(self) -> None:
+        """Bring variables whose values another arena holds, or none, into this one."""
+        for place, variable in enumerate(self.variables):
+            if variable.home is self:
+                continue
+            variable.home = self
+            for index, arena in enumerate(self.arenas):
+                view = arena.view(arena.parameters, place)
+                view[...] = variable.storage[index]
+                variable.storage[index] = view
+
+    def slots(self, arena: Arena) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield the optimizer's slots as views, keyed "<variable>/<slot>"."""
+        for place, variable in enumerate(self.variables):
+            for slot, array in arena.slots.items():
+                yield f"{variable.name}/{slot}", arena.view(array, place)
+
+    def state(self, iterations: int) -> dict[str, np.ndarray]:
+        """Copy the slots, and the variables' number of updates where it is not `iterations`."""
         arena = self.arenas[0]
-        return {
-            f"{variable.name}/{slot}": arena.view(array, place).copy()
-            for place, variable in enumerate(self.variables)
-            for slot, array in arena.slots.items()
-        }
+        state = {key: view.copy() for key, view in self.slots(arena)}
+        if arena.iterations != iterations:
+            updates = np.asarray(arena.iterations, np.int64)
+            state.update({f"{variable.name}/{UPDATES}": updates for variable in self.variables})
+        return state
 
     def load(self, state: Mapping[str, np.ndarray], iterations: int) -> None:
-        """Set the slots that `state` has."""
-        for arena in self.arenas:
-            arena.iterations = iterations
-            for place, variable in enumerate(self.variables):
-                for slot, array in arena.slots.items():
-                    value = state.get(f"{variable.name}/{slot}")
-                    if value is not None:
-                        arena.view(array, place)[...] = value
-
-
-_plans: weakref.WeakKeyDictionary[Any, list[ArenaPlan]] = weakref.WeakKeyDictionary()
-_waiting: weakref.WeakKeyDictionary[Any, dict[str, np.ndarray]] = weakref.WeakKeyDictionary()
-
-
-class Arenas:
-    """The arenas of one set of replicas."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._plans: list[ArenaPlan] = []
-
-    def plan(self, rule: UpdateRule, variables: Sequence[Variable]) -> ArenaPlan:
-        """Return the rule's arena for these variables; new ones are laid out in the given order.
+        """Set the slots from `state`; all that is missing or misshapen is found before any is set.
 
         Raises:
-            UsageError: The rule already updates some of them together with others.
+            ShapeError: A slot's value has another shape than its variable.
         """
-        wanted = set(variables)
-        for plan in self._plans:
-            if plan.rule is rule and wanted.intersection(plan.variables):
-                if wanted != set(plan.variables):
-                    _refuse(plan, wanted)
-                return plan
-        plan = ArenaPlan(rule, variables, self._host)
-        self._plans.append(plan)
-        _plans.setdefault(rule, []).append(plan)
-        if rule in _waiting:
-            plan.load(_waiting[rule], rule.iterations)
-        return plan
+        for key, view in self.slots(self.arenas[0]):
+            if key in state and np.shape(state[key]) != view.shape:
+                raise ShapeError(
+                    f"optimizer state {key!r} has shape {np.shape(state[key])}; expected "
+                    f"{view.shape}"
+                )
+        counts = [state.get(f"{variable.name}/{UPDATES}") for variable in self.variables]
+        for arena in self.arenas:
+            arena.iterations = max((int(c) for c in counts if c is not None), default=iterations)
+            for key, view in self.slots(arena):
+                if key in state:
+                    view[...] = state[key]
 
-    def publish_iterations(self) -> None:
-        """Let each optimizer know how many steps it has done."""
-        for plan in self._plans:
-            plan.rule.iterations = plan.arenas[0].iterations
+    def renew(self, host: Host, slots: Sequence[str]) -> None:
+        """Move to new memory, and make all replicas what the first one is."""
+        old = self.arenas[0]
+        self.arenas = host.on_replicas(lambda index: self._build(host, index, slots))
+        for index, arena in enumerate(self.arenas):
+            arena.iterations = old.iterations
+            arena.parameters[...] = old.parameters
+            for name, array in arena.slots.items():
+                array[...] = old.slots[name]
+            for place, variable in enumerate(self.variables):
+                if variable.home is self:
+                    variable.storage[index] = arena.view(arena.parameters, place)
+
+
+# How often a variable was updated, in an optimizer's state, where that is not "iterations": an
+# optimizer with variables of several dtypes, or in several steps, counts for each.
+UPDATES = "updates"
+
+_plans: weakref.WeakKeyDictionary[UpdateRule, list[ArenaPlan]] = weakref.WeakKeyDictionary()
+_waiting: weakref.WeakKeyDictionary[UpdateRule, dict[str, np.ndarray]]
+_waiting = weakref.WeakKeyDictionary()
+
+
+def plan_for(host: Host, rule: UpdateRule, variables: Sequence[Variable]) -> ArenaPlan:
+    """Return the rule's arena for these variables; a new one is laid out in the given order.
+
+    Raises:
+        UsageError: The rule already updates some of them together with others, or two variables
+            have one name.
+    """
+    wanted = set(variables)
+    plans = _plans.setdefault(rule, [])
+    for plan in plans:
+        if wanted.intersection(plan.variables):
+            if wanted != set(plan.variables):
+                _refuse(plan, wanted)
+            return plan
+    names = [variable.name for plan in plans for variable in plan.variables]
+    names += [variable.name for variable in variables]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(
+            f"an optimizer's variables need different names, as its state is kept by them; {twice} "
+            "are used twice"
+        )
+    plan = ArenaPlan(rule.slots, variables, host)
+    plans.append(plan)
+    if rule in _waiting:
+        plan.load(_waiting[rule], rule.iterations)
+        for variable in variables:
+            for key in (UPDATES, *rule.slots):
+                _waiting[rule].pop(f"{variable.name}/{key}", None)
+    return plan
 
 
 def _refuse(plan: ArenaPlan, wanted: set[Variable]) -> None:
@@ -126,21 +169,51 @@ def _refuse(plan: ArenaPlan, wanted: set[Variable]) -> None:
     )
 
 
+def publish_iterations(rule: UpdateRule) -> None:
+    """Let an optimizer know how many steps it has done."""
+    done = [plan.arenas[0].iterations for plan in _plans.get(rule, ())]
+    rule.iterations = max(rule.iterations, *done)
+
+
 def optimizer_state(rule: UpdateRule) -> dict[str, np.ndarray]:
-    """Copy an optimizer's state: "<variable>/<slot>" for each slot, and "iterations"."""
+    """Copy an optimizer's state: "iterations", and for each variable "<variable>/<slot>"."""
     state: dict[str, np.ndarray] = dict(_waiting.get(rule, {}))
     for plan in _plans.get(rule, ()):
-        state.update(plan.state())
+        state.update(plan.state(rule.iterations))
     state["iterations"] = np.asarray(rule.iterations, np.int64)
     return state
 
 
 def load_optimizer_state(rule: UpdateRule, state: Mapping[str, np.ndarray]) -> None:
-    """Set an optimizer's state; what has no arena yet waits for the first trace."""
-    rule.iterations = int(state["iterations"])
-    _waiting[rule] = {key: value for key, value in state.items() if key != "iterations"}
+    """Set an optimizer's state; what has no arena yet waits for the first trace.
+
+    Raises:
+        UsageError: The state lacks "iterations", or has what no slot of this optimizer is called.
+        ShapeError: A value's shape is not its variable's.
+    """
+    if "iterations" not in state:
+        raise UsageError("an optimizer's state needs 'iterations', the number of steps done")
+    slots = {key: np.asarray(value) for key, value in state.items() if key != "iterations"}
+    known = (UPDATES, *rule.slots)
+    strange = sorted(key for key in slots if key.rpartition("/")[2] not in known)
+    if strange:
+        raise UsageError(f"{type(rule).__name__} has the slots {rule.slots}; found {strange[:5]}")
     for plan in _plans.get(rule, ()):
-        plan.load(state, rule.iterations)
+        plan.load(slots, int(state["iterations"]))
+        for variable in plan.variables:
+            for name in known:
+                slots.pop(f"{variable.name}/{name}", None)
+    rule.iterations = int(state["iterations"])
+    _waiting[rule] = slots
+
+
+def renew(host: Host) -> None:
+    """Give a host's arenas new memory, after the communicator that owned the old one has died."""
+    for rule, plans in _plans.items():
+        for plan in plans:
+            owner: object = plan.variables[0].replicator
+            if owner is host:
+                plan.renew(host, rule.slots)
 
 
 def synchronize(host: Host, variables: Sequence[Variable]) -> None:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from allreduce import events
 from allreduce.devices import logical_devices
 from allreduce.errors import UsageError
 from allreduce.graph import nest, passes
-from allreduce.graph.arenas import ArenaPlan, Arenas, Host, synchronize
-from allreduce.graph.executor import Executor, Replica
+from allreduce.graph.arenas import ArenaPlan, Host, plan_for, synchronize
+from allreduce.graph.dependence import dependents, of_replica
+from allreduce.graph.executor import Executor
 from allreduce.graph.node import Graph
 from allreduce.graph.partition import partition
 from allreduce.graph.placement import place
+from allreduce.graph.replica import Replica
 from allreduce.graph.schedule import schedule
 from allreduce.graph.signature import Arguments
+from allreduce.graph.spec import Dim
 from allreduce.graph.tensor import TracedTensor
 from allreduce.graph.trace import Trace, as_tensor, recording
+from allreduce.graph.update import UpdateRule
 from allreduce.graph.variable import Variable
 
 
@@ -31,11 +36,19 @@ class Compiled:
         graph: One replica's program before placement.
         executors: One per local replica.
         result: What the function returned, with True in place of each tensor.
+        updates: The optimizers that the step applies, each with its arena.
     """
 
     graph: Graph
     executors: list[Executor]
     result: Any
+    updates: list[tuple[UpdateRule, ArenaPlan]]
+
+    @property
+    def batched(self) -> list[bool]:
+        """Tell for each fetched value whether it has one row per sample."""
+        specs = (self.graph.nodes[i].spec for i in self.graph.outputs)
+        return [bool(spec.shape) and isinstance(spec.shape[0], Dim) for spec in specs]
 
     def rebuild(self, values: Iterator[Any]) -> Any:
         """Put fetched values where the function returned tensors."""
@@ -46,26 +59,45 @@ class ProgramCache:
     """Compiled steps by function and signature; they live as long as the function does."""
 
     def __init__(self) -> None:
-        self._by_owner: dict[int, dict[Hashable, Compiled]] = {}
+        self._functions: dict[tuple[int, object], Programs] = {}
 
-    def get(self, fn: Callable[..., Any], key: Hashable, make: Callable[[], Compiled]) -> Compiled:
-        """Return the step of this function and signature; `make` compiles a new one."""
-        # A bound method is made anew at each access: its instance is what lives on.
-        owner = getattr(fn, "__self__", fn)
-        programs = self._by_owner.get(id(owner))
-        if programs is None:
-            # By id, as an instance need not be hashable; forgotten before its id can return.
-            programs = self._by_owner[id(owner)] = {}
-            weakref.finalize(owner, self._by_owner.pop, id(owner), None).atexit = False
-        whole = (getattr(fn, "__func__", None), key)
-        if whole not in programs:
-            programs[whole] = make()
-        return programs[whole]
+    def of(self, fn: Callable[..., Any]) -> Programs:
+        """Return what was compiled of a function."""
+        # A bound method is made anew at each access: its instance is what lives on. By id, as an
+        # instance need not be hashable; forgotten before its id can return.
+        owner, method = (fn.__self__, fn.__func__) if inspect.ismethod(fn) else (fn, None)
+        key = (id(owner), method)
+        if key not in self._functions:
+            self._functions[key] = Programs()
+            weakref.finalize(owner, self._functions.pop, key, None).atexit = False
+        return self._functions[key]
+
+    def clear(self) -> None:
+        """Forget all programs, but not how often each function ran."""
+        for programs in self._functions.values():
+            programs.by_signature.clear()
 
 
-def compile_step(
-    host: Host, arenas: Arenas, fn: Callable[..., Any], arguments: Arguments
-) -> Compiled:
+@dataclass(slots=True)
+class Programs:
+    """What was compiled of one function, and how often it ran: what random draws depend on."""
+
+    by_signature: dict[Hashable, Compiled] = field(default_factory=dict)
+    steps: int = 0
+
+    def get(self, signature: Hashable, make: Callable[[], Compiled]) -> Compiled:
+        """Return the step of a signature; `make` compiles a new one."""
+        if signature not in self.by_signature:
+            self.by_signature[signature] = make()
+        return self.by_signature[signature]
+
+    def count_step(self) -> int:
+        """Count one more step; returns its number, from 1."""
+        self.steps += 1
+        return self.steps
+
+
+def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Compiled:
     """Trace `fn` and prepare it for every local replica; all ranks do so together.
 
     Raises:
@@ -73,11 +105,14 @@ def compile_step(
     """
     with events.span("compile", function=_name(fn)):
         graph, result = _trace(host, fn, arguments)
+        if host.num_replicas_in_sync > 1:
+            _check_equal_changes(graph)
         synchronize(host, _variables(graph))
-        plans = _plans(arenas, graph)
+        updates = _updates(host, graph)
+        plans = [plan for _, plan in updates]
         graph = passes.bucket(graph, plans, host.num_replicas_in_sync)
         executors = [_prepare(host, replica, graph, plans) for replica in host.replicas]
-        return Compiled(graph, executors, result)
+        return Compiled(graph, executors, result, updates)
 
 
 def compile_alone(
@@ -95,7 +130,7 @@ def compile_alone(
                 f"{_name(fn)} changes variables of {host.num_replicas_in_sync} replicas; call it "
                 "through strategy.run(...), so that all of them take part"
             )
-        return Compiled(graph, [_prepare(host, replica, graph, [])], result)
+        return Compiled(graph, [_prepare(host, replica, graph, [])], result, [])
 
 
 def _name(fn: Callable[..., Any]) -> str:
@@ -143,15 +178,40 @@ def _check_owner(host: Host, graph: Graph) -> None:
             )
 
 
-def _plans(arenas: Arenas, graph: Graph) -> list[ArenaPlan]:
-    """Return each `apply_gradients` node's arena, laid out in the order gradients become ready."""
-    plans = []
+def _check_equal_changes(graph: Graph) -> None:
+    varying = dependents(graph.nodes, of_replica)
     for node in graph.nodes:
-        if node.op == "apply_gradients":
-            pairs = zip(node.inputs[1:], node.attrs["variables"], strict=True)
-            ready = [variable for _, variable in sorted(pairs, key=lambda pair: pair[0])]
-            plans.append(arenas.plan(node.attrs["rule"], ready))
-    return plans
+        if node.op == "assign" and node.inputs[0] in varying:
+            raise UsageError(
+                f"{node.source}: variable {node.attrs['variable'].name!r} would be assigned a "
+                "value that depends on the replica's own samples, so that replicas would differ; "
+                "return the value, reduce it with strategy.reduce, and assign the result"
+            )
+
+
+def _updates(host: Host, graph: Graph) -> list[tuple[UpdateRule, ArenaPlan]]:
+    """Return each `apply_gradients` node's arena, laid out in the order gradients become ready.
+
+    Raises:
+        UsageError: One variable would be changed by several optimizers, or twice by one.
+    """
+    updates: list[tuple[UpdateRule, ArenaPlan]] = []
+    changed: set[Variable] = set()
+    for node in graph.nodes:
+        if node.op != "apply_gradients":
+            continue
+        rule, variables = node.attrs["rule"], node.attrs["variables"]
+        again = changed.intersection(variables)
+        if again:
+            raise UsageError(
+                f"{node.source}: variable {min(v.name for v in again)!r} is updated twice in one "
+                "step; add the losses up and minimize their sum, or make two steps"
+            )
+        changed.update(variables)
+        pairs = zip(node.inputs[1:], variables, strict=True)
+        ready = [variable for _, variable in sorted(pairs, key=lambda pair: pair[0])]
+        updates.append((rule, plan_for(host, rule, ready)))
+    return updates
 
 
 def _prepare(host: Host, replica: Replica, graph: Graph, plans: list[ArenaPlan]) -> Executor:

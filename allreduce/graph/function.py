@@ -39,20 +39,9 @@ class Function:
         arguments = take_apart((args, kwargs), replicator.local_replicas)
         return replicator.run_alone(self.python_function, arguments)
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        if instance is None:
-            return self
-        return self._bound(instance)
-
-    def _bound(self, instance: Any) -> Function:
-        # Kept on the instance, so that a method's traces are found again.
-        name = f"_traced_{self.__name__}"
-        bound = instance.__dict__.get(name)
-        if bound is None:
-            bound = Function(self.python_function.__get__(instance))
-            instance.__dict__[name] = bound
-        assert isinstance(bound, Function)
-        return bound
+    def __get__(self, instance: Any, owner: Any = None) -> Function:
+        # Made anew at each access, as Python's own methods are: traces are kept by instance.
+        return self if instance is None else Function(self.python_function.__get__(instance))
 
 
 def function(fn: Callable[..., Any]) -> Function:

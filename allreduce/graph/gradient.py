@@ -5,6 +5,7 @@ Source: Griewank and Walther, Evaluating Derivatives (2nd ed., SIAM 2008), secti
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,8 +39,8 @@ def backward(output: Any, inputs: Sequence[Any], seed: Any) -> list[Tensor]:
     if trace is None:
         raise UsageError(f"{users_line()}: gradients are computed inside ar.function")
     end = _in_trace(as_tensor(output))
-    starts = [_in_trace(as_tensor(value)) for value in inputs]
-    between = _between(trace, {start.id for start in starts}, end.id)
+    starts = [_values(trace, value) for value in inputs]
+    between = _between(trace, {start.id for values in starts for start in values}, end.id)
     if end.id not in between:
         raise UsageError(
             f"{users_line()}: the loss does not depend on any of the {len(starts)} variables; "
@@ -54,9 +55,21 @@ def backward(output: Any, inputs: Sequence[Any], seed: Any) -> list[Tensor]:
         final[node.id] = gradient
         _propagate(trace, node, gradient, between, pending)
     return [
-        final[start.id] if start.id in final else functions.zeros(start.shape, dtype=start.dtype)
-        for start in starts
+        _sum([final[value.id] for value in values if value.id in final], values[0])
+        for values in starts
     ]
+
+
+def _values(trace: Trace, value: Any) -> tuple[TracedTensor, ...]:
+    """List the tensors that stand for an input: all that were read of a variable, or the tensor."""
+    tensor = _in_trace(as_tensor(value))
+    return trace.reads(value) or (tensor,)
+
+
+def _sum(parts: Sequence[Tensor], like: TracedTensor) -> Tensor:
+    if not parts:
+        return functions.zeros(like.shape, dtype=like.dtype)
+    return functools.reduce(functions.add, parts)
 
 
 def _in_trace(tensor: Tensor) -> TracedTensor:

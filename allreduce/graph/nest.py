@@ -34,5 +34,5 @@ def outline(structure: Any) -> Hashable:
     if isinstance(structure, dict):
         return ("dict", tuple((key, outline(value)) for key, value in structure.items()))
     if isinstance(structure, list | tuple):
-        return (type(structure).__name__, tuple(outline(value) for value in structure))
+        return (type(structure), tuple(outline(value) for value in structure))
     return "leaf"

@@ -39,8 +39,3 @@ def _local(
             node, op="receive", inputs=(), attrs=edge, control=(sent,), device=reader.device
         )
     return arrived[key]
-
-
-def devices_of(graph: Graph) -> tuple[str, ...]:
-    """List the devices that a placed graph uses, in order of first use."""
-    return tuple(dict.fromkeys(str(node.device) for node in graph.nodes if node.device is not None))

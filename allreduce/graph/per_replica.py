@@ -17,26 +17,43 @@ class PerReplica:
         values: The arrays, in the order of the replicas.
         weights: How many samples stand behind each: its rows where it is a share of a batch.
         offsets: Where each share's first row lies in the global batch.
+        is_batch: Whether the values are shares of a batch; by default they are if each has as many
+            rows as its weight says.
+
+    Raises:
+        UsageError: There are not as many weights or offsets as values.
     """
 
     values: tuple[np.ndarray, ...]
     weights: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()
+    is_batch: bool | None = None
 
     def __post_init__(self) -> None:
-        if not self.values:
-            raise UsageError("PerReplica needs one value per local replica, got none")
-        if not self.weights:
-            rows = tuple(len(value) if np.ndim(value) else 1 for value in self.values)
-            object.__setattr__(self, "weights", rows)
-        if not self.offsets:
-            starts = tuple(sum(self.weights[:i]) for i in range(len(self.weights)))
-            object.__setattr__(self, "offsets", starts)
-        if not len(self.values) == len(self.weights) == len(self.offsets):
+        if not isinstance(self.values, list | tuple) or not self.values:
             raise UsageError(
-                f"PerReplica got {len(self.values)} values, {len(self.weights)} weights and "
-                f"{len(self.offsets)} offsets; it needs one of each per local replica"
+                "PerReplica takes a tuple with one array per local replica, got "
+                f"{type(self.values).__name__} {self.values!r:.60}"
             )
+        values = tuple(np.asarray(value) for value in self.values)
+        rows = tuple(len(value) if value.ndim else 1 for value in values)
+        weights = self.weights or rows
+        is_batch = self.is_batch
+        if is_batch is None:
+            is_batch = values[0].ndim > 0 and tuple(weights) == rows
+        offsets = self.offsets or tuple(sum(weights[:i]) for i in range(len(weights)))
+        if not len(values) == len(weights) == len(offsets):
+            raise UsageError(
+                f"PerReplica got {len(values)} values, {len(weights)} weights and {len(offsets)} "
+                "offsets; it needs one of each per local replica"
+            )
+        for name, value in (
+            ("values", values),
+            ("weights", tuple(weights)),
+            ("offsets", tuple(offsets)),
+            ("is_batch", is_batch),
+        ):
+            object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{value!s:.60}" for value in self.values)

@@ -60,9 +60,10 @@ def _choose(
     warned: set[str],
 ) -> tuple[DeviceName, str]:
     if node.device is not None:
-        return _requested(node, node.device, home, available, warned)
+        what = f"{node.source}: {node.op}"
+        return requested(what, node.device, home, available, warned)
     if lookup(node.op).kind == "compute" and node.inputs:
-        # Where its largest known input is: what moves is then the smaller ones.
+        # Where all its inputs are that lie anywhere: nothing has to move.
         sources = [rewriter.nodes[rewriter.moved[i]] for i in node.inputs]
         sources = [source for source in sources if source.op not in ("constant", "runtime")]
         devices = {source.device for source in sources if source.device is not None}
@@ -71,22 +72,34 @@ def _choose(
     return home, "the replica's device"
 
 
-def _requested(
-    node: Node,
+def requested(
+    what: str,
     asked: DeviceName,
     home: DeviceName,
     available: Sequence[DeviceName],
     warned: set[str],
 ) -> tuple[DeviceName, str]:
-    # The replica's own device first, so that an incomplete name does not move a node for nothing.
+    """Find the device that a scope asks for; returns it with the reason.
+
+    Args:
+        what: What is placed, with the user's line.
+        asked: A name, whole or in part.
+        home: Where it would be otherwise.
+        available: What exists.
+        warned: The missing names that a warning was given for; one more is added.
+
+    Raises:
+        DeviceError: It does not exist, and soft placement is off.
+    """
+    # Home first, so that an incomplete name does not move anything for nothing.
     for device in (home, *available):
         if asked.matches(device):
             return device, f"ar.device({str(asked)!r})"
     exists = ", ".join(str(device) for device in available)
     if not options.current().soft_device_placement:
         raise DeviceError(
-            f"{node.source}: {node.op} was placed on {asked}, which does not exist here; there are "
-            f"{exists}. ar.config.set_soft_device_placement(True) would use {home} instead"
+            f"{what} was placed on {asked}, which does not exist here; there are {exists}. "
+            f"ar.config.set_soft_device_placement(True) would use {home} instead"
         )
     if str(asked) not in warned:
         warned.add(str(asked))

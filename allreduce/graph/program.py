@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from allreduce.errors import InternalError
+from allreduce.graph.dependence import dependents, of_samples
 from allreduce.graph.node import Node
-from allreduce.graph.ops.base import lookup
-from allreduce.graph.spec import Dim
 
 STREAMS = ("compute", "collective", "transfer")
 
@@ -72,7 +71,8 @@ class Program:
         What depends on samples is left out; a bucket's gradients and their count are cleared
         instead.
         """
-        dependent = self._dependent()
+        nodes = [*self.given.values(), *(each.node for each in self.instructions)]
+        dependent = dependents(nodes, of_samples)
         cleared: set[int] = set()
         kept: list[tuple[int, Instruction]] = []
         for index, instruction in enumerate(self.instructions):
@@ -93,23 +93,3 @@ class Program:
             for _, each in kept
         )
         return replace(self, instructions=moved)
-
-    def _dependent(self) -> set[int]:
-        """Find the values that exist only where there are samples."""
-        found = {
-            node.id
-            for node in self.given.values()
-            if any(isinstance(size, Dim) for size in node.spec.shape)
-            or (node.op == "runtime" and node.attrs["name"] in ("rows", "row_offset"))
-        }
-        received: set[int] = set()
-        for instruction in self.instructions:
-            node = instruction.node
-            reads = bool(found.intersection(node.inputs))
-            if node.op == "receive":
-                reads = node.attrs["edge"] in received
-            reads = reads or any(isinstance(size, Dim) for size in node.spec.shape)
-            if reads and lookup(node.op).kind != "collective":
-                found.add(node.id)
-                received.update([node.attrs["edge"]] if node.op == "send" else [])
-        return found

@@ -13,10 +13,10 @@ import numpy as np
 from allreduce.comm import Communicator
 from allreduce.devices.names import DeviceName
 from allreduce.errors import PeerLostError, UsageError
-from allreduce.graph.arenas import Arenas
+from allreduce.graph.arenas import publish_iterations, renew
 from allreduce.graph.compiled import Compiled, ProgramCache, compile_alone, compile_step
-from allreduce.graph.executor import Moment, Replica
 from allreduce.graph.per_replica import PerReplica
+from allreduce.graph.replica import Moment, Replica
 from allreduce.graph.signature import Arguments, take_apart
 from allreduce.graph.tensor import ConcreteTensor
 from allreduce.graph.trace import HOST
@@ -38,11 +38,10 @@ class Replicator:
         self.devices = tuple(devices)
         self.first_replica = first_replica
         self.num_replicas_in_sync = total
-        self.steps = 0
-        self.arenas = Arenas(self)
         self._programs = ProgramCache()
         self._replicas: list[Replica] | None = None
         self._making = threading.Lock()
+        self._running = threading.RLock()  # buffers belong to one step at a time
         self._threads: ThreadPoolExecutor | None = None
 
     def __repr__(self) -> str:
@@ -98,44 +97,80 @@ class Replicator:
         Returns:
             What `fn` returns, with a PerReplica in place of each tensor.
         """
-        arguments = take_apart((tuple(args), dict(kwargs or {})), self.local_replicas)
-        compiled = self.compiled(getattr(fn, "python_function", fn), arguments)
-        rows = arguments.rows or (1,) * self.local_replicas
-        offsets = arguments.offsets or (0,) * self.local_replicas
-        self.steps += 1
-
-        def step(index: int) -> list[np.ndarray]:
-            feeds = [values[index] for values in arguments.feeds]
-            moment = Moment(rows[index], offsets[index], self.steps)
-            return compiled.executors[index].run(feeds, moment, arguments.rows is not None)
-
-        results = self.on_replicas(step)
-        self.arenas.publish_iterations()
-        leaves = iter(PerReplica(values, rows, offsets) for values in zip(*results, strict=True))
-        return compiled.rebuild(leaves)
+        if not callable(fn):
+            raise UsageError(f"run takes a function, not {type(fn).__name__} {fn!r:.60}")
+        if not isinstance(args, list | tuple) or not isinstance(kwargs, dict | None):
+            raise UsageError(
+                f"run takes the arguments as args=(x, y) and kwargs={{...}}; got args of type "
+                f"{type(args).__name__} and kwargs of type {type(kwargs).__name__}"
+            )
+        arguments = take_apart((tuple(args), kwargs or {}), self.local_replicas)
+        fn = getattr(fn, "python_function", fn)
+        with self._running:
+            programs = self._programs.of(fn)
+            compiled = programs.get(arguments.key, lambda: compile_step(self, fn, arguments))
+            rows = arguments.rows or (1,) * self.local_replicas
+            offsets = arguments.offsets or (0,) * self.local_replicas
+            results = self._step(compiled, arguments, programs.count_step())
+        columns = zip(zip(*results, strict=True), compiled.batched, strict=True)
+        return compiled.rebuild(
+            PerReplica(values, rows, offsets, batched) for values, batched in columns
+        )
 
     def run_alone(self, fn: Callable[..., Any], arguments: Arguments) -> Any:
         """Run `fn` on this process's first replica only; no other rank or replica takes part."""
-        if self.num_replicas_in_sync == 1:
-            compiled = self.compiled(fn, arguments)
+        with self._running:
+            programs = self._programs.of(fn)
+            if self.num_replicas_in_sync == 1:
+                compiled = programs.get(arguments.key, lambda: compile_step(self, fn, arguments))
+            else:
+                first = Replica(0, self.first_replica, None)
+                compiled = programs.get(
+                    ("alone", arguments.key), lambda: compile_alone(self, fn, arguments, first)
+                )
+            (values,) = self._step(compiled, arguments, programs.count_step())
+        return compiled.rebuild(ConcreteTensor(each, self.devices[0]) for each in values)
+
+    def _step(
+        self, compiled: Compiled, arguments: Arguments, number: int
+    ) -> list[list[np.ndarray]]:
+        """Run one step on each replica that it was compiled for; returns what each fetched."""
+        for _, plan in compiled.updates:
+            plan.take_over()
+
+        def step(index: int) -> list[np.ndarray]:
+            feeds = [values[index] for values in arguments.feeds]
+            rows = arguments.rows[index] if arguments.rows else 1
+            offset = arguments.offsets[index] if arguments.offsets else 0
+            batch = arguments.rows is not None
+            return compiled.executors[index].run(feeds, Moment(rows, offset, number), batch)
+
+        if len(compiled.executors) == 1:
+            results = [step(0)]
         else:
-            compiled = self._programs.get(
-                fn, ("alone", arguments.key), lambda: self._alone(fn, arguments)
-            )
-        self.steps += 1
-        feeds = [values[0] for values in arguments.feeds]
-        values = compiled.executors[0].run(feeds, Moment(1, 0, self.steps), False)
-        self.arenas.publish_iterations()
-        return compiled.rebuild(iter([ConcreteTensor(each, self.devices[0]) for each in values]))
+            try:
+                results = self.on_replicas(step)
+            except Exception:
+                self._recover()
+                raise
+        for rule, _ in compiled.updates:
+            publish_iterations(rule)
+        return results
 
-    def compiled(self, fn: Callable[..., Any], arguments: Arguments) -> Compiled:
-        """Return the executors for a signature, tracing if it is new."""
-        return self._programs.get(
-            fn, arguments.key, lambda: compile_step(self, self.arenas, fn, arguments)
-        )
+    def _recover(self) -> None:
+        """Make replicas usable again after one has raised, if all of them live in this process.
 
-    def _alone(self, fn: Callable[..., Any], arguments: Arguments) -> Compiled:
-        return compile_alone(self, fn, arguments, Replica(0, self.first_replica, None))
+        The error has killed their communicator, and memory of a dead one is not used again.
+        """
+        if self.local_replicas < self.num_replicas_in_sync:
+            return
+        self._close_communicators()
+        self._programs.clear()
+        renew(self)
+
+    def set_steps(self, fn: Callable[..., Any], steps: int) -> None:
+        """Say how often a function has run so far, which is what its random draws depend on."""
+        self._programs.of(getattr(fn, "python_function", fn)).steps = steps
 
     def on_replicas(self, work: Callable[[int], Any]) -> list[Any]:
         """Call `work(index)` for all local replicas at once, each in its own thread if several.
@@ -171,6 +206,9 @@ class Replicator:
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
+        self._close_communicators()
+
+    def _close_communicators(self) -> None:
         for replica in self._replicas or ():
             if replica.communicator is not None:
                 replica.communicator.close()

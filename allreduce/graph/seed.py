@@ -33,8 +33,14 @@ def times_set() -> int:
 
 
 def is_set() -> bool:
-    """Tell whether a seed was set or drawn."""
-    return _seed is not None
+    """Tell whether the program has set a seed; one that was drawn does not count."""
+    return _times_set > 0
+
+
+def adopt(seed: int) -> None:
+    """Use the seed that all ranks have agreed on; names go on counting where they are."""
+    global _seed
+    _seed = seed
 
 
 def get_seed() -> int:

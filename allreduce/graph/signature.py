@@ -11,10 +11,19 @@ import numpy as np
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import nest
 from allreduce.graph.per_replica import PerReplica
+from allreduce.graph.scope import current_device
 from allreduce.graph.spec import BATCH, Spec, show
 from allreduce.graph.tensor import ConcreteTensor
 from allreduce.graph.trace import Trace
 from allreduce.graph.variable import Variable
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An array among the arguments; `varies` where each replica has its own."""
+
+    spec: Spec
+    varies: bool
 
 
 @dataclass(slots=True)
@@ -30,18 +39,20 @@ class Arguments:
 
     structure: Any
     key: Hashable
-    specs: list[Spec | None]
+    inputs: list[Input | None]
     feeds: list[tuple[np.ndarray, ...]] = field(default_factory=list)
     rows: tuple[int, ...] | None = None
     offsets: tuple[int, ...] | None = None
 
     def placeholders(self, trace: Trace) -> Any:
         """Rebuild the arguments with placeholders in place of arrays."""
-        specs = iter(enumerate(self.specs))
+        inputs = iter(enumerate(self.inputs))
 
         def rebuild(leaf: Any) -> Any:
-            index, spec = next(specs)
-            return leaf if spec is None else trace.placeholder(spec, f"argument {index}")
+            index, found = next(inputs)
+            if found is None:
+                return leaf
+            return trace.placeholder(found.spec, f"argument {index}", varies=found.varies)
 
         return nest.map_leaves(rebuild, self.structure)
 
@@ -50,8 +61,8 @@ def take_apart(structure: Any, local_replicas: int) -> Arguments:
     """Describe a call's arguments.
 
     Args:
-        structure: (args, kwargs), nested; leaves are PerReplica values, arrays, variables, Python
-        values. local_replicas: How many values a PerReplica has to have.
+        structure: (args, kwargs), nested, of PerReplica values, arrays, variables, Python values.
+        local_replicas: How many values a PerReplica has to have.
 
     Raises:
         UsageError, ShapeError: PerReplica arguments do not fit the replicas or each other.
@@ -60,26 +71,33 @@ def take_apart(structure: Any, local_replicas: int) -> Arguments:
     found = Arguments(structure, None, [])
     keys: list[Hashable] = []
     for leaf in leaves:
-        spec, key = _describe(leaf, found, local_replicas)
-        found.specs.append(spec)
+        array, key = _describe(leaf, found, local_replicas)
+        found.inputs.append(array)
         keys.append(key)
-    found.key = (nest.outline(structure), tuple(keys))
+    found.key = (nest.outline(structure), tuple(keys), str(current_device()))
     return found
 
 
-def _describe(leaf: Any, found: Arguments, replicas: int) -> tuple[Spec | None, Hashable]:
+def _describe(leaf: Any, found: Arguments, replicas: int) -> tuple[Input | None, Hashable]:
     if isinstance(leaf, PerReplica):
-        _join_batch(leaf, found, replicas)
+        _check_parts(leaf, replicas)
         first = leaf.values[0]
-        spec = Spec((BATCH, *first.shape[1:]) if first.ndim else (), first.dtype)
         found.feeds.append(leaf.values)
-        return spec, ("batch", spec.shape, spec.dtype)
+        if not leaf.is_batch:
+            each = Spec(first.shape, first.dtype)
+            return Input(each, varies=True), ("each", each.shape, each.dtype)
+        _join_batch(leaf, found)
+        spec = Spec((BATCH, *first.shape[1:]), first.dtype)
+        return Input(spec, varies=True), ("batch", spec.shape, spec.dtype)
     if isinstance(leaf, ConcreteTensor):
         leaf = leaf.value
     if isinstance(leaf, np.ndarray | np.generic) or hasattr(leaf, "__dlpack__"):
         array = np.asarray(leaf)
+        if array.dtype.kind not in "fiub":
+            raise UsageError(f"an argument of a traced function is an array of {array.dtype}")
         found.feeds.append((array,) * replicas)
-        return Spec(array.shape, array.dtype), ("array", array.shape, array.dtype)
+        spec = Spec(array.shape, array.dtype)
+        return Input(spec, varies=False), ("array", spec.shape, spec.dtype)
     if isinstance(leaf, Variable):
         return None, leaf
     if not isinstance(leaf, Hashable):
@@ -87,21 +105,23 @@ def _describe(leaf: Any, found: Arguments, replicas: int) -> tuple[Spec | None, 
             f"an argument of a traced function is a {type(leaf).__name__}, which cannot be hashed; "
             "pass arrays, or hashable Python values"
         )
-    return None, (type(leaf), leaf)
+    # 0.0 == -0.0, but they are not the same constant.
+    return None, (type(leaf), leaf.hex() if type(leaf) is float else leaf)
 
 
-def _join_batch(leaf: PerReplica, found: Arguments, replicas: int) -> None:
+def _check_parts(leaf: PerReplica, replicas: int) -> None:
     if len(leaf.values) != replicas:
         raise UsageError(
             f"a PerReplica argument has {len(leaf.values)} values, but this process has {replicas} "
             "replicas; use strategy.distribute_dataset to make them"
         )
-    specs = {(value.shape[1:], value.dtype) for value in leaf.values}
-    if len(specs) > 1:
+    skip = 1 if leaf.is_batch else 0
+    if len({(value.shape[skip:], value.dtype) for value in leaf.values}) > 1:
         shapes = ", ".join(f"{value.dtype}{show(value.shape)}" for value in leaf.values)
         raise ShapeError(f"replicas got arrays that differ in more than their rows: {shapes}")
-    if not leaf.values[0].ndim:
-        return
+
+
+def _join_batch(leaf: PerReplica, found: Arguments) -> None:
     rows = tuple(len(value) for value in leaf.values)
     if found.rows is None:
         found.rows, found.offsets = rows, leaf.offsets

@@ -201,13 +201,13 @@ class ConcreteTensor(Tensor):
         return f"<tensor {self.spec} on {self.device}: {self._value}>"
 
     def __bool__(self) -> bool:
-        return bool(self._value)
+        return bool(self._value.item())
 
     def __float__(self) -> float:
-        return float(self._value)
+        return float(self._value.item())
 
     def __int__(self) -> int:
-        return int(self._value)
+        return int(self._value.item())
 
     def __len__(self) -> int:
         return len(self._value)

@@ -10,17 +10,19 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.devices import logical_devices
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UnsupportedError, UsageError
 from allreduce.graph.node import Graph, Node
 from allreduce.graph.ops.base import Attrs, Op, lookup
+from allreduce.graph.placement import requested
 from allreduce.graph.scope import current_device, users_line
 from allreduce.graph.spec import Spec, concrete
 from allreduce.graph.tensor import ConcreteTensor, Tensor, TracedTensor
 
 HOST = DeviceName.parse("CPU:0").complete()
 # What the executor tells a step about itself; all are int64 scalars.
-RUNTIME_VALUES = ("replica_id", "row_offset", "rows", "step")
+RUNTIME_VALUES = ("row_offset", "rows", "step")
 
 
 class Trace:
@@ -31,7 +33,8 @@ class Trace:
         self.inputs: list[int] = []
         self.effects: list[int] = []
         self.has_batch = False
-        self._reads: dict[Hashable, TracedTensor] = {}
+        self._current: dict[Hashable, TracedTensor] = {}
+        self._reads: dict[Hashable, list[TracedTensor]] = {}
         self._runtime: dict[str, TracedTensor] = {}
         self._draws = itertools.count()
 
@@ -65,10 +68,10 @@ class Trace:
         self.nodes.append(node)
         return TracedTensor(self, node.id, spec)
 
-    def placeholder(self, spec: Spec, name: str) -> TracedTensor:
-        """Append a value that is fed anew in every step."""
+    def placeholder(self, spec: Spec, name: str, *, varies: bool = False) -> TracedTensor:
+        """Append a value that is fed anew in every step; `varies` where replicas get their own."""
         self.has_batch |= any(not isinstance(size, int) for size in spec.shape)
-        tensor = self.add("placeholder", (), {"name": name}, spec)
+        tensor = self.add("placeholder", (), {"name": name, "varies": varies}, spec)
         self.inputs.append(tensor.id)
         return tensor
 
@@ -87,12 +90,16 @@ class Trace:
         self, key: Hashable, spec: Spec, attrs: Attrs, device: DeviceName | None
     ) -> TracedTensor:
         """Return the current value of a variable: one node until the variable is next changed."""
-        if key not in self._reads:
-            after = [
-                effect for effect in self.effects if key in self.nodes[effect].attrs["changes"]
-            ]
-            self._reads[key] = self.add("read", (), attrs, spec, control=after[-1:], device=device)
-        return self._reads[key]
+        if key not in self._current:
+            after = [e for e in self.effects if key in self.nodes[e].attrs["changes"]]
+            tensor = self.add("read", (), attrs, spec, control=after[-1:], device=device)
+            self._current[key] = tensor
+            self._reads.setdefault(key, []).append(tensor)
+        return self._current[key]
+
+    def reads(self, key: Hashable) -> tuple[TracedTensor, ...]:
+        """List every value of a variable that was read so far, also before it was changed."""
+        return tuple(self._reads.get(key, ()))
 
     def effect(
         self, op: str, inputs: Sequence[TracedTensor], attrs: Attrs, changes: Sequence[Hashable]
@@ -104,7 +111,7 @@ class Trace:
         )
         self.effects.append(node.id)
         for key in changes:
-            self._reads.pop(key, None)
+            self._current.pop(key, None)
         return node
 
     def finish(self, outputs: Sequence[TracedTensor]) -> Graph:
@@ -122,6 +129,7 @@ class _Recording(threading.local):
 
 
 _here = _Recording()
+_warned: set[str] = set()  # names of missing devices that soft placement has spoken of
 
 
 def current_trace() -> Trace | None:
@@ -173,7 +181,10 @@ def _constant(array: np.ndarray) -> Tensor:
 def current_place() -> DeviceName:
     """Return where an operator outside of functions runs."""
     asked = current_device()
-    return asked.complete() if asked else HOST
+    if asked is None:
+        return HOST
+    available = [device.name for device in logical_devices()]
+    return requested(f"{users_line()}: a value", asked, HOST, available, _warned)[0]
 
 
 def apply(name: str, *inputs: Any, **attrs: Any) -> Tensor:

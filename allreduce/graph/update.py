@@ -57,8 +57,7 @@ def minimize(
     Args:
         rule: The optimizer.
         loss: One value per sample, whose sum is divided by the global number of values; or a
-        scalar,
-            which counts as the mean over the replica's rows.
+            scalar, which counts as the mean over the replica's rows.
         variables: What may change.
         weight: What the replica's part counts instead: the number of tokens that were not masked.
 
@@ -66,6 +65,7 @@ def minimize(
         UsageError: Outside of `ar.function`, or the variables cannot be changed so.
     """
     trace = _trace("minimize")
+    _check(variables)
     loss = as_tensor(loss)
     if not np.issubdtype(loss.dtype, np.floating):
         raise UsageError(f"{users_line()}: the loss is {loss.dtype}; minimize needs a float")
@@ -107,6 +107,7 @@ def apply_gradients(
         UsageError: Outside of `ar.function`, or gradients and variables do not fit.
     """
     trace = _trace("apply")
+    _check(variables)
     tensors = [as_tensor(each) for each in grads]
     if len(tensors) != len(variables):
         raise UsageError(f"{len(tensors)} gradients were given for {len(variables)} variables")
@@ -153,13 +154,17 @@ def _aggregate(
 
 def _counts(variables: Sequence[Variable], count: Tensor) -> dict[np.dtype[Any], Tensor]:
     """Cast the count to each of the variables' dtypes."""
-    _check(variables)
     if count.ndim:
         raise UsageError(f"{users_line()}: weight is one number, not of shape {show(count.shape)}")
     return {dtype: functions.cast(count, dtype) for dtype in (v.dtype for v in variables)}
 
 
 def _check(variables: Sequence[Variable]) -> None:
+    if not isinstance(variables, list | tuple):
+        raise UsageError(
+            f"{users_line()}: expected a list of variables, got {type(variables).__name__}; a "
+            "model's are model.trainable_variables"
+        )
     if not variables:
         raise UsageError(f"{users_line()}: no variables were given; has the model been built?")
     seen: set[Variable] = set()

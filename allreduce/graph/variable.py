@@ -12,7 +12,7 @@ from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.scope import current_device, users_line
 from allreduce.graph.spec import Spec, show
 from allreduce.graph.tensor import ConcreteTensor, Operators, Tensor, TracedTensor
-from allreduce.graph.trace import as_tensor, current_place, current_trace
+from allreduce.graph.trace import apply, as_tensor, current_place, current_trace
 
 
 class Owner(Protocol):
@@ -51,6 +51,7 @@ class Variable(Operators):
         self.spec = Spec(np.shape(value), value.dtype)
         # One array per local replica. The first trace of an optimizer moves them into its arena.
         self.storage = [value.copy() for _ in range(self.replicator.local_replicas)]
+        self.home: object | None = None  # whose arena the storage is a view of
         self.in_step = False  # whether the replicas' copies have been made equal across ranks
 
     @property
@@ -71,7 +72,8 @@ class Variable(Operators):
     def __tensor__(self) -> Tensor:
         trace = current_trace()
         if trace is None:
-            return ConcreteTensor(self.storage[0], self.device or current_place())
+            # A copy, because steps change the variable where it lies.
+            return ConcreteTensor(self.storage[0].copy(), self.device or current_place())
         return trace.read(self, self.spec, {"variable": self}, self.device)
 
     def assign(self, value: Any) -> None:
@@ -79,20 +81,24 @@ class Variable(Operators):
 
         Raises:
             ShapeError: The value's shape is not the variable's.
+            UsageError: The value is of another kind, as a float for a variable of integers.
         """
-        tensor = as_tensor(value)
+        weak = isinstance(value, int | float) and not isinstance(value, bool)
+        tensor = as_tensor(value, self.dtype if weak else None)
         if tensor.shape != self.spec.shape:
             raise ShapeError(
                 f"{users_line()}: variable {self.name!r} has shape {show(self.spec.shape)}; "
                 f"a value of shape {show(tensor.shape)} cannot be assigned to it"
             )
+        if not np.can_cast(tensor.dtype, self.dtype, "same_kind"):
+            raise UsageError(
+                f"{users_line()}: variable {self.name!r} is {self.dtype}; a {tensor.dtype} value "
+                "would lose what makes it so: cast it before assigning it"
+            )
+        if tensor.dtype != self.dtype:
+            tensor = apply("cast", tensor, dtype=self.dtype)
         trace = current_trace()
         if isinstance(tensor, TracedTensor) and trace is not None:
-            if tensor.dtype != self.dtype:
-                raise UsageError(
-                    f"{users_line()}: variable {self.name!r} is {self.dtype}; cast the "
-                    f"{tensor.dtype} value before assigning it"
-                )
             trace.effect("assign", [tensor], {"variable": self}, [self])
             return
         assert isinstance(tensor, ConcreteTensor)

@@ -32,18 +32,34 @@ def bucket(graph: Graph, plans: Sequence[Plan], replicas: int) -> Graph:
     rewriter = Rewriter(graph)
     pending = iter(plans)
     effects: list[int] = []
+    updates: dict[int, dict[Any, int]] = {}  # of each old node: the update of each variable
     for node in graph.nodes:
-        if node.op != "apply_gradients":
-            rewriter.keep(node)
-            effects += [rewriter.moved[node.id]] if node.id in graph.effects else []
+        if node.op == "apply_gradients":
+            updates[node.id] = _expand(rewriter, node, next(pending), replicas > 1)
+            made = list(dict.fromkeys(updates[node.id].values()))
+            rewriter.moved[node.id] = made[-1]
+            effects += made
             continue
-        updates = _expand(rewriter, node, next(pending), replicas > 1)
-        rewriter.moved[node.id] = updates[-1]
-        effects += updates
+        rewriter.keep(node, control=_control(rewriter, node, updates))
+        effects += [rewriter.moved[node.id]] if node.id in graph.effects else []
     return rewriter.finish(effects)
 
 
-def _expand(rewriter: Rewriter, node: Node, plan: Plan, reduce: bool) -> list[int]:
+def _control(rewriter: Rewriter, node: Node, updates: dict[int, dict[Any, int]]) -> tuple[int, ...]:
+    """Let a later read wait for the update of its own variable, and anything else for all."""
+    control: list[int] = []
+    for i in node.control:
+        if i not in updates:
+            control.append(rewriter.moved[i])
+        elif node.op == "read":
+            control.append(updates[i][node.attrs["variable"]])
+        else:
+            control += updates[i].values()
+    return tuple(dict.fromkeys(control))
+
+
+def _expand(rewriter: Rewriter, node: Node, plan: Plan, reduce: bool) -> dict[Any, int]:
+    """Add the nodes that a plan's gradients need; returns the update of each variable."""
     count, *gradients = (rewriter.moved[i] for i in node.inputs)
     places = {variable: i for i, variable in enumerate(plan.variables)}
     stores: dict[int, int] = {}
@@ -51,20 +67,21 @@ def _expand(rewriter: Rewriter, node: Node, plan: Plan, reduce: bool) -> list[in
         attrs = {"plan": plan, "span": places[variable]}
         stores[places[variable]] = _add(rewriter, node, "store_gradient", (gradient,), attrs, ())
     counted = _add(rewriter, node, "store_count", (count,), {"plan": plan}, ())
-    done: list[int] = []
+    first = counted  # the sum of counts comes with the first bucket, so every update waits for it
+    updates: dict[Any, int] = {}
     for part in plan.buckets:
         ready = [stores[i] for i in range(part.first, part.last)]
         ready += [counted] if part.index == 0 else []
         attrs = {"plan": plan, "bucket": part}
         if reduce:
             ready = [_add(rewriter, node, "all_reduce_bucket", (), attrs, ready)]
-        done.append(ready[-1] if reduce else counted)
-        # The sum of counts comes with the first bucket, so every update waits for that one too.
-        waits = [*ready, done[0], *_readers(rewriter, node, plan, part), *_order(rewriter, node)]
+            first = ready[0] if part.index == 0 else first
+        waits = [*ready, first, *_readers(rewriter, node, plan, part), *_order(rewriter, node)]
         changed = tuple(plan.variables[part.first : part.last])
         attrs = {**attrs, "rule": node.attrs["rule"], "changes": changed}
-        _add(rewriter, node, "update_bucket", (), attrs, waits)
-    return [n.id for n in rewriter.nodes if n.op == "update_bucket" and n.attrs["plan"] is plan]
+        update = _add(rewriter, node, "update_bucket", (), attrs, waits)
+        updates.update(dict.fromkeys(changed, update))
+    return updates
 
 
 def _readers(rewriter: Rewriter, node: Node, plan: Plan, part: Bucket) -> list[int]:

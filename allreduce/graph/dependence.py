@@ -1,0 +1,40 @@
+"""What a value depends on: this step's samples, or which replica computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from allreduce.graph.node import Node
+from allreduce.graph.ops.base import lookup
+from allreduce.graph.spec import Dim
+
+
+def of_samples(node: Node) -> bool:
+    """Tell whether a node's value exists only where there are samples."""
+    named = any(isinstance(size, Dim) for size in node.spec.shape)
+    return named or (node.op == "runtime" and node.attrs["name"] in ("rows", "row_offset"))
+
+
+def of_replica(node: Node) -> bool:
+    """Tell whether a node's value differs from replica to replica."""
+    return of_samples(node) or (node.op == "placeholder" and node.attrs["varies"])
+
+
+def dependents(nodes: Iterable[Node], root: Callable[[Node], bool]) -> set[int]:
+    """Find the roots and what is computed from them; a collective's result is the same on all.
+
+    Args:
+        nodes: In topological order.
+        root: Which nodes the others are followed from.
+    """
+    found: set[int] = set()
+    sent: set[int] = set()
+    for node in nodes:
+        reads = not found.isdisjoint(node.inputs)
+        if node.op == "receive":
+            reads = node.attrs["edge"] in sent
+        if root(node) or (reads and lookup(node.op).kind != "collective"):
+            found.add(node.id)
+            if node.op == "send":
+                sent.add(node.attrs["edge"])
+    return found

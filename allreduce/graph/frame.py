@@ -1,0 +1,263 @@
+"""A program bound to memory: a Python function per instruction, for one batch size."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from allreduce.comm import Work
+from allreduce.errors import NumericsError
+from allreduce.graph.node import Node
+from allreduce.graph.ops.base import lookup
+from allreduce.graph.program import Instruction, Program
+from allreduce.graph.rendezvous import Key, Rendezvous
+from allreduce.graph.replica import Moment, Replica
+from allreduce.graph.spec import concrete
+from allreduce.reduction import Arena
+
+Step = Callable[[], None]
+
+
+class Frame:
+    """A program bound to buffers of one batch size.
+
+    Args:
+        program: What to run.
+        replica: Who runs it.
+        arenas: The replica's arenas, by id of their plan.
+        rendezvous: Where transfers between the replica's devices meet.
+        rows: The batch size.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        replica: Replica,
+        arenas: Mapping[int, Arena],
+        rendezvous: Rendezvous,
+        rows: int,
+    ) -> None:
+        self.program = program
+        self.replica = replica
+        self.arenas = arenas
+        self.rendezvous = rendezvous
+        self.rows = rows
+        self.values: dict[int, np.ndarray] = {}
+        self.works: dict[int, Work] = {}  # started and not awaited, by instruction
+        self.moment = Moment(rows, 0, 0)
+        self.runtime: dict[str, np.ndarray] = {}
+        self._give()
+        self._in_place = self._find_in_place()
+        self.steps = [
+            self._after(instruction, self._build(index, instruction.node))
+            for index, instruction in enumerate(program.instructions)
+            if not (instruction.node.op == "store_gradient" and self._is_in_place(instruction.node))
+        ]
+
+    def _give(self) -> None:
+        for node in self.program.given.values():
+            if node.op == "constant":
+                self.values[node.id] = node.attrs["value"]
+            elif node.op == "runtime":
+                value = self.runtime.setdefault(node.attrs["name"], np.zeros((), np.int64))
+                self.values[node.id] = value
+
+    def run(self, feeds: Sequence[np.ndarray], moment: Moment) -> list[np.ndarray]:
+        """Run all instructions; returns copies of the outputs."""
+        self.moment = moment
+        for name, array in self.runtime.items():
+            array[...] = getattr(moment, name)
+        fed = dict(zip(self.program.inputs, feeds, strict=True))
+        self.values.update(fed)
+        with np.errstate(all="ignore"):  # infinities and NaN are results here, not warnings
+            for step in self.steps:
+                step()
+        outputs = [self._output(node) for node in self.program.outputs]
+        for i in fed:  # a batch may be large, and is the caller's
+            del self.values[i]
+        return outputs
+
+    def _output(self, node: Node) -> np.ndarray:
+        if node.id in self.values:
+            return self.values[node.id].copy()
+        # Left out of the null program: there are no rows of it.
+        return np.zeros(concrete(node.spec.shape, 0), node.spec.dtype)
+
+    def _find_in_place(self) -> dict[int, np.ndarray]:
+        """Find the gradients that can be computed where they are reduced, and where that is."""
+        uses = Counter(i for each in self.program.instructions for i in each.node.inputs)
+        uses.update(node.id for node in self.program.outputs)
+        made = {each.node.id: lookup(each.node.op) for each in self.program.instructions}
+        places: dict[int, np.ndarray] = {}
+        for instruction in self.program.instructions:
+            node = instruction.node
+            if node.op != "store_gradient" or uses[node.inputs[0]] > 1:
+                continue
+            op = made.get(node.inputs[0])
+            if op is not None and op.kind == "compute" and not op.view:
+                places[node.inputs[0]] = self._gradient(node)
+        return places
+
+    def _is_in_place(self, node: Node) -> bool:
+        return node.inputs[0] in self._in_place
+
+    def _arena(self, node: Node) -> Arena:
+        return self.arenas[id(node.attrs["plan"])]
+
+    def _gradient(self, node: Node) -> np.ndarray:
+        arena = self._arena(node)
+        return arena.view(arena.gradients, node.attrs["span"])
+
+    def _after(self, instruction: Instruction, step: Step) -> Step:
+        """Put the waits for collectives before a step; all else has ended when it was issued."""
+        instructions = self.program.instructions
+        waits = tuple(i for i in instruction.waits if instructions[i].stream == "collective")
+        if not waits:
+            return step
+
+        def run() -> None:
+            for i in waits:
+                work = self.works.pop(i, None)
+                if work is not None:  # another instruction may have waited for it
+                    work.wait()
+            step()
+
+        return run
+
+    def _build(self, index: int, node: Node) -> Step:
+        if lookup(node.op).kind == "compute":
+            return self._compute(node)
+        if node.op == "all_reduce_bucket":
+            return self._all_reduce(index, node)
+        return _BUILDERS[node.op](self, node)
+
+    def _buffer(self, node: Node) -> np.ndarray:
+        return np.empty(concrete(node.spec.shape, self.rows), node.spec.dtype)
+
+    def _compute(self, node: Node) -> Step:
+        op, values, inputs, attrs = lookup(node.op), self.values, node.inputs, node.attrs
+        kernel, target = op.cpu, node.id
+        assert kernel is not None, node
+        out = None
+        if not op.view:
+            out = self._in_place[target] if target in self._in_place else self._buffer(node)
+
+        def run() -> None:
+            values[target] = kernel(out, [values[i] for i in inputs], attrs)
+
+        return run
+
+    def _read(self, node: Node) -> Step:
+        variable, index = node.attrs["variable"], self.replica.index
+        copy = node.attrs.get("copy", False)
+
+        def run() -> None:
+            value = variable.storage[index]
+            self.values[node.id] = value.copy() if copy else value
+
+        return run
+
+    def _assign(self, node: Node) -> Step:
+        variable, index, source = node.attrs["variable"], self.replica.index, node.inputs[0]
+
+        def run() -> None:
+            variable.storage[index][...] = self.values[source]
+
+        return run
+
+    def _store_gradient(self, node: Node) -> Step:
+        place, source = self._gradient(node), node.inputs[0]
+
+        def run() -> None:
+            place[...] = self.values[source]
+
+        return run
+
+    def _store_count(self, node: Node) -> Step:
+        count, source = self._arena(node).count, node.inputs[0]
+
+        def run() -> None:
+            count[0] = self.values[source]
+
+        return run
+
+    def _clear_gradients(self, node: Node) -> Step:
+        gradients = self._arena(node).gradients
+
+        def run() -> None:
+            gradients[...] = 0
+
+        return run
+
+    def _all_reduce(self, index: int, node: Node) -> Step:
+        bucket, communicator = node.attrs["bucket"], self.replica.communicator
+        assert communicator is not None, "a single replica has no collectives"
+        part = self._arena(node).gradients[bucket.start : bucket.stop]
+
+        def run() -> None:
+            self.works[index] = communicator.all_reduce(part, op="sum", out=part, async_op=True)
+
+        return run
+
+    def _update_bucket(self, node: Node) -> Step:
+        arena, bucket, rule = self._arena(node), node.attrs["bucket"], node.attrs["rule"]
+        part = slice(bucket.parameters_start, bucket.stop)
+        parameters, gradients = arena.parameters[part], arena.gradients[part]
+        slots = {name: array[part] for name, array in arena.slots.items()}
+        is_first = bucket.index == 0
+
+        def run() -> None:
+            if is_first:
+                _check_count(float(arena.count[0]))
+                arena.iterations += 1
+            rule.update(parameters, gradients, slots, arena.count, arena.iterations)
+
+        return run
+
+    def _send(self, node: Node) -> Step:
+        source = node.inputs[0]
+
+        def run() -> None:
+            self.rendezvous.send(self._key(node), self.values[source])
+
+        return run
+
+    def _receive(self, node: Node) -> Step:
+        out = self._buffer(node)
+
+        def run() -> None:
+            # Sends come first in issue order, so the value is there. A copy, because it is another
+            # device's.
+            np.copyto(out, self.rendezvous.receive(self._key(node), timeout=1.0))
+            self.values[node.id] = out
+
+        return run
+
+    def _key(self, node: Node) -> Key:
+        generation, step = self.replica.generation, self.moment.step
+        edge, source = node.attrs["edge"], node.attrs["source"]
+        return Key(generation, step, edge, source, node.attrs["destination"])
+
+
+def _check_count(count: float) -> None:
+    """Refuse to divide by a number of samples that is none; all replicas have the same sum."""
+    if not 0 <= count < math.inf:
+        raise NumericsError(
+            f"the weights of all replicas add up to {count}; expected a finite number from 0 up: "
+            "check the weight given to minimize or apply"
+        )
+
+
+_BUILDERS: dict[str, Callable[[Frame, Node], Step]] = {
+    "read": Frame._read,
+    "assign": Frame._assign,
+    "store_gradient": Frame._store_gradient,
+    "store_count": Frame._store_count,
+    "clear_gradients": Frame._clear_gradients,
+    "update_bucket": Frame._update_bucket,
+    "send": Frame._send,
+    "receive": Frame._receive,
+}

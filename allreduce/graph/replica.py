@@ -1,0 +1,26 @@
+"""Who runs a program, and what one step is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from allreduce.comm import Communicator
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """Who runs: `index` among this process's replicas, `id` among all."""
+
+    index: int
+    id: int
+    communicator: Communicator | None
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a step is told: its samples, where they lie in the global batch, and its number."""
+
+    rows: int
+    row_offset: int
+    step: int
