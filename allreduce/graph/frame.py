@@ -139,14 +139,19 @@ class Frame:
 
     def _compute(self, node: Node) -> Step:
         op, values, inputs, attrs = lookup(node.op), self.values, node.inputs, node.attrs
-        kernel, target = op.cpu, node.id
+        view, kernel, target = op.view, op.cpu, node.id
+        if view is not None:
+
+            def look() -> None:
+                values[target] = view(values[inputs[0]], attrs)
+
+            return look
         assert kernel is not None, node
-        out = None
-        if not op.view:
-            out = self._in_place[target] if target in self._in_place else self._buffer(node)
+        out = self._in_place[target] if target in self._in_place else self._buffer(node)
+        values[target] = out
 
         def run() -> None:
-            values[target] = kernel(out, [values[i] for i in inputs], attrs)
+            kernel(out, [values[i] for i in inputs], attrs)
 
         return run
 

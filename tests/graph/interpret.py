@@ -40,11 +40,13 @@ def interpret(
                 value = np.asarray((runtime or {}).get(node.attrs["name"], 0), np.int64)
             else:
                 op = lookup(node.op)
-                assert op.cpu is not None
-                shape = concrete(node.spec.shape, batch)
-                out = None if op.view else _garbage(shape, node.spec.dtype)
-                value = op.cpu(out, [values[i] for i in node.inputs], node.attrs)
-                assert op.view or value is out, f"{node} did not write where it was told to"
+                inputs = [values[i] for i in node.inputs]
+                if op.view is not None:
+                    value = op.view(inputs[0], node.attrs)
+                else:
+                    assert op.cpu is not None
+                    value = _garbage(concrete(node.spec.shape, batch), node.spec.dtype)
+                    op.cpu(value, inputs, node.attrs)
             assert value.shape == concrete(node.spec.shape, batch), str(node)
             assert value.dtype == node.spec.dtype, str(node)
             values.append(value)

@@ -13,11 +13,12 @@ from allreduce.graph.spec import Spec
 
 Attrs = Mapping[str, Any]
 ShapeRule = Callable[[Sequence[Spec], Attrs], Spec]
-# (out, inputs, attrs) -> value. `out` has the shape rule's shape and dtype and is what is returned,
-# except for a row with `view`, whose kernel gets None and returns a view of an input. It is
+# Writes the value into its first argument. That has the shape rule's shape and dtype, is
 # C-contiguous, may hold anything, and overlaps no input. Inputs may be strided. Callers run kernels
 # under one `np.errstate(all="ignore")`: infinities and NaN are results, not warnings.
-Kernel = Callable[[Any, Sequence[np.ndarray], Attrs], np.ndarray]
+Kernel = Callable[[np.ndarray, Sequence[np.ndarray], Attrs], None]
+# Returns the value, which shares memory with the only input.
+View = Callable[[np.ndarray, Attrs], np.ndarray]
 # (gradient of the output, output, inputs, attrs) -> gradient of each input, or None where it has
 # none. All are Tensors; the gradient is written with the public operators, so it is itself traced.
 Gradient = Callable[[Any, Any, Sequence[Any], Attrs], Sequence[Any]]
@@ -33,10 +34,11 @@ class Op:
     Attributes:
         name: Unique; what a printed graph shows.
         shape: From the inputs' specs and the attributes to the output's spec; raises ShapeError.
-        cpu: The NumPy or native kernel; None for kinds that the executor itself carries out.
+        cpu: The NumPy or native kernel; None for a view, and where the executor itself carries
+            the operation out.
         gradient: None for an op that has none (its output must not depend on a variable smoothly).
         kind: What the schedule has to know.
-        view: The value shares memory with its first input and costs nothing.
+        view: In place of a kernel, for a value that shares memory with its input and costs nothing.
     """
 
     name: str
@@ -44,7 +46,7 @@ class Op:
     cpu: Kernel | None = None
     gradient: Gradient | None = None
     kind: Kind = "compute"
-    view: bool = False
+    view: View | None = None
 
 
 def cut(gradient: Any, output: Any, inputs: Sequence[Any], attrs: Attrs) -> Sequence[Any]:

@@ -83,9 +83,8 @@ def elementwise(ufunc: np.ufunc, gradient: Gradient | None = None, name: str = "
         dtypes = ufunc.resolve_dtypes((*[spec.dtype for spec in specs], *[None] * ufunc.nout))
         return Spec(broadcast([spec.shape for spec in specs]), dtypes[-1])
 
-    def kernel(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-        result: np.ndarray = ufunc(*inputs, out=out)
-        return result
+    def kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+        ufunc(*inputs, out=out)
 
     return register(Op(name or ufunc.__name__, shape, kernel, gradient))
 
@@ -190,15 +189,16 @@ def through_float32(kernel: Kernel) -> Kernel:
     Its inputs are made C-contiguous.
     """
 
-    def converting(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    def converting(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
         if out.dtype in _NATIVE:
-            return kernel(out, [np.asarray(x, order="C") for x in inputs], attrs)
+            kernel(out, [np.asarray(x, order="C") for x in inputs], attrs)
+            return
         wide = [
             np.asarray(x, np.float32 if x.dtype.kind == "f" else None, order="C") for x in inputs
         ]
-        np.copyto(out, kernel(np.empty(out.shape, np.float32), wide, attrs), casting="unsafe")
-        result: np.ndarray = out
-        return result
+        result = np.empty(out.shape, np.float32)
+        kernel(result, wide, attrs)
+        np.copyto(out, result, casting="unsafe")
 
     return converting
 

@@ -95,12 +95,10 @@ def _where_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
     return Spec(broadcast([spec.shape for spec in specs]), specs[1].dtype)
 
 
-def _where(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+def _where(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     condition, a, b = inputs
     np.copyto(out, b)
     np.copyto(out, a, where=condition)
-    result: np.ndarray = out
-    return result
 
 
 def _where_gradient(

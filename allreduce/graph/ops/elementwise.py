@@ -184,9 +184,8 @@ def clip(x: Any, low: float, high: float) -> Tensor:
     return apply("clip", cast(tensor, np.result_type(tensor.dtype, low, high)), low=low, high=high)
 
 
-def _clip(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    result: np.ndarray = np.clip(inputs[0], attrs["low"], attrs["high"], out=out)
-    return result
+def _clip(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    np.clip(inputs[0], attrs["low"], attrs["high"], out=out)
 
 
 def _clip_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:
@@ -200,10 +199,8 @@ register(Op("clip", same_spec, _clip, _clip_gradient))
 # --- conversion -----------------------------------------------------------------------------------
 
 
-def _cast(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+def _cast(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     np.copyto(out, inputs[0], casting="unsafe")
-    result: np.ndarray = out
-    return result
 
 
 register(
@@ -221,4 +218,4 @@ def stop_gradient(x: Any) -> Tensor:
     return apply("stop_gradient", as_tensor(x))
 
 
-register(Op("stop_gradient", same_spec, lambda out, inputs, attrs: inputs[0], cut, view=True))
+register(Op("stop_gradient", same_spec, gradient=cut, view=lambda x, attrs: x))

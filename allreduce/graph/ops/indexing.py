@@ -29,11 +29,9 @@ def _argmax_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
     return Spec(shape[:axis] + shape[axis + 1 :], np.dtype(np.int64))
 
 
-def _argmax(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+def _argmax(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     if out.size:
         np.argmax(inputs[0], axis=attrs["axis"], out=out)
-    result: np.ndarray = out
-    return result
 
 
 register(Op("argmax", _argmax_shape, _argmax))
@@ -58,7 +56,7 @@ def one_hot(labels: Any, depth: int, dtype: Any = "float32") -> Tensor:
     return apply("one_hot", tensor, depth=classes, dtype=as_dtype(dtype))
 
 
-def _one_hot(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+def _one_hot(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     (labels,) = inputs
     depth = attrs["depth"]
     bad = (labels < 0) | (labels >= depth)
@@ -68,8 +66,6 @@ def _one_hot(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray
     out.fill(0)
     rows = out.reshape(-1, depth)
     rows[np.arange(len(rows)), labels.reshape(-1)] = 1
-    result: np.ndarray = out
-    return result
 
 
 register(

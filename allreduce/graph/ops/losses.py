@@ -94,35 +94,27 @@ def _check_row(row: int, labels: np.ndarray, classes: int) -> None:
 
 
 @through_float32
-def _sparse(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+def _sparse(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     labels, logits = inputs
     row = _native.sparse_cross_entropy(out, labels, logits)
     _check_row(row, labels, logits.shape[-1])
-    result: np.ndarray = out
-    return result
 
 
 @through_float32
-def _sparse_gradient_kernel(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+def _sparse_gradient_kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     dy, labels, logits = inputs
     row = _native.sparse_cross_entropy_gradient(out, dy, labels, logits)
     _check_row(row, labels, logits.shape[-1])
-    result: np.ndarray = out
-    return result
 
 
 @through_float32
-def _dense(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+def _dense(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     _native.cross_entropy(out, inputs[0], inputs[1])
-    result: np.ndarray = out
-    return result
 
 
 @through_float32
-def _dense_gradient_kernel(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+def _dense_gradient_kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     _native.cross_entropy_gradient(out, inputs[0], inputs[1], inputs[2])
-    result: np.ndarray = out
-    return result
 
 
 def _sparse_gradient(

@@ -60,9 +60,8 @@ def _matmul_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
     return Spec((*leading, a.shape[-2], b.shape[-1]), a.dtype)
 
 
-def _matmul(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    result: np.ndarray = np.matmul(inputs[0], inputs[1], out=out)
-    return result
+def _matmul(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    np.matmul(inputs[0], inputs[1], out=out)
 
 
 def _swapped(x: Tensor) -> Tensor:

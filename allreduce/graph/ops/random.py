@@ -59,12 +59,10 @@ def dropout(x: Any, rate: float, seed: int | None = None) -> Tensor:
 
 
 @through_float32
-def _dropout(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+def _dropout(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     x, row_offset, step = inputs
     first_row = int(row_offset) * attrs["rows_per_sample"]
     _native.dropout(out, x, attrs["rate"], attrs["key"], first_row, int(step))
-    result: np.ndarray = out
-    return result
 
 
 def _dropout_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:

@@ -10,7 +10,7 @@ import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.ops.arguments import as_axes, as_shape
-from allreduce.graph.ops.base import Attrs, Op, ShapeRule, register
+from allreduce.graph.ops.base import Attrs, Kernel, Op, ShapeRule, register
 from allreduce.graph.ops.common import as_floats, cast, kept_shape, reshaped
 from allreduce.graph.spec import Spec, broadcast, show
 from allreduce.graph.tensor import Tensor
@@ -66,29 +66,22 @@ def _not_empty(rule: ShapeRule) -> ShapeRule:
     return checked
 
 
-def _sum(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+def _sum(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     np.add.reduce(inputs[0], axis=attrs["axes"], keepdims=attrs["keepdims"], out=out)
-    result: np.ndarray = out
-    return result
 
 
-def _mean(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+def _mean(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     _sum(out, inputs, attrs)
     count = prod(inputs[0].shape[axis] for axis in attrs["axes"])
-    result: np.ndarray = np.divide(out, out.dtype.type(count), out=out)
-    return result
+    np.divide(out, out.dtype.type(count), out=out)
 
 
-def _extreme(ufunc: np.ufunc) -> Any:
-    def kernel(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-        if inputs[0].size == 0:
-            if out.size:
-                raise UsageError(f"{ufunc.__name__} over the rows of an empty batch has no value")
-            empty: np.ndarray = out
-            return empty
-        ufunc.reduce(inputs[0], axis=attrs["axes"], keepdims=attrs["keepdims"], out=out)
-        result: np.ndarray = out
-        return result
+def _extreme(ufunc: np.ufunc) -> Kernel:
+    def kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+        if inputs[0].size:
+            ufunc.reduce(inputs[0], axis=attrs["axes"], keepdims=attrs["keepdims"], out=out)
+        elif out.size:
+            raise UsageError(f"{ufunc.__name__} over the rows of an empty batch has no value")
 
     return kernel
 
@@ -140,20 +133,18 @@ def _sum_to_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
     return Spec(shape, specs[0].dtype)
 
 
-def _sum_to(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+def _sum_to(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     (x,) = inputs
-    result: np.ndarray = out
     if out.ndim == 1 and x.size and x.shape[-1] == out.size and x.flags.c_contiguous:
         # The gradient of a bias. As a product with ones it takes half of np.add.reduce's time:
         # 6.7 against 13.7 µs for (128, 1024) float32.
         rows = x.reshape(-1, out.size)
         np.matmul(np.ones(len(rows), x.dtype), rows, out=out)
-        return result
+        return
     leading = x.ndim - out.ndim
     axes = [i for i in range(x.ndim) if i < leading or out.shape[i - leading] == 1]
     kept = out.reshape((1,) * leading + out.shape)
     np.add.reduce(x, axis=tuple(axes), keepdims=True, out=kept)
-    return result
 
 
 register(

@@ -34,8 +34,7 @@ def reshape(x: Any, shape: Sequence[Size] | Size) -> Tensor:
     return reshaped(as_tensor(x), as_shape("reshape", shape, smallest=-1))
 
 
-def _reshape(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    (x,) = inputs
+def _reshape(x: np.ndarray, attrs: Attrs) -> np.ndarray:
     return x.reshape(running_shape(attrs["shape"], x, attrs["named"]))
 
 
@@ -43,9 +42,8 @@ register(
     Op(
         "reshape",
         lambda specs, attrs: Spec(attrs["shape"], specs[0].dtype),
-        _reshape,
-        lambda dy, y, x, attrs: [reshaped(dy, x[0].shape)],
-        view=True,
+        gradient=lambda dy, y, x, attrs: [reshaped(dy, x[0].shape)],
+        view=_reshape,
     )
 )
 
@@ -107,9 +105,8 @@ register(
     Op(
         "transpose",
         _transpose_shape,
-        lambda out, inputs, attrs: inputs[0].transpose(attrs["axes"]),
-        _transpose_gradient,
-        view=True,
+        gradient=_transpose_gradient,
+        view=lambda x, attrs: x.transpose(attrs["axes"]),
     )
 )
 
@@ -132,10 +129,8 @@ def _broadcast_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
     return Spec(shape, specs[0].dtype)
 
 
-def _broadcast(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+def _broadcast(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     np.copyto(out, inputs[0])
-    result: np.ndarray = out
-    return result
 
 
 register(
@@ -176,10 +171,8 @@ def ones_like(x: Any) -> Tensor:
     return full(tensor.shape, 1, tensor.dtype)
 
 
-def _fill(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+def _fill(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     out.fill(attrs["value"])
-    result: np.ndarray = out
-    return result
 
 
 register(Op("fill", lambda specs, attrs: Spec(attrs["shape"], attrs["dtype"]), _fill))
@@ -191,13 +184,11 @@ def size(x: Any, axis: int | Sequence[int] | None = None, dtype: Any = "int64") 
     return apply("size", tensor, axes=as_axes("size", tensor, axis), dtype=as_dtype(dtype))
 
 
-def _size(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+def _size(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     count = 1
     for axis in attrs["axes"]:
         count *= inputs[0].shape[axis]
     out.fill(count)
-    result: np.ndarray = out
-    return result
 
 
 register(Op("size", lambda specs, attrs: Spec((), attrs["dtype"]), _size, cut))

@@ -9,7 +9,7 @@ import numpy as np
 
 from allreduce.errors import ShapeError
 from allreduce.graph.ops.arguments import as_axis
-from allreduce.graph.ops.base import Attrs, Op, register
+from allreduce.graph.ops.base import Attrs, Kernel, Op, register
 from allreduce.graph.ops.common import as_floats, floats_only, same_spec, swap_axes
 from allreduce.graph.scope import users_line
 from allreduce.graph.tensor import Tensor, TracedTensor
@@ -54,12 +54,10 @@ def _shifted(out: np.ndarray, x: np.ndarray) -> None:
     np.subtract(x, np.maximum.reduce(x, axis=-1, keepdims=True), out=out)
 
 
-def _unless_empty(kernel: Callable[[np.ndarray, np.ndarray], None]) -> Any:
-    def guarded(out: Any, inputs: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+def _unless_empty(kernel: Callable[[np.ndarray, np.ndarray], None]) -> Kernel:
+    def guarded(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
         if out.size:
             kernel(out, inputs[0])
-        result: np.ndarray = out
-        return result
 
     return guarded
 

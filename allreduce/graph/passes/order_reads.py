@@ -50,4 +50,4 @@ def _uses(graph: Graph, consumers: list[list[int]], start: int) -> Iterator[int]
 
 
 def _is_view(graph: Graph, node: int) -> bool:
-    return lookup(graph.nodes[node].op).view
+    return lookup(graph.nodes[node].op).view is not None
