@@ -1,0 +1,86 @@
+"""What operators say when used wrongly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allreduce.errors import UsageError
+from allreduce.graph.ops import functions as ops
+
+untyped: Any = ops  # for calls that mypy would refuse
+
+BAD: list[tuple[Callable[[], Any], str]] = [
+    (lambda: ops.add(np.ones((2, 3)), np.ones((2, 4))), r"\(2, 3\) and \(2, 4\)"),
+    (lambda: np.ones((2, 3)) @ ops.ones((2, 3), "float64"), r"\(2, 3\) and \(2, 3\)"),
+    (lambda: ops.matmul(2.0, np.ones(3)), r"\(\) and \(3,\)"),
+    (lambda: ops.reshape(np.ones((2, 3)), (4, -1)), r"\(2, 3\) to \(4, -1\)"),
+    (lambda: ops.reshape(np.ones((2, 3)), (-1, -1)), "only one size"),
+    (lambda: ops.squeeze(np.ones((2, 3)), 1), r"axis 1 of \(2, 3\)"),
+    (lambda: ops.transpose(np.ones((2, 3)), (0, 0)), r"\(0, 0\) do not permute"),
+    (lambda: ops.broadcast_to(np.ones((2, 3)), (2, 4)), r"\(2, 3\).*\(2, 4\)"),
+    (lambda: ops.sum_to(np.ones((2, 3)), (2, 4)), r"\(2, 3\) and \(2, 4\)"),
+    (lambda: ops.sum(np.ones((2, 3)), axis=2), r"sum of \(2, 3\): axis 2"),
+    (lambda: ops.max(np.ones((2, 0)), axis=1), r"\(2, 0\) has nothing along"),
+    (lambda: ops.argmax(np.ones((2, 0))), r"\(2, 0\) has nothing along"),
+    (lambda: ops.softmax(1.0), "needs an axis"),
+    (lambda: ops.softmax_cross_entropy(np.ones((2, 3)), np.ones((2, 4))), r"\(2, 3\).*\(2, 4\)"),
+    (lambda: ops.sparse_softmax_cross_entropy([1, 2], np.ones((3, 4))), r"\(2,\).*\(3, 4\)"),
+    (lambda: ops.sparse_softmax_cross_entropy([], np.ones((0, 0))), "integers, got float64"),
+    (lambda: ops.one_hot([0.5], 3), "integers, got float64"),
+    (lambda: ops.add(np.uint8(3), 300), "300"),
+    (lambda: ops.subtract(True, False), "boolean subtract"),
+    (lambda: ops.dropout(np.ones(3), 1.0, seed=0), r"in \[0, 1\), got 1.0"),
+    (lambda: ops.where([True], np.int8(1), 1000), "1000"),
+    (lambda: untyped.transpose(np.ones((2, 3)), (0, 5)), r"transpose of \(2, 3\): axis 5"),
+    (lambda: untyped.transpose(np.ones((2, 3)), (0, -3)), r"transpose of \(2, 3\): axis -3"),
+    (lambda: untyped.transpose(np.ones((2, 3)), (0, "1")), "axis '1' is no integer"),
+    (lambda: untyped.sum(np.ones((2, 3)), axis="0"), r"sum of \(2, 3\): axis '0' is no integer"),
+    (lambda: untyped.mean(np.ones((2, 3)), axis=0.5), "axis 0.5 is no integer"),
+    (lambda: untyped.max(np.ones((2, 3)), axis=(0, -2)), r"twice in \(0, -2\)"),
+    (lambda: untyped.argmax(np.ones((2, 3)), None), "needs one axis, got None"),
+    (lambda: untyped.softmax(np.ones((2, 3)), (0, 1)), r"needs one axis, got \(0, 1\)"),
+    (lambda: untyped.squeeze(np.ones((2, 3)), 2), r"squeeze of \(2, 3\): axis 2"),
+    (lambda: untyped.expand_dims(np.ones((2, 3)), 3), r"expand_dims of \(2, 3\): axis 3"),
+    (lambda: untyped.size(np.ones((2, 3)), 2), r"size of \(2, 3\): axis 2"),
+    (lambda: untyped.reshape(np.ones((2, 3)), (-2, -3)), r"-1 or more, got \(-2, -3\)"),
+    (lambda: untyped.reshape(np.ones((2, 3)), (2.0, 3)), r"integers, not \(2.0, 3\)"),
+    (lambda: untyped.reshape(np.ones((2, 3)), (None, 3)), r"integers, not \(None, 3\)"),
+    (lambda: untyped.broadcast_to(np.ones(3), (-1, 3)), r"0 or more, got \(-1, 3\)"),
+    (lambda: untyped.sum_to(np.ones(3), "a"), "integers, not 'a'"),
+    (lambda: untyped.zeros((-1, 3)), r"0 or more, got \(-1, 3\)"),
+    (lambda: untyped.full((2,), "z"), "a number, not str 'z'"),
+    (lambda: untyped.one_hot(np.zeros(0, int), 0), r"1 or more, got \(0,\)"),
+    (lambda: untyped.one_hot([0], -1), r"1 or more, got \(-1,\)"),
+    (lambda: untyped.one_hot([0], 3.5), r"the depth of one_hot: sizes are integers, not \(3.5,\)"),
+    (lambda: untyped.one_hot([0], 3, "floaty"), "'floaty' is no dtype"),
+    (lambda: untyped.cast(np.ones(2), "floaty"), "'floaty' is no dtype"),
+    (lambda: untyped.cast(np.ones(2), object), "not object"),
+    (lambda: untyped.clip(np.ones(2), "a", 2), "a bound of clip is a number, not str 'a'"),
+    (lambda: untyped.clip(np.ones(2), 0, None), "a bound of clip is a number, not NoneType"),
+    (
+        lambda: untyped.dropout(np.ones(2), "half"),
+        "the rate of a dropout is a number, not str 'half'",
+    ),
+    (lambda: untyped.dropout(np.ones(2), float("nan"), seed=0), r"in \[0, 1\), got nan"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), BAD)
+def test_errors_have_the_numbers_and_the_users_line(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        call()
+    assert re.search(r"test_errors\.py:\d+: ", str(caught.value))
+
+
+@pytest.mark.parametrize("label", [-1, 3, 2**40])
+def test_a_label_out_of_range_is_named(label: int) -> None:
+    labels = np.array([0, 2, label])
+    with pytest.raises(UsageError, match=rf"label {label} in row 2 .* outside of 0…2"):
+        ops.sparse_softmax_cross_entropy(labels, np.zeros((3, 3)))
+    with pytest.raises(UsageError, match=rf"label {label} in row 2 .* outside of 0…2"):
+        ops.one_hot(labels, 3)
