@@ -21,8 +21,7 @@ def load_model(path: str | PathLike[str], custom_objects: Mapping[str, Any] | No
     Args:
         path: The file.
         custom_objects: Classes and functions of one's own by name: Model and Layer subclasses,
-        losses,
-            metrics, optimizers.
+            losses, metrics, optimizers.
 
     Raises:
         UsageError: The file is missing, damaged or no whole model, or a class in it is unknown.
@@ -30,6 +29,7 @@ def load_model(path: str | PathLike[str], custom_objects: Mapping[str, Any] | No
     tensors, described = saving.read(path)
     if "model" not in described:
         raise UsageError(f"{path} has weights only; make the model and use model.load_weights")
+    saving.check_whole(described, path)
     custom = dict(custom_objects or {})
     model = registry.deserialize(described["model"], custom)
     if not isinstance(model, Model):
@@ -39,12 +39,22 @@ def load_model(path: str | PathLike[str], custom_objects: Mapping[str, Any] | No
     model.epochs_done = described["epochs_done"]
     if described["compiled"] is not None:
         model.compile(**steps.restore(described["compiled"], custom))
-        state = {"iterations": np.asarray(described["iterations"], np.int64)}
-        paths = {key: variable.name for key, variable in model.named_variables().items()}
-        for key, value in saving.part(tensors, saving.OPTIMIZER).items():
-            name, _, slot = key.rpartition("/")
-            state[f"{paths[name]}/{slot}"] = value
-        model.optimizer.load_state(state)
+        slots = saving.part(tensors, saving.OPTIMIZER)
+        model.optimizer.load_state(_state(model, slots, described["iterations"], path))
         # What dropout draws depends on the number of runs of the step.
         model.replicator.set_steps(model.train_step, model.optimizer.iterations)
     return model
+
+
+def _state(
+    model: Model, slots: Mapping[str, np.ndarray], iterations: int, path: str | PathLike[str]
+) -> dict[str, np.ndarray]:
+    """Give the optimizer's state under the variables' names in this process."""
+    state = {"iterations": np.asarray(iterations, np.int64)}
+    names = {key: variable.name for key, variable in model.named_variables().items()}
+    for key, value in slots.items():
+        place, _, slot = key.rpartition("/")
+        if place not in names:
+            raise saving.damaged(path, f"there is no variable for the optimizer's {key!r}")
+        state[f"{names[place]}/{slot}"] = value
+    return state

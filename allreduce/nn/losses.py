@@ -17,6 +17,7 @@ from allreduce.graph.scope import users_line
 from allreduce.graph.spec import show
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import as_tensor
+from allreduce.nn import objects
 
 EPSILON = 1e-7  # Keras's
 
@@ -135,12 +136,14 @@ class Loss:
     Args:
         function: Takes (y_true, y_pred, from_logits).
         from_logits: Whether predictions are logits instead of probabilities.
-        name: What `fit` and errors call it.
+        name: What errors call it, and histories where it is a metric.
     """
 
     def __init__(
         self, function: Callable[..., Tensor], from_logits: bool = False, name: str | None = None
     ) -> None:
+        if not isinstance(from_logits, bool | np.bool_):
+            raise UsageError(f"from_logits is True or False, not {from_logits!r}")
         self.function = function
         self.from_logits = bool(from_logits)
         self.name = name or function.__name__
@@ -183,6 +186,7 @@ TABLE: Mapping[str, Callable[..., Tensor]] = {
     "mse": mean_squared_error,
     "sparse_categorical_crossentropy": sparse_categorical_crossentropy,
 }
+_CLASSES = (Loss, MeanSquaredError, CategoricalCrossentropy, SparseCategoricalCrossentropy)
 _BY_CLASS: Mapping[str, str] = {
     "CategoricalCrossentropy": "categorical_crossentropy",
     "MeanSquaredError": "mean_squared_error",
@@ -210,17 +214,25 @@ def get(identifier: Any) -> Callable[[Any, Any], Tensor]:
 
 
 def serialize(loss: Callable[[Any, Any], Tensor]) -> dict[str, Any]:
-    """Describe a loss as plain data: its name, and whether it takes logits."""
-    if isinstance(loss, Loss) and loss.function in TABLE.values():
-        return {"name": loss.function.__name__, "from_logits": loss.from_logits}
-    return {"name": getattr(loss, "__name__", type(loss).__name__), "from_logits": False}
+    """Describe a loss as plain data.
+
+    Raises:
+        UsageError: It is an object of one's own that does not say how it was made.
+    """
+    if not isinstance(loss, Loss) or type(loss) not in _CLASSES:
+        return objects.describe(loss, TABLE)
+    options = {"from_logits": loss.from_logits, "name": loss.name}
+    return {"loss": objects.describe(loss.function, TABLE), "options": options}
 
 
-def deserialize(
-    config: Mapping[str, Any], custom: Mapping[str, Any]
-) -> Callable[[Any, Any], Tensor]:
-    """Find the loss that `serialize` described, among `custom` objects first."""
-    if config["name"] in custom:
-        return get(custom[config["name"]])
-    function = get(config["name"])
-    return Loss(function, from_logits=True) if config["from_logits"] else function
+def deserialize(config: Any, custom: Mapping[str, Any]) -> Callable[[Any, Any], Tensor]:
+    """Find or make the loss that `serialize` described, one's own among `custom`.
+
+    Raises:
+        UsageError: It is neither the library's nor among `custom`.
+    """
+    if isinstance(config, Mapping) and "loss" in config:
+        function = objects.restore("loss", config["loss"], TABLE, custom)
+        loss: Loss = objects.make(Loss, {"function": function, **(config.get("options") or {})})
+        return loss
+    return get(objects.restore("loss", config, TABLE, custom))

@@ -11,7 +11,7 @@ from allreduce.graph.scope import users_line
 from allreduce.graph.spec import show
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import as_tensor
-from allreduce.nn import losses
+from allreduce.nn import losses, objects
 
 Metric = Callable[[Any, Any], Tensor]
 
@@ -87,6 +87,34 @@ def get(identifier: Any, loss: Any = None) -> tuple[str, Metric]:
             kind = loss.function if isinstance(loss, losses.Loss) else loss
             return identifier, _ACCURACY_OF.get(kind, accuracy)
         return identifier, TABLE[identifier]
+    if isinstance(identifier, losses.Loss):
+        return identifier.name, identifier
     if callable(identifier) and not isinstance(identifier, type):
         return getattr(identifier, "__name__", type(identifier).__name__), identifier
     raise UsageError(f"a metric is a name or a function (y_true, y_pred), not {identifier!r}")
+
+
+def serialize(identifier: Any) -> Any:
+    """Describe what `get` was given as plain data: a name is itself.
+
+    Raises:
+        UsageError: It is an object of one's own that does not say how it was made.
+    """
+    if isinstance(identifier, str):
+        return identifier
+    if isinstance(identifier, losses.Loss):
+        return losses.serialize(identifier)
+    return objects.describe(identifier, TABLE)
+
+
+def deserialize(config: Any, custom: Mapping[str, Any]) -> Any:
+    """Find what `serialize` described, one's own among `custom`, for `get`.
+
+    Raises:
+        UsageError: It is neither the library's nor among `custom`.
+    """
+    if isinstance(config, str):
+        return config
+    if isinstance(config, Mapping) and "loss" in config:
+        return losses.deserialize(config, custom)
+    return objects.restore("metric", config, TABLE, custom)

@@ -23,8 +23,18 @@ TABLE: Mapping[str, str] = {
 }
 
 
-def layer_class(name: str, custom: Mapping[str, Any]) -> type[Layer]:
-    """Return a layer's class by its name, from `custom` if it is there.
+def is_library(kind: type[Layer]) -> bool:
+    """Tell whether a class is found again by its name alone."""
+    return TABLE.get(kind.__name__) == kind.__module__
+
+
+def layer_class(name: str, custom: Mapping[str, Any], own: bool = False) -> type[Layer]:
+    """Return a layer's class by its name.
+
+    Args:
+        name: The class's.
+        custom: One's own classes by name; they come before the library's.
+        own: Whether it cannot be the library's.
 
     Raises:
         UsageError: There is none; the message lists those that exist.
@@ -32,23 +42,26 @@ def layer_class(name: str, custom: Mapping[str, Any]) -> type[Layer]:
     if name in custom:
         found: type[Layer] = custom[name]
         return found
-    if name not in TABLE:
+    if own or name not in TABLE:
         error = unknown_name("layer", name, [*TABLE, *custom])
+        known = f"unknown layer {name!r}: it is none of the library's" if own else error
         raise UsageError(
-            f"{error}; a class of your own is passed as custom_objects={{{name!r}: {name}}}"
+            f"{known}; a class of your own is passed as custom_objects={{{name!r}: {name}}}"
         )
     built_in: type[Layer] = getattr(import_module(TABLE[name]), name)
     return built_in
 
 
-def deserialize(config: Mapping[str, Any], custom: Mapping[str, Any]) -> Layer:
+def deserialize(config: Any, custom: Mapping[str, Any]) -> Layer:
     """Make the layer that `Layer.describe` described.
 
     Raises:
-        UsageError: The class is unknown, or does not take its own config.
+        UsageError: The class is unknown, does not take its own config, or nothing is described.
     """
-    kind = layer_class(config["class"], custom)
-    settings = dict(config["config"])
+    parts = (config.get("class"), config.get("config")) if isinstance(config, Mapping) else ()
+    if not parts or not isinstance(parts[0], str) or not isinstance(parts[1], Mapping):
+        raise UsageError(f'a layer is described by its "class" and "config", not {config!r:.60}')
+    kind, settings = layer_class(parts[0], custom, config.get("own", False)), dict(parts[1])
     try:
         if kind.holds_layers:
             make = partial(deserialize, custom=custom)

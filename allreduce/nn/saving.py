@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_bytes
 
 from allreduce.errors import UsageError
+from allreduce.nn.checks import as_dtype_of
 from allreduce.nn.layer import Layer
 from allreduce.optim import Optimizer
 
@@ -75,6 +76,8 @@ def write(
             f"the model cannot be saved: {error}; get_config has to return plain data"
         ) from None
     contents = to_bytes(dict(tensors), metadata={"format": FORMAT, "allreduce": text})
+    if path.is_dir():
+        raise UsageError(f"cannot save to {path}: it is a folder; name a file in it")
     if not path.parent.is_dir():
         raise UsageError(f"cannot save to {path}: there is no folder {path.parent}")
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -125,7 +128,46 @@ def read(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, An
             f"{path} is a safetensors file, but not a model saved by this library: its format is "
             f"{metadata.get('format')!r} instead of {FORMAT!r}"
         )
-    return tensors, json.loads(metadata["allreduce"])
+    try:
+        described = json.loads(metadata.get("allreduce", ""))
+    except ValueError as error:
+        raise damaged(path, f"its description is no JSON: {error}") from None
+    if not isinstance(described, dict):
+        raise damaged(path, f"its description is {described!r:.60}")
+    return tensors, described
+
+
+def damaged(path: str | PathLike[str], why: str) -> UsageError:
+    """Build the error for a file that was written by `save` but has been changed since."""
+    return UsageError(f"{path} is damaged: {why}; save the model again, or fetch the file anew")
+
+
+# What `save` writes beside the weights; of what is under "compiled" too, in a compiled model's.
+_WHOLE: Mapping[str, Any] = {
+    "model": dict,
+    "sample": list,
+    "epochs_done": int,
+    "compiled": dict | None,
+}
+_COMPILED: Mapping[str, Any] = {"optimizer": dict, "loss": dict, "metrics": list}
+
+
+def check_whole(described: Mapping[str, Any], path: str | PathLike[str]) -> None:
+    """Refuse a whole model's description that lacks a part.
+
+    Raises:
+        UsageError: It does; the message names the file and the part.
+    """
+    wanted = [(described, name, kind) for name, kind in _WHOLE.items()]
+    if isinstance(described.get("compiled"), dict):
+        wanted += [(described["compiled"], name, kind) for name, kind in _COMPILED.items()]
+        wanted += [(described, "iterations", int)]
+    for parts, name, kind in wanted:
+        if name not in parts or not isinstance(parts[name], kind):
+            raise damaged(path, f"its description has no {name!r}, or one of another kind")
+    sample = described["sample"]
+    if [type(each) for each in sample] != [list, str]:
+        raise damaged(path, f"it describes samples as {sample!r:.60}")
 
 
 def part(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
@@ -152,5 +194,8 @@ def assign(model: Layer, tensors: Mapping[str, np.ndarray], path: str | PathLike
                 f"{path} is of another architecture: variable {key!r} has shape "
                 f"{values[key].shape} there, but {variables[key].shape} in model {model.name!r}"
             )
+    cast = {
+        key: as_dtype_of(variable, values[key], str(path)) for key, variable in variables.items()
+    }
     for key, variable in variables.items():
-        variable.assign(values[key].astype(variable.dtype))
+        variable.assign(cast[key])

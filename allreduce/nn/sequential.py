@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from allreduce.errors import UsageError
+from allreduce.nn.checks import inner_layers
 from allreduce.nn.input import Input
 from allreduce.nn.layer import Layer
 from allreduce.nn.model import Model
@@ -36,17 +37,29 @@ class Sequential(Model):
         super().__init__(name=name, dtype=dtype, trainable=trainable)
         self._input: Input | None = None
         self._layers: list[Layer] = []
+        self._growing = False  # whether the call in progress only makes the variables
+        self._used = False  # whether traces of a step may exist, which later layers would miss
+        if isinstance(layers, Layer):
+            raise UsageError(
+                f"Sequential takes a list of layers: [{type(layers).__name__}(…)], not one alone"
+            )
         for layer in layers or ():
             self._append(layer)
         self._build_if_known()
 
     def add(self, layer: Layer) -> None:
-        """Append a layer."""
-        if self.built and self._input is None:
-            raise UsageError(f"model {self.name!r} is built already; add its layers before that")
+        """Append a layer.
+
+        Raises:
+            UsageError: It is no layer, holds this model, or the model has been used already.
+        """
+        if self._used:
+            raise UsageError(
+                f"model {self.name!r} has been built, called or trained already; add its layers "
+                "before that"
+            )
         self._append(layer)
         self.built = False
-        self._prepared.clear()
         self._build_if_known()
 
     def _append(self, layer: Any) -> None:
@@ -55,6 +68,8 @@ class Sequential(Model):
                 raise UsageError("Input stands first in a Sequential, and only once")
             self._input = layer
         elif isinstance(layer, Layer):
+            if layer is self or self in inner_layers(layer):
+                raise UsageError(f"model {self.name!r} cannot be a layer of itself")
             self._layers.append(layer)
         else:
             hint = f"; make one: {layer.__name__}(…)" if isinstance(layer, type) else ""
@@ -63,7 +78,11 @@ class Sequential(Model):
     def _build_if_known(self) -> None:
         if self._input is not None and self._layers:
             sample = np.empty((0, *self._input.shape), self._input.sample_dtype)
-            self._sketch(self.predict_step, sample)
+            self._growing = True
+            try:
+                self._sketch(self.predict_step, sample)
+            finally:
+                self._growing = False
 
     def children(self) -> Iterator[tuple[str, Layer]]:
         for index, layer in enumerate(self._layers):
@@ -72,6 +91,7 @@ class Sequential(Model):
     def call(self, inputs: Any, training: bool = False) -> Any:
         if not self._layers:
             raise UsageError(f"model {self.name!r} has no layers; add some")
+        self._used = self._used or not self._growing
         if self._input is not None:
             inputs = self._input.call(inputs)
         for layer in self._layers:
@@ -89,5 +109,7 @@ class Sequential(Model):
         """Make the model that `get_config` described; `make` makes a layer of its description."""
         if make is None:
             raise UsageError("Sequential.from_config needs a function that makes layers")
+        if not isinstance(config.get("layers"), list):
+            raise UsageError(f'Sequential\'s config has no list "layers": {config}')
         layers = [make(each) for each in config["layers"]]
         return cls(**{**config, "layers": layers})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from allreduce import optim
@@ -37,7 +37,8 @@ class Steps:
         if isinstance(wanted, str):
             raise UsageError(f"metrics is a list: [{wanted!r}]")
         self.metrics: dict[str, metrics.Metric] = {}
-        for each in wanted or ():
+        self._wanted = list(wanted or ())
+        for each in self._wanted:
             name, function = metrics.get(each, self.loss)
             if name in self.metrics or name == "loss":
                 raise UsageError(f"there are two metrics called {name!r}")
@@ -46,14 +47,18 @@ class Steps:
     def train(self, x: Any, y: Any) -> Mapping[str, Tensor]:
         """Take one step; gives "loss" and each metric, one value per sample."""
         outputs = self._model(x, training=True)
-        loss = per_sample("the loss", self.loss(y, outputs))
+        loss = self._loss(y, outputs)
         self.optimizer.minimize(loss, self._model.trainable_variables)
         return {"loss": loss, **self._measure(y, outputs)}
 
     def test(self, x: Any, y: Any) -> Mapping[str, Tensor]:
         """Compute the same in inference mode, without a step."""
         outputs = self._model(x, training=False)
-        return {"loss": per_sample("the loss", self.loss(y, outputs)), **self._measure(y, outputs)}
+        return {"loss": self._loss(y, outputs), **self._measure(y, outputs)}
+
+    def _loss(self, y: Any, outputs: Any) -> Tensor:
+        name = f" {self.loss.name!r}" if isinstance(self.loss, losses.Loss) else ""
+        return per_sample(f"the loss{name}", self.loss(y, outputs))
 
     def _measure(self, y: Any, outputs: Any) -> dict[str, Tensor]:
         return {
@@ -66,7 +71,7 @@ class Steps:
         return {
             "optimizer": optim.serialize(self.optimizer),
             "loss": losses.serialize(self.loss),
-            "metrics": list(self.metrics),
+            "metrics": [metrics.serialize(each) for each in self._wanted],
         }
 
 
@@ -76,14 +81,10 @@ def restore(config: Mapping[str, Any], custom: Mapping[str, Any]) -> dict[str, A
     Raises:
         UsageError: A name is neither known nor among `custom`.
     """
-    name = config["optimizer"]["name"]
-    settings = config["optimizer"]["config"]
-    kind: Callable[..., Any] | None = custom.get(name)
-    optimizer = kind(**settings) if kind else optim.get(config["optimizer"])
     return {
-        "optimizer": optimizer,
+        "optimizer": optim.deserialize(config["optimizer"], custom),
         "loss": losses.deserialize(config["loss"], custom),
-        "metrics": [custom.get(each, each) for each in config["metrics"]],
+        "metrics": [metrics.deserialize(each, custom) for each in config["metrics"]],
     }
 
 

@@ -2,7 +2,7 @@
 
 from allreduce.optim.adam import Adam
 from allreduce.optim.base import Optimizer
-from allreduce.optim.registry import get, serialize
+from allreduce.optim.registry import deserialize, get, serialize
 from allreduce.optim.sgd import SGD
 
-__all__ = ["SGD", "Adam", "Optimizer", "get", "serialize"]
+__all__ = ["SGD", "Adam", "Optimizer", "deserialize", "get", "serialize"]

@@ -24,7 +24,6 @@ class Adam(Optimizer):
         beta_1: The first moment's decay, from 0 to below 1.
         beta_2: The second moment's decay, from 0 to below 1.
         epsilon: Keeps the quotient finite; above 0.
-        name: What summaries and errors call it.
     """
 
     slots = ("m", "v")
@@ -36,9 +35,8 @@ class Adam(Optimizer):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
-        name: str | None = None,
     ) -> None:
-        super().__init__(learning_rate, name)
+        super().__init__(learning_rate)
         self.beta_1 = checked("beta_1", beta_1, low=0.0, high=1.0)
         self.beta_2 = checked("beta_2", beta_2, low=0.0, high=1.0)
         self.epsilon = checked("epsilon", epsilon, low=0.0, above=True)

@@ -23,15 +23,13 @@ class Optimizer(ABC):
 
     Args:
         learning_rate: Above or equal to 0; may be changed between steps.
-        name: What summaries and errors call it; by default the class's name in lower case.
     """
 
     slots: tuple[str, ...] = ()
     hyperparameters: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
-    def __init__(self, learning_rate: float, name: str | None = None) -> None:
+    def __init__(self, learning_rate: float) -> None:
         self.learning_rate = learning_rate
-        self.name = name or type(self).__name__.lower()
         self.iterations = 0  # how many steps have been taken; kept by the graph's updates
 
     @property
@@ -94,7 +92,7 @@ class Optimizer(ABC):
 
     def get_config(self) -> dict[str, Any]:
         """Give the constructor's arguments, as plain data."""
-        return {name: getattr(self, name) for name in (*self.hyperparameters, "name")}
+        return {name: getattr(self, name) for name in self.hyperparameters}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Optimizer:

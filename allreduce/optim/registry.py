@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -33,19 +34,50 @@ def get(identifier: Any) -> Optimizer:
     """Make an optimizer of a name or a `{"name", "config"}` description; pass an optimizer through.
 
     Raises:
-        UsageError: It is none of these, or there is no optimizer of that name.
+        UsageError: It is none of these, there is no optimizer of that name, or it does not take
+            its config.
     """
     if isinstance(identifier, Optimizer):
         return identifier
     if isinstance(identifier, str):
         # Without arguments: every optimizer has defaults for all of them.
         return optimizer_class(identifier).from_config({})
-    if isinstance(identifier, Mapping) and {"name", "config"} <= identifier.keys():
-        return optimizer_class(identifier["name"]).from_config(identifier["config"])
+    if isinstance(identifier, Mapping) and isinstance(identifier.get("name"), str):
+        return _made(optimizer_class(identifier["name"]), identifier.get("config", {}))
     hint = f"; make one: {identifier.__name__}()" if isinstance(identifier, type) else ""
     raise UsageError(f"an optimizer is an Optimizer or a name, not {identifier!r}{hint}")
 
 
+def _made(kind: type[Optimizer], config: Any) -> Optimizer:
+    takes = list(inspect.signature(kind).parameters)
+    if not isinstance(config, Mapping):
+        raise UsageError(f"{kind.__name__}'s config is a dict of {takes}, not {config!r:.60}")
+    unknown = [name for name in config if name not in takes]
+    if unknown:
+        raise unknown_name(f"argument of {kind.__name__}", unknown[0], takes)
+    return kind.from_config(config)
+
+
 def serialize(optimizer: Optimizer) -> dict[str, Any]:
-    """Describe an optimizer as plain data, for `get`."""
-    return {"name": type(optimizer).__name__, "config": optimizer.get_config()}
+    """Describe an optimizer as plain data; one's own class as "custom"."""
+    kind = type(optimizer)
+    row = TABLE.get(kind.__name__.lower())
+    key = "name" if row == (kind.__module__, kind.__name__) else "custom"
+    return {key: kind.__name__, "config": optimizer.get_config()}
+
+
+def deserialize(config: Any, custom: Mapping[str, Any]) -> Optimizer:
+    """Make the optimizer that `serialize` described, with one's own classes in `custom` by name.
+
+    Raises:
+        UsageError: It is neither the library's nor among `custom`.
+    """
+    if not isinstance(config, Mapping) or "custom" not in config:
+        return get(config)
+    kind = custom.get(config["custom"])
+    if not isinstance(kind, type) or not issubclass(kind, Optimizer):
+        raise UsageError(
+            f"unknown optimizer {config['custom']!r}: it is none of the library's; pass its class "
+            f"as custom_objects={{{config['custom']!r}: …}}"
+        )
+    return _made(kind, config.get("config", {}))

@@ -25,7 +25,6 @@ class SGD(Optimizer):
         learning_rate: Above or equal to 0.
         momentum: From 0 (none, and no slot) to below 1.
         nesterov: Look ahead; needs momentum.
-        name: What summaries and errors call it.
     """
 
     hyperparameters: ClassVar[tuple[str, ...]] = ("learning_rate", "momentum", "nesterov")
@@ -35,10 +34,11 @@ class SGD(Optimizer):
         learning_rate: float = 0.01,
         momentum: float = 0.0,
         nesterov: bool = False,
-        name: str | None = None,
     ) -> None:
-        super().__init__(learning_rate, name)
+        super().__init__(learning_rate)
         self.momentum = checked("momentum", momentum, low=0.0, high=1.0)
+        if not isinstance(nesterov, bool | np.bool_):
+            raise UsageError(f"nesterov is True or False, not {nesterov!r}")
         self.nesterov = bool(nesterov)
         if self.nesterov and not self.momentum:
             raise UsageError("SGD(nesterov=True) needs momentum above 0")
