@@ -101,9 +101,8 @@ class Sharded:
         ):
             raise UsageError(
                 f"a global batch of {self.batch_size} leaves some of the {sum(self.replicas)} "
-                "replicas "
-                'without rows in every step; with data="sharded" their ranks\' data would never be '
-                f"used: choose batch_size >= {sum(self.replicas)}"
+                'replicas without rows in every step; with data="sharded" their ranks\' data would '
+                f"never be used: choose batch_size >= {sum(self.replicas)}"
             )
 
     @cached_property

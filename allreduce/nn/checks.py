@@ -56,6 +56,27 @@ def check_features(layer: Layer, inputs: Tensor, expected: int) -> None:
         )
 
 
+def class_numbers(model: Layer, labels: np.ndarray, name: str) -> None:
+    """Refuse labels that are none of a model's classes, before a step meets them.
+
+    Raises:
+        UsageError: Names the first of them, and its row in the whole array.
+    """
+    outputs = model.output_shape
+    classes = outputs[-1] if isinstance(outputs, tuple) and outputs else None
+    if not isinstance(classes, int):
+        return
+    wrong = (labels < 0) | (labels >= classes)
+    if labels.dtype.kind == "f":
+        wrong |= labels != np.floor(labels)
+    if wrong.any():
+        row = int(wrong.reshape(len(labels), -1).any(axis=1).argmax())
+        raise UsageError(
+            f"label {labels[wrong][0]} in row {row} of {name} is no class: the model has {classes} "
+            f"outputs, so that labels are whole numbers from 0 to {classes - 1}"
+        )
+
+
 def inner_layers(layer: Layer, seen: set[Layer] | None = None) -> Iterator[Layer]:
     """Go through all layers inside one, at any depth; one that is there twice comes once."""
     seen = {layer} if seen is None else seen

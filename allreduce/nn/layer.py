@@ -19,7 +19,7 @@ from allreduce.graph.spec import Shape
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import as_tensor
 from allreduce.graph.variable import Variable
-from allreduce.nn import calls, initializers, registry
+from allreduce.nn import calls, initializers
 from allreduce.nn.naming import snake_case, unique_name
 from allreduce.nn.tracking import parts_in
 
@@ -213,7 +213,7 @@ class Layer:
     def describe(self) -> dict[str, Any]:
         """Name the class and give the config, as plain data: what files hold of the layer."""
         kind = type(self)
-        own = {} if registry.is_library(kind) else {"own": True}
+        own = {} if kind.__module__.startswith("allreduce.nn.") else {"own": True}
         return {"class": kind.__name__, "config": self.get_config(), **own}
 
     @classmethod

@@ -94,7 +94,11 @@ def class_numbers(name: str, y_true: Tensor, y_pred: Tensor) -> Tensor:
             f"classes), but y_true has shape {show(y_true.shape)} and y_pred "
             f"{show(y_pred.shape)}{hint}"
         )
-    return y_true if y_true.dtype.kind in "iu" else ops.cast(y_true, "int64")
+    if y_true.dtype.kind in "iu":
+        return y_true
+    # A label that is not whole becomes one that is no class, so that it is refused like those.
+    whole = ops.cast(y_true, "int64")
+    return ops.where(ops.equal(ops.cast(whole, y_true.dtype), y_true), whole, np.int64(-1))
 
 
 def _classes(prediction: Tensor) -> int:

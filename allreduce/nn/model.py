@@ -14,15 +14,15 @@ from allreduce.graph.spec import BATCH, Shape, Spec
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import Trace, recording
 from allreduce.nn import checks, saving
-from allreduce.nn.layer import Layer
 from allreduce.nn.naming import snake_case, unique_name
 from allreduce.nn.steps import Steps
 from allreduce.nn.summary import print_summary
+from allreduce.nn.weights import Weights
 from allreduce.optim import Optimizer
-from allreduce.training import History
+from allreduce.training import FitOptions, History
 
 
-class Model(Layer):
+class Model(Weights):
     """A layer with a training loop.
 
     Subclass it, make layers in `__init__` and use them in `call(self, x, training=False)`, or use
@@ -104,8 +104,9 @@ class Model(Layer):
             y: Their targets `(rows, …)`.
             batch_size: The global batch, shared by all replicas; 32 per replica by default.
             epochs: How often to go through the data.
-            verbose: "auto" or 1 for a bar on a terminal and lines elsewhere, 2 for lines, 0 for
-            nothing. validation_data: (x, y) to evaluate after each epoch.
+            verbose: "auto" or 1 for a bar on a terminal and lines elsewhere; 2 for lines; 0 for
+                nothing.
+            validation_data: (x, y) to evaluate after each epoch.
             shuffle: Whether to draw a new order for each epoch, the same on all ranks.
             data: "same" or "sharded".
 
@@ -118,17 +119,8 @@ class Model(Layer):
             NumericsError: The loss became NaN; names the epoch and the step.
         """
         self._steps()
-        return training.fit(
-            self,
-            x,
-            y,
-            batch_size=batch_size,
-            epochs=epochs,
-            verbose=verbose,
-            validation_data=validation_data,
-            shuffle=shuffle,
-            data=data,
-        )
+        options = FitOptions(batch_size, epochs, verbose, validation_data, shuffle, data)
+        return training.fit(self, x, y, options)
 
     def evaluate(
         self,
@@ -157,21 +149,28 @@ class Model(Layer):
         """Compute the outputs in inference mode; every rank gets all rows, in order."""
         return training.predict(self, x, batch_size=batch_size, verbose=verbose)
 
-    def prepare(self, x: np.ndarray, y: np.ndarray | None) -> None:
-        """Make the variables if there are none yet, and check that samples and targets fit."""
+    def prepare(self, x: np.ndarray, y: np.ndarray | None, kind: str = "") -> None:
+        """Make the variables if there are none yet, and check that samples and targets fit.
+
+        Args:
+            x: Samples.
+            y: Targets.
+            kind: What errors put before "x" and "y": "validation ".
+        """
         sample = _kind(x), None if y is None else _kind(y)
-        if sample in self._prepared:
-            return
-        checks.same_replicator(self)
-        try:
-            if y is None:
-                self._sketch(self.predict_step, x)
-            else:
-                self._sketch(self.test_step, x, y)
-        except ShapeError as error:
-            shapes = f"x has shape {x.shape}" + ("" if y is None else f" and y {y.shape}")
-            raise ShapeError(f"{error} ({shapes})") from None
-        self._prepared.add(sample)
+        if sample not in self._prepared:
+            checks.same_replicator(self)
+            try:
+                if y is None:
+                    self._sketch(self.predict_step, x)
+                else:
+                    self._sketch(self.test_step, x, y)
+            except ShapeError as error:
+                shapes = f"{kind}x has shape {x.shape}" + ("" if y is None else f" and y {y.shape}")
+                raise ShapeError(f"{error} ({shapes})") from None
+            self._prepared.add(sample)
+        if y is not None and self._steps().takes_class_numbers:
+            checks.class_numbers(self, y, f"{kind}y")
 
     def _sketch(self, step: Callable[..., Any], *arrays: np.ndarray) -> Any:
         """Trace a step for its shapes alone; the first time makes the variables."""
@@ -185,9 +184,10 @@ class Model(Layer):
 
     def build(self, input_shape: Any) -> None:
         """Make the variables for samples of a shape, `(None, features)` or `(batch, features)`."""
-        if not input_shape or not all(isinstance(size, int) for size in input_shape[1:]):
+        sizes = input_shape if isinstance(input_shape, list | tuple) else ()
+        if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes[1:]):
             raise ShapeError(f"build takes (None, features, …), not {input_shape!r}")
-        self.build_for(input_shape[1:], self.dtype)
+        self.build_for(sizes[1:], self.dtype)
 
     def build_for(self, shape: Sequence[int], dtype: str) -> None:
         """Make the variables for samples of a shape, without the batch, and a dtype."""
@@ -203,20 +203,6 @@ class Model(Layer):
         """Print the layers, their output shapes and numbers of parameters, on rank 0 alone."""
         if training.rank_of(self.replicator) == 0:
             print_summary(self)
-
-    def get_weights(self) -> list[np.ndarray]:
-        """Copy all variables' values, in the order of `variables`."""
-        self._check_built("get_weights")
-        return [variable.numpy() for variable in self.variables]
-
-    def set_weights(self, weights: Sequence[Any]) -> None:
-        """Change all variables; on every rank with equal values.
-
-        Raises:
-            UsageError, ShapeError: Their number or a shape differs; the message names the variable.
-        """
-        self._check_built("set_weights")
-        checks.assign_all(self, list(weights))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write weights, architecture and optimizer state into one safetensors file.
@@ -238,28 +224,6 @@ class Model(Layer):
             "compiled": compiled.describe() if compiled else None,
         }
         saving.save(path, self, described, compiled.optimizer if compiled else None)
-
-    def save_weights(self, path: str | PathLike[str]) -> None:
-        """Write the variables' values alone into a safetensors file; like `save` otherwise."""
-        self._check_built("save_weights")
-        saving.save_weights(path, self)
-
-    def load_weights(self, path: str | PathLike[str]) -> None:
-        """Read the variables' values from a file of `save_weights` or `save`, on every rank.
-
-        Raises:
-            UsageError: The file is damaged or another model's; the message names the variable.
-        """
-        self._check_built("load_weights")
-        tensors, _ = saving.read(path)
-        saving.assign(self, tensors, path)
-
-    def _check_built(self, what: str) -> None:
-        if not self.built:
-            raise UsageError(
-                f"{what}: model {self.name!r} has no variables yet; call model.build((None, "
-                "features)), begin it with ar.nn.Input, or fit it first"
-            )
 
 
 def _kind(array: np.ndarray) -> tuple[Shape, str]:

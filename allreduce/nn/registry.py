@@ -23,11 +23,6 @@ TABLE: Mapping[str, str] = {
 }
 
 
-def is_library(kind: type[Layer]) -> bool:
-    """Tell whether a class is found again by its name alone."""
-    return TABLE.get(kind.__name__) == kind.__module__
-
-
 def layer_class(name: str, custom: Mapping[str, Any], own: bool = False) -> type[Layer]:
     """Return a layer's class by its name.
 

@@ -44,6 +44,12 @@ class Steps:
                 raise UsageError(f"there are two metrics called {name!r}")
             self.metrics[name] = function
 
+    @property
+    def takes_class_numbers(self) -> bool:
+        """Whether targets are class numbers, from 0 to below the number of outputs."""
+        kind = self.loss.function if isinstance(self.loss, losses.Loss) else self.loss
+        return kind is losses.sparse_categorical_crossentropy
+
     def train(self, x: Any, y: Any) -> Mapping[str, Tensor]:
         """Take one step; gives "loss" and each metric, one value per sample."""
         outputs = self._model(x, training=True)

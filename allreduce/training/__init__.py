@@ -2,10 +2,12 @@
 
 from allreduce.training.fit import evaluate, fit, predict
 from allreduce.training.history import History
+from allreduce.training.options import FitOptions
 from allreduce.training.ranks import check_equal, check_world, rank_of
 from allreduce.training.trainable import Trainable
 
 __all__ = [
+    "FitOptions",
     "History",
     "Trainable",
     "check_equal",

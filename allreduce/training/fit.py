@@ -2,64 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from allreduce.data import shuffled
-from allreduce.errors import UsageError
 from allreduce.graph.seed import get_seed
 from allreduce.training import loop
 from allreduce.training.arrays import as_pair, as_samples, as_validation
 from allreduce.training.history import History
-from allreduce.training.loop import Rows, is_sharded, resolve_batch_size, share_out
+from allreduce.training.loop import Rows, resolve_batch_size, share_out
+from allreduce.training.options import FitOptions, is_sharded
 from allreduce.training.progress import Epoch, describe_batch, resolve
-from allreduce.training.ranks import check_equal, check_world, rank_of
+from allreduce.training.ranks import (
+    EPOCHS,
+    OPTIONS,
+    VARIABLES,
+    check_equal,
+    check_world,
+    digest,
+    rank_of,
+    size_of,
+)
 from allreduce.training.trainable import Trainable
 
 
-def fit(
-    model: Trainable,
-    x: Any,
-    y: Any,
-    *,
-    batch_size: int | None = None,
-    epochs: int = 1,
-    verbose: Any = "auto",
-    validation_data: Any = None,
-    shuffle: bool = True,
-    data: str = "same",
-) -> History:
+def fit(model: Trainable, x: Any, y: Any, options: FitOptions) -> History:
     """Train; `Model.fit` says what the arguments mean."""
     check_world(model.replicator, "fit")
-    replicator, rank = model.replicator, rank_of(model.replicator)
-    sharded, mode = is_sharded(data), resolve(verbose, rank)
-    batch_size = resolve_batch_size(batch_size, replicator)
-    _check_epochs(epochs)
+    replicator = model.replicator
+    sharded, mode = is_sharded(options.data), resolve(options.verbose, rank_of(replicator))
+    batch_size = resolve_batch_size(options.batch_size, replicator)
     own = as_pair(x, y, ("x", "y"), may_be_empty=sharded)
-    validation = as_validation(validation_data, may_be_empty=sharded)
-    options = (batch_size, epochs, bool(shuffle), data)
-    compared = {"x": own[0], "y": own[1], "the options of fit (batch_size, epochs, …)": options}
+    validation = as_validation(options.validation_data, may_be_empty=sharded)
+    compared = {"x": own[0], "y": own[1]}
     compared |= dict(zip(("validation x", "validation y"), validation or (None, None), strict=True))
-    check_equal(replicator, "fit", compared, contents=not sharded)
+    settled = (batch_size, options.epochs, bool(options.shuffle), options.data)
+    _agree(model, "fit", compared, settled, sharded)
     model.prepare(*own)
     rows = share_out(replicator, own, batch_size, sharded, "x")
     tested: Rows | None = None
     if validation:
-        model.prepare(*validation)
+        model.prepare(*validation, kind="validation ")
         tested = share_out(replicator, validation, batch_size, sharded, "validation x")
     if mode:
         print(describe_batch(batch_size, replicator.num_replicas_in_sync), flush=True)
+    return _train(model, rows, tested, options, mode)
+
+
+def _train(
+    model: Trainable, rows: Rows, tested: Rows | None, options: FitOptions, mode: int
+) -> History:
     history = History()
-    for epoch in range(epochs):
-        order = _order(model, rows, rank) if shuffle else None
-        with Epoch(f"epoch {epoch + 1}/{epochs}", rows.plan.steps, rows.total, mode) as shown:
+    rank = rank_of(model.replicator)
+    for epoch in range(options.epochs):
+        order = _order(model, rows, rank) if options.shuffle else None
+        label = f"epoch {epoch + 1}/{options.epochs}"
+        with Epoch(label, rows.plan.steps, rows.total, mode) as shown:
             values = loop.train(model, rows, order, epoch, shown)
             values |= _validate(model, tested)
             shown.finish(values)
         model.epochs_done += 1
         history.add(epoch, values)
     return history
+
+
+def _agree(
+    model: Trainable, what: str, arrays: Mapping[str, Any], options: Any, sharded: bool = False
+) -> None:
+    """Check that ranks have equal arrays (or arrays of one kind), options and models.
+
+    Raises:
+        MismatchError: They differ; on all ranks.
+    """
+    replicator = model.replicator
+    if size_of(replicator) == 1:
+        return
+    # Variables that no step has met start as replica 0's, whatever they are here.
+    values = [variable.storage[0] for variable in model.variables if variable.in_step]
+    compared = {
+        **{name: digest(value, contents=not sharded) for name, value in arrays.items()},
+        OPTIONS: digest(options),
+        VARIABLES: digest([digest(value).tolist() for value in values]),
+        EPOCHS: digest(model.epochs_done),
+    }
+    check_equal(replicator, what, compared)
 
 
 def _validate(model: Trainable, rows: Rows | None) -> dict[str, float]:
@@ -71,11 +99,6 @@ def _order(model: Trainable, rows: Rows, rank: int) -> np.ndarray:
     """Draw the epoch's order: the same on all ranks, or each rank's own where its rows are."""
     own = [rank] if rows.sharded else []
     return shuffled(len(rows.arrays[0]), [get_seed(), model.epochs_done, *own])
-
-
-def _check_epochs(epochs: int) -> None:
-    if isinstance(epochs, bool) or not isinstance(epochs, int | np.integer) or epochs < 0:
-        raise UsageError(f"epochs is an integer from 0, not {epochs!r}")
 
 
 def evaluate(
@@ -93,8 +116,7 @@ def evaluate(
     sharded, mode = is_sharded(data), resolve(verbose, rank_of(replicator))
     batch_size = resolve_batch_size(batch_size, replicator)
     own = as_pair(x, y, ("x", "y"), may_be_empty=sharded)
-    compared = {"x": own[0], "y": own[1], "batch_size": batch_size}
-    check_equal(replicator, "evaluate", compared, contents=not sharded)
+    _agree(model, "evaluate", {"x": own[0], "y": own[1]}, (batch_size, data), sharded)
     model.prepare(*own)
     rows = share_out(replicator, own, batch_size, sharded, "x")
     with Epoch("evaluate", rows.plan.steps, rows.total, mode) as shown:
@@ -112,7 +134,7 @@ def predict(
     mode = resolve(verbose, rank_of(replicator))
     batch_size = resolve_batch_size(batch_size, replicator)
     samples = as_samples(x, "x")
-    check_equal(replicator, "predict", {"x": samples, "batch_size": batch_size})
+    _agree(model, "predict", {"x": samples}, batch_size)
     model.prepare(samples, None)
     rows = share_out(replicator, (samples,), batch_size, False, "x")
     with Epoch("predict", rows.plan.steps, rows.total, mode) as shown:

@@ -20,7 +20,6 @@ from allreduce.training.totals import LossWatch, Totals
 from allreduce.training.trainable import Trainable
 
 BATCH_PER_REPLICA = 32  # Keras's default batch, on every replica
-SHARDED, SAME = "sharded", "same"
 
 
 def resolve_batch_size(batch_size: int | None, replicator: Replicator) -> int:
@@ -33,20 +32,6 @@ def resolve_batch_size(batch_size: int | None, replicator: Replicator) -> int:
         return BATCH_PER_REPLICA * replicator.num_replicas_in_sync
     check_batch_size(batch_size)
     return batch_size
-
-
-def is_sharded(data: str) -> bool:
-    """Tell whether each rank brings rows of its own.
-
-    Raises:
-        UsageError: `data` is neither of the two.
-    """
-    if data not in (SAME, SHARDED):
-        raise UsageError(
-            f'data is "{SAME}" (every rank passes equal arrays) or "{SHARDED}" (its own), not '
-            f"{data!r}"
-        )
-    return data == SHARDED
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Column
@@ -34,7 +35,7 @@ def resolve(verbose: Any, rank: int) -> int:
     Raises:
         UsageError: It is none of "auto", 0, 1, 2.
     """
-    if verbose not in ("auto", 0, 1, 2):
+    if not isinstance(verbose, str | int | np.integer) or verbose not in ("auto", 0, 1, 2):
         raise UsageError(f'verbose is "auto", 0, 1 or 2, not {verbose!r}')
     if rank or not verbose:
         return 0

@@ -12,6 +12,22 @@ from allreduce import comm
 from allreduce.errors import MismatchError, UsageError
 from allreduce.graph.replicator import Replicator, default_replicator
 
+# What ranks compare beside arrays, and what to do where it differs.
+OPTIONS = "a batch_size, epochs, shuffle or data option"
+VARIABLES = "the value of the model's variables"
+EPOCHS = "the number of epochs that the model was trained for"
+PARTS = "the dtype or shape of a part"
+_SAME_ARRAYS = (
+    'load the same on every rank, in the same order, or pass data="sharded" if each rank has rows '
+    "of its own"
+)
+_REMEDIES: Mapping[str, str] = {
+    OPTIONS: "pass the same options on every rank",
+    VARIABLES: "call set_weights, load_weights and assign on every rank, with equal values",
+    EPOCHS: "train the model, or load it with load_model, on every rank",
+    PARTS: "cast or reshape it before gathering",
+}
+
 
 def rank_of(replicator: Replicator) -> int:
     """Give this process's rank; 0 where it is alone."""
@@ -58,16 +74,13 @@ def digest(value: Any, *, contents: bool = True) -> np.ndarray:
     return np.frombuffer(state.digest(), np.int64)
 
 
-def check_equal(
-    replicator: Replicator, what: str, arguments: Mapping[str, Any], *, contents: bool = True
-) -> None:
-    """Compare arguments across ranks by their digests.
+def check_equal(replicator: Replicator, what: str, digests: Mapping[str, np.ndarray]) -> None:
+    """Compare what ranks have by its digests.
 
     Args:
         replicator: Knows the ranks.
-        what: Who got the arguments: "fit".
-        arguments: By name; the names are the same on every rank.
-        contents: Whether arrays have to be equal, or only of the same dtype and row shape.
+        what: Who got it: "fit".
+        digests: By name; the names are the same on every rank.
 
     Raises:
         MismatchError: They differ; the message says which one, and on which ranks. On all ranks.
@@ -75,9 +88,9 @@ def check_equal(
     communicator = replicator.communicator
     if communicator is None or communicator.size == 1:
         return
-    mine = np.concatenate([digest(value, contents=contents) for value in arguments.values()])
+    mine = np.concatenate(list(digests.values()))
     everyones = np.asarray(communicator.all_gather(mine)).reshape(communicator.size, -1, 2)
-    for index, name in enumerate(arguments):
+    for index, name in enumerate(digests):
         groups: dict[tuple[int, int], list[int]] = {}
         for rank, pair in enumerate(everyones[:, index].tolist()):
             groups.setdefault((pair[0], pair[1]), []).append(rank)
@@ -91,9 +104,7 @@ def _disagreement(rank: int, what: str, name: str, groups: Sequence[Sequence[int
     agree = ", ".join(str(r) for r in usual)
     return (
         f"{what} on rank {rank}: {name} is not the same on all ranks: that of rank {listed} "
-        f"differs from that of rank {agree}; load the same on every rank, in the same order, or "
-        "pass "
-        'data="sharded" if each rank has rows of its own'
+        f"differs from that of rank {agree}; {_REMEDIES.get(name, _SAME_ARRAYS)}"
     )
 
 

@@ -98,7 +98,7 @@ class LossWatch:
 
         Raises:
             NumericsError: Some rank's loss has been a NaN; the message names the first step and
-            rank.
+                rank.
         """
         firsts = everyones(self._replicator, [self._first])[:, 0].tolist()
         found = [(step, rank) for rank, step in enumerate(firsts) if step >= 0]

@@ -8,14 +8,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from allreduce.graph.replicator import Replicator
+from allreduce.graph.variable import Variable
 
 
 class Trainable(Protocol):
     """A model, as the fit loop sees it.
 
     Attributes:
-        epochs_done: How many epochs it has been trained for; the order of the next one depends on
-        it.
+        epochs_done: How many epochs it has been trained for; what the next one's order depends on.
     """
 
     epochs_done: int
@@ -25,8 +25,19 @@ class Trainable(Protocol):
         """The replicas that the model lives on."""
         ...
 
-    def prepare(self, x: np.ndarray, y: np.ndarray | None) -> None:
-        """Make the variables if there are none yet, and check that samples and targets fit."""
+    @property
+    def variables(self) -> list[Variable]:
+        """All of its variables; none before `prepare`, where their layers are built lazily."""
+        ...
+
+    def prepare(self, x: np.ndarray, y: np.ndarray | None, kind: str = "") -> None:
+        """Make the variables if there are none yet, and check that samples and targets fit.
+
+        Args:
+            x: Samples.
+            y: Targets.
+            kind: What errors put before "x" and "y": "validation ".
+        """
         ...
 
     def train_step(self, x: Any, y: Any) -> Mapping[str, Any]:

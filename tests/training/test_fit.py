@@ -164,6 +164,12 @@ def fitted(x: Any = None, y: Any = None, **options: Any) -> Any:
     return classifier().fit(x, own_y if y is None else y, verbose=0, **options)
 
 
+def _labels(row: int, label: float) -> np.ndarray:
+    labels = np.zeros(12, np.array(label).dtype)
+    labels[row] = label
+    return labels
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
@@ -175,6 +181,21 @@ def fitted(x: Any = None, y: Any = None, **options: Any) -> Any:
         (lambda: fitted(x=3.0), ShapeError, "x is the scalar 3.0"),
         (lambda: fitted(y=np.full(12, 3)), UsageError, "label 3 in row 0"),
         (lambda: fitted(y=np.full(12, -1)), UsageError, "label -1"),
+        (
+            lambda: fitted(y=_labels(7, 3)),
+            UsageError,
+            "label 3 in row 7 of y is no class: .* 3 out",
+        ),
+        (lambda: fitted(y=_labels(9, 0.7)), UsageError, "label 0.7 in row 9 of y is no class"),
+        (lambda: fitted(y=_labels(2, np.nan)), UsageError, "label nan in row 2 of y"),
+        (
+            lambda: fitted(validation_data=(np.ones((12, 6)), _labels(5, 4)[:, None])),
+            UsageError,
+            "label 4 in row 5 of validation y",
+        ),
+        (lambda: classifier().evaluate(blobs(12)[0], _labels(7, 3)), UsageError, "row 7 of y"),
+        (lambda: fitted(shuffle="no"), UsageError, "shuffle is True or False, not 'no'"),
+        (lambda: classifier().fit(*blobs(), verbose=np.ones(3)), UsageError, "verbose is"),
         (
             lambda: fitted(y=np.zeros((12, 3))),
             ShapeError,
@@ -194,7 +215,7 @@ def fitted(x: Any = None, y: Any = None, **options: Any) -> Any:
         (
             lambda: fitted(validation_data=(np.ones((3, 4)), np.zeros(3, int))),
             ShapeError,
-            r"takes inputs of shape \(…, 6\), but got \(batch, 4\) \(x has shape \(3, 4\)",
+            r"takes inputs of shape \(…, 6\), but got \(batch, 4\) \(validation x has shape",
         ),
         (lambda: classifier().predict(np.empty((0, 6))), UsageError, "x is empty"),
     ],
@@ -226,3 +247,33 @@ def test_a_model_made_outside_its_strategy_is_refused() -> None:
     inside.add(outside)
     with pytest.raises(UsageError, match=r"outside of any strategy's scope.*in the scope of"):
         inside.fit(np.ones((8, 5)), np.ones((8, 1)))
+
+
+def test_whole_labels_may_be_floats() -> None:
+    x, y = blobs()
+    histories = [classifier().fit(x, labels, verbose=0).history for labels in (y, y.astype(float))]
+    assert histories[0] == histories[1]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_evaluating_between_epochs_changes_nothing(count: int) -> None:
+    x, y = blobs()
+    model = on_replicas(count, dropout=0.5)
+    expected = model.fit(x, y, batch_size=20, epochs=2, verbose=0).history["loss"]
+    for replicas in (1, 3):
+        again = on_replicas(replicas, dropout=0.5)
+        losses = []
+        for _ in range(2):
+            losses += again.fit(x, y, batch_size=20, verbose=0).history["loss"]
+            again.evaluate(x, y, verbose=0)  # with a batch, and a number of them, of its own
+            again.predict(x, verbose=0)
+        np.testing.assert_allclose(losses, expected, rtol=1e-6)
+
+
+def test_a_loss_object_as_metric_has_its_own_name() -> None:
+    x, y = blobs()
+    model = classifier()
+    metric = nn.losses.SparseCategoricalCrossentropy(name="surprise")
+    model.compile("sgd", "sparse_categorical_crossentropy", [metric])
+    measured = model.evaluate(x, y, verbose=0, return_dict=True)
+    assert measured["surprise"] == measured["loss"]

@@ -113,7 +113,7 @@ def differ(what: str) -> None:
     [
         ("y", "y is not"),
         ("rows", "x is not"),
-        ("options", "the options of fit (batch_size, epochs, …) is not"),
+        ("options", "a batch_size, epochs, shuffle or data option is not"),
         ("validation", "validation x is not"),
         ("dtype", "x is not"),
     ],
@@ -122,6 +122,40 @@ def test_ranks_that_pass_different_things_are_told_which(what: str, named: str) 
     for rank, message in enumerate(printed(run_ranks(differ, 3, arguments=(what,)))):
         assert message.startswith(f"fit on rank {rank}: {named}")
         assert "that of rank 1 differs from that of rank 0, 2" in message
+
+
+def weights_of_one_rank(when: str) -> None:
+    import json
+
+    import allreduce as ar
+    from tests.nn.common import blobs, classifier
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    x, y = blobs(20)
+    with strategy.scope():
+        model = classifier()
+    model.build((None, 6))
+    if when == "after the first step":
+        model.fit(x, y, verbose=0)
+    if strategy.communicator.rank == 1:
+        model.set_weights([weight + 1 for weight in model.get_weights()])
+    try:
+        model.fit(x, y, verbose=0)
+        weights = [value.tolist() for value in model.get_weights()]
+        print(json.dumps(weights))
+    except ar.MismatchError as error:
+        print(json.dumps(str(error)))
+
+
+def test_weights_set_on_one_rank_are_noticed() -> None:
+    found = printed(run_ranks(weights_of_one_rank, 3, arguments=("after the first step",)))
+    for rank, message in enumerate(found):
+        assert message.startswith(f"fit on rank {rank}: the value of the model's variables is not")
+        assert "that of rank 1 differs from that of rank 0, 2; call set_weights" in message
+    # Before the first step all take replica 0's.
+    found = printed(run_ranks(weights_of_one_rank, 2, arguments=("before",)))
+    assert found[0] == found[1]
+    assert not isinstance(found[0], str)
 
 
 def nan_on_one_rank() -> None:
