@@ -11,8 +11,9 @@ import numpy as np
 from allreduce.comm import Communicator, init, replica_communicators, world
 from allreduce.data import DistributedDataset
 from allreduce.devices import DeviceName, blas_threads, limit_blas_threads
-from allreduce.errors import UsageError, unknown_name
+from allreduce.errors import ShapeError, UsageError, unknown_name
 from allreduce.graph import PerReplica, Replicator, nest, scope_of
+from allreduce.training.ranks import PARTS, check_equal, digest, everyones, gather_rows
 
 REDUCTIONS = ("sum", "mean")
 
@@ -71,10 +72,12 @@ class Strategy(Replicator):
                 mean then weights each part by its rows.
 
         Returns:
-            Arrays, or NumPy scalars; equal on all ranks. Sums are made in float64 or int64.
+            Arrays, or NumPy scalars; equal on all ranks. Sums and means of floats have their dtype
+            and are made in float64; sums of integers are int64 or uint64, means of them float64.
 
         Raises:
             UsageError: The operation is unknown, or no replica has anything to take the mean of.
+            ShapeError: The parts have different shapes, or no such axis.
         """
         if op not in REDUCTIONS:
             raise unknown_name("reduction", op, REDUCTIONS)
@@ -82,61 +85,92 @@ class Strategy(Replicator):
 
     def _reduce(self, op: str, leaf: Any, axis: int | None) -> Any:
         if not isinstance(leaf, PerReplica):
-            part = np.asarray(leaf)
-            leaf = PerReplica((part,) * self.local_replicas, (1,) * self.local_replicas)
-        sums, counts = zip(*(_part(op, *each, axis) for each in _pairs(leaf)), strict=True)
-        total = self.sum_over_ranks(np.asarray(sum(sums[1:], start=sums[0])))
+            one = (1,) * self.local_replicas
+            leaf = PerReplica((np.asarray(leaf),) * self.local_replicas, one, is_batch=False)
+        _check_parts(leaf.values, axis)
         kind = leaf.values[0].dtype
         if op == "sum":
-            return total.astype(kind if kind.kind != "b" else np.int64)[()]
-        count = int(self.sum_over_ranks(np.asarray(sum(counts), np.int64))[()])
+            return self._sum(leaf.values, axis).astype(_sum_dtype(kind), copy=False)[()]
+        parts = [_weighted(*each, axis) for each in zip(leaf.values, leaf.weights, strict=True)]
+        *total, count = self.sum_over_ranks(np.sum(parts, axis=0)).tolist()
         if not count:
             raise UsageError("the mean of nothing was asked for: no replica had any rows")
-        return (total / count).astype(kind if kind.kind == "f" else np.float64)[()]
+        shape = _without(leaf.values[0].shape, axis)
+        means = np.asarray(total, np.float64).reshape(shape) / count
+        return means.astype(kind if kind.kind == "f" else np.float64, copy=False)[()]
+
+    def _sum(self, values: Sequence[np.ndarray], axis: int | None) -> np.ndarray:
+        wide = [value.astype(_carrier(value.dtype)) for value in values]
+        sums = wide if axis is None else [np.asarray(value.sum(axis=axis)) for value in wide]
+        total = np.asarray(sum(sums[1:], start=sums[0]))
+        if total.dtype != np.uint64:
+            return self.sum_over_ranks(total)
+        # Modulo 2**64 sums of int64 and uint64 have the same bits, and collectives know int64.
+        return self.sum_over_ranks(total.view(np.int64)).view(np.uint64)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
-        """Concatenate the replicas' parts along an axis, over all ranks; all of them call it."""
+        """Concatenate the replicas' parts along an axis, over all ranks; all of them call it.
+
+        Raises:
+            ShapeError: Parts differ in more than this axis, or do not have it.
+            MismatchError: Ranks have parts of different dtypes or shapes; on all ranks.
+        """
         return nest.map_leaves(lambda leaf: self._gather(leaf, axis), value)
 
     def _gather(self, leaf: Any, axis: int) -> np.ndarray:
-        parts = self.local_results(leaf)
-        if any(np.ndim(part) == 0 for part in parts):
+        parts = [np.asarray(part) for part in self.local_results(leaf)]
+        if any(part.ndim == 0 for part in parts):
             raise UsageError("scalars cannot be gathered along an axis; reduce them instead")
+        _check_parts(parts, axis)
         local = np.moveaxis(np.concatenate(parts, axis=axis), axis, 0)
-        return np.moveaxis(self._all_gather_rows(np.ascontiguousarray(local)), 0, axis)
-
-    def _all_gather_rows(self, local: np.ndarray) -> np.ndarray:
-        """Concatenate arrays of unequal length by padding them to the longest."""
-        communicator = self.communicator
-        lengths = communicator.all_gather(np.asarray([len(local)], np.int64))
-        longest = int(lengths.max())
-        padded = np.zeros((longest, *local.shape[1:]), _carrier(local.dtype))
-        padded[: len(local)] = local
-        everything = communicator.all_gather(padded)
-        rows = np.concatenate(
-            [np.arange(rank * longest, rank * longest + n) for rank, n in enumerate(lengths)]
-        )
-        gathered: np.ndarray = everything[rows].astype(local.dtype)
-        return gathered
+        check_equal(self, "gather", {PARTS: digest((local.dtype.str, local.shape[1:]))})
+        counts = everyones(self, [len(local)])[:, 0].tolist()
+        return np.moveaxis(np.concatenate(gather_rows(self, local, counts)), 0, axis)
 
     experimental_distribute_dataset = distribute_dataset
     experimental_local_results = local_results
 
 
-def _pairs(leaf: PerReplica) -> Iterator[tuple[np.ndarray, int]]:
-    return zip(leaf.values, leaf.weights, strict=True)
+def _check_parts(parts: Sequence[np.ndarray], axis: int | None) -> None:
+    """Refuse parts that cannot be combined along an axis, or element by element.
+
+    Raises:
+        UsageError: They are no numbers.
+        ShapeError: Their shapes differ in more than the axis, or do not have it.
+    """
+    shapes = [part.shape for part in parts]
+    shown = ", ".join(map(str, shapes))
+    if parts[0].dtype.kind not in "biuf":
+        raise UsageError(f"values of replicas are numbers, not {parts[0].dtype}")
+    if axis is not None and not all(-len(shape) <= axis < len(shape) for shape in shapes):
+        raise ShapeError(f"the replicas' parts have shapes {shown}; there is no axis {axis} in all")
+    if len({_without(shape, axis) for shape in shapes}) > 1:
+        hint = "; axis=0 combines their rows" if axis is None else f" in more than axis {axis}"
+        raise ShapeError(f"the replicas' parts have shapes {shown}, which differ{hint}")
 
 
-def _part(op: str, value: np.ndarray, weight: int, axis: int | None) -> tuple[np.ndarray, int]:
-    """Return what one replica adds to the sum, and to the count."""
-    wide = value.astype(np.float64 if value.dtype.kind == "f" else np.int64)
+def _without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
+    if axis is None:
+        return shape
+    return tuple(size for place, size in enumerate(shape) if place != axis % len(shape))
+
+
+def _weighted(value: np.ndarray, weight: int, axis: int | None) -> np.ndarray:
+    """Return what one replica adds to a mean: its elements' sums, and last their count."""
+    wide = value.astype(np.float64)
     if axis is not None:
-        return np.asarray(wide.sum(axis=axis)), value.shape[axis]
-    return (wide * weight if op == "mean" else wide), weight
+        wide, weight = np.asarray(wide.sum(axis=axis)), value.shape[axis]
+    elif weight:
+        wide = wide * weight
+    else:
+        wide = np.zeros_like(wide)  # a mean over no rows may be NaN, and counts for nothing
+    return np.append(wide.reshape(-1), weight)
 
 
 def _carrier(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Choose the type in which values travel: itself, or a wider one where collectives lack it."""
-    if dtype in (np.float64, np.float32, np.int64, np.int32):
-        return dtype
-    return np.dtype(np.float32) if dtype == np.float16 else np.dtype(np.int64)
+    """Choose the type in which values are added up."""
+    return np.dtype({"f": np.float64, "u": np.uint64}.get(dtype.kind, np.int64))
+
+
+def _sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return dtype if dtype.kind == "f" else _carrier(dtype)

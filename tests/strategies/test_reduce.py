@@ -1,0 +1,115 @@
+"""What `reduce` and `gather` promise: exact sums, means that match, and refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import allreduce as ar
+from allreduce.errors import ShapeError, UsageError
+from tests.harness import run_ranks
+
+
+@pytest.fixture
+def strategy() -> Iterator[ar.MirroredStrategy]:
+    strategy = ar.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"])
+    yield strategy
+    strategy.close()
+
+
+def _thrice(value: Any) -> ar.PerReplica:
+    return ar.PerReplica((value,) * 3)
+
+
+@pytest.mark.parametrize(
+    ("part", "total", "dtype"),
+    [
+        (np.array([200, 100], np.uint8), 900, np.uint64),
+        (np.array([2**31 - 1], np.int32), 3 * (2**31 - 1), np.int64),
+        (np.array([-(2**31)], np.int32), -3 * 2**31, np.int64),
+        (np.array([2**62 + 1], np.uint64), 3 * (2**62 + 1), np.uint64),
+        (np.array([True, True]), 6, np.int64),
+        (np.array([0.5, 1.0], np.float16), 4.5, np.float16),
+    ],
+)
+def test_sums_of_integers_are_wide(
+    strategy: ar.MirroredStrategy, part: np.ndarray, total: float, dtype: Any
+) -> None:
+    result = strategy.reduce("sum", _thrice(part), axis=0)
+    assert result.dtype == dtype
+    assert result == total
+
+
+def test_means_of_integers_are_floats(strategy: ar.MirroredStrategy) -> None:
+    large = _thrice(np.array([2**63 + 5], np.uint64))
+    assert strategy.reduce("mean", large, axis=0) == float(2**63 + 5)
+    assert strategy.reduce("mean", _thrice(np.array([200, 101], np.uint8)), axis=0) == 150.5
+
+
+def test_parts_have_to_fit(strategy: ar.MirroredStrategy) -> None:
+    (batch,) = strategy.distribute_dataset([np.array([1.0, 2.0, 3.0, 4.0])])  # rows 2, 1, 1
+    with pytest.raises(ShapeError, match=r"shapes \(2,\), \(1,\), \(1,\).*axis=0"):
+        strategy.reduce("mean", batch)
+    assert strategy.reduce("mean", batch, axis=0) == 2.5
+    crossed = ar.PerReplica((np.ones((2, 1)), np.ones((1, 2)), np.ones((2, 1))))
+    for op in ("sum", "mean"):
+        with pytest.raises(ShapeError, match="more than axis 0"):
+            strategy.reduce(op, crossed, axis=0)
+        with pytest.raises(ShapeError, match="no axis 2"):
+            strategy.reduce(op, crossed, axis=2)
+        with pytest.raises(ShapeError, match="no axis 0"):
+            strategy.reduce(op, 3.0, axis=0)
+    np.testing.assert_array_equal(strategy.reduce("mean", np.ones((2, 3)), axis=-1), np.ones(2))
+    with pytest.raises(UsageError, match="not complex128"):
+        strategy.reduce("sum", 1j)
+
+
+def test_gather_keeps_every_bit(strategy: ar.MirroredStrategy) -> None:
+    fine = np.array([1.5, 2.5], np.longdouble) + np.finfo(np.longdouble).eps
+    gathered = strategy.gather(_thrice(fine))
+    assert gathered.dtype == fine.dtype
+    np.testing.assert_array_equal(gathered, np.tile(fine, 3))
+    with pytest.raises(ShapeError, match="no axis 5"):
+        strategy.gather(_thrice(np.ones((2, 2))), axis=5)
+
+
+def combine() -> None:
+    import json
+
+    import numpy as np
+
+    import allreduce as ar
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    rank = strategy.communicator.rank
+    small = ar.PerReplica((np.array([200, 100], np.uint8),))
+    large = ar.PerReplica((np.array([2**62 + 1], np.uint64),))
+    fine = np.full((2, rank), 0.5, np.longdouble) + np.finfo(np.longdouble).eps
+    gathered = strategy.gather(fine, axis=1)
+    nothing = strategy.gather(np.ones((0, 2), np.float16))
+    results: list[Any] = [
+        int(strategy.reduce("sum", small, axis=0)),
+        int(strategy.reduce("sum", large, axis=0)),
+        float(strategy.reduce("mean", small, axis=0)),
+        bool((gathered == fine[0, 0] if rank else gathered != 0.5).all()),
+        gathered.shape,
+        (nothing.shape, nothing.dtype.name),
+    ]
+    try:
+        strategy.gather(np.ones(2, np.float32 if rank else np.float64))
+    except ar.MismatchError as error:
+        results.append(str(error))
+    print(json.dumps(results))
+
+
+def test_ranks_combine_as_replicas_do() -> None:
+    for rank, result in enumerate(run_ranks(combine, 3)):
+        assert result.returncode == 0, result.stderr
+        *values, refusal = json.loads(result.stdout.splitlines()[-1])
+        large = 3 * (2**62 + 1)
+        assert values == [900, large, 150.0, True, [2, 3], [[0, 2], "float16"]]
+        assert refusal.startswith(f"gather on rank {rank}: the dtype or shape of a part")
