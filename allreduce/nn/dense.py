@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.spec import show
@@ -44,9 +46,9 @@ class Dense(Layer):
         trainable: bool = True,
     ) -> None:
         super().__init__(name=name, dtype=dtype, trainable=trainable)
-        if isinstance(units, bool) or not isinstance(units, int) or units < 1:
+        if isinstance(units, bool) or not isinstance(units, int | np.integer) or units < 1:
             raise UsageError(f"Dense takes a number of units, an integer above 0, not {units!r}")
-        self.units = units
+        self.units = int(units)
         self.activation = activations.get(activation)
         self.use_bias = use_bias
         initializers.get(kernel_initializer)

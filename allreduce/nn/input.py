@@ -34,7 +34,10 @@ class Input(Layer):
                 f"{shape!r}"
             )
         self.shape = sizes
-        self.sample_dtype = np.dtype(dtype or self.dtype)
+        try:
+            self.sample_dtype = np.dtype(dtype or self.dtype)
+        except TypeError:
+            raise UsageError(f"Input takes the dtype of the samples, not {dtype!r}") from None
 
     def call(self, inputs: Tensor) -> Tensor:
         if inputs.shape[1:] != self.shape:

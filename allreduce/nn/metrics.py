@@ -91,7 +91,8 @@ def get(identifier: Any, loss: Any = None) -> tuple[str, Metric]:
         return identifier.name, identifier
     if callable(identifier) and not isinstance(identifier, type):
         return getattr(identifier, "__name__", type(identifier).__name__), identifier
-    raise UsageError(f"a metric is a name or a function (y_true, y_pred), not {identifier!r}")
+    hint = f"; make one: {identifier.__name__}()" if isinstance(identifier, type) else ""
+    raise UsageError(f"a metric is a name or a function (y_true, y_pred), not {identifier!r}{hint}")
 
 
 def serialize(identifier: Any) -> Any:

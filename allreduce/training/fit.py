@@ -36,8 +36,8 @@ def fit(model: Trainable, x: Any, y: Any, options: FitOptions) -> History:
     batch_size = resolve_batch_size(options.batch_size, replicator)
     own = as_pair(x, y, ("x", "y"), may_be_empty=sharded)
     validation = as_validation(options.validation_data, may_be_empty=sharded)
-    compared = {"x": own[0], "y": own[1]}
-    compared |= dict(zip(("validation x", "validation y"), validation or (None, None), strict=True))
+    tests: tuple[Any, ...] = validation or (None, None)
+    compared = {"x": own[0], "y": own[1], "validation x": tests[0], "validation y": tests[1]}
     settled = (batch_size, options.epochs, bool(options.shuffle), options.data)
     _agree(model, "fit", compared, settled, sharded)
     model.prepare(*own)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from allreduce import nn, optim
-from allreduce.devices import options
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph import Replicator, Variable, scope_of, set_seed
+from allreduce.graph import Replicator, scope_of, set_seed
 from tests.nn.common import blobs, classifier
 
 
@@ -70,26 +69,6 @@ def test_initial_values_depend_on_seed_and_path_only() -> None:
     assert np.abs(kernel).max() <= np.sqrt(6 / 12)  # glorot_uniform
 
 
-@pytest.mark.parametrize("name", ["he_normal", "glorot_normal"])
-def test_normal_initializers_have_their_deviation_and_are_cut_off(name: str) -> None:
-    set_seed(0)
-    values = nn.initializers.get(name)((200, 300), np.dtype("float64"), "path")
-    deviation = np.sqrt(2 / 200 if name == "he_normal" else 2 / 500)
-    assert abs(values.std() / deviation - 1) < 0.02
-    assert np.abs(values).max() <= 2 * deviation / 0.8796 * 1.001
-
-
-def test_dtypes_follow_floatx_and_inputs_are_cast() -> None:
-    options.set_floatx("float64")
-    try:
-        layer = nn.Dense(2)
-    finally:
-        options.set_floatx("float32")
-    assert layer(np.ones((1, 3), np.float32)).dtype == np.float64
-    assert nn.Dense(2)(np.ones((1, 3), np.float64)).dtype == np.float32
-    assert nn.Dense(2)(np.ones((1, 3), np.uint8)).dtype == np.float32
-
-
 def test_a_subclassed_model_trains_and_is_told_when() -> None:
     x, y = blobs()
     model = Residual()
@@ -98,17 +77,6 @@ def test_a_subclassed_model_trains_and_is_told_when() -> None:
     model.fit(x, y, epochs=30, verbose=0)
     assert model.evaluate(x, y, verbose=0)[1] > 0.9
     assert {True, False} == set(model.seen_training)
-
-
-def test_dropout_works_in_training_alone() -> None:
-    layer = nn.Dropout(0.5)
-    x = np.ones((4, 1000), np.float32)
-    assert np.array_equal(layer(x).numpy(), x)
-    dropped = layer(x, training=True).numpy()
-    assert set(np.unique(dropped)) == {0.0, 2.0}
-    assert 0.4 < (dropped == 0).mean() < 0.6
-    model = nn.Sequential([nn.Dropout(0.5)])
-    assert np.array_equal(model.predict(x, verbose=0), x)
 
 
 def test_frozen_layers_keep_their_values() -> None:
@@ -158,6 +126,11 @@ class HidesItsLayer(nn.Model):
         return nn.Dense(3)(x)
 
 
+def _added_to_itself() -> None:
+    model = nn.Sequential([nn.Dense(3)])
+    model.add(nn.Sequential([model]))
+
+
 class ForgetsSuper(nn.Model):
     def __init__(self) -> None:
         self.head = nn.Dense(3)
@@ -168,6 +141,13 @@ class ForgetsSuper(nn.Model):
     [
         (lambda: nn.Sequential([nn.Dense]), r"make one: Dense\(…\)"),  # type: ignore[list-item]
         (lambda: nn.Sequential([nn.Dense(2), nn.Input((3,))]), "Input stands first"),
+        (lambda: nn.Sequential(nn.Dense(2)), r"takes a list of layers: \[Dense"),  # type: ignore[arg-type]
+        (lambda: _added_to_itself(), "cannot be a layer of itself"),
+        (
+            lambda: nn.Sequential([nn.Dense(2)]).build(6),
+            r"build takes \(None, features, …\), not 6",
+        ),
+        (lambda: nn.Input((3,), dtype="flot"), "Input takes .* dtype .* not 'flot'"),
         (lambda: nn.Sequential([])(np.ones((1, 2))), "has no layers"),
         (lambda: nn.Dense(0), "integer above 0"),
         (lambda: nn.Dropout(1.0), "rate from 0 to below 1"),
@@ -181,6 +161,14 @@ class ForgetsSuper(nn.Model):
         (
             lambda: nn.Sequential([nn.Dense(1)]).compile("sgd", "mse", ["mse", "mse"]),
             "two metrics called 'mse'",
+        ),
+        (
+            lambda: nn.Sequential().compile({"name": "sgd", "config": {"lr": 1}}, "mse"),
+            "unknown argument of SGD 'lr': there are learning_rate",
+        ),
+        (
+            lambda: nn.losses.SparseCategoricalCrossentropy(from_logits="no"),  # type: ignore[arg-type]
+            "from_logits is True or False",
         ),
     ],
 )
@@ -210,53 +198,6 @@ def test_a_layer_from_another_scope_is_refused_with_both_places() -> None:
         model.fit(np.ones((2, 3)), np.ones((2, 3)), verbose=0)
 
 
-class Listed(nn.Layer):
-    """Holds variables in a list and a dict, and knows the layer around it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = [Variable(np.ones((3, 1), np.float32), name="weight")]
-        self.shifts = {"one": Variable(np.zeros(1, np.float32), name="shift")}
-        self.owner: nn.Layer | None = None
-
-    def call(self, x: Any) -> Any:
-        return x @ self.weights[0] + self.shifts["one"]
-
-
-def test_variables_in_lists_and_dicts_are_trained_and_saved() -> None:
-    layer = Listed()
-    model = nn.Sequential([nn.Input((3,)), layer])
-    layer.owner = model
-    model.compile(optim.SGD(0.1), "mse")
-    assert list(model.named_variables()) == ["0/weights/0", "0/shifts/one"]
-    model.fit(np.ones((4, 3), np.float32), np.zeros((4, 1)), verbose=0)
-    weights, shift = model.get_weights()
-    assert (weights != 1).all()
-    assert (shift != 0).all()
-
-
-class Named(nn.Layer):
-    def __init__(self, *names: str) -> None:
-        super().__init__()
-        self.names = names
-
-    def build(self, input_shape: Any) -> None:
-        for name in self.names:
-            self.add_variable(name, (2,))
-
-    def call(self, x: Any) -> Any:
-        return x
-
-
-@pytest.mark.parametrize("names", [("w", "w"), ("w", "name"), ("call",)])
-def test_a_variable_takes_no_other_attributes_place(names: tuple[str, ...]) -> None:
-    layer = Named(*names)
-    for _ in range(2):  # what the first attempt made is not in the way of the second
-        with pytest.raises(UsageError, match=f"has an attribute '{names[-1]}' already"):
-            layer(np.ones((1, 3)))
-    assert layer.variables == []
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -272,3 +213,19 @@ def test_set_weights_changes_all_or_none(wrong: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         model.set_weights([*(weight + 1 for weight in before[:-1]), wrong])
     assert all(np.array_equal(*pair) for pair in zip(model.get_weights(), before, strict=True))
+
+
+def test_layers_are_added_until_the_model_is_used() -> None:
+    x = np.ones((8, 3), np.float32)
+    model = nn.Sequential()
+    for layer in (nn.Input((3,)), nn.Dense(4), nn.Dense(2)):
+        model.add(layer)
+    assert model.predict(x, verbose=0).shape == (8, 2)
+    with pytest.raises(UsageError, match="has been built, called or trained already"):
+        model.add(nn.Dense(1))
+    lazy = nn.Sequential([nn.Dense(4)])
+    lazy.add(nn.Dense(2))
+    lazy.build((None, 3))
+    with pytest.raises(UsageError, match="has been built"):
+        lazy.add(nn.Dense(1))
+    assert lazy.predict(x, verbose=0).shape == (8, 2)

@@ -153,3 +153,40 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(
         model.save(path)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{not json",
+        "[1]",
+        '{"model": {"class": "Dense"}}',
+        '{"model": {"class": "Dense"}, "sample": [[3], "float32"], "epochs_done": 0, '
+        '"compiled": null}',
+        '{"model": {"class": "Dense", "config": {"units": 2}}, "sample": 3, "epochs_done": 0, '
+        '"compiled": null}',
+        '{"model": {"class": "Dense", "config": {"units": 2}}, "sample": [[3], "float32"], '
+        '"epochs_done": 0, "compiled": {"loss": {}}}',
+    ],
+)
+def test_damaged_descriptions_are_named(tmp_path: Path, text: str) -> None:
+    metadata = {"format": saving.FORMAT, "allreduce": text}
+    save_file({"weights/0/kernel": np.ones((3, 2))}, tmp_path / "damaged", metadata=metadata)
+    with pytest.raises(UsageError, match=r"is damaged|is described by"):
+        nn.load_model(tmp_path / "damaged")
+
+
+def test_a_folder_is_no_place_to_save_to(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="it is a folder"):
+        nn.Sequential([nn.Input((3,)), nn.Dense(2)]).save(tmp_path)
+
+
+def test_weights_are_loaded_all_or_none(tmp_path: Path) -> None:
+    model = nn.Sequential([nn.Input((3,)), nn.Dense(2)])
+    before = model.get_weights()
+    path = tmp_path / "weights"
+    weights = {"weights/0/kernel": np.ones((3, 2)), "weights/0/bias": np.ones(2, np.complex64)}
+    save_file(weights, path, metadata={"format": saving.FORMAT, "allreduce": "{}"})
+    with pytest.raises(UsageError, match=r"'sequential.*bias' holds float32.* complex64"):
+        model.load_weights(path)
+    assert all(np.array_equal(*pair) for pair in zip(model.get_weights(), before, strict=True))

@@ -20,28 +20,11 @@ EPOCHS = 5
 def main(which: str, dtype: str, batch_size: int, dropout: float) -> None:
     ar.set_seed(7)
     ar.config.set_floatx(dtype)
-    strategy: ar.Strategy
-    if which == "multi":
-        strategy = ar.MultiWorkerMirroredStrategy()
-    else:
-        count = int(which.partition(":")[2])
-        ar.config.set_logical_devices("CPU", count)
-        strategy = ar.MirroredStrategy()
+    strategy = make_strategy(which)
     digits = load_digits()
     images, labels = (digits.data / 16).astype(dtype), digits.target
     with strategy.scope():
-        model = ar.nn.Sequential(
-            [
-                ar.nn.Dense(64, activation="relu"),
-                ar.nn.Dropout(dropout),
-                ar.nn.Dense(10, activation="softmax"),
-            ]
-        )
-        model.compile(
-            optimizer=ar.optim.Adam(2e-3),
-            loss="sparse_categorical_crossentropy",
-            metrics=["accuracy"],
-        )
+        model = make_model(dropout)
     # 1,797 rows: the last batch is uneven for every number of replicas, and too small for many.
     history = model.fit(images, labels, batch_size=batch_size, epochs=EPOCHS, verbose=0)
     weights = b"".join(np.ascontiguousarray(each).tobytes() for each in model.get_weights())
@@ -59,6 +42,29 @@ def main(which: str, dtype: str, batch_size: int, dropout: float) -> None:
     }
     if strategy.communicator.rank == 0:
         print(json.dumps(report))
+
+
+def make_strategy(which: str) -> ar.Strategy:
+    if which == "multi":
+        return ar.MultiWorkerMirroredStrategy()
+    ar.config.set_logical_devices("CPU", int(which.partition(":")[2]))
+    return ar.MirroredStrategy()
+
+
+def make_model(dropout: float) -> ar.nn.Sequential:
+    model = ar.nn.Sequential(
+        [
+            ar.nn.Dense(64, activation="relu"),
+            ar.nn.Dropout(dropout),
+            ar.nn.Dense(10, activation="softmax"),
+        ]
+    )
+    model.compile(
+        optimizer=ar.optim.Adam(2e-3),
+        loss="sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+    )
+    return model
 
 
 if __name__ == "__main__":

@@ -1,0 +1,92 @@
+"""Losses, metrics, optimizers and layers of one's own: saved models bring them back as they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allreduce import nn, optim
+from allreduce.errors import UsageError
+from allreduce.graph import ops
+
+
+def absolute(y_true: Any, y_pred: Any) -> Any:
+    return ops.mean(ops.absolute(y_pred - y_true), axis=-1)
+
+
+class Huber(nn.losses.Loss):
+    def __init__(self, delta: float = 1.0) -> None:
+        super().__init__(absolute)
+        self.delta = delta
+
+    def __call__(self, y_true: Any, y_pred: Any) -> Any:
+        return ops.clip(absolute(y_true, y_pred), 0, self.delta)
+
+
+class Forgets(nn.losses.Loss):
+    def __init__(self, factor: float) -> None:
+        super().__init__(absolute)
+
+
+class Slow(optim.SGD):
+    """An optimizer of one's own."""
+
+
+def _compiled(loss: Any, metrics: Any = None, optimizer: Any = "sgd") -> nn.Sequential:
+    model = nn.Sequential([nn.Input((3,)), nn.Dense(2)])
+    model.compile(optimizer, loss, metrics)
+    return model
+
+
+def _again(model: nn.Sequential, path: Path, custom: Any = None) -> None:
+    """Save and load a model, and see that it measures the same."""
+    x = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+    y = np.zeros(20, int) if "sparse" in str(model._steps().loss) else x[:, :2]
+    model.save(path)
+    loaded = nn.load_model(path, custom)
+    measured = [m.evaluate(x, y, verbose=0, return_dict=True) for m in (model, loaded)]
+    assert measured[0] == measured[1]
+
+
+def test_a_function_that_is_called_like_the_librarys_is_not_the_librarys(tmp_path: Path) -> None:
+    def mse(y_true: Any, y_pred: Any) -> Any:
+        return 100 * nn.losses.mse(y_true, y_pred)
+
+    model = _compiled(mse, [mse])
+    with pytest.raises(UsageError, match=r"none of the library's.*custom_objects=\{'mse'"):
+        _again(model, tmp_path / "own")
+    _again(model, tmp_path / "own", {"mse": mse})
+    _again(_compiled("mse", ["mse"]), tmp_path / "library", {"mse": mse})
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_loss_objects_come_back_with_their_options(tmp_path: Path, from_logits: bool) -> None:
+    loss = nn.losses.SparseCategoricalCrossentropy(from_logits)
+    metric = nn.losses.SparseCategoricalCrossentropy(not from_logits, name="other")
+    _again(_compiled(loss, [metric, "accuracy"]), tmp_path / "model")
+    own = nn.losses.Loss(lambda y, p, from_logits: (1 + from_logits) * absolute(y, p), from_logits)
+    _again(_compiled(own), tmp_path / "own", {"<lambda>": own.function})
+
+
+def test_losses_of_ones_own_class_are_made_as_they_were(tmp_path: Path) -> None:
+    _again(_compiled(Huber(0.01), [Huber(0.5)]), tmp_path / "huber", {"Huber": Huber})
+    with pytest.raises(UsageError, match=r"takes 'factor', which is not kept as self\.factor"):
+        _compiled(Forgets(2.0)).save(tmp_path / "forgets")
+
+
+def test_classes_of_ones_own_are_not_mistaken_for_the_librarys(tmp_path: Path) -> None:
+    model = _compiled("mse", optimizer=Slow(0.5))
+    with pytest.raises(UsageError, match="unknown optimizer 'Slow'"):
+        _again(model, tmp_path / "slow")
+    _again(model, tmp_path / "slow", {"Slow": Slow})
+    assert type(nn.load_model(tmp_path / "slow", {"Slow": Slow}).optimizer) is Slow
+    own_dense = type("Dense", (nn.Dense,), {"__module__": __name__})
+    model = nn.Sequential([nn.Input((3,)), own_dense(2)])
+    model.save(tmp_path / "dense")
+    with pytest.raises(UsageError, match="unknown layer 'Dense': it is none of the library's"):
+        nn.load_model(tmp_path / "dense")
+    loaded = nn.load_model(tmp_path / "dense", {"Dense": own_dense})
+    assert type(loaded.layers[0]) is own_dense
