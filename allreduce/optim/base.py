@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -68,7 +68,7 @@ class Optimizer(ABC):
             variables: What to change.
             weight: What the loss counts for, instead of its number of samples: masked tokens.
         """
-        minimize(self, loss, list(variables), weight)
+        minimize(self, loss, _listed(variables), weight)
 
     def apply(
         self, gradients: Sequence[Any], variables: Sequence[Variable], weight: Any = None
@@ -80,7 +80,7 @@ class Optimizer(ABC):
             variables: What to change.
             weight: How much this replica's gradients count for; its number of rows by default.
         """
-        apply_gradients(self, list(gradients), list(variables), weight)
+        apply_gradients(self, list(gradients), _listed(variables), weight)
 
     def state(self) -> dict[str, np.ndarray]:
         """Copy its slots, as "<variable name>/<slot>", and "iterations"."""
@@ -102,6 +102,15 @@ class Optimizer(ABC):
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.hyperparameters)
         return f"{type(self).__name__}({values})"
+
+
+def _listed(variables: Any) -> list[Variable]:
+    if not isinstance(variables, Iterable):
+        raise UsageError(
+            f"an optimizer changes a list of variables, such as model.trainable_variables, not "
+            f"{variables!r}"
+        )
+    return list(variables)
 
 
 def checked(

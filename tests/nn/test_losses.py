@@ -133,3 +133,15 @@ def test_shapes_that_do_not_fit_are_refused_with_both_and_the_remedy(
 def test_unknown_names_say_which_exist(call: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         call()
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_labels_between_two_classes_are_refused(from_logits: bool) -> None:
+    scores = np.full((2, 3), 1 / 3, np.float32)
+    loss = nn.losses.SparseCategoricalCrossentropy(from_logits)
+    whole, between = np.array([0.0, 2.0]), np.array([0.7, 2.0])
+    np.testing.assert_allclose(loss(whole, scores).numpy(), np.log(3), rtol=1e-6)
+    with pytest.raises(UsageError, match="label -1 in row 0"):  # no class, so that kernels see it
+        loss(between, scores)
+    hits = nn.metrics.sparse_categorical_accuracy(np.array([0.0, 0.7]), scores).numpy()
+    assert hits.tolist() == [1, 0]

@@ -1,4 +1,4 @@
-"""Losses, metrics, optimizers and layers of one's own: saved models bring them back as they were."""
+"""Losses, metrics, optimizers and layers of one's own: saved models bring them back."""
 
 from __future__ import annotations
 

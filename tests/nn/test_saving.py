@@ -185,7 +185,8 @@ def test_weights_are_loaded_all_or_none(tmp_path: Path) -> None:
     model = nn.Sequential([nn.Input((3,)), nn.Dense(2)])
     before = model.get_weights()
     path = tmp_path / "weights"
-    weights = {"weights/0/kernel": np.ones((3, 2)), "weights/0/bias": np.ones(2, np.complex64)}
+    kernel, bias = np.ones((3, 2)), np.ones(2, np.complex64)
+    weights: dict[str, Any] = {"weights/0/kernel": kernel, "weights/0/bias": bias}
     save_file(weights, path, metadata={"format": saving.FORMAT, "allreduce": "{}"})
     with pytest.raises(UsageError, match=r"'sequential.*bias' holds float32.* complex64"):
         model.load_weights(path)

@@ -125,6 +125,10 @@ def test_state_moves_to_another_optimizer() -> None:
         (lambda: optim.get("adma"), "did you mean 'adam'"),
         (lambda: optim.get(optim.Adam), r"make one: Adam\(\)"),
         (lambda: optim.get(3), "an Optimizer or a name"),
+        (lambda: optim.get({"name": "sgd", "config": {"lr": 1}}), "unknown argument of SGD 'lr'"),
+        (lambda: optim.get({"name": "sgd", "config": 1}), "SGD's config is a dict"),
+        (lambda: optim.SGD(momentum=0.9, nesterov="no"), "True or False"),  # type: ignore[arg-type]
+        (lambda: optim.SGD().minimize(None, 3), "a list of variables"),  # type: ignore[arg-type]
     ],
 )
 def test_wrong_settings_are_refused(make: Any, message: str) -> None:
