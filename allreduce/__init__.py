@@ -1,10 +1,10 @@
 """All-reduce for NumPy-style arrays, and data-parallel training on it.
 
-    import allreduce as ar
+import allreduce as ar
 
-    strategy = ar.MultiWorkerMirroredStrategy()
-    with strategy.scope():
-        model = ar.nn.Sequential([ar.nn.Dense(128, activation="relu"), ar.nn.Dense(10)])
+strategy = ar.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = ar.nn.Sequential([ar.nn.Dense(128, activation="relu"), ar.nn.Dense(10)])
 """
 
 from importlib.metadata import version as _version
