@@ -30,7 +30,10 @@ class Replicator:
         devices: This process's replicas' devices, in order.
         first_replica: The id of the first of them among all replicas.
         num_replicas_in_sync: How many replicas there are, over all ranks.
+        generation: Of the world they are in.
     """
+
+    generation = 0
 
     def __init__(
         self, devices: Sequence[DeviceName] = (HOST,), first_replica: int = 0, total: int = 1
@@ -78,7 +81,7 @@ class Replicator:
                 members = self.replica_communicators() if several else [None]
                 ids = range(self.first_replica, self.first_replica + self.local_replicas)
                 self._replicas = [
-                    Replica(index, id, member)
+                    Replica(index, id, member, self.generation)
                     for index, (id, member) in enumerate(zip(ids, members, strict=True))
                 ]
             return self._replicas
