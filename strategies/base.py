@@ -29,8 +29,8 @@ class Strategy(Replicator):
 
     def __init__(self, devices: Sequence[DeviceName], first_replica: int, total: int) -> None:
         super().__init__(devices, first_replica, total)
-        # All ranks of a host bring as many replicas as this one, so that many share its cores.
         self.generation = world().generation
+        # All ranks of a host bring as many replicas as this one, so that many share its cores.
         limit_blas_threads(blas_threads(len(devices) * world().local_size))
 
     def __repr__(self) -> str:
