@@ -15,7 +15,7 @@ from allreduce.cluster import lineage, mpi
 from allreduce.cluster.base import Member, Store, World, generations
 from allreduce.cluster.endings import failed  # first of all rooms to register for the end
 from allreduce.cluster.resolver import Request, Resolver
-from allreduce.errors import InternalError, UsageError
+from allreduce.errors import AllreduceError, InternalError, UsageError
 from allreduce.events import configure_logging, logger
 
 __all__ = ["PRECEDENCE", "Member", "Store", "World", "failed", "join"]
@@ -87,13 +87,20 @@ def join(
 
 def _resolve(request: Request) -> World:
     resolvers = [_load(module, name) for module, name in PRECEDENCE]
-    claims = [(resolver, resolver.claim(request)) for resolver in resolvers]
-    claiming = [(resolver, claim) for resolver, claim in claims if claim is not None]
-    if not claiming:
-        raise InternalError("[cluster] no resolver claims this process, not even the last")
-    winner = claiming[0][0]
-    losers = [f"{resolver.name} ({claim})" for resolver, claim in claiming[1:-1]]
-    return winner.join(request, f"; ignored: {', '.join(losers)}" if losers else "")
+    for position, resolver in enumerate(resolvers):
+        if resolver.claim(request) is not None:
+            losers = [loser for loser in resolvers[position + 1 : -1] if _wants(loser, request)]
+            ignored = ", ".join(f"{loser.name} ({_wants(loser, request)})" for loser in losers)
+            return resolver.join(request, f"; ignored: {ignored}" if ignored else "")
+    raise InternalError("[cluster] no resolver claims this process, not even the last")
+
+
+def _wants(loser: Resolver, request: Request) -> str | None:
+    """Say what a source that has lost would claim; its errors are no longer anybody's problem."""
+    try:
+        return loser.claim(request)
+    except AllreduceError as error:
+        return str(error).removeprefix("[cluster] ")
 
 
 def _load(module: str, name: str) -> Resolver:

@@ -7,6 +7,7 @@ import secrets
 import socket
 
 from allreduce.cluster.base import LocalStore, Member, World
+from allreduce.cluster.launchers import check_alone
 from allreduce.cluster.resolver import Request, Resolver, explain
 
 
@@ -19,6 +20,7 @@ class Alone(Resolver):
         return "no argument, ALLREDUCE_ variable, MPI launcher or Slurm step says otherwise"
 
     def join(self, request: Request, ignored: str) -> World:
+        check_alone(request.environ)
         evidence = self.claim(request) or ""
         return world_of_one(request, self.name, evidence, ignored)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -16,6 +14,7 @@ from allreduce.cluster.address import LOOPBACK, outward_host
 from allreduce.cluster.alone import world_of_one
 from allreduce.cluster.base import World
 from allreduce.cluster.endings import INTERRUPTED, Watch
+from allreduce.cluster.launchers import check_one, launcher
 from allreduce.cluster.resolver import Request, Resolver, explain
 from allreduce.errors import AllreduceError, JoinError, TimeoutError
 
@@ -24,50 +23,16 @@ _POLL_SECONDS = 0.002
 _KILL_SECONDS = 1.0  # for mpirun to kill all ranks
 
 
-@dataclass(frozen=True)
-class Launcher:
-    """What a launcher of MPI processes says about this one."""
-
-    family: str  # whose launcher it is, as `mpi_library.family` names libraries
-    rank_variable: str
-    size_variable: str
-    rank: int
-    size: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.family}'s launcher has set {self.rank_variable}={self.rank} and "
-            f"{self.size_variable}={self.size}"
-        )
-
-
-# A Slurm step sets PMI_RANK and PMI_SIZE too; hydra, which MPICH and Intel MPI share, alone sets
-# MPI_LOCALNRANKS. Without either, PMI_SIZE is that of another PMI launcher.
-_VARIABLES = (
-    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("MPICH", "PMI_RANK", "PMI_SIZE"),
-)
-
-
-def launcher(environ: Mapping[str, str]) -> Launcher | None:
-    """Read which MPI launcher started this process, if one did."""
-    for family, rank_variable, size_variable in _VARIABLES:
-        rank, size = environ.get(rank_variable, ""), environ.get(size_variable, "")
-        by_slurm = "SLURM_STEP_ID" in environ and "MPI_LOCALNRANKS" not in environ
-        if rank.isdecimal() and size.isdecimal() and not (family == "MPICH" and by_slurm):
-            if family == "MPICH" and "I_MPI_MPIRUN" in environ:
-                family = "Intel MPI"
-            return Launcher(family, rank_variable, size_variable, int(rank), int(size))
-    return None
-
-
 _unjoined: Watch | None = None
 
 
 def watch_from_import() -> None:
     """End the job when this rank fails before it has joined, while the others wait for it."""
     global _unjoined
-    found = launcher(os.environ)
+    try:
+        found = launcher(os.environ)
+    except JoinError:  # not at import: another source may win, and join() says it otherwise
+        return
     if found is not None and found.size > 1 and pmi.connected():
         _unjoined = Watch(found.rank, abort=_abort_unjoined)
 
@@ -85,6 +50,7 @@ class Mpi(Resolver):
         found = launcher(request.environ)
         assert found is not None  # it has claimed the process
         if found.size == 1:
+            check_one(request.environ)
             return world_of_one(request, self.name, str(found), ignored)
         if find_spec("mpi4py") is None:
             raise JoinError(
@@ -98,7 +64,8 @@ class Mpi(Resolver):
             raise mpi_library.mismatch(
                 found.family,
                 found.rank,
-                f"the launcher says {found.size} ranks, the library {mpi.COMM_WORLD.Get_size()}",
+                f"the launcher says {found.size} ranks, the library {mpi.COMM_WORLD.Get_size()} "
+                f"({found})",
             )
         version = " ".join(mpi.Get_library_version().split("\n")[0].split(",")[0].split())
         return join_through(mpi, request, f"{found}; the library is {version}", ignored)

@@ -14,12 +14,9 @@ from allreduce.cluster.address import LOOPBACK
 from allreduce.cluster.alone import world_of_one
 from allreduce.cluster.base import World
 from allreduce.cluster.endings import Watch
+from allreduce.cluster.launchers import check_one, in_step
 from allreduce.cluster.resolver import Request, Resolver, explain
 from allreduce.errors import JoinError, UnsupportedError
-
-_NO_STEP = (
-    0xFFFFFFF0  # ids from here on are the batch script's, the interactive shell's and others'
-)
 
 
 @dataclass(frozen=True)
@@ -43,9 +40,9 @@ def step(environ: Mapping[str, str]) -> Step | None:
     Raises:
         JoinError: It is a step's task, but the variables do not say which of how many.
     """
-    job, number = environ.get("SLURM_JOB_ID"), environ.get("SLURM_STEP_ID", "")
-    if job is None or not number.isdecimal() or int(number) >= _NO_STEP:
+    if not in_step(environ):
         return None
+    job, number = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
     size = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS", "")
     rank = environ.get("SLURM_PROCID", "")
     nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "1")
@@ -72,6 +69,7 @@ class Slurm(Resolver):
         found = step(request.environ)
         assert found is not None  # it has claimed the process
         if found.size == 1:
+            check_one(request.environ)
             return world_of_one(request, self.name, str(found), ignored)
         if found.nodes > 1:
             raise UnsupportedError(

@@ -16,7 +16,16 @@ from pathlib import Path
 
 import pytest
 
-PREFIXES = ("ALLREDUCE_", "SLURM_", "PMI", "MPI_LOCAL", "OMPI_", "HYDI_", "PYTHONUNBUFFERED")
+PREFIXES = (
+    "ALLREDUCE_",
+    "SLURM_",
+    "PMI",
+    "MPI_LOCAL",
+    "OMPI_",
+    "HYDI_",
+    "PYTHONUNBUFFERED",
+    "TORCHELASTIC_",
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,114 @@
+"""What launchers' variables say about this process; words that are no full sentence are errors.
+
+A process whose environment says that its job has several ranks must never run as a world of one:
+its siblings would, too, each training a model of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from allreduce.errors import JoinError
+
+# Slurm's step ids from here on are the batch script's, the interactive shell's and others'.
+_NO_STEP = 0xFFFFFFF0
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What a launcher of MPI processes says about this one."""
+
+    family: str  # whose launcher it is, as `mpi_library.family` names libraries
+    rank_variable: str
+    size_variable: str
+    rank: int
+    size: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.family}'s launcher has set {self.rank_variable}={self.rank} and "
+            f"{self.size_variable}={self.size}"
+        )
+
+
+# A Slurm step sets PMI_RANK and PMI_SIZE too; hydra, which MPICH and Intel MPI share, alone sets
+# MPI_LOCALNRANKS. Without either, PMI_SIZE is that of another PMI launcher.
+_VARIABLES = (
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MPICH", "PMI_RANK", "PMI_SIZE"),
+)
+
+
+def in_step(environ: Mapping[str, str]) -> bool:
+    """Say whether `srun` started this process as a task of a step."""
+    number = environ.get("SLURM_STEP_ID", "")
+    return "SLURM_JOB_ID" in environ and number.isdecimal() and int(number) < _NO_STEP
+
+
+def launcher(environ: Mapping[str, str]) -> Launcher | None:
+    """Read which MPI launcher started this process, if one did.
+
+    Raises:
+        JoinError: One did, but its variables do not say which rank this is of how many.
+    """
+    for family, rank_variable, size_variable in _VARIABLES:
+        rank, size = environ.get(rank_variable), environ.get(size_variable)
+        by_slurm = in_step(environ) and "MPI_LOCALNRANKS" not in environ
+        if (rank is None and size is None) or (family == "MPICH" and by_slurm):
+            continue
+        if not _is_place(rank, size):
+            raise JoinError(
+                f"[cluster] {_shown(environ, rank_variable, size_variable)}: expected a rank below "
+                f"a size; start the script with mpirun, or remove both from its environment"
+            )
+        if family == "MPICH" and "I_MPI_MPIRUN" in environ:
+            family = "Intel MPI"
+        return Launcher(family, rank_variable, size_variable, int(rank or ""), int(size or ""))
+    return None
+
+
+def check_one(environ: Mapping[str, str]) -> None:
+    """Refuse a world of one where torchrun says that the job has several ranks.
+
+    Raises:
+        JoinError: It does. RANK and WORLD_SIZE alone are too common names to tell.
+    """
+    by_torchrun = "LOCAL_RANK" in environ or any(
+        name.startswith("TORCHELASTIC_") for name in environ
+    )
+    size = environ.get("WORLD_SIZE", "")
+    if by_torchrun and "RANK" in environ and size.isdecimal() and int(size) > 1:
+        raise JoinError(
+            f"[cluster] {_shown(environ, 'RANK', 'WORLD_SIZE', 'LOCAL_RANK')}: torchrun, or its "
+            f"like, has started this process as one of {size} ranks, which cannot meet here; start "
+            f"the script with mpirun or python -m allreduce.run -n {size}, or remove these "
+            "variables from its environment"
+        )
+
+
+def check_alone(environ: Mapping[str, str]) -> None:
+    """Refuse a world of one where anything says that this process is a rank of a larger job.
+
+    Raises:
+        JoinError: Something does.
+    """
+    check_one(environ)
+    if "PMIX_RANK" in environ and "PMIX_NAMESPACE" in environ:
+        raise JoinError(
+            f"[cluster] {_shown(environ, 'PMIX_RANK', 'PMIX_NAMESPACE')}: a PMIx launcher has "
+            "started this process as a rank, but nothing says of how many; start the script with "
+            "mpirun, srun or python -m allreduce.run, or remove these variables from its "
+            "environment"
+        )
+
+
+def _is_place(rank: str | None, size: str | None) -> bool:
+    if rank is None or size is None or not (rank.isdecimal() and size.isdecimal()):
+        return False
+    return int(rank) < int(size)
+
+
+def _shown(environ: Mapping[str, str], *names: str) -> str:
+    parts = [f"{name}={environ[name]!r}" if name in environ else f"no {name}" for name in names]
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
