@@ -6,14 +6,17 @@ Schedulers' variables (MPI's, Slurm's) are declared by the resolver that underst
 from __future__ import annotations
 
 import difflib
+import numbers
+import operator
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from allreduce.errors import UsageError
 
 PREFIX = "ALLREDUCE_"
+_LONGEST_SECONDS = 1e6  # a socket's timeout ends at 2**31 ms
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ def _integer(low: int) -> Callable[[str], int]:
 
 def _seconds(text: str) -> float:
     value = float(text)
-    if not 0 < value < float("inf"):
+    if not 0 < value <= _LONGEST_SECONDS:
         raise ValueError(text)
     return value
 
@@ -73,7 +76,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("LEADER", _address, None, "host:port", "where the group leader listens"),
     Setting("SECRET", _secret, None, "any non-empty text", "the job's shared secret"),
     Setting("TRANSPORT", str, None, "a transport's name", "which transport carries collectives"),
-    Setting("TIMEOUT", _seconds, 300.0, "seconds above 0", "how long a wait may last"),
+    Setting("TIMEOUT", _seconds, 300.0, "seconds above 0, up to 1e6", "how long a wait may last"),
     Setting("LOG_LEVEL", _level, None, "DEBUG, INFO, WARNING, ERROR or CRITICAL", "log verbosity"),
     Setting("LAUNCHED", _integer(0), None, "a process id", "set by the launcher, for its children"),
     Setting("JOINED", str, None, "process:rank", "set by a rank, for its children to be refused"),
@@ -87,7 +90,7 @@ class Settings:
     rank: int | None
     size: int | None
     leader: str | None
-    secret: bytes | None
+    secret: bytes | None = field(repr=False)
     transport: str | None
     timeout: float
     log_level: str | None
@@ -96,19 +99,38 @@ class Settings:
     unknown: tuple[str, ...]  # one warning text per unknown ALLREDUCE_ name
 
 
-def check(name: str, text: str) -> Any:
-    """Read `text` as the value of the setting `name`: for arguments that are also variables.
+def check(name: str, value: object) -> Any:
+    """Check an argument that is also the setting `name`, and return it as `load` would.
+
+    Numbers are numbers here, not texts of them: those come from variables only.
 
     Raises:
         UsageError: It is not of the setting's kind.
     """
     row = next(row for row in TABLE if row.name == name)
     try:
-        return row.parse(text)
-    except ValueError:
+        if isinstance(value, bytes) and row.parse is _secret and value:
+            return value
+        return row.parse(_as_text(row, value))
+    except (TypeError, ValueError):
+        shown = "<hidden>" if name == "SECRET" else repr(value)
         raise UsageError(
-            f"{name.lower()}={text!r} is not valid: expected {row.expects} ({row.doc})"
+            f"{name.lower()}={shown} is not valid: expected {row.expects} ({row.doc})"
         ) from None
+
+
+def _as_text(row: Setting, value: object) -> str:
+    if isinstance(value, bool):
+        raise TypeError
+    if row.parse is _seconds:
+        if not isinstance(value, numbers.Real):
+            raise TypeError
+        return repr(float(value))
+    if row.name in ("RANK", "SIZE"):
+        return str(operator.index(value))  # type: ignore[arg-type]  # raises for what is no integer
+    if not isinstance(value, str):
+        raise TypeError
+    return value
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:

@@ -24,12 +24,14 @@ class _State:
     """What this process has joined; a process made by fork starts with nothing."""
 
     pid: int = field(default_factory=os.getpid)
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict, repr=False)  # of all calls, merged
+    facts: dict[str, Any] = field(default_factory=dict, repr=False)  # and what they left open
     world: World | None = None
     communicator: Communicator | None = None
     names: Counter[str] = field(default_factory=Counter)  # how often each was used in this world
 
 
+_IDENTITY = ("rank", "size", "leader", "secret")  # what makes another world if it differs
 _state = _State()
 _lock = threading.RLock()
 
@@ -46,7 +48,8 @@ def init(
     """Join the job and return the communicator with one member per process.
 
     Blocks until all ranks have called. Called again it returns the same communicator; after its
-    `close()` it makes a new one. Every argument is also read from `ALLREDUCE_<NAME>`.
+    `close()` it makes a new one, and only another rank, size, leader or secret leaves the world.
+    What is left out is as it was, or read from `ALLREDUCE_<NAME>`.
 
     Args:
         rank: This process's rank.
@@ -61,23 +64,14 @@ def init(
         JoinError: The job cannot be joined.
         UnsupportedError: The ranks are spread over hosts.
     """
-    arguments: dict[str, Any] = {"rank": rank, "size": size, "leader": leader, "secret": secret}
-    arguments |= {"transport": transport, "timeout": timeout}
-    given = {name: value for name, value in arguments.items() if value is not None}
+    place = {"rank": rank, "size": size, "leader": leader, "secret": secret}
+    given = _checked(place | {"transport": transport, "timeout": timeout})
     with _lock:
         state = _current()
-        if state.communicator is not None and not state.communicator.closed:
+        if state.communicator is None or state.communicator.closed:
+            state.communicator = _open(state, given)
+        else:
             _check_same(state, given)
-            return state.communicator
-        read = settings.load()
-        make = opener(transport or read.transport)
-        if state.world is not None and _joining(given) != _joining(state.arguments):
-            state.world.close()
-            state.world = None
-            state.names.clear()
-        joined = _join(state, given)
-        seconds = read.timeout if timeout is None else timeout
-        state.communicator = make(joined, 1, name=_fresh(state, "world"), timeout=seconds)[0]
         return state.communicator
 
 
@@ -107,12 +101,12 @@ def replica_communicators(
     if local_replicas < 1:
         raise UsageError(f"[comm] a communicator needs a replica, but got {local_replicas}")
     with _lock:
+        asked = _current().arguments | _checked({"timeout": timeout})
         read = settings.load()
-        make = opener(_current().arguments.get("transport") or read.transport)
+        make = opener(asked.get("transport") or read.transport)
         unique = _fresh(_current(), name)
-    return make(
-        world, local_replicas, name=unique, timeout=read.timeout if timeout is None else timeout
-    )
+    seconds = asked.get("timeout", read.timeout)
+    return make(world, local_replicas, name=unique, timeout=seconds)
 
 
 def _current() -> _State:
@@ -122,15 +116,48 @@ def _current() -> _State:
     return _state
 
 
+def _open(state: _State, given: dict[str, Any]) -> Communicator:
+    read = settings.load()
+    asked = state.arguments | given
+    make = opener(asked.get("transport") or read.transport)
+    if state.world is not None and any(_differs(state, given, name) for name in _IDENTITY):
+        state.world.close()
+        state.world = None
+        state.names.clear()
+    joined = _join(state, given)
+    seconds = asked.get("timeout", read.timeout)
+    made = make(joined, 1, name=_fresh(state, "world"), timeout=seconds)[0]
+    state.facts |= {"transport": made.transport, "timeout": seconds}
+    return made
+
+
+def _checked(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that were given, as their variables' values would be read."""
+    return {
+        name: settings.check(name.upper(), value)
+        for name, value in arguments.items()
+        if value is not None
+    }
+
+
 def _join(state: _State, given: dict[str, Any]) -> World:
+    """Return the world, joined if need be; what the caller leaves out is as it was."""
+    before, state.arguments = state.arguments, state.arguments | given
     if state.world is None:
-        state.world = join(**_joining(given))
-        state.arguments = given
+        asked = {name: value for name, value in state.arguments.items() if name != "transport"}
+        try:
+            state.world = join(**asked)
+        except UsageError:  # any other failure may pass: the next attempt is for the same world
+            state.arguments = before
+            raise
+        read = settings.load()
+        state.facts = {"leader": read.leader, "secret": read.secret} | asked
+        state.facts |= {"rank": state.world.rank, "size": state.world.size}
     return state.world
 
 
-def _joining(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if name != "transport"}
+def _differs(state: _State, given: dict[str, Any], name: str) -> bool:
+    return name in given and given[name] != state.facts.get(name)
 
 
 def _fresh(state: _State, name: str) -> str:
@@ -140,16 +167,12 @@ def _fresh(state: _State, name: str) -> str:
 
 
 def _check_same(state: _State, given: dict[str, Any]) -> None:
-    assert state.communicator is not None
-    actual = dict(state.arguments)
-    actual |= {"rank": state.communicator.rank, "size": state.communicator.size}
-    actual |= {"transport": state.communicator.transport}
     for name, value in given.items():
-        if value != actual.get(name):
+        if _differs(state, given, name):
+            had = state.facts.get(name)
             shown = "another value" if name == "secret" else f"{name}={value!r}"
             raise UsageError(
-                f"[comm] rank {state.communicator.rank}: init() was called again with {shown}, but "
-                f"this process joined with {name}="
-                f"{'...' if name == 'secret' else repr(actual.get(name))}; "
+                f"[comm] rank {state.facts['rank']}: init() was called again with {shown}, but "
+                f"this process joined with {name}={'...' if name == 'secret' else repr(had)}; "
                 "close() the communicator first, or call init() without arguments"
             )

@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _MAGIC = b"allreduce comm 1"
 _HELLO = struct.Struct("!16sIIIII16s")
@@ -47,7 +47,7 @@ class Meeting:
 
     job: str
     name: str
-    secret: bytes
+    secret: bytes = field(repr=False)
 
     def proof(self, role: bytes, hello: bytes, nonce: bytes) -> bytes:
         """Return the proof that `role` knows the secret."""

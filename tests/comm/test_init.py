@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from allreduce import comm, errors
+from allreduce.comm.handshake import Meeting
 from tests.harness import run_ranks
 
 
 def _alone() -> None:
+    import os
+
     import numpy as np
     import pytest
 
@@ -13,13 +21,14 @@ def _alone() -> None:
 
     first = comm.init(timeout=40)
     assert comm.init() is first
-    assert comm.init(rank=0, size=1, timeout=40, transport="shared") is first
+    assert comm.init(rank=0, size=1, timeout=40.0, transport="shared") is first
     assert comm.world().size == 1
     for other in ({"timeout": 41}, {"rank": 1}, {"size": 2}, {"leader": "a:1"}, {"secret": "s"}):
         with pytest.raises(errors.UsageError, match="was called again with"):
             comm.init(**other)
     first.close()
-    second = comm.init()
+    second = comm.init(leader=os.environ.get("ALLREDUCE_LEADER"))
+    assert comm.init(timeout=40) is second  # what is left out is as it was
     assert second is not first
     assert second.all_reduce(np.ones(3)).tolist() == [1, 1, 1]
     second.close()
@@ -49,6 +58,88 @@ def _unknown_transport() -> None:
         comm.init()
     except errors.UsageError as error:
         print(error)
+
+
+def _as_before() -> None:
+    import os
+
+    from allreduce import comm
+
+    names = {"rank": int, "size": int, "leader": str}
+    named = {
+        name: kind(os.environ.pop(f"ALLREDUCE_{name.upper()}")) for name, kind in names.items()
+    }
+    rank = named["rank"]
+    comm.init(**named, timeout=20).close()
+    comm.init().close()
+    later: tuple[dict[str, Any], ...] = ({"timeout": 7}, {}, {"rank": rank}, {"size": 2})
+    for arguments in (later[rank], later[2 + rank]):
+        with comm.init(**arguments) as member:
+            assert (member.rank, member.size) == (rank, 2), member
+            member.barrier()
+    assert comm.world().generation == 1
+    print("fine")
+
+
+def _after_a_failure() -> None:
+    import os
+
+    import pytest
+
+    from allreduce import comm, errors
+
+    for name in ("RANK", "SIZE", "LEADER", "SECRET"):
+        del os.environ[f"ALLREDUCE_{name}"]
+    named: dict[str, Any] = {"rank": 1, "size": 2, "leader": "127.0.0.1:1", "secret": "hush-hush"}
+    with pytest.raises(errors.UsageError, match="came without rank"):
+        comm.init(size=2)
+    for arguments in (named | {"timeout": 0.2}, {}):
+        with pytest.raises((errors.JoinError, errors.TimeoutError), match="rank 1"):
+            comm.init(**arguments)
+    assert "hush" not in repr(comm._state)
+    print("fine")
+
+
+def test_arguments_left_out_are_as_they_were() -> None:
+    for result in run_ranks(_as_before, 2):
+        assert result.stdout == "fine\n", result
+
+
+def test_a_failed_attempt_is_repeated_for_the_same_world() -> None:
+    (result,) = run_ranks(_after_a_failure, 1)
+    assert result.stdout == "fine\n", result
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rank": "0"},
+        {"rank": True},
+        {"rank": 0.0},
+        {"rank": -1},
+        {"size": 0},
+        {"leader": 5},
+        {"leader": "here"},
+        {"secret": 5},
+        {"secret": b""},
+        {"transport": 1},
+        {"timeout": "5"},
+        {"timeout": 1e10},
+        {"timeout": float("inf")},
+        {"timeout": 0},
+    ],
+)
+def test_a_wrong_argument_is_named(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(errors.UsageError, match=rf"^{name}=.* is not valid: expected"):
+        comm.init(**wrong)
+
+
+def test_a_secret_is_not_shown() -> None:
+    assert "hush" not in repr(Meeting("job", "name", b"hush"))
+    with pytest.raises(errors.UsageError) as caught:
+        comm.init(secret=8080)  # type: ignore[arg-type]
+    assert "8080" not in str(caught.value)
 
 
 def test_alone() -> None:
