@@ -11,7 +11,7 @@ import os
 import threading
 
 from allreduce import settings
-from allreduce.cluster import lineage, mpi
+from allreduce.cluster import launchers, lineage, mpi
 from allreduce.cluster.base import Member, Store, World, generations
 from allreduce.cluster.endings import failed  # first of all rooms to register for the end
 from allreduce.cluster.resolver import Request, Resolver
@@ -29,7 +29,11 @@ PRECEDENCE: tuple[tuple[str, str], ...] = (
 )
 
 _joining = threading.Lock()
-mpi.watch_from_import()
+
+# Before anything else can start a process: a pool, a data loader.
+_rank = launchers.rank_of_several(os.environ)
+if _rank is not None and lineage.claim(_rank):
+    mpi.watch_from_import(_rank)
 
 
 def join(

@@ -41,13 +41,20 @@ class Watch:
     Args:
         rank: This process's rank.
         launched: Whether the launcher watches the ranks; it then reports interrupts.
-        abort: Ends all ranks with an exit code, where the world has such a means (MPI).
+        abort: Ends all ranks with an exit code, where the world has such a means (MPI). It returns
+            where it has none any more.
+        job: What the ranks of this host have in common before there is a world.
     """
 
     def __init__(
-        self, rank: int, *, launched: bool = False, abort: Callable[[int], None] | None = None
+        self,
+        rank: int,
+        *,
+        launched: bool = False,
+        abort: Callable[[int], None] | None = None,
+        job: str = "",
     ) -> None:
-        self._rank, self._launched, self._abort = rank, launched, abort
+        self._rank, self._launched, self._abort, self._job = rank, launched, abort, job
         self._pid = os.getpid()
         self._world: World | None = None
         self._status = 0
@@ -101,7 +108,7 @@ class Watch:
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would end in a traceback
         if not self._launched:
-            job = self._world.job if self._world is not None else str(os.getppid())
+            job = self._world.job if self._world is not None else self._job
             if _first_on_this_host(f"interrupted.{job}"):  # rank 0 may be deaf: it is in MPI_Init
                 print("[allreduce] interrupted", file=sys.stderr)
             _flush()

@@ -68,6 +68,31 @@ def launcher(environ: Mapping[str, str]) -> Launcher | None:
     return None
 
 
+def rank_of_several(environ: Mapping[str, str]) -> int | None:
+    """Return the rank that a launcher gives this process in a job of several, if one does so.
+
+    What is malformed is left to `join()`, which explains it.
+    """
+    try:
+        mpi = launcher(environ)
+    except JoinError:
+        mpi = None
+    places = [(environ.get("ALLREDUCE_RANK"), environ.get("ALLREDUCE_SIZE"))]
+    if mpi is not None:
+        places.append((str(mpi.rank), str(mpi.size)))
+    if in_step(environ):
+        places.append((environ.get("SLURM_PROCID"), step_size(environ)))
+    for rank, size in places:
+        if _is_place(rank, size) and size != "1":
+            return int(rank or "")
+    return None
+
+
+def step_size(environ: Mapping[str, str]) -> str:
+    """Return how many tasks the step has, as Slurm writes it."""
+    return environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS", "")
+
+
 def check_one(environ: Mapping[str, str]) -> None:
     """Refuse a world of one where torchrun says that the job has several ranks.
 

@@ -9,6 +9,27 @@ from pathlib import Path
 from allreduce.errors import JoinError, UsageError
 
 MARKER = "ALLREDUCE_JOINED"
+_EARLY = "launched"  # follows the rank while its process has not joined
+
+_before: str | None = None  # what this process's marker says while it has not joined
+
+
+def claim(rank: int) -> bool:
+    """Note, before joining, that a launcher has given rank `rank` to this process.
+
+    Workers that it starts before it joins inherit the launcher's words with the environment, and
+    would take its place.
+
+    Returns:
+        Whether the place is this process's: it is not when an ancestor has noted the same.
+    """
+    global _before
+    owner = os.environ.get(MARKER, "").partition(":")[0]
+    if owner.isdecimal() and int(owner) in ancestors():
+        return False
+    _before = f"{os.getpid()}:{rank}:{_EARLY}"
+    os.environ[MARKER] = _before
+    return True
 
 
 def mark(rank: int) -> None:
@@ -17,8 +38,10 @@ def mark(rank: int) -> None:
 
 
 def unmark() -> None:
-    """Note that it has left."""
+    """Note that it has left; a launcher's place stays its own."""
     os.environ.pop(MARKER, None)
+    if _before is not None:
+        os.environ[MARKER] = _before
 
 
 def check(environ: Mapping[str, str]) -> None:
@@ -26,17 +49,20 @@ def check(environ: Mapping[str, str]) -> None:
 
     Raises:
         UsageError: This process has joined already.
-        JoinError: It is a child, or grandchild, of a process that has joined.
+        JoinError: It is a child, or grandchild, of a process that has joined or is about to.
     """
     text = environ.get(MARKER)
     if text is None:
         return
-    pid, _, rank = text.partition(":")
-    if not (pid.isdecimal() and rank.isdecimal()):
+    pid, _, place = text.partition(":")
+    rank, _, state = place.partition(":")
+    if not (pid.isdecimal() and rank.isdecimal()) or state not in ("", _EARLY):
         raise UsageError(
             f"[cluster] {MARKER}={text!r} is not valid: it is set by this library only"
         )
     if int(pid) == os.getpid():
+        if state == _EARLY:
+            return
         raise UsageError(
             f"[cluster] rank {rank}: this process has joined its job already; close that "
             "world before joining anew"

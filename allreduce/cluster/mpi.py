@@ -26,15 +26,11 @@ _KILL_SECONDS = 1.0  # for mpirun to kill all ranks
 _unjoined: Watch | None = None
 
 
-def watch_from_import() -> None:
+def watch_from_import(rank: int) -> None:
     """End the job when this rank fails before it has joined, while the others wait for it."""
     global _unjoined
-    try:
-        found = launcher(os.environ)
-    except JoinError:  # not at import: another source may win, and join() says it otherwise
-        return
-    if found is not None and found.size > 1 and pmi.connected():
-        _unjoined = Watch(found.rank, abort=_abort_unjoined)
+    if pmi.connected():
+        _unjoined = Watch(rank, abort=_abort_unjoined, job=str(pmi.proxy()))
 
 
 class Mpi(Resolver):
@@ -111,6 +107,8 @@ def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> Wor
 
 
 def _abort(comm: Any, code: int) -> None:
+    if mpi_library.finalized():  # then nothing waits for this rank in MPI, and leaving is enough
+        return
     mpi_library.unlink_segments()
     if code == INTERRUPTED:  # every rank has the signal: Abort would report it once for each
         if pmi.connected():
@@ -121,6 +119,8 @@ def _abort(comm: Any, code: int) -> None:
 
 
 def _abort_unjoined(code: int) -> None:
+    if mpi_library.finalized() or not pmi.connected():  # the line may be somebody else's by now
+        return
     mpi_library.unlink_segments(mpi_library.MAPPED_BY_ALL, pmi.siblings())
     pmi.abort(code)
 

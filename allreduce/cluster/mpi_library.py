@@ -29,12 +29,17 @@ def load(launcher_family: str, rank: int, size: int, timeout: float) -> Any:
     under Open MPI's launcher.
 
     Raises:
-        JoinError: The library cannot be loaded, or does not understand the launcher.
+        JoinError: The library cannot be loaded, is finalised, or does not understand the launcher.
     """
     try:
         mpi = imported()
     except (ImportError, RuntimeError, OSError) as error:
         raise mismatch(launcher_family, rank, f"mpi4py cannot load a library: {error}") from error
+    if mpi.Is_finalized():
+        raise JoinError(
+            f"[cluster] rank {rank}: this process has finalised MPI, which cannot be initialised "
+            "again; call allreduce.init() before MPI.Finalize()"
+        )
     if mpi.Is_initialized():
         return mpi
     library = family(mpi.Get_library_version())
@@ -79,6 +84,12 @@ def imported() -> Any:
     finally:
         mpi4py.rc.initialize, mpi4py.rc.finalize = before
     return MPI
+
+
+def finalized() -> bool:
+    """Say whether this process has finalised MPI: any further call would end it."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and bool(mpi.Is_finalized())
 
 
 def family(version: str) -> str:

@@ -11,15 +11,30 @@ import os
 import stat
 from pathlib import Path
 
+from allreduce.cluster.lineage import ancestors
+
 _LINE = "PMI_FD"
 
 
+def proxy() -> int | None:
+    """Find the process by which hydra runs the ranks of this host.
+
+    It need not be the parent: wrappers (a shell, `time`, `uv run`) may stand in between.
+    """
+    for pid in ancestors():
+        try:
+            if os.path.basename(os.readlink(f"/proc/{pid}/exe")) == "hydra_pmi_proxy":
+                return pid
+        except OSError:  # it has ended, or is another user's
+            continue
+    return None
+
+
 def connected() -> bool:
-    """Say whether hydra itself has started this process: a rank's children inherit its words."""
-    text = os.environ.get(_LINE, "")
+    """Say whether this process holds a line to hydra; few helpers of a rank inherit that."""
     try:
-        parent = os.path.basename(os.readlink(f"/proc/{os.getppid()}/exe"))
-        return stat.S_ISSOCK(os.fstat(int(text)).st_mode) and parent == "hydra_pmi_proxy"
+        line = int(os.environ.get(_LINE, ""))
+        return stat.S_ISSOCK(os.fstat(line).st_mode) and proxy() is not None
     except (OSError, ValueError):
         return False
 
@@ -30,6 +45,12 @@ def abort(code: int) -> None:
 
 
 def siblings() -> list[int]:
-    """List the ranks on this host, this process included."""
-    parent = os.getppid()
-    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    """List the processes of all ranks on this host, this process included."""
+    found = [proxy() or os.getpid()]
+    for pid in found:  # which grows meanwhile
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            try:
+                found += map(int, children.read_text().split())
+            except OSError:  # it has just ended
+                continue
+    return found[1:]

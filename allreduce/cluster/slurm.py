@@ -14,7 +14,7 @@ from allreduce.cluster.address import LOOPBACK
 from allreduce.cluster.alone import world_of_one
 from allreduce.cluster.base import World
 from allreduce.cluster.endings import Watch
-from allreduce.cluster.launchers import check_one, in_step
+from allreduce.cluster.launchers import check_one, in_step, step_size
 from allreduce.cluster.resolver import Request, Resolver, explain
 from allreduce.errors import JoinError, UnsupportedError
 
@@ -43,7 +43,7 @@ def step(environ: Mapping[str, str]) -> Step | None:
     if not in_step(environ):
         return None
     job, number = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
-    size = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS", "")
+    size = step_size(environ)
     rank = environ.get("SLURM_PROCID", "")
     nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "1")
     if not (size.isdecimal() and rank.isdecimal() and nodes.isdecimal()) or int(rank) >= int(size):

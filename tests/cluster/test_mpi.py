@@ -248,3 +248,74 @@ def test_a_child_of_a_rank_cannot_join(script: Write) -> None:
     )
     result = run(mpirun(2, script(child)))
     assert (result.code, result.out) == (0, "1 True\n1 True\n"), result
+
+
+POOL = """
+import multiprocessing, os, sys
+from allreduce import cluster
+
+def join(_):
+    try:
+        return cluster.join(timeout=5).source
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+if __name__ == "__main__":
+    with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+        if sys.argv[2] == "first":
+            said = pool.map(join, [0])[0]
+        world = cluster.join()
+        if sys.argv[2] == "after":
+            said = pool.map(join, [0])[0]
+        world.close()
+    print("JoinError" in said and f"rank {world.rank} of a job" in said or said)
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "when"), [("fork", "first"), ("fork", "after"), ("forkserver", "first")]
+)
+def test_a_worker_made_before_its_rank_joins_cannot_take_the_place(
+    tmp_path: Path, start: str, when: str
+) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(POOL)
+    result = run(mpirun(2, path, start, when), deadline=20)
+    assert (result.code, result.out) == (0, "True\nTrue\n"), result
+
+
+def test_a_rank_that_fails_before_joining_ends_the_job_from_within_a_wrapper(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "script.py"
+    fails = "if os.environ['PMI_RANK'] == '1': raise ValueError('too early')"
+    path.write_text(f"import os\nfrom allreduce import cluster\n{fails}\ncluster.join()\n")
+    command = mpirun(2, path)
+    result = run(
+        [*command[:3], "bash", "-c", '"$@"; exit $?', "wrapper", *command[3:]], deadline=10
+    )
+    assert result.code == 1, result
+    assert "ValueError: too early" in result.err
+
+
+def test_a_finalised_mpi_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(
+        "from mpi4py import MPI\nimport allreduce.cluster as c\nMPI.Finalize()\nc.join()"
+    )
+    result = run(mpirun(2, path))
+    assert result.code == 1
+    assert result.err.count("JoinError: [cluster] rank 1: this process has finalised MPI") == 1
+
+
+def test_a_rank_that_fails_after_finalising_mpi_shows_its_own_error(script: Write) -> None:
+    lines = (
+        "from mpi4py import MPI\nMPI.Finalize()\n"
+        "if world.rank == 1: raise ValueError('boom')\n"
+        "world.store.barrier('never', 30)"
+    )
+    result = run(mpirun(2, script(lines)), deadline=10)
+    assert result.code != 0
+    assert "ValueError: boom" in result.err
+    assert "PeerLostError" in result.err  # rank 0 learns of it without MPI
+    assert "MPI_Abort" not in result.err
