@@ -14,6 +14,7 @@ import pytest
 
 from allreduce import errors
 from allreduce.comm import Communicator, shared
+from allreduce.events import logger
 from tests.harness import settle_threads
 
 
@@ -236,20 +237,23 @@ def test_a_work_has_a_timeout_of_its_own() -> None:
     assert 0.2 <= waited < 0.9
 
 
-def test_a_long_wait_is_reported_once_before_it_fails(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_long_wait_is_reported_once_before_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "WARN_SECONDS", 0.2)
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.WARNING)
+    monkeypatch.setattr(handler, "emit", records.append)
 
     def member(comm: Communicator) -> float:
         if comm.rank == 1:
             time.sleep(0.8)
         return float(comm.all_reduce(np.ones(10))[0])
 
-    logging.getLogger("allreduce").propagate = True
-    with caplog.at_level("WARNING", "allreduce"):
+    logger.addHandler(handler)
+    try:
         assert settle_threads(member, 2) == [2.0, 2.0]
-    (record,) = [r for r in caplog.records if "has waited" in r.getMessage()]
+    finally:
+        logger.removeHandler(handler)
+    (record,) = [r for r in records if "has waited" in r.getMessage()]
     assert "replica 1 (rank 0) has made no call yet" in record.getMessage()
 
 
