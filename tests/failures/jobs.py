@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -16,6 +18,8 @@ from tests.cluster.processes import Result, Running, mpirun, running
 
 SCRIPT = Path(__file__).with_name("broken_job.py")
 SHARED_MEMORY = Path("/dev/shm")
+_MAPPED = re.compile(rf" {SHARED_MEMORY}/(\S+)")
+_SAMPLE_SECONDS = 0.1
 _TAG = "TEST_JOB"  # every process of a job inherits it: that is how none escapes the search
 
 
@@ -32,12 +36,13 @@ class Job:
     size: int
     _tag: bytes
     _folder: Path
-    _before: frozenset[str]
+    _shared: set[str]  # the names of what its processes have been seen to map
     _lines: list[str]
 
     def ready(self) -> list[int]:
         """Wait until every rank is where the test wants it; returns their processes."""
         pids = [int(self._line("ready")) for _ in range(self.size)]
+        self._look()
         time.sleep(0.3)
         return pids
 
@@ -79,11 +84,19 @@ class Job:
         assert left == ([], [], []), left
 
     def _left(self, but: str | None) -> tuple[list[int], list[str], list[str]]:
-        shared = sorted(set(os.listdir(SHARED_MEMORY)) - self._before)
-        ours = [name for name in shared if but is None or not name.startswith(but)]
-        living = self.living()
-        unused = [name for name in ours if living or not _used(SHARED_MEMORY / name)]
-        return living, sorted(os.listdir(self._folder)), unused
+        left = sorted(self._shared & set(os.listdir(SHARED_MEMORY)))
+        ours = [name for name in left if but is None or not name.startswith(but)]
+        return self.living(), sorted(os.listdir(self._folder)), ours
+
+    def watch(self, over: threading.Event) -> None:
+        """Note which shared memory the job's processes map, until `over`."""
+        while not over.wait(_SAMPLE_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        for pid in self.living():
+            with contextlib.suppress(OSError):  # it has ended
+                self._shared.update(_MAPPED.findall(Path(f"/proc/{pid}/maps").read_text()))
 
     def _is(self, pid: int) -> bool:
         try:
@@ -99,15 +112,6 @@ class Job:
             if found == word:
                 return rest
         raise AssertionError(f"no {word!r} came: {self._lines}; {self.process.finish(5)}")
-
-
-def _used(file: Path) -> bool:
-    """Say whether a process has mapped it: then it is another job's, on the same machine."""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            if f" {file}\n" in maps.read_text():
-                return True
-    return False
 
 
 @contextlib.contextmanager
@@ -133,10 +137,14 @@ def start(
     command = mpirun(size, script, *arguments) if launcher == "mpirun" else ours
     tag = uuid.uuid4().hex
     own = {_TAG: tag, "TMPDIR": str(folder), "OPENBLAS_NUM_THREADS": "1"}
-    before = frozenset(os.listdir(SHARED_MEMORY))
     with running(command, own | dict(env or {})) as process:
-        job = Job(process, size, f"{_TAG}={tag}".encode(), folder, before, [])
+        job = Job(process, size, f"{_TAG}={tag}".encode(), folder, set(), [])
+        over = threading.Event()
+        watcher = threading.Thread(target=job.watch, args=(over,))
+        watcher.start()
         try:
             yield job
         finally:
+            over.set()
+            watcher.join()
             job.kill()
