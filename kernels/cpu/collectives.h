@@ -31,6 +31,7 @@ struct Work {
   std::uint64_t base = 0;
   std::uint64_t staged = 0, reduced = 0, consumed = 0;
   bool begun = false;
+  bool timed = false;
 
   // Direct path: elements done of this member's share, and whether the others were told.
   std::uint64_t cursor = 0;
@@ -54,7 +55,8 @@ struct Share {
         me(me),
         members(group.members()),
         in(static_cast<std::size_t>(members)),
-        out(static_cast<std::size_t>(members)) {}
+        out(static_cast<std::size_t>(members)),
+        stager(group.control().header().plain, me == 0) {}
 
   const Control& control() const { return group.control(); }
   MemberState& own() const { return control().state(me); }

@@ -124,6 +124,7 @@ struct Header {
   alignas(kLine) std::atomic<std::uint64_t> culprit;
   alignas(kLine) std::atomic<std::uint32_t> sleepers;  // threads of any process in Group::sleep
   alignas(kLine) std::atomic<std::uint32_t> wakes;     // the futex they sleep on
+  alignas(kLine) std::atomic<std::uint32_t> plain;     // which stores stage: see Stager
 };
 
 // A view of the control region: finds the words and bytes of each member.

@@ -46,8 +46,16 @@ void stage(Share& share, const Work& work, std::uint64_t chunk) {
   const Piece part = piece(share, call, chunk);
   std::byte* ring = share.control().chunk(share.me, work.base + chunk);
   if (call.collective == Collective::broadcast && share.me != call.root) return;
+  const std::byte* in = work.in + part.low * unit;
+  if (sliced(share, call)) {  // nobody else reads this member's own slice
+    const Slice mine = slice_of(part.count, call.type, share.members, share.me);
+    share.stager.copy(ring, in, mine.low * unit);
+    share.stager.copy(ring + mine.high * unit, in + mine.high * unit,
+                      (part.count - mine.high) * unit);
+    return;
+  }
   if (call.collective != Collective::reduce_scatter) {
-    share.stager.copy(ring, work.in + part.low * unit, part.count * unit);
+    share.stager.copy(ring, in, part.count * unit);
     return;
   }
   const std::uint64_t size = chunk_elements(share, call);
@@ -57,9 +65,11 @@ void stage(Share& share, const Work& work, std::uint64_t chunk) {
                         work.in + (member * call.count + part.low) * unit, part.count * unit);
 }
 
-void reduce_into(Share& share, const Work& work, void* out, std::uint64_t count) {
+// Reduces from `share.in` into `out`, and into `also` if that is not null.
+void reduce_into(Share& share, const Work& work, void* out, void* also, std::uint64_t count) {
+  void* outs[] = {out, also};
   kernels().reduce[static_cast<int>(work.call.op)][static_cast<int>(work.call.type)](
-      share.in.data(), share.members, &out, 1, count, false);
+      share.in.data(), share.members, outs, also == nullptr ? 1 : 2, count, false);
 }
 
 // Points `share.in` at an offset in every member's chunk; this member's own input lies at `own`.
@@ -78,19 +88,21 @@ void reduce(Share& share, const Work& work, std::uint64_t chunk) {
   std::byte* out = work.out + part.low * unit;
   if (sliced(share, call)) {
     const Slice mine = slice_of(part.count, call.type, share.members, share.me);
-    const std::size_t bytes = (mine.high - mine.low) * unit;
+    std::byte* ring = share.control().chunk(share.me, work.base + chunk) + mine.low * unit;
+    const std::uint64_t count = mine.high - mine.low;
+    out += mine.low * unit;
+    const bool streams = share.stager.streams();
     point_at(share, work, chunk, mine.low * unit, own + mine.low * unit);
-    reduce_into(share, work, out + mine.low * unit, mine.high - mine.low);
-    share.stager.copy(share.control().chunk(share.me, work.base + chunk) + mine.low * unit,
-                      out + mine.low * unit, bytes);
+    reduce_into(share, work, out, streams ? nullptr : ring, count);
+    if (streams) share.stager.copy(ring, out, count * unit);
   } else if (call.collective == Collective::all_reduce) {
     point_at(share, work, chunk, 0, own);
-    reduce_into(share, work, out, part.count);
+    reduce_into(share, work, out, nullptr, part.count);
   } else {
     const auto me = static_cast<std::uint64_t>(share.me);
     point_at(share, work, chunk, me * chunk_elements(share, call) * unit,
              own + me * call.count * unit);
-    reduce_into(share, work, out, part.count);
+    reduce_into(share, work, out, nullptr, part.count);
   }
 }
 
@@ -179,7 +191,14 @@ Progress step_staged(Share& share, Work& work, std::uint64_t& position) {
   }
   const std::uint64_t size = chunk_elements(share, work.call);
   const std::uint64_t chunks = (work.call.count + size - 1) / size;
-  if (work.consumed < chunks) return advance(share, work, chunks);
+  if (work.consumed < chunks) {
+    if (!work.timed && agreed(share, work)) {
+      work.timed = true;
+      share.stager.begin(work.call.count * size_of(work.call.type));
+    }
+    return advance(share, work, chunks);
+  }
+  share.stager.end();
   position = work.base + chunks;
   return Progress::finished;
 }

@@ -1,7 +1,7 @@
 #include "stager.h"
 
 #include <algorithm>
-#include <chrono>
+#include <bit>
 #include <cstring>
 
 #include "reduce_kernels.h"
@@ -9,46 +9,49 @@
 namespace allreduce {
 namespace {
 
-// Below this, reading the clock would cost as much as the copy, and say as little.
-constexpr std::size_t kMeasured = 16 << 10;
-// The slower way is tried so rarely that trials take this part of the time of all copies.
-constexpr double kTrialShare = 1.0 / 16;
+// The slower way is tried so rarely that trials cost about this part of all calls' time.
+constexpr double kTrialShare = 1.0 / 32;
 constexpr double kRarestTrial = 1024;
 
-}  // namespace
-
-// Whatever disturbs a copy makes it longer: shorter ones are believed at once, longer ones slowly,
-// and one during which the thread lost its core counts for no more than a few times what is known.
-void Stager::Way::learn(double measured, double other) {
+// Whatever disturbs a call makes it longer: shorter times are believed at once, longer ones slowly,
+// and one during which a member lost its core counts for no more than a few times what is known.
+void learn(double& cost, double measured, double other) {
   if (cost == 0 || measured < cost)
     cost = measured;
   else
     cost += (std::min(measured, 4 * std::max(cost, other)) - cost) / 8;
 }
 
-void Stager::schedule_trial() {
-  const double low = std::min(plain_.cost, stream_.cost),
-               high = std::max(plain_.cost, stream_.cost);
-  until_trial_ =
-      low > 0 ? static_cast<unsigned>(std::min(high / low / kTrialShare, kRarestTrial)) : 2;
-}
+}  // namespace
 
-void Stager::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
-  bool stream = plain_.cost == 0 || stream_.cost <= plain_.cost;
-  const bool measured = bytes >= kMeasured;
-  const bool trial = measured && --until_trial_ == 0;
-  if (trial) stream = !stream;
-  const auto start =
-      measured ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point{};
-  if (stream)
+void Stager::copy(std::byte* to, const std::byte* from, std::size_t bytes) const {
+  if (streams())
     kernels().stream_copy(to, from, bytes);
   else
     std::memcpy(to, from, bytes);
-  if (!measured) return;
-  const std::chrono::duration<double, std::nano> taken = std::chrono::steady_clock::now() - start;
-  Way& way = stream ? stream_ : plain_;
-  way.learn(taken.count() / static_cast<double>(bytes), (stream ? plain_ : stream_).cost);
-  if (trial) schedule_trial();
+}
+
+void Stager::begin(std::size_t bytes) {
+  if (!decides_) return;
+  timed_ = &costs_[static_cast<std::size_t>(std::bit_width(bytes))];
+  const auto& ways = timed_->ways;
+  bool plain = ways[1] != 0 && ways[1] < ways[0];
+  if (timed_->until_trial-- == 0) {
+    plain = !plain;
+    const double low = std::min(ways[0], ways[1]), high = std::max(ways[0], ways[1]);
+    timed_->until_trial =
+        low > 0 ? static_cast<unsigned>(std::min(high / low / kTrialShare, kRarestTrial)) : 1;
+  }
+  plain_.store(plain ? 1 : 0, std::memory_order_relaxed);
+  start_ = Clock::now();
+}
+
+void Stager::end() {
+  if (timed_ == nullptr) return;
+  const std::chrono::duration<double, std::nano> taken = Clock::now() - start_;
+  const std::size_t way = plain_.load(std::memory_order_relaxed);
+  learn(timed_->ways[way], taken.count(), timed_->ways[1 - way]);
+  timed_ = nullptr;
 }
 
 }  // namespace allreduce

@@ -1,30 +1,47 @@
-// Chooses how a member writes what its peers will read: ordinary or streaming stores.
+// Chooses how members write what their peers will read: ordinary or streaming stores.
 //
-// Which is faster depends on where the peers run, and changes when a virtual machine's processors
-// are moved. Nanoseconds per 64-byte line into a chunk that the peer has read, Zen 4, the same two
-// processes in one minute: 27 ordinary and 2.2 streaming while the two were on separate cores; 1.7
-// and 3.4 while they shared one, where a streamed line also takes the reader 5.0 instead of 1.8.
-// So each member measures its own copies as it goes. The choice is local: readers cannot tell.
+// Which is faster depends on where the members run, and changes when a virtual machine's processors
+// are moved. all_reduce of 1 MiB, 2 processes, Zen 4: while they sit on separate cores, 528 us with
+// ordinary stores and 100 us with streaming ones (an ordinary store into a line that the other core
+// caches costs 60 ns); while they share a core's caches, 62 us and 142 us (a streamed line has to
+// come back from memory). A writer alone cannot see this, because it is the reader that pays. So
+// one member times whole calls, and its choice, a word in the control region, holds for all; a
+// member that reads it late does no harm, as readers cannot tell.
 #pragma once
 
+#include <array>
+#include <atomic>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 
 namespace allreduce {
 
 class Stager {
  public:
+  // `plain`: the choice that all members share. `decides`: whether this member makes it.
+  Stager(std::atomic<std::uint32_t>& plain, bool decides) : plain_(plain), decides_(decides) {}
+
+  bool streams() const { return plain_.load(std::memory_order_relaxed) == 0; }
   // Copies into shared memory. The caller's next store to an atomic publishes it.
-  void copy(std::byte* to, const std::byte* from, std::size_t bytes);
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) const;
+  // Around a staged call of `bytes`, from when all members have posted it until this one is done.
+  void begin(std::size_t bytes);
+  void end();
 
  private:
-  struct Way {
-    double cost = 0;  // nanoseconds per byte, smoothed; 0 before the first measurement
-    void learn(double measured, double other);
+  using Clock = std::chrono::steady_clock;
+  // What calls of one size cost each way, in nanoseconds, smoothed; 0 before the first.
+  struct Costs {
+    std::array<double, 2> ways{};  // streaming, ordinary
+    unsigned until_trial = 1;      // calls before the slower way is tried again
   };
-  void schedule_trial();
 
-  Way plain_, stream_;
-  unsigned until_trial_ = 2;  // measured copies before the slower way is tried again
+  std::atomic<std::uint32_t>& plain_;
+  const bool decides_;
+  std::array<Costs, 64> costs_{};  // by the size's number of bits
+  Costs* timed_ = nullptr;
+  Clock::time_point start_;
 };
 
 }  // namespace allreduce
