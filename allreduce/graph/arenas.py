@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from allreduce.comm import Communicator
-from allreduce.devices import lookup
+from allreduce.devices import Buffer, lookup
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.replica import Replica
@@ -55,7 +55,11 @@ class ArenaPlan:
             return array
 
         def symmetric(size: int, dtype: np.dtype[Any]) -> np.ndarray:
-            return communicator.empty((size,), dtype) if communicator else private(size, dtype)
+            if communicator is None:
+                return private(size, dtype)
+            shared = Buffer.of(communicator.empty((size,), dtype), device, symmetric=True)
+            array: np.ndarray = shared.array(dtype, (size,))
+            return array
 
         arena = Arena(self.layout, slots, private, symmetric)
         arena.gradients[...] = 0

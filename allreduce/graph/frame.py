@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from allreduce.comm import Work
+from allreduce.devices import lookup as lookup_device
 from allreduce.errors import NumericsError
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
@@ -231,12 +232,13 @@ class Frame:
         return run
 
     def _receive(self, node: Node) -> Step:
-        out = self._buffer(node)
+        assert node.device is not None, node
+        out, device = self._buffer(node), lookup_device(node.device)
+        stream = device.stream("transfer")
 
         def run() -> None:
-            # Sends come first in issue order, so the value is there. A copy, because it is another
-            # device's.
-            np.copyto(out, self.rendezvous.receive(self._key(node), timeout=1.0))
+            # Sends come first in issue order, so the value is there.
+            device.copy(out, self.rendezvous.receive(self._key(node), timeout=1.0), stream)
             self.values[node.id] = out
 
         return run
