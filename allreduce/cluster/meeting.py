@@ -6,7 +6,7 @@ import os
 import queue
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from allreduce.cluster import leader_pb2 as pb
 from allreduce.cluster import proof
@@ -38,7 +38,7 @@ class Meeting:
     rank: int
     size: int
     address: str
-    secret: bytes
+    secret: bytes = field(repr=False)
     generation: int
     timeout: float
     source: str
@@ -133,7 +133,9 @@ class Meeting:
         line.send(pb.FromMember(hello=hello))
         challenge = self._greeting(line, "challenge", patience).challenge
         nonces = (mine, challenge.nonce)
-        if not proof.proves(challenge.proof, proof.prove(self.secret, "leader", nonces, claim)):
+        expected = proof.prove(self.secret, "leader", nonces, claim)
+        whole = len(challenge.nonce) == proof.NONCE_BYTES
+        if not (whole and proof.proves(challenge.proof, expected)):
             raise JoinError(
                 f"[cluster] rank {self.rank}: the group leader at {self.address} does not know "
                 "this process's secret; give all ranks the same ALLREDUCE_SECRET, and check that "

@@ -1,7 +1,8 @@
 """The handshake's proofs: both sides show that they know the job's secret without sending it.
 
 Challenge and response with HMAC-SHA256 (RFC 2104) over both sides' nonces and all that the member
-claims, with the prover's role in front so that neither proof can be played back as the other.
+claims, with the prover's role in front so that neither proof can be played back as the other. Each
+part is preceded by its length, so that no two different inputs make one message.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def prove(
         nonces: The member's, then the leader's.
         claim: Rank, size, generation and process id, as the member's hello has them.
     """
-    message = role.encode() + b"\0" + b"".join(nonces) + struct.pack("!4Q", *claim)
+    parts = (role.encode(), *nonces, struct.pack("!4Q", *claim))
+    message = b"".join(struct.pack("!Q", len(part)) + part for part in parts)
     return hmac.digest(secret, message, "sha256")
 
 

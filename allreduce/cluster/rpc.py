@@ -12,7 +12,7 @@ import grpc.aio
 
 from allreduce.cluster import leader_pb2_grpc
 
-PROTOCOL = 1
+PROTOCOL = 2
 BEAT_SECONDS = 1.0  # a member that has said nothing for so long sends a heartbeat
 
 # The store is for addresses, identities and agreements; arrays go through collectives.
@@ -24,7 +24,11 @@ _COMMON = [
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),
 ]
-SERVER_OPTIONS = [*_COMMON, ("grpc.so_reuseport", 0)]  # else two leaders could share one port
+SERVER_OPTIONS = [
+    *_COMMON,
+    ("grpc.so_reuseport", 0),  # else two leaders could share one port
+    ("grpc.max_concurrent_streams", 1),  # of one connection; a member has one call
+]
 CHANNEL_OPTIONS = [
     *_COMMON,
     ("grpc.initial_reconnect_backoff_ms", 50),

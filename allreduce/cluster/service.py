@@ -51,6 +51,7 @@ class Leader:
         self.address = address
         self.groups: dict[int, Group] = {}
         self.closing = False
+        self.greeting = 0
         self.attending = 0  # members that are connected
         self.asked = time.monotonic()  # when one of them last made a request
         self._started: threading.Event = threading.Event()
@@ -68,7 +69,8 @@ class Leader:
     @property
     def first_lost(self) -> int | None:
         """The rank that was lost first, in any generation."""
-        found = [group.first_lost for group in self.groups.values()]
+        groups = list(self.groups.values())  # the loop's thread adds to them
+        found = [group.first_lost for group in groups]
         return next((rank for rank in found if rank is not None), None)
 
     def close(self, drain: float = 0.0) -> None:

@@ -11,9 +11,11 @@ from allreduce.cluster import leader_pb2 as pb
 from allreduce.cluster import proof
 from allreduce.cluster.base import Member
 from allreduce.cluster.group import Group
-from allreduce.cluster.rpc import BEAT_SECONDS, PROTOCOL
+from allreduce.cluster.rpc import BEAT_SECONDS, PROTOCOL, grpc
 
 HANDSHAKE_SECONDS = 10.0
+GREETING_BYTES = 4096  # a stranger's message, whose memory a flood would multiply, is small
+STRANGERS = 16  # how many more than all ranks may shake hands at the same time
 
 
 class Host(Protocol):
@@ -26,6 +28,7 @@ class Host(Protocol):
     closing: bool
     groups: dict[int, Group]
     attending: int
+    greeting: int  # connections that have not proved anything yet
     asked: float
 
 
@@ -39,18 +42,26 @@ class Session:
 
     async def serve(self) -> None:
         """Serve the member to its end."""
+        leader = self._leader
+        if leader.greeting >= leader.size + STRANGERS:
+            self._context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
+            self._context.set_details(f"{leader.greeting} others are shaking hands with it")
+            return
+        leader.greeting += 1
         try:
             admitted = await asyncio.wait_for(self._shake_hands(), HANDSHAKE_SECONDS)
         except TimeoutError:
             return
+        finally:
+            leader.greeting -= 1
         if admitted:
             await self._attend()
 
     async def _shake_hands(self) -> bool:
         """Prove and be proved to; then admit or refuse."""
         leader = self._leader
-        first = await self._read()
-        if first is None or first.WhichOneof("content") != "hello":
+        first = await self._read_small("hello")
+        if first is None:
             return False
         hello = first.hello
         if hello.protocol != PROTOCOL:
@@ -58,13 +69,15 @@ class Session:
                 f"protocol {hello.protocol} came and the leader speaks {PROTOCOL}: "
                 "install the same version of allreduce everywhere"
             )
+        if len(hello.nonce) != proof.NONCE_BYTES:
+            return await self._refuse(f"a nonce of {len(hello.nonce)} bytes came")
         identity = hello.identity
         nonces = (hello.nonce, proof.nonce())
         claim = (identity.rank, hello.size, hello.generation, identity.pid)
         shown = proof.prove(leader.secret, "leader", nonces, claim)
         await self._context.write(pb.ToMember(challenge=pb.Challenge(nonce=nonces[1], proof=shown)))
-        answer = await self._read()
-        if answer is None or answer.WhichOneof("content") != "proof":
+        answer = await self._read_small("proof")
+        if answer is None:
             return False
         expected = proof.prove(leader.secret, "member", nonces, claim)
         if not proof.proves(answer.proof.proof, expected):
@@ -138,6 +151,16 @@ class Session:
         read: Callable[[], Awaitable[Any]] = self._context.read
         message = await read()
         return message if isinstance(message, pb.FromMember) else None  # else grpc.aio.EOF
+
+    async def _read_small(self, expected: str) -> pb.FromMember | None:
+        """Read a stranger's message; None where it is not the expected one, or large."""
+        message = await self._read()
+        if message is None or message.WhichOneof("content") != expected:
+            return None
+        if message.ByteSize() > GREETING_BYTES:
+            await self._refuse(f"a {expected} of {message.ByteSize()} bytes came")
+            return None
+        return message
 
     async def _refuse(self, why: str, *, again: bool = False) -> bool:
         await self._context.write(pb.ToMember(refusal=pb.Refusal(why=why, again=again)))

@@ -29,3 +29,8 @@ def test_every_input_matters() -> None:
 
 def test_nonces_differ() -> None:
     assert nonce() != nonce()
+
+
+def test_parts_cannot_flow_into_each_other() -> None:
+    shifted = (NONCES[0] + NONCES[1][:1], NONCES[1][1:])
+    assert prove(b"s", "member", shifted, CLAIM) != prove(b"s", "member", NONCES, CLAIM)
