@@ -6,33 +6,37 @@ their output, and ends them together: at the first failure, at a signal, with th
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # imports take a while; nothing has to end yet
+
 import os
 import secrets
-import selectors
-import signal
+import select
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from allreduce import settings
 from allreduce.cluster.address import LOOPBACK
-from allreduce.cluster.children import Child, python, spawn
-from allreduce.cluster.lineage import MARKER
+from allreduce.cluster.children import ALONE, Child, environment, python, spawn
 from allreduce.cluster.relay import Relay
-from allreduce.errors import AllreduceError
+from allreduce.cluster.signals import Signals
+from allreduce.cluster.sink import Sink
+from allreduce.errors import AllreduceError, JoinError
 
 if TYPE_CHECKING:
     from allreduce.cluster.service import Leader
 
 _KILL_SECONDS = 0.5  # between SIGTERM and SIGKILL
 _INTERRUPT_SECONDS = 1.5  # between SIGINT and SIGTERM: a job ends within 3 s of Ctrl-C
-_ALONE = b"-"  # the word for a world of one, which needs no leader
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # they end the job
+_HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # the ranks' own affair
+_PAUSING = (signal.SIGTSTP, signal.SIGCONT)
 
 
 class Job:
@@ -48,11 +52,15 @@ class Job:
         self._grace = grace
         self._secret = os.environ.get("ALLREDUCE_SECRET") or secrets.token_hex(32)
         self._size = size
-        self._children = [spawn(rank, command, self._environment(rank)) for rank in range(size)]
-        self._selector = selectors.DefaultSelector()
+        try:
+            self._children = [
+                spawn(rank, command, environment(rank, size, self._secret)) for rank in range(size)
+            ]
+        except OSError as error:
+            raise JoinError(f"cannot start {size} ranks: {error}; see ulimit -a") from error
+        self._out, self._err = Sink(sys.stdout.fileno()), Sink(sys.stderr.fileno())
         self._relays: dict[int, Relay] = {}
         self._plan: list[tuple[float, signal.Signals]] = []  # when to send what to those that live
-        self._caught: list[signal.Signals] = []
         self._stop: signal.Signals | None = None
         self._first: Child | None = None  # who ended first with an error
         self._culprit: Child | None = None  # whose loss that was, where the leader knows
@@ -61,116 +69,104 @@ class Job:
     def run(self) -> int:
         """Run to the end; returns the exit code."""
         for child in self._children:
-            for source, sink in ((child.stdout, sys.stdout), (child.stderr, sys.stderr)):
-                self._relays[source] = Relay(source, sink.buffer, child.rank)
-                self._selector.register(source, selectors.EVENT_READ)
-        self._wake_on_signals()
+            for source, sink in ((child.stdout, self._out), (child.stderr, self._err)):
+                self._relays[source] = Relay(source, sink, child.rank)
+        self._signals = Signals((*_FORWARDED, *_HANDED_ON, *_PAUSING))
         try:
             word = self._host()
             for child in self._children:
                 child.start(word)
-            while any(child.code is None for child in self._children):
+            while self._busy():
                 self._turn()
-            for source in list(self._relays):
-                self._pump(source)
         finally:
             self._send(signal.SIGKILL)
             if self._leader is not None:
                 self._leader.close()
         return self._code()
 
-    def _environment(self, rank: int) -> Callable[[bytes], dict[str, str]]:
-        launcher = os.getpid()
-
-        def build(word: bytes) -> dict[str, str]:
-            environment = dict(os.environ)
-            for name in (MARKER, "ALLREDUCE_LEADER", "FORCE_COLOR"):
-                environment.pop(name, None)
-            own = {"RANK": rank, "SIZE": self._size, "SECRET": self._secret, "LAUNCHED": launcher}
-            if word != _ALONE:
-                own["LEADER"] = word.decode()
-            environment |= {settings.PREFIX + name: str(value) for name, value in own.items()}
-            return environment | {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
-
-        return build
-
     def _host(self) -> bytes:
         """Start the leader; returns its address, as the word for the children."""
         if self._size == 1:
-            return _ALONE
+            return ALONE
         from allreduce.cluster.service import Leader
 
         timeout = settings.load().timeout
         self._leader = Leader(f"{LOOPBACK}:0", self._size, self._secret.encode(), timeout)
         return self._leader.address.encode()
 
-    def _wake_on_signals(self) -> None:
-        """Let signals end the selector's wait; they are acted upon in the loop."""
-        reading, writing = os.pipe()
-        for end in (reading, writing):
-            os.set_blocking(end, False)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        self._selector.register(reading, selectors.EVENT_READ)
+    def _busy(self) -> bool:
+        """Say whether a rank lives, or its output waits: after a signal until all are killed."""
+        if any(child.code is None for child in self._children):
+            return True
+        waiting = self._out.waiting or self._err.waiting
+        return waiting and (self._stop is None or bool(self._plan))
 
-        def catch(number: int, _: FrameType | None) -> None:
-            self._caught.append(signal.Signals(number))
-
-        for number in _FORWARDED:
-            signal.signal(number, catch)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+    def _poll(self) -> list[int]:
+        """Wait for something to happen, or the plan's next moment; returns what can be read."""
+        poll = select.poll()
+        poll.register(self._signals.fd, select.POLLIN)
+        for sink in (self._out, self._err):
+            if sink.waiting:
+                poll.register(sink.fd, select.POLLOUT)
+        for source, relay in self._relays.items():
+            if not relay.sink.full:
+                poll.register(source, select.POLLIN)
+        wait = max(0.0, self._plan[0][0] - time.monotonic()) * 1000 if self._plan else None
+        return [fd for fd, _ in poll.poll(wait)]
 
     def _turn(self) -> None:
         """Wait for something to happen, and act on it."""
-        wait = max(0.0, self._plan[0][0] - time.monotonic()) if self._plan else None
-        for key, _ in self._selector.select(wait):
-            if key.fd in self._relays:
-                self._pump(key.fd)
-            else:
-                os.read(key.fd, 4096)
-        while self._caught:
-            self._forward(self._caught.pop(0))
+        for fd in self._poll():
+            if fd in self._relays:
+                self._relays[fd].pump()
+                self._forget_ended(fd)
+            elif fd == self._signals.fd:
+                self._signals.clear()
         for child in self._children:
             if child.reap():
-                self._pump(child.stdout, last=True)
-                self._pump(child.stderr, last=True)
+                for source in {child.stdout, child.stderr} & self._relays.keys():
+                    self._relays[source].drain()
+                    self._relays[source].ended = True
+                    self._forget_ended(source)
                 if child.code and self._first is None:
                     self._fail(child)
+        for sink in (self._out, self._err):
+            sink.flush()
+            if sink.broken and self._stop is None:  # as if it had killed us: nobody reads
+                self._forward(signal.SIGPIPE)
+        while (number := self._signals.take()) is not None:
+            self._act(number)
         if self._plan and time.monotonic() >= self._plan[0][0]:
             self._send(self._plan.pop(0)[1])
 
-    def _pump(self, source: int, *, last: bool = False) -> None:
-        relay = self._relays.get(source)
-        if relay is None:
-            return
-        try:
-            more = relay.pump()
-            if last:
-                relay.finish()
-        except BrokenPipeError:  # as if we had been killed by it: nobody reads what ranks print
-            self._discard_output()
-            self._forward(signal.SIGPIPE)
-            return
-        if last or not more:
-            self._forget(source)
+    def _forget_ended(self, source: int) -> None:
+        if self._relays[source].ended:
+            del self._relays[source]
+            os.close(source)
 
-    def _discard_output(self) -> None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(nowhere, stream.fileno())
-
-    def _forget(self, source: int) -> None:
-        self._selector.unregister(source)
-        del self._relays[source]
-        os.close(source)
+    def _act(self, number: signal.Signals) -> None:
+        """Do for the ranks what a signal to us is meant to do."""
+        if number in _HANDED_ON:  # not to what they have started, which may not expect it
+            for child in self._children:
+                if child.code is None:
+                    os.kill(child.pid, number)
+        elif number == signal.SIGTSTP:  # which the kernel ignores for them: no shell is above
+            self._send(signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif number == signal.SIGCONT:
+            self._send(number)
+        else:
+            self._forward(number)
 
     def _forward(self, number: signal.Signals) -> None:
         if self._stop is not None:  # the second time: at once
             self._send(signal.SIGKILL)
+            self._plan.clear()
             return
         self._stop = number
         polite = number == signal.SIGINT
         if polite:
-            _say("interrupted")
+            self._err.write(_line("interrupted"))
             for relay in self._relays.values():
                 relay.interrupted = True
         self._send(number if number in _FORWARDED else signal.SIGTERM)
@@ -188,7 +184,8 @@ class Job:
         if self._stop is None:
             others = sum(other.code is None for other in self._children)
             ending = f"; ending the other {others}" if others else ""
-            _say(f"rank {child.rank} (process {child.pid}) {_fate(child.code or 0)}{ending}")
+            told = f"rank {child.rank} (process {child.pid}) {child.fate}{ending}"
+            self._err.write(_line(told))
             self._end_after(self._grace)
 
     def _end_after(self, seconds: float) -> None:
@@ -211,14 +208,8 @@ class Job:
         return (self._culprit and self._culprit.code) or self._first.code or 0
 
 
-def _fate(code: int) -> str:
-    if code > 128 and code - 128 in signal.valid_signals():
-        return f"was killed by {signal.Signals(code - 128).name}"
-    return f"failed with exit code {code}"
-
-
-def _say(text: str) -> None:
-    print(f"[allreduce.run] {text}", file=sys.stderr, flush=True)
+def _line(text: str) -> bytes:
+    return f"[allreduce.run] {text}\n".encode()
 
 
 def launch(
@@ -242,7 +233,7 @@ def launch(
         settings.load()
         code = Job(python([*(["-m"] if module else []), *command]), processes, grace).run()
     except AllreduceError as error:
-        _say(str(error))
+        sys.stderr.buffer.write(_line(str(error)))
         code = 1
     raise typer.Exit(code)
 

@@ -10,6 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from allreduce.cluster.lineage import MARKER
+from allreduce.settings import PREFIX
+
+ALONE = b"-"  # the word for a world of one, which needs no leader
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _libc = ctypes.CDLL(None, use_errno=True)  # looked up before any fork
 
@@ -37,6 +41,14 @@ class Child:
                 os.killpg(self.pid, number)
             except ProcessLookupError:  # it has not made its session yet
                 os.kill(self.pid, number)
+
+    @property
+    def fate(self) -> str:
+        """How it ended, for people."""
+        code = self.code or 0
+        if code > 128 and code - 128 in signal.valid_signals():
+            return f"was killed by {signal.Signals(code - 128).name}"
+        return f"failed with exit code {code}"
 
     def reap(self) -> bool:
         """Note whether it has ended; then nothing of its group lives either."""
@@ -104,6 +116,23 @@ def _become(
         os.write(2, f"cannot execute {command[0]}: {error}\n".encode())
     finally:
         os._exit(127)
+
+
+def environment(rank: int, size: int, secret: str) -> Callable[[bytes], dict[str, str]]:
+    """Return what makes a rank's environment from the word: the leader's address, or `ALONE`."""
+    launcher = os.getpid()
+
+    def build(word: bytes) -> dict[str, str]:
+        environment = dict(os.environ)
+        for name in (MARKER, "ALLREDUCE_LEADER", "FORCE_COLOR"):
+            environment.pop(name, None)
+        own = {"RANK": rank, "SIZE": size, "SECRET": secret, "LAUNCHED": launcher}
+        if word != ALONE:
+            own["LEADER"] = word.decode()
+        environment |= {PREFIX + name: str(value) for name, value in own.items()}
+        return environment | {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
+
+    return build
 
 
 def python(arguments: Sequence[str]) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import BinaryIO
+
+from allreduce.cluster.sink import Sink
 
 _LONGEST_LINE = 2**20  # bytes; what is longer is broken, lest memory fill up
 _TRACEBACK = b"Traceback (most recent call last):"
@@ -18,31 +19,33 @@ class Relay:
         rank: Whose they are.
     """
 
-    def __init__(self, source: int, sink: BinaryIO, rank: int) -> None:
-        self._source, self._sink, self._prefix = source, sink, f"[{rank}] ".encode()
+    def __init__(self, source: int, sink: Sink, rank: int) -> None:
+        self._source, self.sink, self._prefix = source, sink, f"[{rank}] ".encode()
         self._partial = b""
         self._held: list[bytes] | None = None
+        self.ended = False  # nobody has the pipe's other end any more
         self.interrupted = False  # from then on, tracebacks of KeyboardInterrupt are left out
 
     def pump(self) -> bool:
-        """Copy what there is; returns False at the stream's end.
+        """Copy some of what there is; returns False when there is no more for now."""
+        try:
+            data = os.read(self._source, 2**16)
+        except BlockingIOError:
+            return False
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            self._line(line)
+        if len(self._partial) > _LONGEST_LINE or not data:
+            self.finish()
+        self.ended = not data
+        self.sink.flush()
+        return not self.ended
 
-        Raises:
-            BrokenPipeError: Nobody reads our output any more.
-        """
-        while True:
-            try:
-                data = os.read(self._source, 2**16)
-            except BlockingIOError:
-                self._sink.flush()
-                return True
-            *lines, self._partial = (self._partial + data).split(b"\n")
-            for line in lines:
-                self._line(line)
-            if len(self._partial) > _LONGEST_LINE or not data:
-                self.finish()
-            if not data:
-                return False
+    def drain(self) -> None:
+        """Copy all that there is, and an unfinished line: its rank has ended."""
+        while self.pump():
+            pass
+        self.finish()
 
     def finish(self) -> None:
         """Write an unfinished line."""
@@ -50,7 +53,7 @@ class Relay:
             self._line(self._partial)
             self._partial = b""
         self._release()
-        self._sink.flush()
+        self.sink.flush()
 
     def _line(self, line: bytes) -> None:
         if self.interrupted and line == _TRACEBACK:
@@ -70,4 +73,4 @@ class Relay:
             self._write(line)
 
     def _write(self, line: bytes) -> None:
-        self._sink.write(self._prefix + line + b"\n")
+        self.sink.write(self._prefix + line + b"\n")
