@@ -10,15 +10,15 @@ from importlib.util import find_spec
 from typing import Any
 
 from allreduce.cluster import mpi_library, pmi
-from allreduce.cluster.address import LOOPBACK, outward_host
+from allreduce.cluster.address import LOOPBACK
 from allreduce.cluster.alone import world_of_one
 from allreduce.cluster.base import World
 from allreduce.cluster.endings import INTERRUPTED, Watch
 from allreduce.cluster.launchers import check_one, launcher
 from allreduce.cluster.resolver import Request, Resolver, explain
-from allreduce.errors import AllreduceError, JoinError, TimeoutError
+from allreduce.errors import AllreduceError, JoinError, TimeoutError, UnsupportedError
 
-_INVITATION_BYTES = 512
+_NAME_BYTES = 256  # of a host; MPI's names are shorter
 _POLL_SECONDS = 0.002
 _KILL_SECONDS = 1.0  # for mpirun to kill all ranks
 
@@ -80,11 +80,13 @@ def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> Wor
     hosted: Leader | None = None
     invitation = ""
     try:
-        spread = _one_host(mpi, comm)  # all ranks have initialised MPI when this returns
+        neighbours = _neighbours(mpi, comm)  # all ranks have initialised MPI when this returns
         mpi_library.unlink_segments(mpi_library.MAPPED_BY_ALL)  # nobody could after SIGKILL
+        if neighbours < size:
+            raise _several_hosts(mpi, comm, neighbours)
         if rank == 0:
             secret = request.secret or secrets.token_hex(32).encode()
-            invitation, hosted = _host(request, size, secret, one_host=spread)
+            invitation, hosted = _host(request, size, secret)
         address, hexed = _share(comm, invitation, request.timeout)
         return watch.over(
             Meeting(
@@ -125,21 +127,35 @@ def _abort_unjoined(code: int) -> None:
     pmi.abort(code)
 
 
-def _one_host(mpi: Any, comm: Any) -> bool:
+def _neighbours(mpi: Any, comm: Any) -> int:
+    """Count the ranks on this host, this one included."""
     local = comm.Split_type(mpi.COMM_TYPE_SHARED)
     try:
-        return bool(local.Get_size() == comm.Get_size())
+        return int(local.Get_size())
     finally:
         local.Free()
 
 
-def _host(request: Request, size: int, secret: bytes, *, one_host: bool) -> tuple[str, Any]:
+def _several_hosts(mpi: Any, comm: Any, neighbours: int) -> UnsupportedError:
+    """Build the error for ranks that nothing here connects yet; a collective call."""
+    rank, size = comm.Get_rank(), comm.Get_size()
+    names = bytearray(_NAME_BYTES * size)
+    comm.Allgather(mpi.Get_processor_name().encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0"), names)
+    every = (names[at : at + _NAME_BYTES] for at in range(0, len(names), _NAME_BYTES))
+    hosts = sorted({name.rstrip(b"\0").decode(errors="replace") for name in every})
+    return UnsupportedError(
+        f"[cluster] rank {rank}: the {size} MPI ranks are on several hosts ({', '.join(hosts)}), "
+        f"{neighbours} of them on this one, and no transport here crosses hosts yet; start all on "
+        f"one: mpirun -n {size} without a list of hosts"
+    )
+
+
+def _host(request: Request, size: int, secret: bytes) -> tuple[str, Any]:
     """Start the leader on a free port; returns the text for the others, too if that failed."""
     from allreduce.cluster.service import Leader
 
     try:
-        host = LOOPBACK if one_host else outward_host()
-        leader = Leader(f"{host}:0", size, secret, request.timeout, request.generation)
+        leader = Leader(f"{LOOPBACK}:0", size, secret, request.timeout, request.generation)
     except AllreduceError as error:
         return f"!{error}", None
     return f"{leader.address} {secret.hex()}", leader
@@ -152,9 +168,21 @@ def _share(comm: Any, invitation: str, timeout: float) -> tuple[str, str]:
         JoinError: Rank 0 could not start the leader.
         TimeoutError: Rank 0 did not join.
     """
-    buffer = bytearray(invitation.encode()[:_INVITATION_BYTES].ljust(_INVITATION_BYTES, b"\0"))
-    pending = comm.Ibcast(buffer, root=0)
     deadline = time.monotonic() + timeout
+    told = invitation.encode()
+    length = _broadcast(comm, len(told).to_bytes(8, "big"), deadline, timeout)
+    told = told.ljust(int.from_bytes(length, "big"), b"\0")
+    text = _broadcast(comm, told, deadline, timeout).decode()
+    if text.startswith("!"):
+        raise JoinError(f"[cluster] rank {comm.Get_rank()}: rank 0 could not start: {text[1:]}")
+    address, _, hexed = text.partition(" ")
+    return address, hexed
+
+
+def _broadcast(comm: Any, data: bytes, deadline: float, timeout: float) -> bytes:
+    """Return rank 0's `data`, which has the same length on all ranks."""
+    buffer = bytearray(data)
+    pending = comm.Ibcast(buffer, root=0)
     while not pending.Test():
         if time.monotonic() > deadline:
             raise TimeoutError(
@@ -162,8 +190,4 @@ def _share(comm: Any, invitation: str, timeout: float) -> tuple[str, str]:
                 f"{timeout:g} s; every rank has to call allreduce.init()"
             )
         time.sleep(_POLL_SECONDS)
-    text = bytes(buffer).rstrip(b"\0").decode(errors="replace")
-    if text.startswith("!"):
-        raise JoinError(f"[cluster] rank {comm.Get_rank()}: rank 0 could not start: {text[1:]}")
-    address, _, hexed = text.partition(" ")
-    return address, hexed
+    return bytes(buffer)

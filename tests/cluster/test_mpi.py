@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.cluster.conftest import Write
 from tests.cluster.processes import mpirun, run, running, wait_gone
 
 SHOW = "print(world.rank, world.size, world.source, world.exchange('k', b'%d' % world.rank, 20))"
+HOST = socket.gethostname()
 PLACE = {"PMI_RANK": "1", "PMI_SIZE": "4"}
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
 
@@ -319,3 +321,19 @@ def test_a_rank_that_fails_after_finalising_mpi_shows_its_own_error(script: Writ
     assert "ValueError: boom" in result.err
     assert "PeerLostError" in result.err  # rank 0 learns of it without MPI
     assert "MPI_Abort" not in result.err
+
+
+def test_a_long_secret_reaches_all_ranks_whole(script: Write) -> None:
+    path = script("print(world.secret.decode() == 'ä' * 500, world.rank)")
+    result = run(mpirun(2, path), {"ALLREDUCE_SECRET": "ä" * 500})
+    assert (result.code, sorted(result.out.splitlines())) == (0, ["True 0", "True 1"]), result
+
+
+def test_ranks_on_several_hosts_are_told_where_they_are(script: Write) -> None:
+    command = mpirun(2, script(SHOW))
+    hosts = ["-launcher", "fork", "-hosts", "one,other"]  # two of hydra's hosts, on this machine
+    result = run([command[0], *hosts, *command[1:]])
+    assert result.code != 0
+    said = f"UnsupportedError: [cluster] rank 1: the 2 MPI ranks are on several hosts ({HOST})"
+    assert said in result.err, result
+    assert result.out == ""
