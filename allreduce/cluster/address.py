@@ -11,8 +11,17 @@ LOOPBACK = "127.0.0.1"
 
 
 def split(address: str) -> tuple[str, int]:
-    """Take `host:port` apart; `[::1]:port` for IPv6."""
+    """Take `host:port` apart; `[::1]:port` for IPv6.
+
+    Raises:
+        UsageError: An IPv6 address is without brackets: its end would be taken for the port.
+    """
     host, _, port = address.rpartition(":")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise UsageError(
+            f"[cluster] the leader's address {address!r} is not valid: write an IPv6 address in "
+            "brackets, as in [::1]:5000"
+        )
     return host.strip("[]"), int(port)
 
 
@@ -44,19 +53,3 @@ def check_secret(address: str, secret: bytes) -> None:
             "secret: anybody on the network could join; set ALLREDUCE_SECRET to the same random "
             "text on all ranks"
         )
-
-
-def outward_host() -> str:
-    """Find the address by which other machines reach this one; no packet is sent.
-
-    Raises:
-        JoinError: There is no route to anywhere.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 (RFC 5737): only asks the routing table
-        except OSError as error:
-            raise JoinError(
-                f"[cluster] the job spans several machines, but this one has no route ({error})"
-            ) from error
-        return str(probe.getsockname()[0])

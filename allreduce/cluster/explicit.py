@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from allreduce.cluster.address import split
 from allreduce.cluster.alone import world_of_one
 from allreduce.cluster.base import World
 from allreduce.cluster.endings import Watch
@@ -35,7 +36,7 @@ def _checked(request: Request) -> tuple[int, int]:
     """Return rank and size.
 
     Raises:
-        UsageError: Something is missing or out of range.
+        UsageError: Something is missing, malformed or out of range.
     """
     rank, size = request.rank, request.size
     given = ", ".join(request.named)
@@ -51,6 +52,8 @@ def _checked(request: Request) -> tuple[int, int]:
             f"[cluster] rank {rank} is out of range for size {size} (from {given}): expected 0 to "
             f"{size - 1}"
         )
+    if request.leader is not None:
+        split(request.leader)
     return rank, size
 
 
@@ -58,13 +61,13 @@ def _meet(request: Request, rank: int, size: int, address: str, why: str) -> Wor
     from allreduce.cluster.meeting import Meeting
     from allreduce.cluster.service import Leader
 
-    secret, hosted = request.secret or b"", None
+    secret, hosted, deaf = request.secret or b"", None, None
     if rank == 0 and not request.launched:
         try:
             hosted = Leader(address, size, secret, request.timeout, request.generation)
-        except JoinError:
-            hosted = None  # something listens there already, or the address is another machine's
-    return Meeting(
+        except JoinError as error:  # something listens there already, or it is another machine's
+            deaf = error
+    meeting = Meeting(
         rank=rank,
         size=size,
         address=address,
@@ -75,4 +78,11 @@ def _meet(request: Request, rank: int, size: int, address: str, why: str) -> Wor
         why=why,
         whereabouts="the launcher" if request.launched else "rank 0's process",
         hosted=hosted,
-    ).join()
+    )
+    try:
+        return meeting.join()
+    except JoinError as error:
+        if deaf is None:
+            raise
+        reason = str(deaf).removeprefix("[cluster] ")
+        raise JoinError(f"{error}; this process could not host it either: {reason}") from deaf

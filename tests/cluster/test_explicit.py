@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
 from allreduce import cluster
-from allreduce.errors import UsageError
+from allreduce.cluster import meeting
+from allreduce.cluster.service import Leader
+from allreduce.errors import JoinError, UsageError
 from tests.cluster.conftest import Write
-from tests.cluster.processes import Result, free_address, run_together
+from tests.cluster.processes import Result, free_address, run_together, running, wait_gone
 
 SHOW = "print(world.rank, world.size, world.source, world.exchange('k', b'%d' % world.rank, 20))"
 
@@ -235,12 +239,40 @@ def test_an_error_in_a_notebook_does_not_end_the_kernel(tmp_path: Path) -> None:
     assert [result.out for result in results] == ["True\n"] * 2, results
 
 
-def test_no_process_and_no_file_is_left_after_killing_all(script: Write) -> None:
-    before = set(os.listdir("/dev/shm"))
+def test_no_process_no_file_and_no_port_is_left_after_killing_all(
+    script: Write, tmp_path: Path
+) -> None:
+    before, temporary = set(os.listdir("/dev/shm")), tmp_path / "temporary"
+    temporary.mkdir()
     address = free_address()
-    path = script("os.kill(os.getpid(), signal.SIGKILL)")
-    results = run_together(path, [said(rank, 3, address) for rank in range(3)])
-    assert sys.platform == "linux"
-    assert any(result.code == -signal.SIGKILL for result in results)
-    ours = {name for name in set(os.listdir("/dev/shm")) - before if "allreduce" in name}
-    assert not ours
+    path = script("print(os.getpid(), flush=True)\nworld.store.barrier('never', 60)")
+    with contextlib.ExitStack() as stack:
+        command = [sys.executable, str(path)]
+        told = [said(rank, 3, address, TIMEOUT="60") for rank in range(3)]
+        started = [
+            stack.enter_context(running(command, one | {"TMPDIR": str(temporary)})) for one in told
+        ]
+        pids = [int(process.line()) for process in started]  # all have joined
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        assert [process.finish(5).code for process in started] == [-signal.SIGKILL] * 3
+    assert wait_gone(pids, 0) == []
+    assert list(temporary.iterdir()) == []
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "allreduce" in name]
+    Leader(address, 3, b"").close()
+
+
+def test_an_ipv6_address_needs_brackets() -> None:
+    with pytest.raises(UsageError, match=r"'::1:5000' is not valid: .* \[::1\]:5000"):
+        cluster.join(rank=0, size=2, leader="::1:5000")
+
+
+def test_why_rank_0_could_not_listen_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_PATIENCE", 0.5)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(JoinError) as caught:
+            cluster.join(rank=0, size=2, leader=address)
+    assert f"no group leader is reachable at {address}" in str(caught.value)
+    assert "could not host it either: no group leader can listen at" in str(caught.value)
