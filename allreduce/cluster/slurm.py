@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Mapping
@@ -106,16 +107,23 @@ def _meet(request: Request, found: Step, ignored: str) -> World:
     from allreduce.cluster.service import Leader
 
     name = f"allreduce/{os.getuid()}/slurm/{found.job}.{found.step}/{request.generation}"
-    hosted = beacon = None
-    if found.rank == 0:
-        secret = request.secret or secrets.token_hex(32).encode()
-        hosted = Leader(f"{LOOPBACK}:0", found.size, secret, request.timeout, request.generation)
-        beacon = Beacon(name, f"{hosted.address} {secret.hex()}".encode())
-        address = hosted.address
-    else:
-        text = fetch(name, request.timeout, f"rank {found.rank}").decode()
-        address, secret = text.partition(" ")[0], bytes.fromhex(text.partition(" ")[2])
-    try:
+    with contextlib.ExitStack() as shown:
+        hosted = None
+        if found.rank == 0:
+            secret = request.secret or secrets.token_hex(32).encode()
+            hosted = Leader(
+                f"{LOOPBACK}:0", found.size, secret, request.timeout, request.generation
+            )
+            address = hosted.address
+            try:
+                beacon = Beacon(name, f"{address} {secret.hex()}".encode())
+            except BaseException:
+                hosted.close()
+                raise
+            shown.callback(beacon.close)
+        else:
+            text = fetch(name, request.timeout, f"rank {found.rank}").decode()
+            address, secret = text.partition(" ")[0], bytes.fromhex(text.partition(" ")[2])
         world = Meeting(
             rank=found.rank,
             size=found.size,
@@ -128,7 +136,4 @@ def _meet(request: Request, found: Step, ignored: str) -> World:
             whereabouts="the step's task 0",
             hosted=hosted,
         ).join()
-    finally:
-        if beacon is not None:
-            beacon.close()
     return Watch(found.rank).over(world)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
+import threading
 import uuid
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
 from allreduce import cluster
 from allreduce.cluster import rendezvous, slurm
+from allreduce.cluster.base import generations
 from allreduce.errors import JoinError, TimeoutError, UnsupportedError
 from tests.cluster.conftest import Write
-from tests.cluster.processes import run_together
+from tests.cluster.processes import run_together, running
 
 SHOW = "print(world.rank, world.size, world.source, world.exchange('k', b'%d' % world.rank, 20))"
 
@@ -132,7 +134,25 @@ def test_another_users_beacon_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_kernel_names_the_peer() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        assert rendezvous.peer(ours) == (os.getpid(), os.getuid())
-    assert Path("/proc/self").exists()
+    name = f"allreduce-test/{uuid.uuid4()}"
+    code = f"import socket; s = socket.socket(socket.AF_UNIX); s.connect('\\0{name}'); s.recv(1)"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        listener.settimeout(20)
+        with running([sys.executable, "-c", code]) as visiting:
+            visitor, _ = listener.accept()
+            with visitor:
+                assert rendezvous.peer(visitor) == (visiting.pid, os.getuid())
+
+
+def test_a_taken_meeting_point_leaves_no_leader(monkeypatch: pytest.MonkeyPatch, job: str) -> None:
+    set_task(monkeypatch, task(0, 2, job))
+    taken = rendezvous.Beacon(f"allreduce/{os.getuid()}/slurm/{job}.3/{generations.next}", b"")
+    try:
+        with pytest.raises(JoinError, match="has taken the meeting point"):
+            cluster.join()
+    finally:
+        taken.close()
+    left = [one.name for one in threading.enumerate() if one.name == "allreduce-leader"]
+    assert not left
