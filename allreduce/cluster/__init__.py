@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+from typing import Any
 
 from allreduce import settings
 from allreduce.cluster import launchers, lineage, mpi
@@ -65,21 +66,8 @@ def join(
     with _joining:
         lineage.check(os.environ)
         read = settings.load()
-        request = Request.merge(
-            read,
-            os.environ,
-            generations.next,
-            rank=rank,
-            size=size,
-            leader=None if leader is None else settings.check("LEADER", leader),
-            secret=secret.encode() if isinstance(secret, str) else secret,
-            timeout=timeout,
-        )
-        if not request.timeout > 0:
-            raise UsageError(
-                f"[cluster] timeout={timeout!r} is not valid: expected seconds above 0"
-            )
-        world = _resolve(request)
+        named = {"rank": rank, "size": size, "leader": leader, "secret": secret, "timeout": timeout}
+        world = _resolve(_request(read, named))
         generations.count()
     configure_logging(world.rank, read.log_level)
     if world.rank == 0:
@@ -87,6 +75,20 @@ def join(
         for warning in read.unknown:
             logger.warning("%s", warning)
     return world
+
+
+def _request(read: settings.Settings, named: dict[str, Any]) -> Request:
+    """Merge the arguments with what the environment says."""
+    if named["leader"] is not None:
+        named["leader"] = settings.check("LEADER", named["leader"])
+    if isinstance(named["secret"], str):
+        named["secret"] = named["secret"].encode()
+    request = Request.merge(read, os.environ, generations.next, **named)
+    if not request.timeout > 0:
+        raise UsageError(
+            f"[cluster] timeout={request.timeout!r} is not valid: expected seconds above 0"
+        )
+    return request
 
 
 def _resolve(request: Request) -> World:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from allreduce.errors import ClosedError, PeerLostError, TimeoutError
@@ -130,12 +130,16 @@ class World:
 
     @property
     def local_rank(self) -> int:
-        """This member's position among the members on its host."""
+        """This member's position among the members on its host.
+
+        Hosts are told apart by the names that they give themselves: containers of one machine
+        count as several, and machines of one name as one.
+        """
         return [member.rank for member in self._local].index(self.rank)
 
     @property
     def local_size(self) -> int:
-        """How many members share this member's host."""
+        """How many members share this member's host, which is told by its name."""
         return len(self._local)
 
     @property
@@ -181,3 +185,9 @@ def lost(rank: int, member: Member, reason: str) -> PeerLostError:
         f"[cluster] rank {rank}: rank {member.rank} "
         f"(process {member.pid} on {member.host}) is gone: {reason}"
     )
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Write "rank 3" or "ranks 1, 4, 5"."""
+    listed = [str(rank) for rank in ranks]
+    return f"rank{'s' if len(listed) > 1 else ''} {', '.join(listed)}"

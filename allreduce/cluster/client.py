@@ -7,11 +7,11 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
 
 from allreduce.cluster import leader_pb2 as pb
-from allreduce.cluster.base import Member, Store, lost
+from allreduce.cluster.base import Member, Store, lost, ranks_text
 from allreduce.cluster.rpc import (
     BEAT_SECONDS,
     CHANNEL_OPTIONS,
@@ -20,14 +20,7 @@ from allreduce.cluster.rpc import (
     leader_pb2_grpc,
 )
 from allreduce.cluster.service import Leader
-from allreduce.errors import (
-    AllreduceError,
-    ClosedError,
-    InternalError,
-    PeerLostError,
-    TimeoutError,
-    UsageError,
-)
+from allreduce.errors import ClosedError, InternalError, PeerLostError, TimeoutError, UsageError
 
 _GOODBYE_SECONDS = 2.0
 _DRAIN_SECONDS = 10.0  # how long a member that hosts the leader stays for the others
@@ -244,16 +237,10 @@ class LeaderStore(Store):
             raise InternalError(f"[cluster] rank {self._rank}: an empty answer came")
         return answer
 
-    def _leader_lost(self, error: ConnectionError) -> AllreduceError:
+    def _leader_lost(self, error: ConnectionError) -> ClosedError | PeerLostError:
         if self._closed:
             return ClosedError(f"[cluster] rank {self._rank}: the store was closed meanwhile")
         return PeerLostError(
             f"[cluster] rank {self._rank}: the group leader at {self._line.address}, in "
             f"{self._whereabouts}, is gone: {error}"
         )
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Write "rank 3" or "ranks 1, 4, 5"."""
-    listed = [str(rank) for rank in ranks]
-    return f"rank{'s' if len(listed) > 1 else ''} {', '.join(listed)}"

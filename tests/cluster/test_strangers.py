@@ -1,4 +1,4 @@
-"""Who is not of the job, at a leader, a member and a beacon: forged, replayed and large messages."""
+"""Who is not of the job, at leader, member and beacon: forged, replayed and large messages."""
 
 from __future__ import annotations
 
