@@ -70,15 +70,20 @@ class _RankFilter(logging.Filter):
 
 _rank_filter = _RankFilter()
 logger.addFilter(_rank_filter)
+_own_level = logging.NOTSET  # what we have set; any other level is the application's
 
 
 def configure_logging(rank: int, level: str | None = None) -> None:
     """Send the library's records to stderr with the rank: INFO on rank 0, WARNING elsewhere.
 
-    A handler that the application has put on the `allreduce` logger is left alone.
+    A handler or a level that the application has given the `allreduce` logger is left alone,
+    unless `level` says otherwise.
     """
+    global _own_level
     _rank_filter.rank = rank
-    logger.setLevel(level or ("INFO" if rank == 0 else "WARNING"))
+    if level is not None or logger.level in (logging.NOTSET, _own_level):
+        logger.setLevel(level or ("INFO" if rank == 0 else "WARNING"))
+        _own_level = logger.level
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("[allreduce] rank %(rank)s: %(message)s"))

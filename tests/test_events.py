@@ -109,6 +109,17 @@ def test_a_handler_of_the_application_is_left_alone() -> None:
     assert lines == ["mine 2: careful"]
 
 
+def test_a_level_of_the_application_is_left_alone() -> None:
+    before = "import logging; logging.getLogger('allreduce').setLevel('ERROR')\n"
+    configure = "from allreduce import events; events.configure_logging"
+    assert stderr_of(f"{before}{configure}(0); {LOG_BOTH}") == ""
+    after = "events.logger.setLevel('ERROR'); events.configure_logging(0)"
+    assert stderr_of(f"{configure}(0); {after}; {LOG_BOTH}") == ""
+    own = stderr_of(f"{configure}(3); events.configure_logging(0); {LOG_BOTH}")
+    assert own.count("a detail") == 1
+    assert "careful" in stderr_of(f"{before}{configure}(0, 'WARNING'); {LOG_BOTH}")
+
+
 def test_before_a_rank_is_known_records_show_a_dash() -> None:
     record = logging.LogRecord("allreduce", logging.WARNING, __file__, 1, "early", None, None)
     assert events._RankFilter().filter(record)
