@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from allreduce.devices.integers import integer
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UsageError
 
@@ -156,9 +157,15 @@ class Buffer:
 
         Raises:
             ShapeError: The view would reach outside, or elements would be misaligned.
+            UsageError: There is no such dtype, or something is no integer.
         """
-        kind = np.dtype(dtype)
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        try:
+            kind = np.dtype(dtype)
+        except TypeError:
+            raise UsageError(f"{dtype!r} is no dtype that NumPy knows") from None
+        extents = shape if isinstance(shape, tuple | list) else (shape,)
+        shape = tuple(integer("an extent of a view's shape", extent) for extent in extents)
+        offset = integer("a view's offset in bytes", offset)
         if kind.hasobject:
             raise ShapeError(f"a Buffer holds bytes; it has no views of dtype {kind}")
         if offset < 0 or any(extent < 0 for extent in shape):

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from allreduce.devices.base import ALIGNMENT, Buffer, Device, Event, Runtime, Stream
+from allreduce.devices.integers import integer
 from allreduce.devices.names import DeviceName
 from allreduce.errors import InternalError, OutOfMemoryError, ShapeError, UsageError
 
@@ -61,6 +62,7 @@ class CpuDevice(Device):
     """A logical CPU."""
 
     def allocate(self, nbytes: int) -> Buffer:
+        nbytes = integer("a Buffer's size in bytes", nbytes)
         if nbytes < 0:
             raise UsageError(f"a Buffer cannot have {nbytes} bytes")
         try:

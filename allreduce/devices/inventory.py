@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass
 
 from allreduce.devices.base import Device
+from allreduce.devices.integers import integer
 from allreduce.devices.names import LOCAL_CPU, DeviceName
 from allreduce.devices.registry import RUNTIMES, runtime, unused_gpus
 from allreduce.errors import DeviceError, UsageError
@@ -45,8 +46,7 @@ class Inventory:
             UsageError: Logical devices are in use already, in another number.
         """
         kind = _known(kind)
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise UsageError(f"logical devices are counted from 1; {count!r} {kind}s cannot be had")
+        count = integer(f"the number of logical {kind} devices", count, 1)
         with self._lock:
             if self._logical is not None:
                 have = len(self.logical(kind))

@@ -42,11 +42,15 @@ class DeviceName:
 
     def __post_init__(self) -> None:
         for field, value in (("job", self.job), ("kind", self.kind)):
-            if value is not None and not _WORD.fullmatch(value):
+            if value is not None and not (isinstance(value, str) and _WORD.fullmatch(value)):
                 raise DeviceError(f"a device's {field} is a word such as 'worker', not {value!r}")
         numbers = (("replica", self.replica), ("task", self.task), ("index", self.index))
         for field, number in numbers:
-            if number is not None and number < 0:
+            if number is None:
+                continue
+            if isinstance(number, bool) or not isinstance(number, int):
+                raise DeviceError(f"a device's {field} is an integer from 0, not {number!r}")
+            if number < 0:
                 raise DeviceError(f"a device's {field} counts from 0; {number} is below it")
         if self.kind is not None:
             object.__setattr__(self, "kind", self.kind.upper())

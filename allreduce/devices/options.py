@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from allreduce.devices.integers import integer
 from allreduce.errors import UsageError, unknown_name
 
 FLOATS = ("float32", "float64")
@@ -46,9 +47,8 @@ def set_floatx(dtype: str) -> None:
 
 def set_intra_op_threads(count: int | None) -> None:
     """Choose how many threads BLAS may use in this process; None lets the library choose."""
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-        raise UsageError(f"an op uses at least 1 thread; {count!r} cannot be chosen")
-    _replace(intra_op_threads=count)
+    chosen = None if count is None else integer("an op's number of threads", count, 1)
+    _replace(intra_op_threads=chosen)
 
 
 def _replace(**changes: bool | str | int | None) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import threadpoolctl
 
 from allreduce.devices import options
-from allreduce.errors import UsageError
+from allreduce.devices.integers import integer
 from allreduce.events import logger
 
 # What BLAS libraries themselves read. A user who has set one has decided; so has a batch system.
@@ -30,8 +30,7 @@ def blas_threads(replicas_on_host: int, environ: Mapping[str, str] | None = None
     Args:
         replicas_on_host: How many replicas share this host, in this and in other processes.
     """
-    if replicas_on_host < 1:
-        raise UsageError(f"a host has at least 1 replica, not {replicas_on_host}")
+    replicas_on_host = integer("a host's number of replicas", replicas_on_host, 1)
     chosen = options.current().intra_op_threads
     if chosen is not None:
         return chosen
@@ -44,8 +43,7 @@ def limit_blas_threads(count: int) -> None:
 
     It stays so until the next call; calling it again with the same number changes nothing.
     """
-    if count < 1:
-        raise UsageError(f"BLAS needs at least 1 thread, not {count}")
+    count = integer("BLAS's number of threads", count, 1)
     # Outside a `with` block the limits stay when the returned object is dropped.
     threadpoolctl.threadpool_limits(limits=count, user_api="blas")
 

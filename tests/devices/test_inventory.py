@@ -47,7 +47,7 @@ def test_their_number_is_fixed_by_the_first_use(here: Inventory) -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, "2", True])
 def test_a_number_of_devices_is_checked(here: Inventory, count: int) -> None:
-    with pytest.raises(UsageError, match="counted from 1"):
+    with pytest.raises(UsageError, match="an integer from 1, not"):
         here.set_logical("CPU", count)
 
 

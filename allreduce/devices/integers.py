@@ -1,0 +1,30 @@
+"""Integers from outside: what counts as one, NumPy's too, and what is said of the rest."""
+
+from __future__ import annotations
+
+import operator
+
+from allreduce.errors import UsageError
+
+
+def integer(what: str, value: object, low: int | None = None) -> int:
+    """Return `value` as an int.
+
+    Args:
+        what: What it is, for the message.
+        value: An int, or what stands for one without loss; a bool does not.
+        low: The least that is allowed, if there is one.
+
+    Raises:
+        UsageError: It is no integer, or below `low`.
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]  # raises for what is no integer
+        if low is not None and number < low:
+            raise ValueError
+    except (TypeError, ValueError):
+        least = "" if low is None else f" from {low}"
+        raise UsageError(f"{what} is an integer{least}, not {value!r}") from None
+    return number
