@@ -55,12 +55,16 @@ clean:
 .venv/.installed: .venv/.made pyproject.toml $(KERNELS)
 	@echo "installing allreduce from source into .venv ..."
 	@$(PIP) --editable ".[mpich,examples]"
-	@sed -i '/^import /!d' .venv/lib/python3*/site-packages/_editable_skbc_allreduce.pth
+	@grep -lsFx "$(CURDIR)" .venv/lib/python3*/site-packages/*.pth | xargs -rd '\n' grep -ls '^import ' \
+	  | xargs -rd '\n' sed -i '/^import /!d'
 	@touch $@
 
-# The package is installed already: these only add what the extra names.
+# The package is installed already: these only add what the extra names. Were it not, pip would take a
+# stranger's of the same name.
 .venv/.test .venv/.bench .venv/.lint: .venv/.%: .venv/.installed
 	@echo "installing what make $* needs into .venv ..."
+	@$(BIN)/python -c 'from importlib.metadata import version; version("allreduce")' || { \
+	  echo "make: .venv has lost allreduce; make clean, and again" >&2; exit 1; }
 	@$(PIP) "allreduce[$*]"
 	@touch $@
 
