@@ -88,7 +88,7 @@ def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> Wor
             secret = request.secret or secrets.token_hex(32).encode()
             invitation, hosted = _host(request, size, secret)
         address, hexed = _share(comm, invitation, request.timeout)
-        return watch.over(
+        world = watch.over(
             Meeting(
                 rank=rank,
                 size=size,
@@ -102,6 +102,10 @@ def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> Wor
                 hosted=hosted,
             ).join()
         )
+        # The leader in rank 0 has answered everybody when rank 0 goes on: a script that finalises
+        # MPI at once would otherwise keep the interpreter's lock from it until all have done so.
+        comm.Barrier()
+        return world
     except BaseException:
         if hosted is not None:
             hosted.close()
