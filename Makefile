@@ -13,8 +13,11 @@ NATIVE := $(filter %.cpp %.h %.hpp %.cu %.cuh,$(KERNELS))
 # Tests and benchmarks start processes: they have to find this mpirun before any other.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: train test bench lint torture clean
+.PHONY: help train test bench lint torture clean
 .DELETE_ON_ERROR:
+
+help:
+	@sed -n '1,2s/^# //p' Makefile
 
 train: .venv/.installed
 	$(BIN)/mpirun -n $(N) $(BIN)/python mpi_examples/train.py $(ARGS)

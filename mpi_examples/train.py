@@ -55,6 +55,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path(), help="folder of picture and model")
     options = parser.parse_args()
+    if options.epochs < 1:
+        parser.error("--epochs counts from 1")
+    options.out.mkdir(parents=True, exist_ok=True)  # now rather than after the training
 
     ar.set_seed(options.seed)
     strategy = ar.MultiWorkerMirroredStrategy()
@@ -84,8 +87,8 @@ def main() -> None:
     )
     _, accuracy = model.evaluate(test_images, test_labels, verbose=0)
     if strategy.communicator.rank == 0:
-        draw(history, options.out / "training.png")
         model.save(options.out / "digits.safetensors")
+        draw(history, options.out / "training.png")
         replicas = strategy.num_replicas_in_sync
         print(f"test accuracy {accuracy:.4f} on {replicas} replicas")
 
