@@ -50,8 +50,8 @@ def check_world(replicator: Replicator, what: str) -> None:
     world = comm.world()
     if world.size > 1:
         raise UsageError(
-            f"{what} on rank {world.rank} of {world.size}: the model was made or loaded without a "
-            "strategy, so every process would work by itself; make or load it inside `with "
+            f"{what} on rank {world.rank} of {world.size}: the model was made without a strategy, "
+            "so every process would work by itself; make it, or load it, inside `with "
             "ar.MultiWorkerMirroredStrategy().scope():`"
         )
 
