@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -101,6 +101,3 @@ class Rewriter:
             tuple(self.moved[i] for i in self.old.outputs),
             tuple(kept if effects is None else effects),
         )
-
-
-Pass = Callable[[Graph], Graph]

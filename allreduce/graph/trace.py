@@ -21,8 +21,6 @@ from allreduce.graph.spec import Spec, concrete
 from allreduce.graph.tensor import ConcreteTensor, Tensor, TracedTensor
 
 HOST = DeviceName.parse("CPU:0").complete()
-# What the executor tells a step about itself; all are int64 scalars.
-RUNTIME_VALUES = ("row_offset", "rows", "step")
 
 
 class Trace:
@@ -76,7 +74,7 @@ class Trace:
         return tensor
 
     def runtime(self, name: str) -> TracedTensor:
-        """Return one of RUNTIME_VALUES, an int64 scalar."""
+        """Return what the executor tells a step: its `rows`, `row_offset` or `step`, an int64."""
         if name not in self._runtime:
             spec = Spec((), np.dtype(np.int64))
             self._runtime[name] = self.add("runtime", (), {"name": name}, spec)
@@ -234,7 +232,7 @@ _eager_draws = itertools.count()
 
 
 def runtime(name: str) -> Tensor:
-    """Return one of RUNTIME_VALUES; outside of functions there is one replica, at row 0."""
+    """Return what the executor tells a step; outside of functions, one replica at row 0."""
     trace = current_trace()
     if trace is not None:
         return trace.runtime(name)
