@@ -8,7 +8,6 @@
 
 #include "group.h"
 #include "protocol.h"
-#include "stager.h"
 
 namespace allreduce {
 
@@ -31,7 +30,6 @@ struct Work {
   std::uint64_t base = 0;
   std::uint64_t staged = 0, reduced = 0, consumed = 0;
   bool begun = false;
-  bool timed = false;
 
   // Direct path: elements done of this member's share, and whether the others were told.
   std::uint64_t cursor = 0;
@@ -48,15 +46,13 @@ struct Share {
   const int members;
   std::vector<const void*> in;  // scratch: one pointer per member
   std::vector<void*> out;
-  Stager stager;
 
   Share(Group& group, int me)
       : group(group),
         me(me),
         members(group.members()),
         in(static_cast<std::size_t>(members)),
-        out(static_cast<std::size_t>(members)),
-        stager(group.control().header().plain, me == 0) {}
+        out(static_cast<std::size_t>(members)) {}
 
   const Control& control() const { return group.control(); }
   MemberState& own() const { return control().state(me); }

@@ -45,7 +45,7 @@ void reduce(Share& share, const Work& work, std::uint64_t low, std::uint64_t cou
   }
   if (scatter) share.out[0] = work.out + low * unit;
   kernels().reduce[static_cast<int>(call.op)][static_cast<int>(call.type)](
-      share.in.data(), share.members, share.out.data(), scatter ? 1 : share.members, count, false);
+      share.in.data(), share.members, share.out.data(), scatter ? 1 : share.members, count);
 }
 
 // Copies `count` elements of `member`'s input to element `to` of the own output.

@@ -59,10 +59,6 @@ inline void store_fence() {
 #endif
 }
 
-inline std::size_t misalignment(const void* pointer) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % kWidth;
-}
-
 struct Sum {
   template <class V>
   static V apply(V a, V b) {
@@ -120,11 +116,14 @@ inline void reduce_one(const T* const* in, int n, T* const* out, int m, std::siz
   for (int j = 0; j < m; ++j) out[j][i] = value;
 }
 
-template <class T, class Fold, class Finish, bool kStream>
-inline std::size_t reduce_vectors(const T* const* in, int n, T* const* out, int m, std::size_t i,
-                                  std::size_t count, const Finish& finish) {
+template <class T, class Fold, class Finish>
+void reduce(const void* const* inputs, int n, void* const* outputs, int m, std::size_t count) {
   using V = typename Lanes<T>::Vector;
   constexpr std::size_t lanes = Lanes<T>::count;
+  const T* const* in = reinterpret_cast<const T* const*>(inputs);
+  T* const* out = reinterpret_cast<T* const*>(outputs);
+  const Finish finish(n);
+  std::size_t i = 0;
   for (; i + kUnroll * lanes <= count; i += kUnroll * lanes) {
     V sums[kUnroll];
     for (std::size_t u = 0; u < kUnroll; ++u) sums[u] = load<V>(in[0] + i + u * lanes);
@@ -133,49 +132,56 @@ inline std::size_t reduce_vectors(const T* const* in, int n, T* const* out, int 
         sums[u] = Fold::apply(sums[u], load<V>(in[k] + i + u * lanes));
     for (std::size_t u = 0; u < kUnroll; ++u) sums[u] = finish(sums[u]);
     for (int j = 0; j < m; ++j)
-      for (std::size_t u = 0; u < kUnroll; ++u) {
-        if constexpr (kStream)
-          stream_store(out[j] + i + u * lanes, sums[u]);
-        else
-          store(out[j] + i + u * lanes, sums[u]);
-      }
-  }
-  return i;
-}
-
-template <class T, class Fold, class Finish>
-void reduce(const void* const* inputs, int n, void* const* outputs, int m, std::size_t count,
-            bool stream) {
-  const T* const* in = reinterpret_cast<const T* const*>(inputs);
-  T* const* out = reinterpret_cast<T* const*>(outputs);
-  const Finish finish(n);
-  // Streaming stores need whole aligned vectors: possible if all outputs are askew by the same.
-  for (int j = 0; j < m; ++j)
-    stream = stream && misalignment(out[j]) == misalignment(out[0]) &&
-             misalignment(out[j]) % sizeof(T) == 0;
-  std::size_t i = 0;
-  if (stream) {
-    for (; i < count && misalignment(out[0] + i) != 0; ++i)
-      reduce_one<T, Fold>(in, n, out, m, i, finish);
-    i = reduce_vectors<T, Fold, Finish, true>(in, n, out, m, i, count, finish);
-  } else {
-    i = reduce_vectors<T, Fold, Finish, false>(in, n, out, m, i, count, finish);
+      for (std::size_t u = 0; u < kUnroll; ++u) store(out[j] + i + u * lanes, sums[u]);
   }
   for (; i < count; ++i) reduce_one<T, Fold>(in, n, out, m, i, finish);
-  if (stream) store_fence();
 }
 
 void stream_copy(void* to, const void* from, std::size_t bytes) {
   using V = Lanes<unsigned char>::Vector;
   auto* target = static_cast<unsigned char*>(to);
   auto* source = static_cast<const unsigned char*>(from);
-  std::size_t head = misalignment(target) == 0 ? 0 : kWidth - misalignment(target);
+  std::size_t head = -reinterpret_cast<std::uintptr_t>(target) % kWidth;
   if (head > bytes) head = bytes;
   __builtin_memcpy(target, source, head);
   std::size_t i = head;
   for (; i + kWidth <= bytes; i += kWidth) stream_store(target + i, load<V>(source + i));
   __builtin_memcpy(target + i, source + i, bytes - i);
   store_fence();
+}
+
+template <class Step>
+inline void for_each_vector(std::size_t bytes, const Step& step) {
+  using V = Lanes<unsigned char>::Vector;
+  std::size_t i = 0;
+  for (; i + kUnroll * kWidth <= bytes; i += kUnroll * kWidth)
+    for (std::size_t u = 0; u < kUnroll; ++u) step(V{}, i + u * kWidth);
+  for (; i + kWidth <= bytes; i += kWidth) step(V{}, i);
+  for (; i < bytes; ++i) step(static_cast<unsigned char>(0), i);
+}
+
+void copy(void* to, const void* from, std::size_t bytes) {
+  auto* target = static_cast<unsigned char*>(to);
+  auto* source = static_cast<const unsigned char*>(from);
+  for_each_vector(bytes, [=](auto zero, std::size_t i) {
+    store(target + i, load<decltype(zero)>(source + i));
+  });
+}
+
+void swap(void* to, void* shared, const void* next, std::size_t bytes) {
+  auto* target = static_cast<unsigned char*>(to);
+  auto* middle = static_cast<unsigned char*>(shared);
+  auto* source = static_cast<const unsigned char*>(next);
+  if (source == nullptr)
+    return for_each_vector(bytes, [=](auto zero, std::size_t i) {
+      store(target + i, load<decltype(zero)>(middle + i));
+      store(middle + i, zero);
+    });
+  for_each_vector(bytes, [=](auto zero, std::size_t i) {
+    const auto value = load<decltype(zero)>(middle + i);
+    store(middle + i, load<decltype(zero)>(source + i));
+    store(target + i, value);
+  });
 }
 
 }  // namespace
@@ -194,6 +200,8 @@ const KernelTable table = {ALLREDUCE_NAME(KERNEL_LEVEL),
                             ALLREDUCE_ROW(Min),
                             ALLREDUCE_ROW(Max),
                             ALLREDUCE_ROW(Prod)},
-                           stream_copy};
+                           copy,
+                           stream_copy,
+                           swap};
 
 }  // namespace allreduce::KERNEL_LEVEL

@@ -29,16 +29,19 @@ constexpr std::size_t size_of(Type type) {
 }
 
 // Folds `count` elements of `n` inputs and stores the result into each of `m` outputs. An output
-// may be one of the inputs. `stream` stores past the caches and ends with a store fence.
-using Reduce = void (*)(const void* const* in, int n, void* const* out, int m, std::size_t count,
-                        bool stream);
-// Copies to memory that another core may still cache: streaming stores, then a store fence.
-using StreamCopy = void (*)(void* to, const void* from, std::size_t bytes);
+// may be one of the inputs.
+using Reduce = void (*)(const void* const* in, int n, void* const* out, int m, std::size_t count);
+// Copies; with streaming stores, which go past the caches, a store fence follows.
+using Copy = void (*)(void* to, const void* from, std::size_t bytes);
+// Moves `shared` to `to`, and `next` into its place. Without `next` it leaves zeros.
+using Swap = void (*)(void* to, void* shared, const void* next, std::size_t bytes);
 
 struct KernelTable {
   const char* name;
   Reduce reduce[kOps][kTypes];  // null where the pair makes no sense
-  StreamCopy stream_copy;
+  Copy copy;
+  Copy stream_copy;
+  Swap swap;
 };
 
 enum class Level { baseline, avx2, avx512 };

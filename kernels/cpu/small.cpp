@@ -46,10 +46,7 @@ void post(Share& share, Work& work) {
   } else if (work.call.path == Path::small) {
     const std::size_t bytes = work.contribution(share.members, share.me);
     std::byte* payload = share.control().payload(share.me, work.seq, bytes);
-    if (bytes > kInline)
-      share.stager.copy(payload, work.in, bytes);
-    else if (bytes > 0)
-      std::memcpy(payload, work.in, bytes);
+    if (bytes > 0) std::memcpy(payload, work.in, bytes);
   }
   // Pairs with the loads of `flag` in agreed() and check_posts().
   share.group.publish(slot.flag, work.seq + 1);
@@ -109,10 +106,14 @@ Progress step_small(Share& share, Work& work) {
       const std::size_t total = scatter ? bytes * static_cast<std::size_t>(share.members) : bytes;
       const std::size_t offset = scatter ? bytes * static_cast<std::size_t>(share.me) : 0;
       for (int member = 0; member < share.members; ++member)
-        share.in[static_cast<std::size_t>(member)] = payload(member, total) + offset;
-      void* out = work.out;
+        share.in[static_cast<std::size_t>(member)] =
+            member == share.me ? work.in + offset : payload(member, total) + offset;
+      share.out[0] = work.out;
+      // A payload that only this member reads is taken, as in staged.cpp: 4 KiB 1.2 us, not 1.6.
+      const bool take = share.members == 2 && total > kInline;
+      if (take) share.out[1] = payload(1 - share.me, total) + offset;
       kernels().reduce[static_cast<int>(call.op)][static_cast<int>(call.type)](
-          share.in.data(), share.members, &out, 1, call.count, false);
+          share.in.data(), share.members, share.out.data(), take ? 2 : 1, call.count);
       break;
     }
     case Collective::all_gather:

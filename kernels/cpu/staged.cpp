@@ -1,10 +1,16 @@
 // Calls on private arrays: members copy chunks into their rings, and read the others' chunks from
 // there.
 //
-// One-shot all_reduce: everybody reduces every chunk from all rings. Sliced: everybody reduces its
-// slice of each chunk, stores it back into its own ring, and gathers the other slices from there:
-// reads 2 chunks instead of one per member. The furthest step that can be done goes first, and
-// copying ahead fills the time in which the others are not ready.
+// What a member reads in another's ring it also overwrites, wherever it is the only reader. The
+// cache line then moves to and fro between the two instead of being shared, and the owner's next
+// store into it costs as much as a read: 2 processes, Zen 4, all_reduce of 1 MiB through 32 KiB
+// chunks 68 us instead of 142; 16 MiB, with the cores further apart, 1.6 ms instead of 6.8 (2.1
+// with streaming stores, which take the line from both caches).
+//
+// So all_reduce works in place in the rings: everybody copies in what the others are to reduce,
+// reduces its own slice of each chunk from all rings, stores the result into all of them, and
+// copies the rest out of its own ring. The furthest step that can be done goes first, and copying
+// ahead fills the time in which the others are not ready.
 #include <algorithm>
 #include <cstring>
 
@@ -12,13 +18,6 @@
 
 namespace allreduce {
 namespace {
-
-// Up to this many members, reading every chunk whole costs less than a second synchronisation.
-constexpr int kOneShotMembers = 3;
-
-bool sliced(const Share& share, const Call& call) {
-  return call.collective == Collective::all_reduce && share.members > kOneShotMembers;
-}
 
 // Elements of the array (of one member's share, for reduce_scatter) in a whole chunk.
 std::uint64_t chunk_elements(const Share& share, const Call& call) {
@@ -28,6 +27,11 @@ std::uint64_t chunk_elements(const Share& share, const Call& call) {
     if (bytes > kLine) bytes = bytes / kLine * kLine;
   }
   return bytes / size_of(call.type);
+}
+
+// A member's place for a chunk.
+std::byte* ring(const Share& share, const Work& work, int member, std::uint64_t chunk) {
+  return share.control().chunk(member, work.base + chunk);
 }
 
 struct Piece {
@@ -40,44 +44,67 @@ Piece piece(const Share& share, const Call& call, std::uint64_t chunk) {
   return {low, std::min(size, call.count - low)};
 }
 
+// Whether several members read what one stages: streaming stores are the way to write that.
+bool shared_lines(const Share& share, const Call& call) {
+  return share.members > 2 &&
+         (call.collective == Collective::all_gather || call.collective == Collective::broadcast);
+}
+
+// Copies a chunk but for this member's slice of it.
+void copy_others(const Share& share, const Call& call, std::byte* to, const std::byte* from,
+                 std::uint64_t count) {
+  const std::size_t unit = size_of(call.type);
+  const Slice mine = slice_of(count, call.type, share.members, share.me);
+  const std::size_t low = mine.low * unit, high = mine.high * unit;
+  kernels().copy(to, from, low);
+  kernels().copy(to + high, from + high, count * unit - high);
+}
+
+// Copies the others' slices out of the own ring, and those of the chunk that is due there into it.
+// One pass over the ring's lines instead of two: 2 processes, Zen 4, 4 MiB 275 us instead of 360.
+void swap_others(const Share& share, const Call& call, std::byte* out, std::byte* ring,
+                 const std::byte* next, std::uint64_t count) {
+  const std::size_t unit = size_of(call.type);
+  const Slice mine = slice_of(count, call.type, share.members, share.me);
+  const std::size_t low = mine.low * unit, high = mine.high * unit;
+  kernels().swap(out, ring, next, low);
+  kernels().swap(out + high, ring + high, next + high, count * unit - high);
+}
+
 void stage(Share& share, const Work& work, std::uint64_t chunk) {
   const Call& call = work.call;
   const std::size_t unit = size_of(call.type);
   const Piece part = piece(share, call, chunk);
-  std::byte* ring = share.control().chunk(share.me, work.base + chunk);
+  std::byte* to = ring(share, work, share.me, chunk);
   if (call.collective == Collective::broadcast && share.me != call.root) return;
   const std::byte* in = work.in + part.low * unit;
-  if (sliced(share, call)) {  // nobody else reads this member's own slice
-    const Slice mine = slice_of(part.count, call.type, share.members, share.me);
-    share.stager.copy(ring, in, mine.low * unit);
-    share.stager.copy(ring + mine.high * unit, in + mine.high * unit,
-                      (part.count - mine.high) * unit);
-    return;
-  }
+  if (call.collective == Collective::all_reduce)  // the own slice is read where it lies
+    return copy_others(share, call, to, in, part.count);
   if (call.collective != Collective::reduce_scatter) {
-    share.stager.copy(ring, in, part.count * unit);
+    const auto copy = shared_lines(share, call) ? kernels().stream_copy : kernels().copy;
+    copy(to, in, part.count * unit);
     return;
   }
   const std::uint64_t size = chunk_elements(share, call);
   for (std::uint64_t member = 0; member < static_cast<std::uint64_t>(share.members); ++member)
     if (static_cast<int>(member) != share.me)
-      share.stager.copy(ring + member * size * unit,
-                        work.in + (member * call.count + part.low) * unit, part.count * unit);
+      kernels().copy(to + member * size * unit, work.in + (member * call.count + part.low) * unit,
+                     part.count * unit);
 }
 
-// Reduces from `share.in` into `out`, and into `also` if that is not null.
-void reduce_into(Share& share, const Work& work, void* out, void* also, std::uint64_t count) {
-  void* outs[] = {out, also};
-  kernels().reduce[static_cast<int>(work.call.op)][static_cast<int>(work.call.type)](
-      share.in.data(), share.members, outs, also == nullptr ? 1 : 2, count, false);
-}
-
-// Points `share.in` at an offset in every member's chunk; this member's own input lies at `own`.
-void point_at(Share& share, const Work& work, std::uint64_t chunk, std::size_t offset,
-              const std::byte* own) {
-  for (int member = 0; member < share.members; ++member)
-    share.in[static_cast<std::size_t>(member)] =
-        member == share.me ? own : share.control().chunk(member, work.base + chunk) + offset;
+// Reduces `count` elements that lie `offset` into every member's chunk; this member's own input
+// lies at `own`. The result overwrites the others'; only all_reduce will read it there.
+void reduce_from_rings(Share& share, const Work& work, std::uint64_t chunk, std::size_t offset,
+                       const std::byte* own, std::byte* out, std::uint64_t count) {
+  const Call& call = work.call;
+  for (int member = 0; member < share.members; ++member) {
+    const auto m = static_cast<std::size_t>(member);
+    std::byte* theirs = ring(share, work, member, chunk) + offset;
+    share.in[m] = member == share.me ? own : theirs;
+    share.out[m] = member == share.me ? out : theirs;
+  }
+  kernels().reduce[static_cast<int>(call.op)][static_cast<int>(call.type)](
+      share.in.data(), share.members, share.out.data(), share.members, count);
 }
 
 void reduce(Share& share, const Work& work, std::uint64_t chunk) {
@@ -86,54 +113,54 @@ void reduce(Share& share, const Work& work, std::uint64_t chunk) {
   const Piece part = piece(share, call, chunk);
   const std::byte* own = work.in + part.low * unit;
   std::byte* out = work.out + part.low * unit;
-  if (sliced(share, call)) {
+  if (call.collective == Collective::all_reduce) {
     const Slice mine = slice_of(part.count, call.type, share.members, share.me);
-    std::byte* ring = share.control().chunk(share.me, work.base + chunk) + mine.low * unit;
-    const std::uint64_t count = mine.high - mine.low;
-    out += mine.low * unit;
-    const bool streams = share.stager.streams();
-    point_at(share, work, chunk, mine.low * unit, own + mine.low * unit);
-    reduce_into(share, work, out, streams ? nullptr : ring, count);
-    if (streams) share.stager.copy(ring, out, count * unit);
-  } else if (call.collective == Collective::all_reduce) {
-    point_at(share, work, chunk, 0, own);
-    reduce_into(share, work, out, nullptr, part.count);
+    const std::size_t offset = mine.low * unit;
+    reduce_from_rings(share, work, chunk, offset, own + offset, out + offset, mine.high - mine.low);
   } else {
     const auto me = static_cast<std::uint64_t>(share.me);
-    point_at(share, work, chunk, me * chunk_elements(share, call) * unit,
-             own + me * call.count * unit);
-    reduce_into(share, work, out, nullptr, part.count);
+    reduce_from_rings(share, work, chunk, me * chunk_elements(share, call) * unit,
+                      own + me * call.count * unit, out, part.count);
   }
 }
 
-void copy_if_apart(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (to != from) std::memcpy(to, from, bytes);
-}
-
-// Copies a chunk from the others' rings: the reduced slices, or what they contribute.
+// Copies a chunk out of the rings: the reduced slices from the own one, or what others contribute.
 void gather(Share& share, const Work& work, std::uint64_t chunk) {
   const Call& call = work.call;
   const std::size_t unit = size_of(call.type);
   const Piece part = piece(share, call, chunk);
   const std::byte* own = work.in + part.low * unit;
   std::byte* out = work.out + part.low * unit;
-  const auto ring = [&](int member) { return share.control().chunk(member, work.base + chunk); };
-  if (call.collective == Collective::broadcast)
-    return copy_if_apart(out, share.me == call.root ? own : ring(call.root), part.count * unit);
+  if (call.collective == Collective::all_reduce)
+    return copy_others(share, call, out, ring(share, work, share.me, chunk), part.count);
+  const bool broadcast = call.collective == Collective::broadcast;
   for (int member = 0; member < share.members; ++member) {
-    if (call.collective == Collective::all_reduce) {
-      const Slice slice = slice_of(part.count, call.type, share.members, member);
-      if (member != share.me)
-        std::memcpy(out + slice.low * unit, ring(member) + slice.low * unit,
-                    (slice.high - slice.low) * unit);
+    if (broadcast && member != call.root) continue;
+    std::byte* to = broadcast ? out : out + static_cast<std::uint64_t>(member) * call.count * unit;
+    if (member == share.me) {
+      if (to != own) kernels().copy(to, own, part.count * unit);
+    } else if (shared_lines(share, call)) {
+      kernels().copy(to, ring(share, work, member, chunk), part.count * unit);
     } else {
-      copy_if_apart(out + static_cast<std::uint64_t>(member) * call.count * unit,
-                    member == share.me ? own : ring(member), part.count * unit);
+      kernels().swap(to, ring(share, work, member, chunk), nullptr, part.count * unit);
     }
   }
 }
 
-// Whether the chunk that `gather` (or a one-shot reduction) reads next is there.
+// Gathers a chunk of all_reduce, and stages the one that is due in its place if both are whole.
+void renew(Share& share, Work& work, std::uint64_t chunk) {
+  const Call& call = work.call;
+  const std::size_t unit = size_of(call.type);
+  const Piece part = piece(share, call, chunk);
+  const std::uint64_t due = chunk + kRing;
+  if ((due + 1) * part.count > call.count || work.staged != due) return gather(share, work, chunk);
+  swap_others(share, call, work.out + part.low * unit, ring(share, work, share.me, chunk),
+              work.in + due * part.count * unit, part.count);
+  ++work.staged;
+  share.group.publish(share.own().staged.value, work.base + work.staged);
+}
+
+// Whether what the first step after staging reads is there.
 bool sources_ready(const Share& share, const Work& work, std::uint64_t chunk) {
   const std::uint64_t reached = work.base + chunk + 1;
   if (work.call.collective == Collective::broadcast)
@@ -156,10 +183,10 @@ void consume(Share& share, Work& work) {
 Progress advance(Share& share, Work& work, std::uint64_t chunks) {
   const bool reduces = work.call.collective == Collective::all_reduce ||
                        work.call.collective == Collective::reduce_scatter;
-  const bool two_steps = sliced(share, work.call);
+  const bool two_steps = work.call.collective == Collective::all_reduce;
   if (two_steps && work.consumed < work.reduced &&
       share.all_reached(&MemberState::reduced, work.base + work.consumed + 1)) {
-    gather(share, work, work.consumed);
+    renew(share, work, work.consumed);
     consume(share, work);
   } else if (work.reduced < work.staged && agreed(share, work) &&
              sources_ready(share, work, work.reduced)) {
@@ -191,14 +218,7 @@ Progress step_staged(Share& share, Work& work, std::uint64_t& position) {
   }
   const std::uint64_t size = chunk_elements(share, work.call);
   const std::uint64_t chunks = (work.call.count + size - 1) / size;
-  if (work.consumed < chunks) {
-    if (!work.timed && agreed(share, work)) {
-      work.timed = true;
-      share.stager.begin(work.call.count * size_of(work.call.type));
-    }
-    return advance(share, work, chunks);
-  }
-  share.stager.end();
+  if (work.consumed < chunks) return advance(share, work, chunks);
   position = work.base + chunks;
   return Progress::finished;
 }

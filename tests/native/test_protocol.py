@@ -12,7 +12,7 @@ import pytest
 from tests.harness import ROOT
 
 CPU = ROOT / "kernels" / "cpu"
-NAMES = "direct engine group kernel_table member region small staged stager"
+NAMES = "direct engine group kernel_table member region small staged"
 LEVELS = {
     "baseline": [],
     "avx2": ["-mavx2"],
