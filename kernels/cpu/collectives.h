@@ -26,7 +26,7 @@ struct Work {
 
   int agreed = 0;  // members 0..agreed-1 have posted the same call
 
-  // Staged path: chunks of this call, counted from `base`, the first one's place in the ring.
+  // Staged path: chunks of this call, the first of which lies at place `base` of the ring.
   std::uint64_t base = 0;
   std::uint64_t staged = 0, reduced = 0, consumed = 0;
   bool begun = false;
@@ -75,7 +75,7 @@ void check_posts(Share& share, Work& work);
 
 Progress step_small(Share& share, Work& work);
 Progress step_direct(Share& share, Work& work);
-// Advances `position`, the member's place in the chunk ring, past this call when it is finished.
+// Advances `position`, the member's place in the ring, past this call when it is finished.
 Progress step_staged(Share& share, Work& work, std::uint64_t& position);
 
 }  // namespace allreduce

@@ -51,7 +51,7 @@ class Member {
   std::uint64_t started_ = 0;        // calls so far
   std::uint64_t posted_ = 0;         // of them, in their slots
   std::uint64_t known_done_ = 0;     // every member has finished at least so many
-  std::uint64_t ring_position_ = 0;  // chunks of all staged calls so far
+  std::uint64_t ring_position_ = 0;  // places of all staged calls so far
   bool left_ = false;
 };
 

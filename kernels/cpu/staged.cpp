@@ -19,9 +19,20 @@
 namespace allreduce {
 namespace {
 
+// Places that a chunk takes in the ring. In all_reduce the owner has its results out of the ring
+// and the next chunk in at once, so one chunk that fills the ring is best; the others overlap two.
+std::uint64_t places(const Call& call) {
+  return call.collective == Collective::all_reduce ? kRing : 1;
+}
+
+// Where in the ring a call's chunk begins, and so the count of places before it.
+std::uint64_t place_of(const Work& work, std::uint64_t chunk) {
+  return work.base + chunk * places(work.call);
+}
+
 // Elements of the array (of one member's share, for reduce_scatter) in a whole chunk.
 std::uint64_t chunk_elements(const Share& share, const Call& call) {
-  std::uint64_t bytes = kChunk;
+  std::uint64_t bytes = kPlace * places(call);
   if (call.collective == Collective::reduce_scatter) {
     bytes /= static_cast<std::uint64_t>(share.members);
     if (bytes > kLine) bytes = bytes / kLine * kLine;
@@ -31,7 +42,7 @@ std::uint64_t chunk_elements(const Share& share, const Call& call) {
 
 // A member's place for a chunk.
 std::byte* ring(const Share& share, const Work& work, int member, std::uint64_t chunk) {
-  return share.control().chunk(member, work.base + chunk);
+  return share.control().place(member, place_of(work, chunk));
 }
 
 struct Piece {
@@ -147,22 +158,22 @@ void gather(Share& share, const Work& work, std::uint64_t chunk) {
   }
 }
 
-// Gathers a chunk of all_reduce, and stages the one that is due in its place if both are whole.
+// Gathers a chunk of all_reduce, and stages the one that is due in its place if that is whole.
 void renew(Share& share, Work& work, std::uint64_t chunk) {
   const Call& call = work.call;
-  const std::size_t unit = size_of(call.type);
-  const Piece part = piece(share, call, chunk);
-  const std::uint64_t due = chunk + kRing;
-  if ((due + 1) * part.count > call.count || work.staged != due) return gather(share, work, chunk);
-  swap_others(share, call, work.out + part.low * unit, ring(share, work, share.me, chunk),
-              work.in + due * part.count * unit, part.count);
+  const std::uint64_t size = chunk_elements(share, call);
+  const std::uint64_t due = chunk + kRing / places(call);
+  if (work.staged != due || (due + 1) * size > call.count) return gather(share, work, chunk);
+  const std::size_t bytes = size * size_of(call.type);
+  swap_others(share, call, work.out + chunk * bytes, ring(share, work, share.me, chunk),
+              work.in + due * bytes, size);
   ++work.staged;
-  share.group.publish(share.own().staged.value, work.base + work.staged);
+  share.group.publish(share.own().staged.value, place_of(work, work.staged));
 }
 
 // Whether what the first step after staging reads is there.
 bool sources_ready(const Share& share, const Work& work, std::uint64_t chunk) {
-  const std::uint64_t reached = work.base + chunk + 1;
+  const std::uint64_t reached = place_of(work, chunk + 1);
   if (work.call.collective == Collective::broadcast)
     return share.control().state(work.call.root).staged.value.load(std::memory_order_seq_cst) >=
            reached;
@@ -170,13 +181,13 @@ bool sources_ready(const Share& share, const Work& work, std::uint64_t chunk) {
 }
 
 bool ring_has_room(const Share& share, const Work& work) {
-  const std::uint64_t position = work.base + work.staged;
-  return position < kRing || share.all_reached(&MemberState::consumed, position - kRing + 1);
+  const std::uint64_t end = place_of(work, work.staged + 1);
+  return end <= kRing || share.all_reached(&MemberState::consumed, end - kRing);
 }
 
 void consume(Share& share, Work& work) {
   ++work.consumed;
-  share.group.publish(share.own().consumed.value, work.base + work.consumed);
+  share.group.publish(share.own().consumed.value, place_of(work, work.consumed));
 }
 
 // Does the furthest step that is possible.
@@ -185,7 +196,7 @@ Progress advance(Share& share, Work& work, std::uint64_t chunks) {
                        work.call.collective == Collective::reduce_scatter;
   const bool two_steps = work.call.collective == Collective::all_reduce;
   if (two_steps && work.consumed < work.reduced &&
-      share.all_reached(&MemberState::reduced, work.base + work.consumed + 1)) {
+      share.all_reached(&MemberState::reduced, place_of(work, work.consumed + 1))) {
     renew(share, work, work.consumed);
     consume(share, work);
   } else if (work.reduced < work.staged && agreed(share, work) &&
@@ -196,13 +207,13 @@ Progress advance(Share& share, Work& work, std::uint64_t chunks) {
       gather(share, work, work.reduced);
     ++work.reduced;
     if (two_steps)
-      share.group.publish(share.own().reduced.value, work.base + work.reduced);
+      share.group.publish(share.own().reduced.value, place_of(work, work.reduced));
     else
       consume(share, work);
   } else if (work.staged < chunks && ring_has_room(share, work)) {
     stage(share, work, work.staged);
     ++work.staged;
-    share.group.publish(share.own().staged.value, work.base + work.staged);
+    share.group.publish(share.own().staged.value, place_of(work, work.staged));
   } else {
     return Progress::blocked;
   }
@@ -214,12 +225,15 @@ Progress advance(Share& share, Work& work, std::uint64_t chunks) {
 Progress step_staged(Share& share, Work& work, std::uint64_t& position) {
   if (!work.begun) {
     work.begun = true;
-    work.base = position;
+    const std::uint64_t whole = places(work.call);
+    work.base = (position + whole - 1) / whole * whole;
+    // Places that it skips are consumed.
+    if (work.base != position) share.group.publish(share.own().consumed.value, work.base);
   }
   const std::uint64_t size = chunk_elements(share, work.call);
   const std::uint64_t chunks = (work.call.count + size - 1) / size;
   if (work.consumed < chunks) return advance(share, work, chunks);
-  position = work.base + chunks;
+  position = place_of(work, chunks);
   return Progress::finished;
 }
 
