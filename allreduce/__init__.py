@@ -7,38 +7,48 @@ with strategy.scope():
     model = ar.nn.Sequential([ar.nn.Dense(128, activation="relu"), ar.nn.Dense(10)])
 """
 
-from importlib.metadata import version as _version
+import sys
 
-from allreduce import config, nn, optim
-from allreduce.comm import Communicator, Work, init
-from allreduce.errors import (
-    AllreduceError,
-    ClosedError,
-    DeviceError,
-    InternalError,
-    JoinError,
-    MismatchError,
-    NumericsError,
-    OutOfMemoryError,
-    PeerLostError,
-    ShapeError,
-    TimeoutError,
-    UnsupportedError,
-    UsageError,
-)
-from allreduce.graph import (
-    PerReplica,
-    Tensor,
-    Variable,
-    device,
-    function,
-    gradients,
-    ops,
-    set_seed,
-)
-from allreduce.strategies import MirroredStrategy, MultiWorkerMirroredStrategy, Strategy
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][:1] in (
+    ["allreduce.run"],
+    ["-mallreduce.run"],
+):
+    import signal
 
-__version__ = _version("allreduce")
+    # Python imports this package before the launcher's first line. Nothing has to end yet, so that
+    # Ctrl-C needs no traceback. Where it is ignored, as for a shell's background jobs, it stays so.
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from allreduce import cluster as cluster  # at once: a rank's place is taken before it has children
+
+if TYPE_CHECKING:
+    from allreduce import config, nn, optim
+    from allreduce.comm import Communicator, Work, init
+    from allreduce.errors import (
+        AllreduceError,
+        ClosedError,
+        DeviceError,
+        InternalError,
+        JoinError,
+        MismatchError,
+        NumericsError,
+        OutOfMemoryError,
+        PeerLostError,
+        ShapeError,
+        TimeoutError,
+        UnsupportedError,
+        UsageError,
+    )
+    from allreduce.graph import PerReplica, Tensor, Variable, device, gradients, set_seed
+    from allreduce.graph.function import function  # from the room, mypy would take the module
+    from allreduce.graph.ops import functions as ops
+    from allreduce.strategies import MirroredStrategy, MultiWorkerMirroredStrategy, Strategy
+
+    __version__: str
 
 __all__ = [
     "AllreduceError",
@@ -72,3 +82,58 @@ __all__ = [
     "optim",
     "set_seed",
 ]
+
+# Where the rest lives; imported when it is first used, so that the launcher and a rank's helpers
+# start without NumPy and all the rooms.
+_HOMES = {
+    "allreduce.comm": ("Communicator", "Work", "init"),
+    "allreduce.errors": (
+        "AllreduceError",
+        "ClosedError",
+        "DeviceError",
+        "InternalError",
+        "JoinError",
+        "MismatchError",
+        "NumericsError",
+        "OutOfMemoryError",
+        "PeerLostError",
+        "ShapeError",
+        "TimeoutError",
+        "UnsupportedError",
+        "UsageError",
+    ),
+    "allreduce.graph": (
+        "PerReplica",
+        "Tensor",
+        "Variable",
+        "device",
+        "function",
+        "gradients",
+        "ops",
+        "set_seed",
+    ),
+    "allreduce.strategies": ("MirroredStrategy", "MultiWorkerMirroredStrategy", "Strategy"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = {"allreduce.config", "allreduce.nn", "allreduce.optim", *_HOMES}
+
+if not TYPE_CHECKING:  # else type checkers would believe that every name is there
+
+    def __getattr__(name: str) -> object:
+        """Import a public name, or the module of one, at its first use."""
+        if name in _HOME:
+            found = getattr(import_module(_HOME[name]), name)
+        elif f"{__name__}.{name}" in _MODULES:
+            return import_module(f"{__name__}.{name}")
+        elif name == "__version__":
+            from importlib.metadata import version
+
+            found = version(__name__)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

@@ -6,14 +6,10 @@ their output, and ends them together: at the first failure, at a signal, with th
 
 from __future__ import annotations
 
-import signal
-
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # imports take a while; nothing has to end yet
-
 import os
 import secrets
 import select
+import signal
 import sys
 import time
 from pathlib import Path

@@ -362,17 +362,3 @@ def wait_state(pids: tuple[int, ...], state: str) -> str:
             break
         time.sleep(0.02)
     return states
-
-
-def test_an_interrupt_at_the_start_leaves_no_traceback(script: Write) -> None:
-    program = (
-        "import runpy, signal, sys\n"
-        "class Finder:\n"
-        "    def find_spec(self, name, *_):\n"
-        "        if name == 'typer': signal.raise_signal(signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Finder())\n"
-        "sys.argv = ['run', '-n', '1', 'absent.py']\n"
-        "runpy.run_module('allreduce.run', run_name='__main__')\n"
-    )
-    result = run([sys.executable, "-c", program])
-    assert (result.code, result.err) == (-signal.SIGINT, "")

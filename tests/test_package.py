@@ -1,0 +1,116 @@
+"""`import allreduce`: quick, and yet everything is there as if it had all been imported."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import allreduce as ar
+
+SOURCE = Path(ar.__file__)
+HEAVY = ("numpy", "grpc", "rich", "importlib.metadata", "allreduce.nn", "allreduce.devices")
+
+
+def python(*arguments: str, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+    """Run Python; returns its exit code and what it wrote."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("module", ["allreduce", "allreduce.cluster"])
+def test_it_imports_what_the_launcher_needs_and_no_more(module: str) -> None:
+    program = f"import {module}, sys; print([m for m in {HEAVY!r} if m in sys.modules])"
+    assert python("-c", program) == (0, "[]\n", "")
+
+
+def test_what_type_checkers_see_is_what_there_is() -> None:
+    tree = ast.parse(SOURCE.read_text())
+    (checked,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    seen = {
+        alias.asname or alias.name: (str(node.module), alias.name)
+        for node in checked.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert sorted(seen) == ar.__all__
+    for name, (module, attribute) in seen.items():
+        assert getattr(ar, name) is getattr(importlib.import_module(module), attribute), name
+
+
+@pytest.mark.parametrize("name", [*ar.__all__, "__version__", "graph", "strategies", "errors"])
+def test_each_name_can_be_the_first_that_is_used(name: str) -> None:
+    code, out, err = python("-c", f"import allreduce as ar; ar.{name}; print({name!r} in dir(ar))")
+    assert (code, out) == (0, "True\n"), err
+    code, out, err = python("-c", f"from allreduce import {name}")
+    assert (code, out) == (0, ""), err
+
+
+def test_a_star_import_brings_the_public_names() -> None:
+    program = "from allreduce import *; print(sorted(n for n in dir() if not n.startswith('__')))"
+    code, out, err = python("-c", program)
+    assert (code, ast.literal_eval(out)) == (0, ar.__all__), err
+
+
+def test_dir_lists_what_has_not_been_used() -> None:
+    code, out, err = python("-c", "import allreduce; print(dir(allreduce))")
+    assert code == 0, err
+    assert set(ast.literal_eval(out)) >= {*ar.__all__, "__version__"}
+
+
+def test_public_classes_can_be_pickled() -> None:
+    for each in (ar.MismatchError, ar.Variable, ar.Communicator, ar.MirroredStrategy, ar.nn.Dense):
+        assert pickle.loads(pickle.dumps(each)) is each
+
+
+def test_an_unknown_name_is_an_attribute_error_that_suggests_the_nearest() -> None:
+    assert not hasattr(ar, "Varable")
+    code, _, err = python("-c", "import allreduce as ar; ar.Varable")
+    assert code == 1
+    assert "module 'allreduce' has no attribute 'Varable'. Did you mean: 'Variable'?" in err
+    code, _, err = python("-c", "from allreduce import nothing_of_ours")
+    assert code == 1
+    assert "ImportError: cannot import name 'nothing_of_ours' from 'allreduce'" in err
+
+
+@pytest.mark.parametrize("moment", ["allreduce.cluster", "allreduce.run", "typer"])
+def test_ctrl_c_while_the_launcher_is_imported_leaves_no_traceback(
+    tmp_path: Path, moment: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {moment!r}: signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    found = python("-m", "allreduce.run", "-n", "1", "absent.py", env={"PYTHONPATH": str(tmp_path)})
+    assert found == (-signal.SIGINT, "", "")
+
+
+def test_ctrl_c_is_the_programs_own_where_it_is_not_the_launcher(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import allreduce, signal, sys\n"
+        "print(signal.getsignal(signal.SIGINT) == signal.default_int_handler)\n"
+    )
+    env = {"PYTHONPATH": str(tmp_path)}
+    assert python("-m", "program", "allreduce.run", env=env) == (0, "True\n", "")
