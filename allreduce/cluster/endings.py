@@ -19,9 +19,9 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
-from allreduce.cluster import lineage
+from allreduce.cluster import exits, lineage
 from allreduce.cluster.base import World
 from allreduce.errors import PeerLostError
 
@@ -57,12 +57,11 @@ class Watch:
         self._rank, self._launched, self._abort, self._job = rank, launched, abort, job
         self._pid = os.getpid()
         self._world: World | None = None
-        self._status = 0
-        self._hook, self._exit = sys.excepthook, sys.exit
+        self._hook = sys.excepthook
         self._hooked = not interactive()
         if self._hooked:
             sys.excepthook = self._on_exception
-            sys.exit = self._on_sys_exit
+            exits.watch()
         # Runs before the rooms above leave in good order, and _close_worlds after them.
         atexit.register(self._at_exit)
 
@@ -79,8 +78,9 @@ class Watch:
             return
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._hook
-        if sys.exit == self._on_sys_exit:
-            sys.exit = self._exit
+        if self._hooked:
+            self._hooked = False
+            exits.unwatch()
         if self._world is not None:
             lineage.unmark()
             self._world = None
@@ -126,20 +126,11 @@ class Watch:
         last.daemon = True
         last.start()
 
-    def _on_sys_exit(self, status: object = None) -> NoReturn:
-        if threading.current_thread() is threading.main_thread() and os.getpid() == self._pid:
-            raise _Exit(self, status)
-        raise SystemExit(status)
-
-    def note(self, status: object) -> None:
-        """Remember the status with which the interpreter is about to end."""
-        self._status = 0 if status is None else status if isinstance(status, int) else 1
-
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return
         failed = self._hooked and getattr(sys, "last_value", None) is not None
-        code = self._status or int(failed)
+        code = exits.status() or int(failed)
         if not code:
             return
         _flush()
@@ -174,26 +165,6 @@ def failed() -> bool:
 def _close_worlds() -> None:
     for watch in list(_watches):
         watch.close_world()
-
-
-class _Exit(SystemExit):
-    """`sys.exit`'s exception, that knows when it has reached the interpreter.
-
-    Python tells no atexit function the exit status. But the interpreter reads `code` of a
-    SystemExit that nobody caught, and it alone does so without a Python frame above.
-    """
-
-    def __init__(self, watch: Watch, status: object) -> None:
-        super().__init__(status)
-        self._watch, self._value = watch, status
-
-    @property
-    def code(self) -> Any:  # type: ignore[override]
-        try:
-            sys._getframe(1)
-        except ValueError:
-            self._watch.note(self._value)
-        return self._value
 
 
 _claims: list[socket.socket] = []

@@ -30,9 +30,15 @@ def boom() -> None:
     raise ValueError(f"boom on rank {VICTIM}")
 
 
+def leave() -> None:
+    """End without sys.exit."""
+    raise SystemExit(3)
+
+
 ACTIONS: dict[str, Callable[[], object]] = {
     "raise": boom,
     "exit": lambda: sys.exit(3),
+    "bare exit": leave,
     "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),

@@ -36,11 +36,12 @@ def test_a_rank_that_raises_ends_the_job_with_its_traceback(
 
 
 @LAUNCHERS
-@moments("collective")
+@moments("collective", "compute")
+@pytest.mark.parametrize("action", [pytest.param("exit", marks=torture), "bare exit"])
 def test_a_rank_that_exits_gives_the_job_its_code(
-    broken: Break, launcher: str, moment: str
+    broken: Break, launcher: str, moment: str, action: str
 ) -> None:
-    with broken(launcher, moment, "exit", size=3) as job:
+    with broken(launcher, moment, action, size=3) as job:
         result = job.finish_after_action(5)
         job.assert_nothing_left()
     assert result.code == 3, result
