@@ -19,8 +19,12 @@ class Call:
     op: str | None
     dtype: str
     count: int  # elements: of the array, or of one member's share where shares are joined or cut
-    root: int | None
+    root: int | None  # also the peer of send and recv; -1 is any source
     group: str
+    counts: tuple[int, ...] | None = None  # elements of each member's share where they differ; of
+    # all_to_all, what this member sends to each
+    receives: tuple[int, ...] | None = None  # of all_to_all with counts: what it gets from each
+    tag: int | None = None  # of send and recv; -1 is any
 
     def __str__(self) -> str:
         """Say it as the caller wrote it: `all_reduce(float32[1000], op='sum')`."""
@@ -30,8 +34,21 @@ class Call:
         if self.op is not None:
             text += f", op={self.op!r}"
         if self.root is not None:
-            text += f", root={self.root}"
+            text += f", {_PEERS.get(self.collective, 'root')}={_any(self.root)}"
+        if self.tag is not None:
+            text += f", tag={_any(self.tag)}"
+        if self.counts is not None:
+            text += f", counts={list(self.counts)}"
+        if self.receives is not None:
+            text += f", receives={list(self.receives)}"
         return f"{self.collective}({text})"
+
+
+_PEERS = {"send": "dest", "recv": "source"}  # what callers name the peer
+
+
+def _any(number: int) -> str:
+    return "ANY" if number < 0 else str(number)
 
 
 def kind(collective: str, op: str | None = None, root: int = 0) -> int:
