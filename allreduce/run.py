@@ -165,6 +165,9 @@ class Job:
             self._err.write(_line("interrupted"))
             for relay in self._relays.values():
                 relay.interrupted = True
+        elif number in _FORWARDED:
+            living = sum(child.code is None for child in self._children)
+            self._err.write(_line(f"got {number.name}; ending {living} rank{'s' * (living != 1)}"))
         self._send(number if number in _FORWARDED else signal.SIGTERM)
         self._end_after(_INTERRUPT_SECONDS if polite else self._grace)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -176,12 +177,29 @@ def test_what_a_rank_prints_on_ctrl_c_is_shown(script: Write) -> None:
     assert result.err.splitlines() == ["[allreduce.run] interrupted", "[0] saved"]
 
 
-def test_sigterm_is_forwarded(script: Write) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_is_forwarded_and_told(script: Write, number: signal.Signals) -> None:
     path = script("import os, time\nos.write(1, b'%d\\n' % os.getpid())\ntime.sleep(60)")
     with running([*LAUNCH, "-n", "2", str(path)]) as process:
         pids = [int(process.line().split()[1]) for _ in range(2)]
-        process.signal(signal.SIGTERM)
-        assert process.finish(5).code == 128 + signal.SIGTERM
+        process.signal(number)
+        result = process.finish(5)
+        assert wait_gone(pids, 0) == []
+    assert result.code == 128 + number
+    assert result.err == f"[allreduce.run] got {number.name}; ending 2 ranks\n"
+
+
+def test_a_closed_terminal_ends_the_job(script: Write) -> None:
+    path = script("import os, time\nos.write(1, b'%d\\n' % os.getpid())\ntime.sleep(60)")
+    terminal, ours = os.openpty()
+    command = [*LAUNCH, "-n", "2", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=ours) as process:
+        os.close(ours)
+        assert process.stdout is not None
+        pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
+        os.close(terminal)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(5) == 128 + signal.SIGHUP
         assert wait_gone(pids, 0) == []
 
 

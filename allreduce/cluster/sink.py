@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 
 _FULL = 2**20  # bytes; with more to write, the ranks' output is left in their pipes
+_NOBODY_READS = (errno.EPIPE, errno.EIO)  # the latter from a terminal that has been closed
 _PIECE = select.PIPE_BUF  # as much as a pipe that polls as writable takes without blocking
 
 
@@ -44,6 +46,8 @@ class Sink:
                 del self._kept[: os.write(self.fd, self._kept[:_PIECE])]
         except BlockingIOError:  # another process has made it non-blocking
             return
-        except BrokenPipeError:
+        except OSError as error:
+            if error.errno not in _NOBODY_READS:
+                raise
             self.broken = True
             self._kept.clear()
