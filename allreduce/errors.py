@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import builtins
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 
 class AllreduceError(Exception):
@@ -85,16 +85,43 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UsageError:
         known: The names that exist.
     """
     names = sorted(known)
-    near = _nearest(str(name), names)
-    hint = f"; did you mean {near!r}?" if near else ""
+    hint = did_you_mean(name, names)
     return UsageError(f"unknown {kind} {name!r}: there are {', '.join(names)}{hint}")
 
 
-def _nearest(name: str, names: Sequence[str]) -> str | None:
-    """Find the name that was meant: in another case, cut short, or with letters mistaken."""
-    by_folded = {each.casefold(): each for each in reversed(names)}
-    folded = name.casefold()
-    near = difflib.get_close_matches(folded, by_folded, n=1)
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Give the end of a message about an unknown name: the nearest that exists, or nothing.
+
+    A name may have been meant in another case, cut short, with letters mistaken, or as others than
+    this library call it.
+    """
+    by_folded = {each.casefold(): each for each in sorted(known, reverse=True)}
+    folded = str(name).casefold()
+    elsewhere = _ELSEWHERE.get(folded)
+    near = [elsewhere] if elsewhere in by_folded else []
+    near = near or difflib.get_close_matches(folded, by_folded, n=1)
     if not near and len(folded) > 1:
         near = [each for each in sorted(by_folded) if each.startswith(folded)]
-    return by_folded[near[0]] if near else None
+    return f"; did you mean {by_folded[near[0]]!r}?" if near else ""
+
+
+# What MPI, torch.distributed, NumPy and Keras call it, and what it is called here.
+_ELSEWHERE: dict[str, str] = {
+    "add": "sum",
+    "average": "mean",
+    "avg": "mean",
+    "band": "bitwise_and",
+    "bor": "bitwise_or",
+    "bxor": "bitwise_xor",
+    "cce": "categorical_crossentropy",
+    "cross_entropy": "sparse_categorical_crossentropy",
+    "kaiming": "he_uniform",
+    "land": "logical_and",
+    "lor": "logical_or",
+    "maximum": "max",
+    "minimum": "min",
+    "mul": "prod",
+    "multiply": "prod",
+    "product": "prod",
+    "xavier": "glorot_uniform",
+}

@@ -5,7 +5,6 @@ Schedulers' variables (MPI's, Slurm's) are declared by the resolver that underst
 
 from __future__ import annotations
 
-import difflib
 import numbers
 import operator
 import os
@@ -13,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from allreduce.errors import UsageError
+from allreduce.errors import UsageError, did_you_mean
 
 PREFIX = "ALLREDUCE_"
 _LONGEST_SECONDS = 1e6  # a socket's timeout ends at 2**31 ms
@@ -161,7 +160,5 @@ def _unknown(environ: Mapping[str, str]) -> tuple[str, ...]:
     warnings = []
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            warnings.append(f"unknown environment variable {name}{hint}")
+            warnings.append(f"unknown environment variable {name}{did_you_mean(name, known)}")
     return tuple(warnings)

@@ -58,6 +58,13 @@ def test_an_unknown_name_is_told_what_exists_and_what_is_near() -> None:
     assert str(errors.unknown_name("loss", 3, ["mse"])) == "unknown loss 3: there are mse"
 
 
+@pytest.mark.parametrize(("given", "meant"), [("avg", "mean"), ("ADD", "sum"), ("maximum", "max")])
+def test_what_others_call_it_is_understood(given: str, meant: str) -> None:
+    known = ["max", "mean", "min", "sum"]
+    assert errors.did_you_mean(given, known) == f"; did you mean {meant!r}?"
+    assert errors.did_you_mean(given, ["relu"]) == ""
+
+
 @pytest.mark.parametrize(
     ("given", "meant"), [("MSE", "mse"), ("ReLU", "ReLU6"), ("acc", "accuracy"), ("Adam", "adam")]
 )

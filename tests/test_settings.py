@@ -72,7 +72,7 @@ def test_a_secret_is_never_shown() -> None:
 def test_an_unknown_name_suggests_the_nearest() -> None:
     environ = {"ALLREDUCE_TIMEOOT": "3", "ALLREDUCE_": "x", "OTHER": "y"}
     loaded = settings.load(environ)
-    assert "unknown environment variable ALLREDUCE_TIMEOOT; did you mean ALLREDUCE_TIMEOUT?" in (
+    assert "unknown environment variable ALLREDUCE_TIMEOOT; did you mean 'ALLREDUCE_TIMEOUT'?" in (
         loaded.unknown
     )
     assert len(loaded.unknown) == 2

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from allreduce.devices.integers import integer
 from allreduce.devices.names import DeviceName
-from allreduce.errors import ShapeError, UsageError
+from allreduce.errors import ShapeError, UsageError, did_you_mean
 
 # A cache line, and the widest vector register: kernels may use aligned accesses on our memory.
 ALIGNMENT = 64
@@ -162,7 +162,8 @@ class Buffer:
         try:
             kind = np.dtype(dtype)
         except TypeError:
-            raise UsageError(f"{dtype!r} is no dtype that NumPy knows") from None
+            near = did_you_mean(dtype, np.sctypeDict)
+            raise UsageError(f"{dtype!r} is no dtype that NumPy knows{near}") from None
         extents = shape if isinstance(shape, tuple | list) else (shape,)
         shape = tuple(integer("an extent of a view's shape", extent) for extent in extents)
         offset = integer("a view's offset in bytes", offset)

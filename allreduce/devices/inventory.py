@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import threading
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from allreduce.devices.base import Device
 from allreduce.devices.integers import integer
 from allreduce.devices.names import LOCAL_CPU, DeviceName
 from allreduce.devices.registry import RUNTIMES, runtime, unused_gpus
-from allreduce.errors import DeviceError, UsageError
+from allreduce.errors import DeviceError, UsageError, did_you_mean
 from allreduce.events import logger
 
 
@@ -104,7 +103,8 @@ def _known(kind: str) -> str:
         return str(kind).upper()
     if str(kind).upper() == "GPU":
         raise DeviceError(_no_gpus())
-    raise DeviceError(f"unknown kind of device {kind!r}: there are {', '.join(RUNTIMES)}")
+    near = did_you_mean(kind, RUNTIMES)
+    raise DeviceError(f"unknown kind of device {kind!r}: there are {', '.join(RUNTIMES)}{near}")
 
 
 def _reason(name: DeviceName, devices: list[Device]) -> str:
@@ -116,8 +116,7 @@ def _reason(name: DeviceName, devices: list[Device]) -> str:
         return f"only devices of this process, {here}, can be used; {there_are}"
     if name.kind == "GPU" and "GPU" not in RUNTIMES:
         return f"{_no_gpus()}; {there_are}"
-    near = difflib.get_close_matches(name.local, places, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name.local, places)
     if name.kind in RUNTIMES:
         more = f'ar.config.set_logical_devices("{name.kind}", n) before their first use makes more'
         hint = f"{hint} ({more})"

@@ -6,12 +6,11 @@ filled by the enclosing scopes (`merge`) and at last by what runs here (`complet
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from allreduce.errors import DeviceError
+from allreduce.errors import DeviceError, did_you_mean
 
 FORMS = (
     "/job:worker/replica:0/task:1/device:GPU:0",
@@ -149,8 +148,7 @@ def _read_part(text: str, part: str) -> dict[str, str | int | None]:
         return _device(text, kind, index if colon else _OPEN)
     reader = _FIELDS.get(head)
     if reader is None:
-        near = difflib.get_close_matches(head, [*_FIELDS, "device", *SHORT_KINDS], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(head, [*_FIELDS, "device", *SHORT_KINDS])
         raise _malformed(text, f"{part!r} is not a part of a device name{hint}")
     return {head: reader(text, head, rest)}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.errors import UsageError
+from allreduce.errors import UsageError, did_you_mean
 
 SHARDED, SAME = "sharded", "same"
 
@@ -45,6 +45,6 @@ def is_sharded(data: str) -> bool:
     if not isinstance(data, str) or data not in (SAME, SHARDED):
         raise UsageError(
             f'data is "{SAME}" (every rank passes equal arrays) or "{SHARDED}" (its own), not '
-            f"{data!r}"
+            f"{data!r}{did_you_mean(data, (SAME, SHARDED))}"
         )
     return data == SHARDED

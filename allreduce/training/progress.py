@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column
 
 from allreduce.data import split_rows
-from allreduce.errors import UsageError
+from allreduce.errors import UsageError, did_you_mean
 
 _REFRESH = (
     0.1  # seconds between two changes of a bar: faster than the eye, too slow to cost anything
@@ -36,7 +36,9 @@ def resolve(verbose: Any, rank: int) -> int:
         UsageError: It is none of "auto", 0, 1, 2.
     """
     if not isinstance(verbose, str | int | np.integer) or verbose not in ("auto", 0, 1, 2):
-        raise UsageError(f'verbose is "auto", 0, 1 or 2, not {verbose!r}')
+        raise UsageError(
+            f'verbose is "auto", 0, 1 or 2, not {verbose!r}{did_you_mean(verbose, ["auto"])}'
+        )
     if rank or not verbose:
         return 0
     if verbose == 2 or not sys.stdout.isatty():

@@ -30,7 +30,7 @@ def test_a_shape_may_be_numpys_integers(buffer: Buffer, shape: Any) -> None:
         (("float32", 4, 1.5), "offset in bytes is an integer, not 1.5"),
         (("float32", (2, 1.5)), "shape is an integer, not 1.5"),
         (("float32", "4"), "shape is an integer, not '4'"),
-        (("float33", 4), "'float33' is no dtype"),
+        (("float33", 4), "'float33' is no dtype that NumPy knows; did you mean 'float32'"),
     ],
 )
 def test_a_view_that_makes_no_sense(buffer: Buffer, arguments: Any, what: str) -> None:

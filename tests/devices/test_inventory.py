@@ -117,8 +117,12 @@ def test_gpus_are_said_to_have_no_runtime(
 
 
 def test_an_unknown_kind_is_an_error(here: Inventory) -> None:
-    with pytest.raises(DeviceError, match=r"unknown kind of device 'NPU': there are CPU"):
+    with pytest.raises(
+        DeviceError, match=r"unknown kind of device 'NPU': there are CPU; did you mean 'CPU'"
+    ):
         here.physical("NPU")
+    with pytest.raises(DeviceError, match="did you mean 'CPU'"):
+        here.physical("CPUs")
 
 
 class PairRuntime(Runtime):

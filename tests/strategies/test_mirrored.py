@@ -159,8 +159,11 @@ def test_wrong_devices_are_named(devices: list[str], error: type[Exception], mat
 
 
 def test_wrong_arguments_are_named(strategy: ar.MirroredStrategy) -> None:
-    with pytest.raises(UsageError, match="did you mean 'mean'"):
-        strategy.reduce("men", 1)
+    for name in ("men", "avg"):
+        with pytest.raises(UsageError, match="did you mean 'mean'"):
+            strategy.reduce(name, 1)
+        with pytest.raises(UsageError, match="did you mean 'mean'"):
+            strategy.communicator.all_reduce(np.ones(3), op=name)
     one = ar.PerReplica((_rows(2),))
     with pytest.raises(UsageError, match="has 1 values, but this process has 3"):
         strategy.run(lambda x: x, args=(one,))

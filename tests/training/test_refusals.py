@@ -61,6 +61,8 @@ def _labels(row: int, label: float) -> np.ndarray:
         (lambda: fitted(epochs=1.5), UsageError, "epochs is an integer from 0"),
         (lambda: fitted(data="shards"), UsageError, 'data is "same"'),
         (lambda: classifier().fit(*blobs(), verbose=3), UsageError, "verbose is"),
+        (lambda: classifier().fit(*blobs(), verbose="Auto"), UsageError, "did you mean 'auto'"),
+        (lambda: classifier().fit(*blobs(), data="shard"), UsageError, "did you mean 'sharded'"),
         (lambda: fitted(validation_data=np.ones(3)), UsageError, r"a pair \(x, y\)"),
         (
             lambda: fitted(validation_data=(np.ones((3, 6)), np.zeros(2, int))),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.errors import ShapeError, UsageError
+from allreduce.errors import ShapeError, UsageError, did_you_mean
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Dim, Shape, Size, normalize_axes, show
 from allreduce.graph.tensor import Tensor
@@ -23,8 +23,9 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     """
     try:
         wanted: np.dtype[Any] = np.dtype(dtype)
-    except TypeError as error:
-        raise UsageError(f"{users_line()}: {dtype!r} is no dtype: {error}") from None
+    except TypeError:
+        near = did_you_mean(dtype, np.sctypeDict)
+        raise UsageError(f"{users_line()}: {dtype!r} is no dtype{near}") from None
     if wanted.kind in "OSUMm":
         raise UsageError(f"{users_line()}: tensors hold numbers or booleans, not {wanted}")
     return wanted

@@ -58,7 +58,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: untyped.one_hot([0], -1), r"1 or more, got \(-1,\)"),
     (lambda: untyped.one_hot([0], 3.5), r"the depth of one_hot: sizes are integers, not \(3.5,\)"),
     (lambda: untyped.one_hot([0], 3, "floaty"), "'floaty' is no dtype"),
-    (lambda: untyped.cast(np.ones(2), "floaty"), "'floaty' is no dtype"),
+    (lambda: untyped.cast(np.ones(2), "flot32"), "'flot32' is no dtype; did you mean 'float32'?"),
     (lambda: untyped.cast(np.ones(2), object), "not object"),
     (lambda: untyped.clip(np.ones(2), "a", 2), "a bound of clip is a number, not str 'a'"),
     (lambda: untyped.clip(np.ones(2), 0, None), "a bound of clip is a number, not NoneType"),
