@@ -85,7 +85,8 @@ class Witness:
         if fault == "lost":
             return PeerLostError(
                 f"{self.where}: {blamed} (process {blamed.pid}) died before it completed "
-                f"{current}; its own output tells why; the communicator is dead"
+                f"{current}, without a word: it was killed or it crashed; what started it tells "
+                "its exit status; the communicator is dead"
             )
         if fault == "left":
             return PeerLostError(

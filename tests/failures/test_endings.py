@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.failures.conftest import Break
@@ -59,6 +61,8 @@ def test_a_killed_rank_ends_the_job(broken: Break, launcher: str, moment: str, v
         assert result.code == 128 + 9
         assert f"rank {victim} (process" in result.err
         assert "was killed by SIGKILL" in result.err
+    if launcher == "run" and moment in ("fit", "collective"):
+        assert re.search(rf"rank {victim} .* died .* without a word: it was killed", result.err)
 
 
 @LAUNCHERS
