@@ -25,7 +25,7 @@ from allreduce.events import logger
 _STRANGER_SECONDS = 2.0  # a connection that proves nothing within this time is dropped
 _PAIR = struct.Struct("!I")
 _ROW = struct.Struct("!II")  # process id, local members
-_STATUS = struct.Struct("!i")  # an errno value, or 0 with a file
+_STATUS = struct.Struct("!Ii")  # which file; an errno value, or 0 with the file
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Links:
     rank: int
     processes: tuple[Process, ...] = ()
     sockets: dict[int, socket.socket] = field(default_factory=dict)
+    _passed: int = 0  # files so far, also those that did not come in time
 
     def close(self) -> None:
         for sock in self.sockets.values():
@@ -62,20 +63,42 @@ class Links:
             The file (the caller's to close), and rank 0's errno value.
 
         Raises:
-            OSError: Rank 0, or another process, died meanwhile.
+            OSError: Rank 0, or another process, died meanwhile, or it took too long.
         """
+        self._passed += 1
         if self.rank == 0:
-            for sock in self.sockets.values():
-                _arm(sock, deadline)
-                socket.send_fds(sock, [_STATUS.pack(error)], [] if fd is None else [fd])
+            self._send_file(fd, error, deadline)
             return fd, error
+        while True:
+            number, error, file = self._receive_file(deadline)
+            if number == self._passed:
+                return file, error
+            if file is not None:  # an earlier one, which this process did not wait for
+                os.close(file)
+
+    def _send_file(self, fd: int | None, error: int, deadline: float) -> None:
+        failure = None
+        for sock in self.sockets.values():
+            try:
+                _arm(sock, deadline)
+                message = _STATUS.pack(self._passed, error)
+                socket.send_fds(sock, [message], [] if fd is None else [fd])
+            except OSError as lost:  # the others still wait for theirs
+                failure = lost
+        if failure is not None:
+            raise failure
+
+    def _receive_file(self, deadline: float) -> tuple[int, int, int | None]:
         sock = self.sockets[0]
         _arm(sock, deadline)
-        message, fds, _, _ = socket.recv_fds(sock, _STATUS.size, 1, socket.MSG_CMSG_CLOEXEC)
+        try:
+            message, fds, _, _ = socket.recv_fds(sock, _STATUS.size, 1, socket.MSG_CMSG_CLOEXEC)
+        except builtins.TimeoutError as late:
+            raise OSError(errno.ETIMEDOUT, "rank 0 shared no memory in time") from late
         if len(message) != _STATUS.size:
             raise ConnectionResetError(errno.ECONNRESET, "rank 0 died while it shared memory")
-        (error,) = _STATUS.unpack(message)
-        return (fds[0] if fds else None), error
+        number, error = _STATUS.unpack(message)
+        return number, error, (fds[0] if fds else None)
 
 
 def _arm(sock: socket.socket, deadline: float) -> None:

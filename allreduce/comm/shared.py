@@ -36,7 +36,8 @@ class SharedWork(Work):
         self._transport = transport
         self._work = work
         self._arrays = arrays
-        self._result = result
+        self._result: Callable[[], Any] | None = result
+        self._value: Any = None
 
     @property
     def settled(self) -> bool:
@@ -52,7 +53,9 @@ class SharedWork(Work):
         if not self._work.done:
             self._transport.complete(self._work, timeout)
         self._transport.forget(self._work)
-        return self._result()
+        if self._result is not None:  # once: from then on the arrays are the caller's
+            self._value, self._result = self._result(), None
+        return self._value
 
 
 class SharedTransport(Transport):
@@ -132,9 +135,13 @@ class SharedTransport(Transport):
             missing = self._local.group.missing(work.seq)
             blamed = next((m for m in missing if m != self.index), self.index)
             self._local.group.blame_timeout(blamed, self.index, work.seq)
+            # Another thread may be in the middle of a step of it: from here on none is.
+            self._member.abort("it gave up")
         raise self._error(total)
 
     def _wait(self, work: _native.Work, seconds: float) -> bool:
+        if self._local.group.inherited:  # driving it here would do our parent's share twice
+            raise self._error(0.0)
         try:
             return self._member.wait(work, seconds)
         except BaseException as error:  # a signal's handler raised in the middle of a collective

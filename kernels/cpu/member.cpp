@@ -23,8 +23,12 @@ std::shared_ptr<Work> Member::start(Call call, const std::byte* in, std::byte* o
   work->call = call;
   work->in = in;
   work->out = out;
+  if (group_->inherited()) {  // where the lock may be held by a thread that the fork left behind
+    work->state.store(State::failed, std::memory_order_release);
+    return work;
+  }
   std::lock_guard lock(mutex_);
-  if (left_ || group_->inherited() || group_->culprit_word() != 0) {
+  if (left_ || group_->culprit_word() != 0) {
     work->state.store(State::failed, std::memory_order_release);
     return work;
   }
@@ -143,14 +147,16 @@ void Member::leave() {
 
 void Member::abort(const char* reason, std::size_t length) {
   if (group_->inherited()) return;
+  std::uint64_t next = 0;
   {
     std::lock_guard lock(mutex_);
+    next = started_;
     MemberState& own = share_.own();
     // Written once at most, before the word that makes others read it.
     if (group_->culprit_word() == 0 && own.reason[0] == 0)
       std::memcpy(own.reason, reason, std::min(length, sizeof(own.reason) - 1));
   }
-  group_->blame({Fault::aborted, index(), index(), started_});
+  group_->blame({Fault::aborted, index(), index(), next});
   std::lock_guard lock(mutex_);
   fail_all();
 }

@@ -223,6 +223,9 @@ def layouts(comm: Communicator) -> None:
     np.testing.assert_array_equal(target, expected)
     work = comm.all_reduce(base, out=target, op="max", async_op=True)
     np.testing.assert_array_equal(work.wait(), np.arange(24.0).reshape(2, 3, 4) + comm.size - 1)
+    target[:] = 7
+    assert work.wait() is target
+    assert (target == 7).all()  # it was the caller's again
     assert comm.all_gather(np.zeros((0, 5))).shape == (0, 5)
     assert comm.all_gather(base).shape == (2 * comm.size, 3, 4)
     assert comm.reduce_scatter(np.ones((3 * comm.size, 2))).shape == (3, 2)

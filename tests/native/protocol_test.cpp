@@ -2,6 +2,8 @@
 // collective, works in flight, members that run ahead, wait in other orders, disagree and abort.
 //
 // Usage: protocol_test <rounds>. Prints "ok" and exits 0, or says what is wrong and exits 1.
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -215,6 +217,29 @@ void test_abort(int size) {
   });
 }
 
+// A work whose wait gave up while another thread drove it touches its arrays no more.
+void test_given_up() {
+  std::atomic<bool> stop{false};
+  std::thread driver([&] {
+    while (!stop) Engine::instance().drive_others(nullptr);
+  });
+  for (int round = 0; round < 20; ++round)
+    ranks(2, [&](Member& member) {
+      std::vector<float> in(1000000, 1), out(in.size());
+      auto call = reduction(Collective::all_reduce, in.size());
+      auto work = member.start(call, bytes(in.data()), bytes(out.data()));
+      if (wait(member, *work, member.index() == 0 ? 1e-3 : 60) == Outcome::expired) {
+        // Time in which the driver takes over: Python waits for its lock here.
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+        member.group().blame({Fault::timeout, 1 - member.index(), member.index(), work->seq});
+        member.abort("it gave up", 10);
+      }
+      for (float& x : out) x = -1;
+    });
+  stop = true;
+  driver.join();
+}
+
 void test_leaver(int size) {
   ranks(size, [&](Member& member) {
     float x = 1;
@@ -301,6 +326,7 @@ int main(int argc, char** argv) {
   test_kernels<std::int32_t>(Type::int32);
   test_kernels<std::int64_t>(Type::int64);
   test_copies();
+  test_given_up();
   for (int round = 0; round < rounds; ++round)
     for (int size : {1, 2, 3, 5}) {
       test_collectives(size);
