@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm.base import Array
-from allreduce.comm.call import DTYPES, OPERATORS, Call
+from allreduce.comm.call import COUNT_LIMIT, DTYPES, OPERATORS, Call
 from allreduce.errors import ShapeError, UnsupportedError, UsageError, unknown_name
 
 
@@ -52,7 +52,7 @@ def prepare(context: Context, x: Any, op: str | None, root: int | None, out: Any
     source = _as_array(context, x)
     _check_op(context, op, source.dtype)
     if root is not None:
-        _check_root(context, root)
+        root = _check_root(context, root)
     shape = _result_shape(context, source.shape)
     if out is None:
         target = np.empty(shape, source.dtype)
@@ -63,6 +63,11 @@ def prepare(context: Context, x: Any, op: str | None, root: int | None, out: Any
     if buffer is target:
         _check_overlap(context, source, target)
     share = target if context.collective == "reduce_scatter" else source
+    if share.size >= COUNT_LIMIT:
+        raise UnsupportedError(
+            f"{context.where} carries fewer than {COUNT_LIMIT} elements, but got {share.size}; "
+            "pass the array in pieces"
+        )
     call = Call(context.collective, op, str(source.dtype), share.size, root, context.group)
 
     def result() -> Any:
@@ -102,11 +107,12 @@ def _check_op(context: Context, op: str | None, dtype: np.dtype[Any]) -> None:
         )
 
 
-def _check_root(context: Context, root: Any) -> None:
+def _check_root(context: Context, root: Any) -> int:
     if not isinstance(root, int | np.integer) or not 0 <= root < context.size:
         raise UsageError(
             f"{context.where} got root={root!r}; expected a rank from 0 to {context.size - 1}"
         )
+    return int(root)  # a NumPy integer of 8 bits could not be packed
 
 
 def _result_shape(context: Context, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ COLLECTIVES = ("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadca
 OPERATORS = ("none", "sum", "mean", "min", "max", "prod")
 DTYPES = ("none", "float32", "float64", "int32", "int64")
 PATHS = ("small", "direct", "staged")
+COUNT_LIMIT = 1 << 36  # what a signature cannot count any more
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from allreduce import _native
 from allreduce.comm import memory
-from allreduce.comm.call import kind
+from allreduce.comm.call import COUNT_LIMIT, kind
 from allreduce.comm.local_group import LocalGroup
 from allreduce.errors import OutOfMemoryError
 
 _PAGE = 4096
-_MAX_PAGES = 1 << 36  # what a signature can count
 
 
 class Symmetric:
@@ -44,7 +43,7 @@ class Symmetric:
             OutOfMemoryError: A process cannot have the memory; raised on all members.
         """
         pages = max(1, -(-nbytes // _PAGE))
-        if pages >= _MAX_PAGES:
+        if pages >= COUNT_LIMIT:
             raise OutOfMemoryError(f"{self._where}: no machine has {nbytes} bytes")
         complete(self._member.start_allocate(pages))
         self._regions += 1

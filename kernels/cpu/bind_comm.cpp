@@ -75,6 +75,7 @@ nb::object all_reduce(Member& member, std::uint32_t kind, nb::handle in, nb::han
     const auto op = static_cast<int>(call.op), type = static_cast<int>(call.type);
     if (kernels().reduce[op][type] == nullptr) return nb::none();
     call.count = source.count();
+    if (call.count >> kCountBits != 0) return nb::none();
     work = member.start(call, source.data(), target.data());
   }
   if (wait(member, *work, seconds) == Outcome::done) return nb::bool_(true);

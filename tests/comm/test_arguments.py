@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 from allreduce import errors
 from allreduce.comm import Communicator, replica_communicators
-from tests.harness import world_of_one
+from tests.harness import run_threads, world_of_one
 
 
 @pytest.fixture
@@ -89,6 +91,26 @@ def test_indivisible_rows_are_refused_with_both_numbers(comm: Communicator) -> N
 def test_a_root_that_is_no_rank_is_refused(comm: Communicator, root: Any) -> None:
     with pytest.raises(errors.UsageError, match="expected a rank from 0 to 1"):
         comm.broadcast(np.ones(3), root=root)
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int64"])
+def test_a_root_may_be_any_numpy_integer(kind: str) -> None:
+    def member(comm: Communicator) -> int:
+        return int(comm.broadcast(np.full(3, comm.rank), root=np.dtype(kind).type(1))[0])
+
+    assert run_threads(member, 2) == [1, 1]
+
+
+def test_more_elements_than_a_signature_counts_are_refused(
+    comm: Communicator, tmp_path: Path
+) -> None:
+    count = (1 << 36) + 100_000  # a signature of 36 bits would say 100,000
+    with (tmp_path / "sparse").open("w+b") as file:
+        os.truncate(file.fileno(), count * 4)
+        huge = np.asarray(np.memmap(file, "float32", "r+", shape=(count,)))
+    for call in (comm.all_reduce, comm.broadcast):
+        with pytest.raises(errors.UnsupportedError, match=f"but got {count}"):
+            call(huge, out=huge)
 
 
 @pytest.mark.parametrize(
