@@ -1,110 +1,164 @@
-"""Time all_reduce beside mpi4py's, alternating in one run.
+"""Time collectives beside other libraries'.
 
-    mpirun -n 2 python benchmarks/collectives.py
+    mpirun -n 2 python benchmarks/collectives.py                  # beside this mpirun's MPI
+    python benchmarks/collectives.py --peers                      # beside everybody, and so:
+    python benchmarks/collectives.py --peers mpich gloo --ranks 2 8 --collectives all_gather
+    python benchmarks/collectives.py --peers --dtypes float16 bfloat16
+    python benchmarks/collectives.py --peers --transport tcp      # beside gloo and MLX's ring
 
-Each run rewrites the inputs, meets in a barrier of the contestant's own kind, and times one call in
-place; a run's time is the slowest rank's. Results are checked. The contestants are `comm.empty`
-memory, ordinary NumPy arrays, and MPI's `Allreduce` on ordinary arrays.
+Each run rewrites the inputs, meets in a barrier of the contestant's own kind, and times one call,
+in place if it is an all_reduce or a broadcast; a run's time is the slowest rank's. Results are
+checked. Ours runs on `comm.empty` memory and on ordinary NumPy arrays, the peers on ordinary ones.
+An MPI takes turns with us in the same processes; the others run right after us. The probe is the
+machine's own limit for an all_reduce between processes: native code without a protocol, in turn
+with the rest.
+
+With --peers each library gets a virtual environment, made once, in a folder outside the checkout.
+Sizes are those of one rank's input. float16 and bfloat16 are ours alone, beside our float32.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-from mpi4py import MPI
-from numpy.typing import NDArray
-from report import Row, summarize, write
+import comparison
+import report
+from cases import COLLECTIVES, DTYPES, Case, add_arguments, selected, size_name
+from contest import ORDINARY, PROBE, Contestant, Timing, dump, hold
+from drive import drive
+from environments import DEFAULT_FOLDER
+from peers import PEERS
 
-from allreduce.comm import Communicator, init
+if TYPE_CHECKING:
+    from probe import Probe
 
-Array = NDArray[Any]
-KIB, MIB = 1 << 10, 1 << 20
-SIZES = (8, 256, 4 * KIB, 32 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
-MPI_NAME = "MPI"
-WARM_UP, FEWEST, MOST = 5, 10, 4000  # runs
+    from allreduce.comm import Communicator
 
-
-@dataclass(frozen=True)
-class Contestant:
-    """One way to reduce in place: its array, its call, and the barrier before it."""
-
-    name: str
-    array: Array
-    call: Callable[[], Any]
-    barrier: Callable[[], Any]
-
-    def run(self, source: Array) -> float:
-        """Do one run; returns its seconds on this rank."""
-        np.copyto(self.array, source)
-        self.barrier()
-        start = time.perf_counter()
-        self.call()
-        return time.perf_counter() - start
+_RESULTS = Path(__file__).resolve().parent / "results"
 
 
-def contestants(comm: Communicator, mpi: MPI.Comm, count: int) -> list[Contestant]:
-    symmetric = comm.empty((count,), "float32")
-    ordinary, theirs = np.empty(count, "float32"), np.empty(count, "float32")
-    return [
-        Contestant(
-            "comm.empty", symmetric, lambda: comm.all_reduce(symmetric, out=symmetric), comm.barrier
-        ),
-        Contestant(
-            "ordinary", ordinary, lambda: comm.all_reduce(ordinary, out=ordinary), comm.barrier
-        ),
-        Contestant(MPI_NAME, theirs, lambda: mpi.Allreduce(MPI.IN_PLACE, theirs), mpi.Barrier),
-    ]
+def take_part(options: argparse.Namespace) -> None:
+    """Measure as one of the ranks that a launcher started; rank 0 reports."""
+    from probe import Probe
+
+    from allreduce.comm import init, world
+
+    with init(transport=options.transport) as comm:
+        options.collectives = _possible(comm, options)
+        by_mpi = world().source == "mpi"
+        probe = Probe(comm) if comm.transport == "shared" else None
+        slowest = partial(comm.all_reduce, op="max")
+        timings: list[Timing] = []
+        for case in selected(options, comm.size):
+            contestants = _contestants(comm, case, options.dtypes, by_mpi, probe)
+            timings += hold(contestants, comm.rank, options.seconds, slowest)
+        if comm.rank != 0:
+            return
+        about, baseline = "no peer in these processes", ORDINARY
+        if by_mpi:
+            from peers import mpi
+
+            about, baseline = mpi.version(), mpi.name()
+        if options.timings:
+            dump(timings, about, options.timings)
+        else:
+            show(timings, baseline, f"{comm.size} processes; {about}", options.out)
 
 
-def measure(comm: Communicator, mpi: MPI.Comm, nbytes: int, seconds: float) -> list[Row]:
-    """Time all contestants at one size, in turn."""
-    runners = contestants(comm, mpi, nbytes // 4)
-    pattern = np.arange(nbytes // 4, dtype="float32") % 64
-    source = pattern + comm.rank
-    start = time.perf_counter()
-    for _ in range(WARM_UP):
-        for runner in runners:
-            runner.run(source)
-    each = comm.all_reduce((time.perf_counter() - start) / WARM_UP, op="max")
-    runs = int(min(MOST, max(FEWEST, seconds / each)))
-    times = np.array([[runner.run(source) for runner in runners] for _ in range(runs)])
-    for runner in runners:
-        expected = pattern * comm.size + sum(range(comm.size))
-        np.testing.assert_array_equal(runner.array, expected, err_msg=runner.name)
-    slowest = comm.all_reduce(times, op="max")
-    by_name = {runner.name: slowest[:, i].tolist() for i, runner in enumerate(runners)}
-    return summarize(_size(nbytes), by_name, baseline=MPI_NAME)
+def _possible(comm: Communicator, options: argparse.Namespace) -> list[str]:
+    """Return which of the wanted collectives the communicator has."""
+    import ours
+
+    if comm.size == 1:
+        raise SystemExit(
+            "collectives.py: one rank has nobody to talk to; start several, as in "
+            "mpirun -n 2 python benchmarks/collectives.py, or name --peers"
+        )
+    lacking = [dtype for dtype in options.dtypes if not ours.carries(dtype)]
+    possible = [name for name in options.collectives if hasattr(comm, name)]
+    if lacking or not possible:
+        missing = ", ".join(lacking or options.collectives)
+        raise SystemExit(f"collectives.py: our communicator does not know {missing}")
+    for name in sorted({*options.collectives} - {*possible}) if comm.rank == 0 else ():
+        print(f"left out: our communicator does not know {name}", file=sys.stderr)
+    return possible
 
 
-def _size(nbytes: int) -> str:
-    for unit, size in (("MiB", MIB), ("KiB", KIB)):
-        if nbytes >= size:
-            return f"{nbytes // size} {unit}"
-    return f"{nbytes} B"
+def _contestants(
+    comm: Communicator, case: Case, dtypes: Sequence[str], by_mpi: bool, probe: Probe | None
+) -> list[Contestant]:
+    """Make all that take turns in one case; a collective call."""
+    import ours
+
+    made = []
+    for dtype in dict.fromkeys(("float32", *dtypes)):
+        made += ours.contestants(comm, replace(case, dtype=dtype))
+    if by_mpi:
+        from mpi4py import MPI
+        from peers import mpi
+
+        made.append(mpi.contestant(MPI.COMM_WORLD, case))
+    return made + list(probe.contestants(case) if probe is not None else ())
+
+
+def show(timings: Sequence[Timing], baseline: str, where: str, out: Path) -> None:
+    """Print one job's timings, and write them to `out` with the suffixes .json and .png."""
+    collectives = list(dict.fromkeys(timing.collective for timing in timings))
+    title = f"{', '.join(collectives)}, float32 sum, {where}"
+    medians = {(timing.place, comparison.label(timing)): timing.median for timing in timings}
+    rows = []
+    for timing in timings:
+        size = size_name(timing.nbytes)
+        limit = medians.get((timing.place, PROBE)) if timing.dtype == "float32" else None
+        rows.append(
+            report.Row(
+                size if len(collectives) == 1 else f"{timing.collective} {size}",
+                comparison.label(timing),
+                timing.runs,
+                timing.median,
+                timing.p99,
+                medians[timing.place, baseline] / timing.median,
+                limit / timing.median if limit is not None else None,
+            )
+        )
+    report.print_rows(rows, title)
+    run = comparison.Run(baseline, where, timings)
+    if any(timing.dtype != "float32" for timing in timings):
+        comparison.print_types([run])
+    report.save(out, title, {"rows": [asdict(row) for row in rows]})
+    comparison.draw(timings, out, title)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/collectives"))
-    parser.add_argument("--seconds", type=float, default=2.0, help="per size")
-    parser.add_argument("--smallest", type=int, default=SIZES[0], help="bytes")
-    parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_arguments(parser)
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32"])
+    parser.add_argument("--transport", default="shared", help="ours")
+    parser.add_argument("--out", type=Path, help="of the .json and .png (default: in results/)")
+    parser.add_argument("--timings", type=Path, help="write them here as JSON, and report nothing")
+    many = parser.add_argument_group("with several libraries")
+    many.add_argument("--peers", nargs="*", choices=PEERS, help="beside whom; all without a name")
+    many.add_argument("--ranks", type=int, nargs="+", default=[2], help="how many, one by one")
+    many.add_argument("--environments", type=Path, default=DEFAULT_FOLDER, help="kept in here")
+    many.add_argument("--deadline", type=float, default=1800, help="seconds that a job may take")
     options = parser.parse_args()
-    rows: list[Row] = []
-    with init() as comm:
-        for nbytes in SIZES:
-            if options.smallest <= nbytes <= options.largest:
-                rows += measure(comm, MPI.COMM_WORLD, nbytes, options.seconds)
-        if comm.rank == 0:
-            library = MPI.Get_library_version().split("\n")[0].strip("\0 ")
-            title = f"all_reduce, float32 sum, {comm.size} processes; {library}"
-            write(rows, options.out, " ".join(title.split()))
+    if options.peers is None:
+        options.collectives = options.collectives or ["all_reduce"]
+        options.out = options.out or _RESULTS / "collectives"
+        take_part(options)
+    else:
+        options.collectives = options.collectives or list(COLLECTIVES)
+        name = "peers" if options.transport == "shared" else f"peers-{options.transport}"
+        options.out = options.out or _RESULTS / name
+        drive(options)
 
 
 if __name__ == "__main__":

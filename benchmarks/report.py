@@ -1,4 +1,4 @@
-"""How benchmarks report: a table on the terminal, the figures as JSON, a picture as PNG."""
+"""How benchmarks report: tables on the terminal, figures as JSON, bars as PNG."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import picture
+from contest import p99
 from rich.console import Console
 from rich.table import Table
 
@@ -25,6 +28,7 @@ class Row:
     median: float  # seconds
     p99: float  # seconds
     speedup: float  # the baseline's median divided by this one's
+    of_limit: float | None = None  # the machine's own limit divided by this one's median
 
 
 def summarize(case: str, times: Mapping[str, Sequence[float]], *, baseline: str) -> list[Row]:
@@ -36,7 +40,7 @@ def summarize(case: str, times: Mapping[str, Sequence[float]], *, baseline: str)
             name,
             len(seconds),
             medians[name],
-            sorted(seconds)[min(len(seconds) - 1, int(len(seconds) * 0.99))],
+            p99(seconds),
             medians[baseline] / medians[name],
         )
         for name, seconds in times.items()
@@ -44,27 +48,43 @@ def summarize(case: str, times: Mapping[str, Sequence[float]], *, baseline: str)
 
 
 def write(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Print the rows, and write them to `path` with the suffixes .json and .png."""
-    _print(rows, title)
+    """Print the rows, and write them to `path` with the suffixes .json and, as bars, .png."""
+    print_rows(rows, title)
+    save(path, title, {"rows": [asdict(row) for row in rows]})
+    values = {(row.case, row.contestant): row.median for row in rows}
+    picture.bars(values, path.with_suffix(".png"), title)
+
+
+def save(path: Path, title: str, figures: Mapping[str, Any]) -> None:
+    """Write figures, and what is needed to judge them, to `path` with the suffix .json."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    about = {"title": title, "machine": _machine(), "rows": [asdict(row) for row in rows]}
+    about = {"title": title, "machine": _machine(), **figures}
     path.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
-    _plot(rows, path.with_suffix(".png"), title)
 
 
-def _print(rows: Sequence[Row], title: str) -> None:
-    columns = ("case", "contestant", "runs", "median", "99 %", "baseline / this")
+def print_rows(rows: Sequence[Row], title: str) -> None:
+    """Print a line per row; the limit has a column where it is known."""
+    columns = ["case", "contestant", "runs", "median", "99 %", "baseline / this"]
     cells = [
-        (
+        [
             row.case,
             row.contestant,
             str(row.runs),
-            _seconds(row.median),
-            _seconds(row.p99),
+            duration(row.median),
+            duration(row.p99),
             f"{row.speedup:.2f}",
-        )
+        ]
         for row in rows
     ]
+    if any(row.of_limit is not None for row in rows):
+        columns.append("of the limit")
+        for line, row in zip(cells, rows, strict=True):
+            line.append(percent(row.of_limit))
+    print_table(columns, cells, title)
+
+
+def print_table(columns: Sequence[str], cells: Sequence[Sequence[str]], title: str) -> None:
+    """Print a table: with lines on a terminal, in plain columns elsewhere."""
     console = Console()
     if console.is_terminal:
         table = Table(title=title)
@@ -80,8 +100,14 @@ def _print(rows: Sequence[Row], title: str) -> None:
         print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
 
 
-def _seconds(value: float) -> str:
-    return f"{value * 1e6:.1f} µs" if value < 1e-3 else f"{value * 1e3:.2f} ms"
+def duration(seconds: float) -> str:
+    """Return a time as people read it: `12.3 µs`."""
+    return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def percent(fraction: float | None) -> str:
+    """Return a fraction as people read it; nothing where there is none."""
+    return "" if fraction is None else f"{fraction * 100:.0f} %"
 
 
 def _machine() -> dict[str, object]:
@@ -98,32 +124,3 @@ def _machine() -> dict[str, object]:
         "python": platform.python_version(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-
-
-def _plot(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Draw lines over many cases, on a logarithmic scale, or bars for a few."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    cases = list(dict.fromkeys(row.case for row in rows))
-    names = list(dict.fromkeys(row.contestant for row in rows))
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    for index, name in enumerate(names):
-        own = [row for row in rows if row.contestant == name]
-        values = [row.median * 1e6 for row in own]
-        places = [float(cases.index(row.case)) for row in own]
-        if len(cases) > 3:
-            axes.plot(places, values, marker="o", markersize=4, label=name)
-            axes.set_yscale("log")
-        else:
-            width = 0.8 / len(names)
-            axes.bar([p + index * width - 0.4 + width / 2 for p in places], values, width)
-            axes.containers[-1].set_label(name)
-    axes.set_xticks(range(len(cases)), cases, rotation=30 if len(cases) > 6 else 0)
-    axes.set(title=title, ylabel="µs (median)")
-    axes.grid(True, axis="y", alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)

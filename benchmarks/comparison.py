@@ -1,0 +1,217 @@
+"""Peers beside ours: ratios within each run, and what the runs say together."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import picture
+import report
+from cases import Case, size_name
+from contest import EMPTY, ORDINARY, PROBE, Timing
+
+Place = tuple[str, int, int]  # collective, ranks, bytes
+_OURS = (EMPTY, ORDINARY, PROBE)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was measured beside one peer.
+
+    Args:
+        peer: The name of the peer's timings.
+        about: The peer's library in its own words.
+        timings: Ours and the peer's, of one run or of two that followed each other.
+    """
+
+    peer: str
+    about: str
+    timings: Sequence[Timing]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One peer beside ours in one case, of float32."""
+
+    collective: str
+    ranks: int
+    nbytes: int
+    peer: str
+    median: float  # seconds, as all times here
+    p99: float
+    per_empty: float | None  # the peer's median divided by that of ours on comm.empty memory
+    per_ordinary: float | None  # and on ordinary arrays
+    empty_of_limit: float | None  # the probe's median divided by ours
+    ordinary_of_limit: float | None
+
+
+@dataclass(frozen=True)
+class TypeRate:
+    """How many elements per second one of ours reduces, as a multiple of float32's."""
+
+    collective: str
+    ranks: int
+    nbytes: int
+    contestant: str
+    dtype: str
+    median: float  # seconds
+    p99: float
+    rate: float
+
+
+def compare(runs: Iterable[Run]) -> list[Comparison]:
+    """Put every peer beside what was measured of ours in the peer's own run."""
+    found = []
+    for run in runs:
+        by_place = {(each.place, each.contestant): each for each in _float32(run.timings)}
+        for (place, contestant), theirs in by_place.items():
+            if contestant != run.peer:
+                continue
+            medians = {
+                name: by_place[place, name].median for name in _OURS if (place, name) in by_place
+            }
+            empty, ordinary, limit = (medians.get(name) for name in _OURS)
+            found.append(
+                Comparison(
+                    *place,
+                    peer=run.peer,
+                    median=theirs.median,
+                    p99=theirs.p99,
+                    per_empty=_ratio(theirs.median, empty),
+                    per_ordinary=_ratio(theirs.median, ordinary),
+                    empty_of_limit=_ratio(limit, empty),
+                    ordinary_of_limit=_ratio(limit, ordinary),
+                )
+            )
+    return found
+
+
+def type_rates(timings: Sequence[Timing]) -> list[TypeRate]:
+    """Compare types at equal bytes, by elements per second."""
+    base = {(each.place, each.contestant): each for each in _float32(timings)}
+    rates = []
+    for each in timings:
+        if each.dtype == "float32":
+            continue
+        count = Case(each.collective, each.dtype, each.ranks, each.nbytes).count
+        beside = base[each.place, each.contestant]
+        base_count = Case(each.collective, "float32", each.ranks, each.nbytes).count
+        rate = (count / each.median) / (base_count / beside.median)
+        rates.append(
+            TypeRate(*each.place, each.contestant, each.dtype, each.median, each.p99, rate)
+        )
+    return rates
+
+
+def print_comparisons(runs: Sequence[Run]) -> None:
+    """Print two tables per collective and number of ranks: ratios, and times."""
+    comparisons = compare(runs)
+    every = [timing for run in runs for timing in _float32(run.timings)]
+    for collective, ranks in dict.fromkeys(timing.place[:2] for timing in every):
+        own = [each for each in comparisons if (each.collective, each.ranks) == (collective, ranks)]
+        times = [each for each in every if each.place[:2] == (collective, ranks)]
+        title = f"{collective}, float32, {ranks} ranks"
+        _print_ratios(own, f"{title}: peer ÷ {EMPTY} / peer ÷ {ORDINARY}")
+        _print_times(times, f"{title}: median / 99 %")
+
+
+def print_types(runs: Iterable[Run]) -> None:
+    """Print how the other types do beside float32."""
+    rates = [rate for run in runs for rate in type_rates(run.timings)]
+    columns = ("case", "type", "contestant", "median", "99 %", "elements/s ÷ float32's")
+    cells = [
+        (
+            f"{rate.collective} {size_name(rate.nbytes)}, {rate.ranks} ranks",
+            rate.dtype,
+            rate.contestant,
+            report.duration(rate.median),
+            report.duration(rate.p99),
+            f"{rate.rate:.2f}",
+        )
+        for rate in rates
+    ]
+    report.print_table(columns, cells, "types at equal bytes")
+
+
+def save(runs: Sequence[Run], path: Path, title: str) -> None:
+    """Write all figures to `path` with the suffix .json, and a picture with .png."""
+    every = [timing for run in runs for timing in run.timings]
+    figures = {
+        "runs": [asdict(run) for run in runs],
+        "comparisons": [asdict(each) for each in compare(runs)],
+        "types": [asdict(each) for run in runs for each in type_rates(run.timings)],
+    }
+    report.save(path, title, figures)
+    draw(every, path, title)
+
+
+def draw(timings: Sequence[Timing], path: Path, title: str) -> None:
+    """Draw the medians of all timings, a panel per collective and number of ranks."""
+    panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    by_curve: dict[tuple[str, str, int], list[float]] = {}
+    for each in timings:
+        panel = f"{each.collective}, {each.ranks} ranks"
+        name = label(each)
+        by_curve.setdefault((panel, name, each.nbytes), []).append(each.median)
+    for (panel, name, nbytes), medians in by_curve.items():
+        point = (nbytes, statistics.median(medians))
+        panels.setdefault(panel, {}).setdefault(name, []).append(point)
+    picture.curves(panels, path.with_suffix(".png"), title)
+
+
+def label(timing: Timing) -> str:
+    """Return the contestant's name, with its type unless that is float32."""
+    suffix = "" if timing.dtype == "float32" else f", {timing.dtype}"
+    return timing.contestant + suffix
+
+
+def _print_ratios(comparisons: Sequence[Comparison], title: str) -> None:
+    peers = list(dict.fromkeys(each.peer for each in comparisons))
+    by_cell = {(each.nbytes, each.peer): each for each in comparisons}
+    limited = any(each.empty_of_limit is not None for each in comparisons)
+    cells = []
+    for nbytes in sorted({each.nbytes for each in comparisons}):
+        line = [size_name(nbytes)]
+        for peer in peers:
+            cell = by_cell.get((nbytes, peer))
+            line.append(_pair(cell.per_empty, cell.per_ordinary, "{:.2f}".format) if cell else "")
+        if limited:
+            own = [each for each in comparisons if each.nbytes == nbytes]
+            empty = _median(each.empty_of_limit for each in own)
+            ordinary = _median(each.ordinary_of_limit for each in own)
+            line.append(_pair(empty, ordinary, report.percent))
+        cells.append(line)
+    columns = ["bytes", *peers, *(["of the limit"] if limited else [])]
+    report.print_table(columns, cells, title)
+
+
+def _print_times(timings: Sequence[Timing], title: str) -> None:
+    names = list(dict.fromkeys(each.contestant for each in timings))
+    cells = []
+    for nbytes in sorted({each.nbytes for each in timings}):
+        line = [size_name(nbytes)]
+        for name in names:
+            own = [each for each in timings if (each.nbytes, each.contestant) == (nbytes, name)]
+            middle, late = _median(each.median for each in own), _median(each.p99 for each in own)
+            line.append(_pair(middle, late, report.duration) if own else "")
+        cells.append(line)
+    report.print_table(["bytes", *names], cells, title)
+
+
+def _pair(first: float | None, second: float | None, show: Callable[[float], str]) -> str:
+    return " / ".join("-" if value is None else show(value) for value in (first, second))
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _ratio(numerator: float | None, denominator: float | None) -> float | None:
+    return numerator / denominator if numerator is not None and denominator is not None else None
+
+
+def _float32(timings: Iterable[Timing]) -> list[Timing]:
+    return [timing for timing in timings if timing.dtype == "float32"]

@@ -1,0 +1,127 @@
+"""How contestants are timed: in turn, on rewritten inputs, the slowest rank counting."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cases import Array, Case
+
+WARM_UP, FEWEST, MOST = 5, 10, 4000  # runs
+EMPTY, ORDINARY, PROBE = "comm.empty", "ordinary", "probe"  # ours, and the machine's limit
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way to carry out a case.
+
+    Args:
+        name: Who it is.
+        case: What it does.
+        refill: Writes a rank's input.
+        barrier: Meets the other ranks, in the contestant's own way.
+        call: What is timed.
+        result: Returns the output of the last call, as a NumPy array.
+    """
+
+    name: str
+    case: Case
+    refill: Callable[[Array], Any]
+    barrier: Callable[[], Any]
+    call: Callable[[], Any]
+    result: Callable[[], Array]
+
+    def run(self, source: Array) -> float:
+        """Do one run; returns its seconds on this rank."""
+        self.refill(source)
+        self.barrier()
+        start = time.perf_counter()
+        self.call()
+        return time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one contestant took for one case."""
+
+    collective: str
+    dtype: str
+    ranks: int
+    nbytes: int
+    contestant: str
+    runs: int
+    median: float  # seconds
+    p99: float  # seconds
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """What contestants have to share to be comparable."""
+        return self.collective, self.ranks, self.nbytes
+
+
+def hold(
+    contestants: Sequence[Contestant],
+    rank: int,
+    seconds: float,
+    slowest: Callable[[Array], Array],
+) -> list[Timing]:
+    """Time all contestants of one size in turn, and check what they computed.
+
+    Args:
+        contestants: Their cases differ in the type of elements at most.
+        rank: This process's.
+        seconds: How long to go on, roughly.
+        slowest: Returns the element-wise maximum of the ranks' arrays of seconds; a collective.
+
+    Raises:
+        AssertionError: A contestant computed something wrong.
+    """
+    sources = {each.case: each.case.source(rank) for each in contestants}
+    start = time.perf_counter()
+    for _ in range(WARM_UP):
+        for each in contestants:
+            each.run(sources[each.case])
+    lap = float(slowest(np.array([(time.perf_counter() - start) / WARM_UP]))[0])
+    runs = int(min(MOST, max(FEWEST, seconds / lap)))
+    times = np.array([[each.run(sources[each.case]) for each in contestants] for _ in range(runs)])
+    for each in contestants:
+        np.testing.assert_array_equal(each.result(), each.case.expected(rank), each.name)
+    return [
+        _timing(each, column)
+        for each, column in zip(contestants, slowest(times).T.tolist(), strict=True)
+    ]
+
+
+def _timing(contestant: Contestant, seconds: list[float]) -> Timing:
+    case = contestant.case
+    place = (case.collective, case.dtype, case.ranks, case.nbytes)
+    return Timing(*place, contestant.name, len(seconds), statistics.median(seconds), p99(seconds))
+
+
+def p99(seconds: Sequence[float]) -> float:
+    """Return what 99 of 100 runs did not exceed; the longest of fewer."""
+    return sorted(seconds)[min(len(seconds) - 1, int(len(seconds) * 0.99))]
+
+
+def dump(timings: Sequence[Timing], about: str, path: Path) -> None:
+    """Write timings for whoever started this process.
+
+    Args:
+        timings: All of the run's.
+        about: Which library was measured, in its own words.
+        path: The file.
+    """
+    rows = [asdict(timing) for timing in timings]
+    path.write_text(json.dumps({"about": about, "timings": rows}))
+
+
+def load(path: Path) -> tuple[list[Timing], str]:
+    """Read what `dump` wrote: the timings, and the library's own words."""
+    read = json.loads(path.read_text())
+    return [Timing(**row) for row in read["timings"]], str(read["about"])

@@ -1,0 +1,81 @@
+"""Pictures of medians: curves over sizes with logarithmic axes, and bars for a few cases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Curve = Sequence[tuple[int, float]]  # bytes and seconds
+_COLUMNS = 2  # of panels
+_PANEL_INCHES = (8.0, 5.0)
+
+
+def curves(panels: Mapping[str, Mapping[str, Curve]], path: Path, title: str) -> None:
+    """Draw a panel per kind of call, and in it a curve per contestant, log-log."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    columns = min(_COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = _figure(rows, columns)
+    for (name, curves_of), place in zip(panels.items(), axes.flat, strict=False):
+        for contestant, points in curves_of.items():
+            sizes, seconds = zip(*sorted(points), strict=True)
+            values = [each * 1e6 for each in seconds]
+            place.plot(sizes, values, marker="o", markersize=4, label=contestant)
+        place.set(xscale="log", yscale="log", title=name, xlabel="bytes", ylabel="µs (median)")
+        marks = sorted({size for points in curves_of.values() for size, _ in points})
+        place.xaxis.set_major_locator(FixedLocator(marks))
+        place.xaxis.set_minor_locator(NullLocator())
+        place.xaxis.set_major_formatter(FuncFormatter(_tick))
+        place.tick_params(axis="x", labelrotation=30)
+        place.grid(True, alpha=0.3)
+        place.legend(fontsize="small")
+    for place in list(axes.flat)[len(panels) :]:
+        place.set_visible(False)
+    figure.suptitle(title)
+    _save(figure, path)
+
+
+def bars(values: Mapping[tuple[str, str], float], path: Path, title: str) -> None:
+    """Draw a group of bars per case, in it one per contestant; values are seconds."""
+    cases = list(dict.fromkeys(case for case, _ in values))
+    names = list(dict.fromkeys(name for _, name in values))
+    width = 0.8 / len(names)
+    figure, axes = _figure(1, 1)
+    place = axes.flat[0]
+    for index, name in enumerate(names):
+        own = {case: seconds for (case, other), seconds in values.items() if other == name}
+        left = [cases.index(case) + (index + 0.5) * width - 0.4 for case in own]
+        place.bar(left, [seconds * 1e6 for seconds in own.values()], width, label=name)
+    place.set_xticks(range(len(cases)), cases)
+    place.set(title=title, ylabel="µs (median)")
+    place.grid(True, axis="y", alpha=0.3)
+    place.legend()
+    _save(figure, path)
+
+
+def _tick(nbytes: float, _: int) -> str:
+    for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:g} {unit}iB"
+    return f"{nbytes:g} B"
+
+
+def _figure(rows: int, columns: int) -> tuple[Any, Any]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    width, height = _PANEL_INCHES
+    size = (width * columns, height * rows)
+    return pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+
+
+def _save(figure: Any, path: Path) -> None:
+    from matplotlib import pyplot
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,33 @@
+"""Jobs of several processes: together they end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import jobs
+import pytest
+
+
+def _python(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+def test_all_have_run(tmp_path: Path) -> None:
+    program = "import os; open(os.environ['NAME'] + str(os.getpid()), 'w').close()"
+    jobs.run([_python(program)] * 3, environ={"NAME": "ran"}, cwd=tmp_path, deadline=30)
+    assert len(list(tmp_path.glob("ran*"))) == 3
+
+
+def test_a_failure_ends_the_others(tmp_path: Path) -> None:
+    commands = [_python("import time; time.sleep(60)"), _python("raise SystemExit('so it is')")]
+    start = time.monotonic()
+    with pytest.raises(jobs.JobError, match=r"(?s)ended with code 1.*so it is"):
+        jobs.run(commands, environ={}, cwd=tmp_path, deadline=50)
+    assert time.monotonic() - start < 30
+
+
+def test_time_runs_out(tmp_path: Path) -> None:
+    with pytest.raises(jobs.JobError, match=r"still ran after 1 s"):
+        jobs.run([_python("import time; time.sleep(60)")], environ={}, cwd=tmp_path, deadline=1)
