@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent import futures
 
+from allreduce.cluster import forks
 from allreduce.cluster import leader_pb2 as pb
 from allreduce.cluster.base import Member, Store, lost, ranks_text
 from allreduce.cluster.rpc import (
@@ -42,12 +43,14 @@ class Line:
     def __init__(self, address: str, patience: float, silence: float) -> None:
         self.address, self._silence = address, silence
         self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        forks.hold(self)
         ready = grpc.channel_ready_future(self._channel)
         try:
             ready.result(timeout=patience)
         except grpc.FutureTimeoutError:
             ready.cancel()
             self._channel.close()
+            forks.release(self)
             raise ConnectionError(f"nothing answers at {address}") from None
         self.greetings: queue.SimpleQueue[pb.ToMember | None] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[pb.FromMember | None] = queue.SimpleQueue()
@@ -99,6 +102,7 @@ class Line:
         self._outbox.put(None)
         self._call.cancel()
         self._channel.close()
+        forks.release(self)
 
     def _requests(self) -> Iterator[pb.FromMember]:
         while True:

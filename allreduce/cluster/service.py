@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Any
 
+from allreduce.cluster import forks
 from allreduce.cluster.address import check_secret
 from allreduce.cluster.group import Group
 from allreduce.cluster.rpc import SERVER_OPTIONS, grpc, leader_pb2_grpc
@@ -65,6 +66,7 @@ class Leader:
                 f"[cluster] no group leader can listen at {address}: "
                 f"{self._failure or 'the server did not start'}"
             )
+        forks.hold(self)
 
     @property
     def first_lost(self) -> int | None:
@@ -86,6 +88,7 @@ class Leader:
         if self._loop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self.stop.set)
             self._thread.join(START_SECONDS)
+        forks.release(self)
 
     def _run(self) -> None:
         try:

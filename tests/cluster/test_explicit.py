@@ -209,6 +209,49 @@ def test_a_forked_child_can_neither_use_nor_close_the_world(script: Write) -> No
         assert lines[2] == "3"
 
 
+@pytest.mark.parametrize("victim", [0, 1])  # rank 0 hosts the leader
+def test_a_forked_child_does_not_hide_its_parents_death(script: Write, victim: int) -> None:
+    fork = (
+        "world.store.barrier('begin', 30)\n"
+        f"if world.rank == {victim}:\n"
+        "    if os.fork() == 0: time.sleep(60)\n"
+        "    time.sleep(0.3)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "began = time.monotonic()\n"
+        "try: world.store.barrier('end', 30)\n"
+        "except ConnectionError as error: print(time.monotonic() - began < 3, error, flush=True)\n"
+        "os._exit(0)"
+    )
+    address = free_address()
+    path = script(fork)
+    with contextlib.ExitStack() as stack:
+        ranks = [
+            stack.enter_context(running([sys.executable, str(path)], said(rank, 2, address)))
+            for rank in range(2)
+        ]
+        assert ranks[1 - victim].finish(40).out.startswith("True [cluster] rank")
+
+
+def test_what_is_not_the_leaders_stays_open_in_a_forked_child(script: Write) -> None:
+    fork = (
+        "import socket\n"
+        "server = socket.create_server(('127.0.0.1', 0))\n"
+        "one = socket.create_connection(server.getsockname())\n"
+        "two, _ = server.accept()\n"
+        "pipe = os.pipe()\n"
+        "if (pid := os.fork()) == 0:\n"
+        "    one.sendall(b'x')\n"
+        "    os.write(pipe[1], two.recv(1) + server.getsockname()[0].encode())\n"
+        "    os._exit(0)\n"
+        "os.waitpid(pid, 0)\n"
+        "print(os.read(pipe[0], 99))\n"
+        "world.store.barrier('end', 30)"
+    )
+    address = free_address()
+    results = run_together(script(fork), [said(rank, 2, address) for rank in range(2)])
+    assert [result.out for result in results] == ["b'x127.0.0.1'\n"] * 2, results
+
+
 def test_joining_twice_is_refused_and_after_closing_allowed(script: Write) -> None:
     twice = (
         "try: cluster.join()\n"
