@@ -1,59 +1,69 @@
 """Memory that processes share, allocated before anybody maps it.
 
 Touching a page of a mapped file for which there is no memory ends the process with SIGBUS; so all
-pages are allocated first, and a shortage is an ordinary error. Files are anonymous memfds: the
-kernel frees them with the last process that holds or maps them, whatever ended it.
+pages are allocated first, and a shortage is an ordinary error. Allocating beyond the limit of a
+control group (a container's, a Slurm step's) is none: the kernel kills a process of the group to
+make room. So what is left is read first. Files are anonymous memfds: the kernel frees them with the
+last process that holds or maps them, whatever ended it.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
-_CGROUP = Path("/sys/fs/cgroup")
+_ROOT = Path("/")
+# Of both versions: a group's limit and usage, and the keys of its memory.stat that say how much of
+# the usage is cached files, which the kernel drops before it kills. Shared memory is not in these.
+_VERSIONS = {
+    "cgroup2": ("memory.max", "memory.current", ("inactive_file", "active_file")),
+    "cgroup": (
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_inactive_file", "total_active_file"),
+    ),
+}
+_NO_LIMIT = "max"
+_BYTES_PER_ENTRY = 512  # of memory per byte of page table: 8 bytes map 4096
 
 
-def available_bytes() -> int:
-    """Return how much memory this process could have, by the kernel's estimate and its limits."""
-    available = 1 << 62
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    return min(available, _cgroup_headroom())
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How many bytes this process could still have, and what sets that limit."""
+
+    nbytes: int
+    limit: str
+
+    def __str__(self) -> str:
+        return f"{self.nbytes} bytes are left of {self.limit}"
 
 
-def _cgroup_headroom() -> int:
-    """Return what this process's control groups (version 2) leave, of all groups above it."""
-    headroom = 1 << 62
-    try:
-        entries = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return headroom
-    own = next((entry[3:] for entry in entries if entry.startswith("0::")), "/")
-    group = _CGROUP / own.lstrip("/")
-    for level in (group, *group.parents):
-        if level == _CGROUP.parent:
-            break
-        try:
-            limit = (level / "memory.max").read_text().strip()
-            used = int((level / "memory.current").read_text())
-        except (OSError, ValueError):  # the root group, or one outside this container, has no limit
-            continue
-        if limit != "max":
-            headroom = min(headroom, int(limit) - used)
-    return headroom
+def room(root: Path = _ROOT) -> Room:
+    """Find what limits this process's memory first: the machine, or one of its control groups.
+
+    Args:
+        root: Where /proc and /sys are, or what stands in for them.
+    """
+    return min((_machine(root), *_groups(root)), key=lambda each: each.nbytes)
+
+
+def page_tables(nbytes: int, processes: int) -> int:
+    """Return how many bytes of page tables a region costs, mapped by so many processes."""
+    return nbytes * processes // _BYTES_PER_ENTRY
 
 
 def check_available(nbytes: int) -> None:
-    """Refuse what the machine cannot have: the kernel would kill a process to make room for it.
+    """Refuse what this process cannot have: the kernel would kill a process to make room for it.
 
     Raises:
-        OSError: There is less memory (ENOMEM).
+        OSError: There is less memory (ENOMEM); its text says what the limit is.
     """
-    available = available_bytes()
-    if nbytes > available:
-        raise OSError(errno.ENOMEM, f"{nbytes} bytes are needed, {available} are available")
+    left = room()
+    if nbytes > left.nbytes:
+        raise OSError(errno.ENOMEM, f"{nbytes} bytes are needed, and {left}")
 
 
 def allocate(nbytes: int) -> int:
@@ -71,3 +81,65 @@ def allocate(nbytes: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _machine(root: Path) -> Room:
+    """Return the kernel's own estimate of what can be had without swapping."""
+    sizes = dict(line.split(":", 1) for line in _lines(root / "proc/meminfo") if ":" in line)
+    total, available = (
+        int(sizes[key].split()[0]) * 1024 if key in sizes else 1 << 62
+        for key in ("MemTotal", "MemAvailable")
+    )
+    return Room(available, f"this machine's {total}")
+
+
+def _groups(root: Path) -> Iterator[Room]:
+    """Yield what each control group leaves that this process is in, from its own upwards."""
+    for version, top, inside in _hierarchies(root):
+        for level in (inside, *inside.parents):
+            left = _left(version, top / level)
+            if left is not None:
+                yield left
+
+
+def _hierarchies(root: Path) -> Iterator[tuple[str, Path, PurePosixPath]]:
+    """Yield the mounted trees of groups that limit memory: version, folder, and our place in it."""
+    places: dict[str, str] = {}
+    for line in _lines(root / "proc/self/cgroup"):
+        number, controllers, name = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            places["cgroup"] = name
+        elif number == "0":
+            places["cgroup2"] = name
+    for line in _lines(root / "proc/self/mountinfo"):
+        mount, _, kind = line.partition(" - ")
+        version, _, options = kind.split(" ", 2)
+        if version not in places or (version == "cgroup" and "memory" not in options.split(",")):
+            continue
+        shown, point = mount.split()[3:5]
+        place = PurePosixPath(places[version])
+        # A container may see its own group as the top, under the name that it has outside.
+        inside = place.relative_to(shown) if place.is_relative_to(shown) else PurePosixPath()
+        yield version, root / point.lstrip("/"), inside
+
+
+def _left(version: str, group: Path) -> Room | None:
+    """Return what one group leaves; None if it sets no limit, or is outside this container."""
+    limit_name, usage_name, reclaimable = _VERSIONS[version]
+    try:
+        limit = (group / limit_name).read_text().strip()
+        used = int((group / usage_name).read_text())
+    except (OSError, ValueError):
+        return None
+    if limit == _NO_LIMIT:
+        return None
+    stat = dict(line.split(" ", 1) for line in _lines(group / "memory.stat"))
+    used -= sum(int(stat.get(key, 0)) for key in reclaimable)
+    return Room(max(0, int(limit) - used), f"the {limit} that {group / limit_name} allows")
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:  # an old kernel, or a container that hides it
+        return []

@@ -98,8 +98,8 @@ def _share(links: Links, deadline: float) -> LocalGroup:
     if error or group is None:
         raise OutOfMemoryError(
             f"[shared] rank {links.rank}: no shared memory of {needed} bytes for a communicator of "
-            f"{len(members)} members: rank {rank} got {os.strerror(error)!r}; about "
-            f"{memory.available_bytes()} bytes are free on this machine"
+            f"{len(members)} members: rank {rank} got {os.strerror(error)!r}; here "
+            f"{memory.room()}"
         )
     _watch(group, links, members)
     return LocalGroup(group, links, members, links.processes[links.rank].local_members)

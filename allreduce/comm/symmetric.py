@@ -17,6 +17,7 @@ from allreduce.comm.local_group import LocalGroup
 from allreduce.errors import OutOfMemoryError
 
 _PAGE = 4096
+_TEXT_WORDS = 63  # 504 bytes of why a process has no memory: room for a long group's path
 
 
 class Symmetric:
@@ -47,30 +48,31 @@ class Symmetric:
             raise OutOfMemoryError(f"{self._where}: no machine has {nbytes} bytes")
         complete(self._member.start_allocate(pages))
         self._regions += 1
-        error = self._map(self._regions, pages * _PAGE)
-        # Everybody learns whether everybody could map it.
-        mine, errors = np.array([error]), np.zeros(len(self._local.members), np.int64)
-        complete(self._member.start(kind("all_gather"), mine, errors))
-        if errors.any():
+        mine = _report(*self._map(self._regions, pages * _PAGE))
+        # Everybody learns whether everybody could map it, and if not why.
+        reports = np.zeros((len(self._local.members), len(mine)), np.int64)
+        complete(self._member.start(kind("all_gather"), mine, reports.reshape(-1)))
+        if reports[:, 0].any():
             self._local.group.release_region(self._regions)
-            raise self._shortage(nbytes, errors)
+            raise self._shortage(nbytes, reports)
         part: NDArray[np.uint8] = self._local.group.claim(self._regions, self._index)
         return part
 
-    def _map(self, region: int, part_bytes: int) -> int:
-        """Have this process's first member map a new region; return an errno value or 0."""
+    def _map(self, region: int, part_bytes: int) -> tuple[int, str]:
+        """Have this process's first member map a new region.
+
+        Returns:
+            0 and nothing, or an errno value and what is known of its cause here.
+        """
         local = self._local
         if self._index != local.first:
-            return 0
-        total = part_bytes * len(local.members)
-        fd, error = None, 0
+            return 0, ""
+        fd, error, why = None, 0, ""
         try:
-            if not local.links.sockets:
-                memory.check_available(total)
-            elif local.links.rank == 0:
-                fd = memory.allocate(total)
+            if local.links.rank == 0:
+                fd = self._allocate(part_bytes * len(local.members))
         except OSError as failure:
-            error = failure.errno or errno.ENOMEM
+            error, why = failure.errno or errno.ENOMEM, failure.strerror or ""
         try:
             if local.links.sockets:
                 fd, error = local.links.pass_file(fd, error, time.monotonic() + self._timeout)
@@ -79,17 +81,37 @@ class Symmetric:
                     region, -1 if fd is None else fd, part_bytes, local.local_members
                 )
         except OSError as failure:
-            error = failure.errno or errno.ENOMEM
+            error, why = failure.errno or errno.ENOMEM, failure.strerror or ""
         finally:
             if fd is not None:
                 os.close(fd)
-        return error
+        return error, why
 
-    def _shortage(self, nbytes: int, errors: NDArray[np.int64]) -> OutOfMemoryError:
-        first = int(np.flatnonzero(errors)[0])
-        total = nbytes * len(errors)
+    def _allocate(self, total: int) -> int | None:
+        """Have the first process allocate a region; None where no other has to map it.
+
+        All members' parts are one file, which counts as the first process's.
+
+        Raises:
+            OSError: There is no memory for the file and for what mapping it everywhere takes.
+        """
+        links = self._local.links
+        memory.check_available(total + memory.page_tables(total, len(links.processes)))
+        return memory.allocate(total) if links.sockets else None
+
+    def _shortage(self, nbytes: int, reports: NDArray[np.int64]) -> OutOfMemoryError:
+        first = int(np.flatnonzero(reports[:, 0])[0])
+        error = os.strerror(int(reports[first, 0]))
+        why = reports[first, 1:].tobytes().rstrip(b"\0").decode(errors="replace")
         return OutOfMemoryError(
-            f"{self._where}: no shared memory of {total} bytes, {nbytes} per member: "
-            f"{self._local.members[first]} got {os.strerror(int(errors[first]))!r}; "
-            f"about {memory.available_bytes()} bytes are free on this machine"
+            f"{self._where}: no shared memory of {nbytes * len(reports)} bytes, {nbytes} per "
+            f"member: {self._local.members[first]} got {error!r}"
+            + (f": {why}" if why and why != error else "")
         )
+
+
+def _report(error: int, why: str) -> NDArray[np.int64]:
+    """Pack an errno value and its cause for the other members."""
+    size = _TEXT_WORDS * 8
+    text = np.frombuffer(why.encode()[:size].ljust(size, b"\0"), np.int64)
+    return np.concatenate([np.array([error], np.int64), text])
