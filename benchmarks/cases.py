@@ -21,6 +21,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SIZES = (8, 256, 4 * KIB, 32 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
 DTYPES = ("float32", "float16", "bfloat16")
+LEFT_OUT = "left out: "  # begins what is said about cases that are not measured
 
 # The others are about bandwidth; what they cost in latency, all_reduce shows.
 _OTHERS_SMALLEST, _OTHERS_LARGEST = 256 * KIB, 64 * MIB
@@ -122,7 +123,7 @@ def selected(options: argparse.Namespace, ranks: int) -> Iterator[Case]:
                 yield case
             else:
                 text = f"{collective} of {size_name(nbytes)} on {ranks} ranks"
-                print(f"left out: {text} needs most of the memory", file=sys.stderr)
+                print(f"{LEFT_OUT}{text} needs most of the memory", file=sys.stderr)
 
 
 def size_name(nbytes: int) -> str:

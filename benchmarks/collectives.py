@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 import comparison
 import report
-from cases import COLLECTIVES, DTYPES, Case, add_arguments, selected, size_name
+from cases import COLLECTIVES, DTYPES, LEFT_OUT, Case, add_arguments, selected, size_name
 from contest import ORDINARY, PROBE, Contestant, Timing, dump, hold
 from drive import drive
 from environments import DEFAULT_FOLDER
@@ -86,7 +86,7 @@ def _possible(comm: Communicator, options: argparse.Namespace) -> list[str]:
         missing = ", ".join(lacking or options.collectives)
         raise SystemExit(f"collectives.py: our communicator does not know {missing}")
     for name in sorted({*options.collectives} - {*possible}) if comm.rank == 0 else ():
-        print(f"left out: our communicator does not know {name}", file=sys.stderr)
+        print(f"{LEFT_OUT}our communicator does not know {name}", file=sys.stderr)
     return possible
 
 

@@ -188,7 +188,8 @@ def _print_ratios(comparisons: Sequence[Comparison], title: str) -> None:
 
 
 def _print_times(timings: Sequence[Timing], title: str) -> None:
-    names = list(dict.fromkeys(each.contestant for each in timings))
+    present = dict.fromkeys(each.contestant for each in timings)
+    names = sorted(present, key=lambda name: name not in _OURS)  # ours first
     cells = []
     for nbytes in sorted({each.nbytes for each in timings}):
         line = [size_name(nbytes)]

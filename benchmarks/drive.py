@@ -13,6 +13,7 @@ from pathlib import Path
 
 import comparison
 import jobs
+from cases import LEFT_OUT
 from comparison import Run
 from contest import Timing, load
 from environments import Environments
@@ -102,12 +103,15 @@ class _Driver:
         """Run a job, and return what its rank 0 wrote."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "timings.json"
-            jobs.run(
+            said = jobs.run(
                 [[*command, "--timings", str(path)] for command in commands],
                 environ=dict(peer.settings),
                 cwd=_HERE,
                 deadline=self._options.deadline,
             )
+            for line in dict.fromkeys(said.splitlines()):
+                if LEFT_OUT in line:
+                    print(line, file=sys.stderr)
             return load(path)
 
     def _ours(self, cases: Sequence[str]) -> list[str]:

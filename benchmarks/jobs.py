@@ -21,7 +21,7 @@ class JobError(RuntimeError):
 
 def run(
     commands: Sequence[Sequence[str]], *, environ: Mapping[str, str], cwd: Path, deadline: float
-) -> None:
+) -> str:
     """Run processes until all have ended.
 
     Args:
@@ -29,6 +29,9 @@ def run(
         environ: Environment variables to change.
         cwd: Where they run.
         deadline: Seconds after which they are killed.
+
+    Returns:
+        What they have said.
 
     Raises:
         JobError: One ended with a failure, upon which the others are killed, or time ran out.
@@ -52,9 +55,12 @@ def run(
         if reason:
             for process in processes:
                 _kill(process)
-            output.seek(0)
-            said = output.read()[-_TAIL:].strip()
-            raise JobError(f"{' '.join(commands[0])}\n{reason}; it said:\n{said}")
+        output.seek(0)
+        said = output.read()
+        if reason:
+            tail = said[-_TAIL:].strip()
+            raise JobError(f"{' '.join(commands[0])}\n{reason}; it said:\n{tail}")
+        return said
 
 
 def _outcome(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> str:

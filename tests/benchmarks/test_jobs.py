@@ -14,10 +14,10 @@ def _python(program: str) -> list[str]:
     return [sys.executable, "-c", program]
 
 
-def test_all_have_run(tmp_path: Path) -> None:
-    program = "import os; open(os.environ['NAME'] + str(os.getpid()), 'w').close()"
-    jobs.run([_python(program)] * 3, environ={"NAME": "ran"}, cwd=tmp_path, deadline=30)
-    assert len(list(tmp_path.glob("ran*"))) == 3
+def test_all_have_said(tmp_path: Path) -> None:
+    programs = [_python(f"import os; print(os.environ['NAME'], {each})") for each in range(3)]
+    said = jobs.run(programs, environ={"NAME": "rank"}, cwd=tmp_path, deadline=30)
+    assert sorted(said.splitlines()) == ["rank 0", "rank 1", "rank 2"]
 
 
 def test_a_failure_ends_the_others(tmp_path: Path) -> None:
