@@ -66,7 +66,7 @@ class DeviceName:
         if isinstance(text, DeviceName):
             return text
         if not isinstance(text, str):
-            raise _malformed(text, f"it is a {type(text).__name__}, not a text")
+            raise _malformed(text, f"it is no text, but of type {type(text).__name__}")
         fields: dict[str, str | int | None] = {}
         parts = text.removeprefix("/").split("/") if text.strip("/") else []
         for part in parts:
@@ -149,7 +149,7 @@ def _read_part(text: str, part: str) -> dict[str, str | int | None]:
     reader = _FIELDS.get(head)
     if reader is None:
         hint = did_you_mean(head, [*_FIELDS, "device", *SHORT_KINDS])
-        raise _malformed(text, f"{part!r} is not a part of a device name{hint}")
+        raise _malformed(text, f"{head!r} is neither a field nor a kind of device{hint}")
     return {head: reader(text, head, rest)}
 
 
@@ -185,6 +185,6 @@ _FIELDS: dict[str, Callable[[str, str, str], str | int | None]] = {
 
 
 def _malformed(text: object, why: str) -> DeviceError:
-    return DeviceError(
-        f"{text!r} is not a device name: {why}. Names look like " + ", ".join(map(repr, FORMS))
-    )
+    end = "" if why.endswith("?") else "."
+    forms = ", ".join(map(repr, FORMS))
+    return DeviceError(f"{text!r} is not a device name: {why}{end} Names look like {forms}")

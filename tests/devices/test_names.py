@@ -46,7 +46,8 @@ def test_the_forms_shown_in_errors_are_names() -> None:
     [
         ("/job:worker/tsk:0", "did you mean 'task'"),
         ("/devise:GPU:0", "did you mean 'device'"),
-        ("GPUU:0", "did you mean 'GPU'"),
+        ("GPUU:0", "'GPUU' is neither a field nor a kind of device; did you mean 'GPU'? Names"),
+        ("XPU:0", "is not a device name: 'XPU' is neither"),
         ("/GPU:-1", "'-1' is not a number from 0"),
         ("/GPU:one", "'one' is not a number from 0"),
         ("/GPU:", "'' is not a number from 0"),
@@ -56,9 +57,9 @@ def test_the_forms_shown_in_errors_are_names() -> None:
         ("/job:", "'' is not a word"),
         ("/job:9a", "'9a' is not a word"),
         ("/task:٣", "is not a number from 0"),
-        ("//GPU:0", "'' is not a part"),
-        ("GPU:0/", "'' is not a part"),
-        (" GPU:0", "is not a part"),
+        ("//GPU:0", "'' is neither a field"),
+        ("GPU:0/", "'' is neither a field"),
+        (" GPU:0", "' GPU' is neither a field"),
     ],
 )
 def test_malformed_text_is_told_what_names_look_like(text: str, said: str) -> None:
@@ -69,7 +70,7 @@ def test_malformed_text_is_told_what_names_look_like(text: str, said: str) -> No
 
 
 def test_something_that_is_no_text_is_an_error() -> None:
-    with pytest.raises(DeviceError, match="0 is not a device name: it is a int"):
+    with pytest.raises(DeviceError, match="0 is not a device name: it is no text, but of type int"):
         DeviceName.parse(0)  # type: ignore[arg-type]
 
 
