@@ -35,9 +35,9 @@ def device(name: str | DeviceName) -> Iterator[None]:
         name: A device name in full or in part: `"/job:worker/task:1/GPU:0"`, `"CPU:1"`.
 
     Raises:
-        DeviceError: The name is malformed.
+        DeviceError: The name is malformed, or no text.
     """
-    asked = DeviceName.parse(name) if isinstance(name, str) else name
+    asked = DeviceName.parse(name)
     outer = _here.device
     _here.device = asked.merge(outer) if outer else asked
     try:

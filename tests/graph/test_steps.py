@@ -284,6 +284,13 @@ def test_signatures_tell_apart_what_looks_alike() -> None:
         ar.ops.add(1.0, 2.0)
 
 
+@pytest.mark.parametrize("wrong", [0, None, ["CPU:0"]])
+def test_a_device_that_is_no_name_is_refused_where_it_is_given(wrong: object) -> None:
+    with pytest.raises(DeviceError, match="is not a device name"), ar.device(wrong):  # type: ignore[arg-type]
+        pytest.fail("the block was entered")
+    assert ar.ops.sum(np.ones(3)).numpy() == 3  # and nothing of it is left
+
+
 def test_wrong_calls_of_run_are_named(strategy: ar.MirroredStrategy) -> None:
     (batch,) = strategy.distribute_dataset([np.ones((3, 1))])
     with pytest.raises(UsageError, match="args of type ndarray"):
