@@ -18,9 +18,11 @@ extern const KernelTable table;
 const KernelTable* kernels_at(Level level) {
   if (level == Level::baseline) return &baseline::table;
 #if defined(ALLREDUCE_X86_LEVELS)
-  if (level == Level::avx2) return __builtin_cpu_supports("avx2") ? &avx2::table : nullptr;
+  // Every processor with AVX2 has the conversions of float16, but a virtual one may hide them.
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  if (level == Level::avx2) return avx2 ? &avx2::table : nullptr;
   if (level == Level::avx512)
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
                ? &avx512::table
                : nullptr;

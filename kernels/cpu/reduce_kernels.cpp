@@ -2,206 +2,180 @@
 // standard library may be used here, or the linker could keep the AVX-512 copy for everyone.
 #include "reduce_kernels.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "copies.h"
+#include "folds.h"
+#include "formats.h"
 
 namespace allreduce::KERNEL_LEVEL {
 namespace {
 
-#if defined(__AVX512F__)
-constexpr std::size_t kWidth = 64;
-#elif defined(__AVX2__)
-constexpr std::size_t kWidth = 32;
-#else
-constexpr std::size_t kWidth = 16;
-#endif
-// Vectors per step: hides the latency of an add and leaves registers for the inputs.
-constexpr std::size_t kUnroll = 4;
+// The fold of plain vectors and of pairs, and what follows it.
+template <class Fold, class V>
+inline V fold(V a, V b) {
+  return Fold::apply(a, b);
+}
+template <class Fold, std::size_t Bytes>
+inline Pair<Bytes> fold(Pair<Bytes> x, Pair<Bytes> y) {
+  return {Fold::apply(x.a, y.a), Fold::apply(x.b, y.b)};
+}
+template <class Finish, class V>
+inline V finished(const Finish& finish, V value) {
+  return finish(value);
+}
+template <class Finish, std::size_t Bytes>
+inline Pair<Bytes> finished(const Finish& finish, Pair<Bytes> value) {
+  return {finish(value.a), finish(value.b)};
+}
 
-template <class T>
-struct Lanes {
-  typedef T Vector __attribute__((vector_size(kWidth)));
-  static constexpr std::size_t count = kWidth / sizeof(T);
+// The pointers and counts of one call, in bytes.
+template <class Finish>
+struct Span {
+  const unsigned char* const* in;
+  int n;
+  unsigned char* const* out;
+  int m;
+  std::size_t bytes;
+  Finish finish;
 };
 
-template <class V>
-inline V load(const void* from) {
-  V value;
-  __builtin_memcpy(&value, from, sizeof(V));
-  return value;
+// Reduces `Times` vectors of `Bytes` bytes that lie `at` into each array.
+template <class Format, class Fold, std::size_t Bytes, std::size_t Times, class Finish>
+inline void step(const Span<Finish>& span, std::size_t at) {
+  decltype(Format::template load<Bytes>(nullptr)) values[Times];
+  for (std::size_t u = 0; u < Times; ++u)
+    values[u] = Format::template load<Bytes>(span.in[0] + at + u * Bytes);
+  for (int k = 1; k < span.n; ++k)
+    for (std::size_t u = 0; u < Times; ++u)
+      values[u] = fold<Fold>(values[u], Format::template load<Bytes>(span.in[k] + at + u * Bytes));
+  for (std::size_t u = 0; u < Times; ++u) values[u] = finished(span.finish, values[u]);
+  for (int j = 0; j < span.m; ++j)
+    for (std::size_t u = 0; u < Times; ++u)
+      Format::template store<Bytes>(span.out[j] + at + u * Bytes, values[u]);
 }
 
-template <class V>
-inline void store(void* to, V value) {
-  __builtin_memcpy(to, &value, sizeof(V));
-}
-
-// Stores a whole aligned vector past the caches.
-template <class V>
-inline void stream_store(void* to, V value) {
-#if defined(__AVX512F__)
-  _mm512_stream_si512(static_cast<__m512i*>(to), reinterpret_cast<__m512i>(value));
-#elif defined(__AVX2__)
-  _mm256_stream_si256(static_cast<__m256i*>(to), reinterpret_cast<__m256i>(value));
-#elif defined(__x86_64__)
-  _mm_stream_si128(static_cast<__m128i*>(to), reinterpret_cast<__m128i>(value));
-#else
-  store(to, value);
-#endif
-}
-
-inline void store_fence() {
-#if defined(__x86_64__)
-  _mm_sfence();
-#else
-  __atomic_thread_fence(__ATOMIC_RELEASE);
-#endif
-}
-
-struct Sum {
-  template <class V>
-  static V apply(V a, V b) {
-    return a + b;
+// Reduces what is left, less than twice `Bytes`, in ever narrower vectors.
+template <class Format, class Fold, std::size_t Bytes, class Finish>
+inline void tail(const Span<Finish>& span, std::size_t at) {
+  if (at + Bytes <= span.bytes) {
+    step<Format, Fold, Bytes, 1>(span, at);
+    at += Bytes;
   }
-};
-struct Prod {
-  template <class V>
-  static V apply(V a, V b) {
-    return a * b;
-  }
-};
-struct Min {  // a NaN on either side wins, as in numpy.minimum
-  template <class V>
-  static V apply(V a, V b) {
-    return ((a < b) | (a != a)) ? a : b;
-  }
-};
-struct Max {
-  template <class V>
-  static V apply(V a, V b) {
-    return ((a > b) | (a != a)) ? a : b;
-  }
-};
-
-struct Keep {
-  explicit Keep(int) {}
-  template <class V>
-  V operator()(V value) const {
-    return value;
-  }
-};
-
-// Divides by the number of inputs. A power of two has an exact reciprocal, and a product with it
-// rounds as the quotient does, at a fraction of the time.
-template <class T>
-struct Divide {
-  explicit Divide(int n)
-      : divisor(static_cast<T>(n)), reciprocal(T(1) / divisor), exact((n & (n - 1)) == 0) {}
-  template <class V>
-  V operator()(V value) const {
-    return exact ? value * reciprocal : value / divisor;
-  }
-  T divisor;
-  T reciprocal;
-  bool exact;
-};
-
-template <class T, class Fold, class Finish>
-inline void reduce_one(const T* const* in, int n, T* const* out, int m, std::size_t i,
-                       const Finish& finish) {
-  T value = in[0][i];
-  for (int k = 1; k < n; ++k) value = Fold::apply(value, in[k][i]);
-  value = finish(value);
-  for (int j = 0; j < m; ++j) out[j][i] = value;
+  if constexpr (Bytes > Format::kSize) tail<Format, Fold, Bytes / 2>(span, at);
 }
 
-template <class T, class Fold, class Finish>
-void reduce(const void* const* inputs, int n, void* const* outputs, int m, std::size_t count) {
-  using V = typename Lanes<T>::Vector;
-  constexpr std::size_t lanes = Lanes<T>::count;
-  const T* const* in = reinterpret_cast<const T* const*>(inputs);
-  T* const* out = reinterpret_cast<T* const*>(outputs);
-  const Finish finish(n);
-  std::size_t i = 0;
-  for (; i + kUnroll * lanes <= count; i += kUnroll * lanes) {
-    V sums[kUnroll];
-    for (std::size_t u = 0; u < kUnroll; ++u) sums[u] = load<V>(in[0] + i + u * lanes);
-    for (int k = 1; k < n; ++k)
-      for (std::size_t u = 0; u < kUnroll; ++u)
-        sums[u] = Fold::apply(sums[u], load<V>(in[k] + i + u * lanes));
-    for (std::size_t u = 0; u < kUnroll; ++u) sums[u] = finish(sums[u]);
-    for (int j = 0; j < m; ++j)
-      for (std::size_t u = 0; u < kUnroll; ++u) store(out[j] + i + u * lanes, sums[u]);
-  }
-  for (; i < count; ++i) reduce_one<T, Fold>(in, n, out, m, i, finish);
+template <class Format, class Fold, template <class> class Finish>
+void reduce(const void* const* in, int n, void* const* out, int m, std::size_t count) {
+  const Span<Finish<typename Format::Lane>> span{reinterpret_cast<const unsigned char* const*>(in),
+                                                 n,
+                                                 reinterpret_cast<unsigned char* const*>(out),
+                                                 m,
+                                                 count * Format::kSize,
+                                                 Finish<typename Format::Lane>(n)};
+  constexpr std::size_t kTimes = kUnroll / Format::kVectors;
+  std::size_t at = 0;
+  for (; at + kTimes * kWidth <= span.bytes; at += kTimes * kWidth)
+    step<Format, Fold, kWidth, kTimes>(span, at);
+  for (; at + kWidth <= span.bytes; at += kWidth) step<Format, Fold, kWidth, 1>(span, at);
+  tail<Format, Fold, kWidth / 2>(span, at);
 }
 
-void stream_copy(void* to, const void* from, std::size_t bytes) {
-  using V = Lanes<unsigned char>::Vector;
-  auto* target = static_cast<unsigned char*>(to);
-  auto* source = static_cast<const unsigned char*>(from);
-  std::size_t head = -reinterpret_cast<std::uintptr_t>(target) % kWidth;
-  if (head > bytes) head = bytes;
-  __builtin_memcpy(target, source, head);
-  std::size_t i = head;
-  for (; i + kWidth <= bytes; i += kWidth) stream_store(target + i, load<V>(source + i));
-  __builtin_memcpy(target + i, source + i, bytes - i);
-  store_fence();
+// A complex number is two real ones to sums and means.
+template <Reduce parts>
+void complex(const void* const* in, int n, void* const* out, int m, std::size_t count) {
+  parts(in, n, out, m, 2 * count);
 }
 
-template <class Step>
-inline void for_each_vector(std::size_t bytes, const Step& step) {
-  using V = Lanes<unsigned char>::Vector;
-  std::size_t i = 0;
-  for (; i + kUnroll * kWidth <= bytes; i += kUnroll * kWidth)
-    for (std::size_t u = 0; u < kUnroll; ++u) step(V{}, i + u * kWidth);
-  for (; i + kWidth <= bytes; i += kWidth) step(V{}, i);
-  for (; i < bytes; ++i) step(static_cast<unsigned char>(0), i);
+// A row of the table: an operator on the types that it makes sense on. Python's CARRIES says the
+// same (allreduce/comm/call.py).
+using Row = Reduce[kTypes];
+
+constexpr Reduce& at(Row& row, Type type) { return row[static_cast<int>(type)]; }
+
+template <class Fold, template <class> class Finish>
+constexpr void floats(Row& row) {
+  at(row, Type::float64) = reduce<Plain<double>, Fold, Finish>;
+  at(row, Type::float32) = reduce<Plain<float>, Fold, Finish>;
+  at(row, Type::float16) = reduce<Float16, Fold, Finish>;
+  at(row, Type::bfloat16) = reduce<BFloat16, Fold, Finish>;
 }
 
-void copy(void* to, const void* from, std::size_t bytes) {
-  auto* target = static_cast<unsigned char*>(to);
-  auto* source = static_cast<const unsigned char*>(from);
-  for_each_vector(bytes, [=](auto zero, std::size_t i) {
-    store(target + i, load<decltype(zero)>(source + i));
-  });
+template <class Fold, template <class> class Finish>
+constexpr void complexes(Row& row) {
+  at(row, Type::complex64) = complex<reduce<Plain<float>, Fold, Finish>>;
+  at(row, Type::complex128) = complex<reduce<Plain<double>, Fold, Finish>>;
 }
 
-void swap(void* to, void* shared, const void* next, std::size_t bytes) {
-  auto* target = static_cast<unsigned char*>(to);
-  auto* middle = static_cast<unsigned char*>(shared);
-  auto* source = static_cast<const unsigned char*>(next);
-  if (source == nullptr)
-    return for_each_vector(bytes, [=](auto zero, std::size_t i) {
-      store(target + i, load<decltype(zero)>(middle + i));
-      store(middle + i, zero);
-    });
-  for_each_vector(bytes, [=](auto zero, std::size_t i) {
-    const auto value = load<decltype(zero)>(middle + i);
-    store(middle + i, load<decltype(zero)>(source + i));
-    store(target + i, value);
-  });
+template <class Fold, template <class> class Finish>
+constexpr void unsigned_integers(Row& row) {
+  at(row, Type::uint8) = reduce<Plain<std::uint8_t>, Fold, Finish>;
+  at(row, Type::uint16) = reduce<Plain<std::uint16_t>, Fold, Finish>;
+  at(row, Type::uint32) = reduce<Plain<std::uint32_t>, Fold, Finish>;
+  at(row, Type::uint64) = reduce<Plain<std::uint64_t>, Fold, Finish>;
+}
+
+// All integers as unsigned ones: for operators that give the same bits, and wrap.
+template <class Fold, template <class> class Finish>
+constexpr void integers(Row& row) {
+  unsigned_integers<Fold, Finish>(row);
+  at(row, Type::int8) = at(row, Type::uint8);
+  at(row, Type::int16) = at(row, Type::uint16);
+  at(row, Type::int32) = at(row, Type::uint32);
+  at(row, Type::int64) = at(row, Type::uint64);
+}
+
+template <class Fold>
+constexpr void arithmetic(Row& row) {
+  floats<Fold, Keep>(row);
+  integers<Fold, Keep>(row);
+}
+
+template <class Fold>
+constexpr void order(Row& row) {
+  floats<Fold, Keep>(row);
+  unsigned_integers<Fold, Keep>(row);
+  at(row, Type::int8) = reduce<Plain<std::int8_t>, Fold, Keep>;
+  at(row, Type::int16) = reduce<Plain<std::int16_t>, Fold, Keep>;
+  at(row, Type::int32) = reduce<Plain<std::int32_t>, Fold, Keep>;
+  at(row, Type::int64) = reduce<Plain<std::int64_t>, Fold, Keep>;
+}
+
+template <class Fold>
+constexpr void logical(Row& row) {
+  floats<Fold, Truth>(row);
+  integers<Fold, Truth>(row);
+  at(row, Type::boolean) = at(row, Type::uint8);
+}
+
+template <class Fold>
+constexpr void bitwise(Row& row) {
+  integers<Fold, Keep>(row);
+  at(row, Type::boolean) = at(row, Type::uint8);
+}
+
+#define ALLREDUCE_STRING(name) #name
+#define ALLREDUCE_NAME(name) ALLREDUCE_STRING(name)
+
+constexpr KernelTable make_table() {
+  KernelTable made = {ALLREDUCE_NAME(KERNEL_LEVEL), {}, copy, stream_copy, swap};
+  const auto row = [&](Op op) -> Row& { return made.reduce[static_cast<int>(op)]; };
+  arithmetic<Sum>(row(Op::sum));
+  complexes<Sum, Keep>(row(Op::sum));
+  floats<Sum, Divide>(row(Op::mean));
+  complexes<Sum, Divide>(row(Op::mean));
+  order<Min>(row(Op::min));
+  order<Max>(row(Op::max));
+  arithmetic<Prod>(row(Op::prod));
+  logical<Both>(row(Op::logical_and));
+  logical<Either>(row(Op::logical_or));
+  bitwise<And>(row(Op::bitwise_and));
+  bitwise<Or>(row(Op::bitwise_or));
+  bitwise<Xor>(row(Op::bitwise_xor));
+  return made;
 }
 
 }  // namespace
 
 extern const KernelTable table;
-#define ALLREDUCE_STRING(name) #name
-#define ALLREDUCE_NAME(name) ALLREDUCE_STRING(name)
-#define ALLREDUCE_ROW(Fold)                                        \
-  {nullptr, reduce<float, Fold, Keep>, reduce<double, Fold, Keep>, \
-   reduce<std::int32_t, Fold, Keep>, reduce<std::int64_t, Fold, Keep>}
-const KernelTable table = {ALLREDUCE_NAME(KERNEL_LEVEL),
-                           {{},
-                            ALLREDUCE_ROW(Sum),
-                            {nullptr, reduce<float, Sum, Divide<float>>,
-                             reduce<double, Sum, Divide<double>>, nullptr, nullptr},
-                            ALLREDUCE_ROW(Min),
-                            ALLREDUCE_ROW(Max),
-                            ALLREDUCE_ROW(Prod)},
-                           copy,
-                           stream_copy,
-                           swap};
+constinit const KernelTable table = make_table();
 
 }  // namespace allreduce::KERNEL_LEVEL

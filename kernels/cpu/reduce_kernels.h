@@ -9,27 +9,53 @@
 
 namespace allreduce {
 
-enum class Op : std::uint8_t { none, sum, mean, min, max, prod };
-enum class Type : std::uint8_t { none, float32, float64, int32, int64 };
-inline constexpr int kOps = 6;
-inline constexpr int kTypes = 5;
+// Rows and columns of the table; Python's OPERATORS and DTYPES stand in the same order.
+enum class Op : std::uint8_t {
+  none,
+  sum,
+  mean,
+  min,
+  max,
+  prod,
+  logical_and,
+  logical_or,
+  bitwise_and,
+  bitwise_or,
+  bitwise_xor
+};
+enum class Type : std::uint8_t {
+  none,
+  float32,
+  float64,
+  int32,
+  int64,
+  float16,
+  bfloat16,
+  int8,
+  int16,
+  uint8,
+  uint16,
+  uint32,
+  uint64,
+  boolean,
+  complex64,
+  complex128
+};
+inline constexpr int kOps = 11;
+inline constexpr int kTypes = 16;
 
+// Bytes of an element.
 constexpr std::size_t size_of(Type type) {
-  switch (type) {
-    case Type::float32:
-    case Type::int32:
-      return 4;
-    case Type::float64:
-    case Type::int64:
-      return 8;
-    case Type::none:
-      return 1;
-  }
-  return 1;
+  constexpr std::size_t kSizes[kTypes] = {1, 4, 8, 4, 8, 2, 2, 1, 2, 1, 2, 4, 8, 1, 8, 16};
+  return kSizes[static_cast<int>(type)];
 }
 
 // Folds `count` elements of `n` inputs and stores the result into each of `m` outputs. An output
 // may be one of the inputs.
+//
+// Integers wrap. The 16-bit floats are folded in float32 and rounded once, at the end. A NaN wins
+// min and max; which of several NaNs a result repeats is not promised. Logical operators take all
+// but zero for true and give 1 or 0.
 using Reduce = void (*)(const void* const* in, int n, void* const* out, int m, std::size_t count);
 // Copies; with streaming stores, which go past the caches, a store fence follows.
 using Copy = void (*)(void* to, const void* from, std::size_t bytes);

@@ -4,7 +4,6 @@
 // Usage: protocol_test <rounds>. Prints "ok" and exits 0, or says what is wrong and exits 1.
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -253,79 +252,10 @@ void test_leaver(int size) {
   });
 }
 
-// All instruction sets give the same bits, on special values and odd lengths too.
-template <class T>
-void test_kernels(Type type) {
-  std::mt19937_64 random(7);
-  constexpr int n = 3;
-  constexpr std::size_t length = 1003;
-  std::vector<T> inputs[n];
-  const void* in[n];
-  for (int k = 0; k < n; ++k) {
-    for (std::size_t i = 0; i < length; ++i)
-      inputs[k].push_back(static_cast<T>(static_cast<std::int64_t>(random() % 2000001) - 1000000) /
-                          static_cast<T>(7));
-    if constexpr (std::is_floating_point_v<T>) {
-      inputs[k][static_cast<std::size_t>(k)] = static_cast<T>(NAN);
-      inputs[k][static_cast<std::size_t>(10 + k)] = static_cast<T>(INFINITY);
-      inputs[k][20] = k == 1 ? T(-0.0) : T(0.0);
-    }
-    in[k] = inputs[k].data();
-  }
-  for (int op = 1; op < kOps; ++op)
-    for (std::size_t skip : {0, 1}) {
-      std::vector<T> reference;
-      for (Level level : kLevels) {
-        const KernelTable* table = kernels_at(level);
-        if (table == nullptr) continue;
-        const Reduce reduce = table->reduce[op][static_cast<int>(type)];
-        if (reduce == nullptr) continue;
-        std::vector<T> out(length + skip, T(1)), second(length + skip, T(1));
-        void* outs[] = {out.data() + skip, second.data() + skip};
-        reduce(in, n, outs, 2, length);
-        check(std::memcmp(out.data(), second.data(), out.size() * sizeof(T)) == 0, "outputs");
-        if (reference.empty()) reference = out;
-        check(std::memcmp(out.data(), reference.data(), out.size() * sizeof(T)) == 0,
-              std::string("the bits of ") + table->name);
-      }
-    }
-}
-
-void test_copies() {
-  for (Level level : kLevels) {
-    const KernelTable* table = kernels_at(level);
-    if (table == nullptr) continue;
-    std::vector<unsigned char> from(5000), to(5000), next(5000, 0x77);
-    for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<unsigned char>(i * 31);
-    for (std::size_t low : {0, 1, 63, 64, 100})
-      for (std::size_t size : {0, 1, 63, 64, 65, 256, 4000})
-        for (int way = 0; way < 4; ++way) {
-          std::vector<unsigned char> source = from;
-          std::fill(to.begin(), to.end(), 0xEE);
-          void* target = to.data() + low;
-          if (way == 0) table->copy(target, source.data() + 3, size);
-          if (way == 1) table->stream_copy(target, source.data() + 3, size);
-          if (way == 2) table->swap(target, source.data() + 3, nullptr, size);
-          if (way == 3) table->swap(target, source.data() + 3, next.data() + low, size);
-          check(std::memcmp(target, from.data() + 3, size) == 0, "a copy copies");
-          check(to[low + size] == 0xEE && (low == 0 || to[low - 1] == 0xEE), "a copy's bounds");
-          const unsigned char left = way == 2 ? 0 : 0x77;
-          for (std::size_t i = 0; i < source.size(); ++i)
-            check(source[i] == (way >= 2 && i >= 3 && i < 3 + size ? left : from[i]),
-                  "what a copy leaves");
-        }
-  }
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 1;
-  test_kernels<float>(Type::float32);
-  test_kernels<double>(Type::float64);
-  test_kernels<std::int32_t>(Type::int32);
-  test_kernels<std::int64_t>(Type::int64);
-  test_copies();
   test_given_up();
   for (int round = 0; round < rounds; ++round)
     for (int size : {1, 2, 3, 5}) {
