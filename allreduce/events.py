@@ -53,6 +53,11 @@ def count(name: str, value: float, **fields: Any) -> None:
         _emit(Event(name, time.perf_counter(), 0.0, value, fields))
 
 
+def counted(number: int, noun: str) -> str:
+    """Write a number of things for a message: "1 rank", "8 ranks"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def _emit(event: Event) -> None:
     for listener in tuple(_listeners):
         listener(event)

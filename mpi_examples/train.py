@@ -90,7 +90,8 @@ def main() -> None:
         model.save(options.out / "digits.safetensors")
         draw(history, options.out / "training.png")
         replicas = strategy.num_replicas_in_sync
-        print(f"test accuracy {accuracy:.4f} on {replicas} replicas")
+        plural = "" if replicas == 1 else "s"
+        print(f"test accuracy {accuracy:.4f} on {replicas} replica{plural}")
 
 
 if __name__ == "__main__":

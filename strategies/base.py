@@ -12,6 +12,7 @@ from allreduce.comm import Communicator, init, replica_communicators, world
 from allreduce.data import DistributedDataset
 from allreduce.devices import DeviceName, blas_threads, limit_blas_threads
 from allreduce.errors import ShapeError, UsageError, unknown_name
+from allreduce.events import counted
 from allreduce.graph import PerReplica, Replicator, nest, scope_of
 from allreduce.training.ranks import PARTS, check_equal, digest, everyones, gather_rows
 
@@ -34,7 +35,7 @@ class Strategy(Replicator):
         limit_blas_threads(blas_threads(len(devices) * world().local_size))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__} with {self.num_replicas_in_sync} replicas"
+        return f"{type(self).__name__} with {counted(self.num_replicas_in_sync, 'replica')}"
 
     @property
     def communicator(self) -> Communicator:

@@ -29,9 +29,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         super().__init__(devices, first, int(counts.sum()))
         _agree_on_seed(communicator)
         events.logger.info(
-            "%d replicas on %d ranks; %s carries collectives",
-            self.num_replicas_in_sync,
-            communicator.size,
+            "%s on %s; %s carries collectives",
+            events.counted(self.num_replicas_in_sync, "replica"),
+            events.counted(communicator.size, "rank"),
             communicator.transport,
         )
 

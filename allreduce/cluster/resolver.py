@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from allreduce.cluster.base import World
 from allreduce.errors import UsageError
+from allreduce.events import counted
 from allreduce.settings import PREFIX, Settings
 
 
@@ -83,4 +84,4 @@ class Resolver(ABC):
 
 def explain(size: int, name: str, evidence: str, ignored: str) -> str:
     """Write the log line: which source won, why, and what was ignored."""
-    return f"{size} rank{'s' if size > 1 else ''} through {name}: {evidence}{ignored}"
+    return f"{counted(size, 'rank')} through {name}: {evidence}{ignored}"

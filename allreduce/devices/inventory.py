@@ -10,7 +10,7 @@ from allreduce.devices.integers import integer
 from allreduce.devices.names import LOCAL_CPU, DeviceName
 from allreduce.devices.registry import RUNTIMES, runtime, unused_gpus
 from allreduce.errors import DeviceError, UsageError, did_you_mean
-from allreduce.events import logger
+from allreduce.events import counted, logger
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,9 @@ class Inventory:
                 if have == count:
                     return
                 raise UsageError(
-                    f"there are {have} logical {kind} devices in use already; set_logical_devices("
-                    f"{kind!r}, {count}) must come before the first strategy, variable or device"
+                    f"{counted(have, f'logical {kind} device')} in use already; "
+                    f"set_logical_devices({kind!r}, {count}) must come before the first strategy, "
+                    "variable or device"
                 )
             self._wanted[kind] = count
 
@@ -67,9 +68,8 @@ class Inventory:
 
     def _make(self) -> list[Device]:
         if ignored := unused_gpus():
-            logger.info(
-                "%d GPUs are in this machine, but this version has no runtime for them", ignored
-            )
+            have = counted(ignored, "GPU")
+            logger.info("this machine has %s, but this version has no runtime for GPUs", have)
         devices = []
         for kind in RUNTIMES:
             physical = runtime(kind).count()

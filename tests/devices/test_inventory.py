@@ -45,6 +45,12 @@ def test_their_number_is_fixed_by_the_first_use(here: Inventory) -> None:
     assert len(here.logical()) == 2
 
 
+def test_a_single_device_is_counted_as_one(here: Inventory) -> None:
+    here.lookup("CPU:0")
+    with pytest.raises(UsageError, match="1 logical CPU device in use already"):
+        here.set_logical("CPU", 4)
+
+
 @pytest.mark.parametrize("count", [0, -1, 1.5, "2", True])
 def test_a_number_of_devices_is_checked(here: Inventory, count: int) -> None:
     with pytest.raises(UsageError, match="an integer from 1, not"):

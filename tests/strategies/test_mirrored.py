@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import allreduce as ar
 from allreduce.errors import DeviceError, NumericsError, ShapeError, UsageError
+from allreduce.events import logger
 
 DEVICES = ["CPU:0", "CPU:1", "CPU:2"]
 
@@ -186,3 +188,14 @@ def test_a_nan_loss_is_named(strategy: ar.MirroredStrategy) -> None:
     x[4, 1] = np.nan
     with pytest.raises(NumericsError, match="step"):
         model.fit(x, np.zeros((6, 1), np.float32), epochs=1, verbose=0)
+
+
+def test_one_replica_is_not_many(caplog: pytest.LogCaptureFixture) -> None:
+    assert repr(ar.MirroredStrategy(["CPU:0"])) == "MirroredStrategy with 1 replica"
+    logger.addHandler(caplog.handler)
+    try:
+        with caplog.at_level(logging.INFO, "allreduce"):
+            ar.MultiWorkerMirroredStrategy()
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "1 replica on 1 rank; " in caplog.text
