@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm.base import Array
-from allreduce.comm.call import COUNT_LIMIT, DTYPES, OPERATORS, Call
+from allreduce.comm.call import CARRIES, COUNT_LIMIT, DTYPES, OPERATORS, Call, remedy
 from allreduce.errors import ShapeError, UnsupportedError, UsageError, unknown_name
 
 
@@ -94,17 +94,14 @@ def _check_op(context: Context, op: str | None, dtype: np.dtype[Any]) -> None:
     name = str(dtype)
     if op is not None and op not in OPERATORS[1:]:
         raise unknown_name("operator", op, OPERATORS[1:])
+    suffix = f" with operator {op}" if op else ""
     if name not in DTYPES[1:]:
-        suffix = f" with operator {op}" if op else ""
         raise UnsupportedError(
             f"{context.where}{suffix} does not carry {name}: "
             f"there are {', '.join(DTYPES[1:])}; convert with astype"
         )
-    if op == "mean" and not np.issubdtype(dtype, np.floating):
-        raise UnsupportedError(
-            f"{context.where} with operator mean does not carry {name}: a mean of integers is no "
-            "integer; convert to float64, or use sum"
-        )
+    if op is not None and name not in CARRIES[op]:
+        raise UnsupportedError(f"{context.where}{suffix} does not carry {name}: {remedy(op, name)}")
 
 
 def _check_root(context: Context, root: Any) -> int:

@@ -6,10 +6,59 @@ from dataclasses import dataclass
 
 # Positions are the native enums' values (kernels/cpu/protocol.h, reduce_kernels.h).
 COLLECTIVES = ("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "empty")
-OPERATORS = ("none", "sum", "mean", "min", "max", "prod")
-DTYPES = ("none", "float32", "float64", "int32", "int64")
+OPERATORS = (
+    "none",
+    "sum",
+    "mean",
+    "min",
+    "max",
+    "prod",
+    "logical_and",
+    "logical_or",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
+)
+DTYPES = (
+    "none",
+    "float32",
+    "float64",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "int8",
+    "int16",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+    "complex64",
+    "complex128",
+)
 PATHS = ("small", "direct", "staged")
 COUNT_LIMIT = 1 << 36  # what a signature cannot count any more
+
+
+_FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
+_INTEGERS = frozenset(name for name in DTYPES if name.lstrip("u").startswith("int"))
+_COMPLEX = frozenset({"complex64", "complex128"})
+_BOOL = frozenset({"bool"})
+_REAL = _FLOATS | _INTEGERS
+# The types an operator makes sense on: where the native table has a kernel.
+CARRIES = {
+    "sum": _REAL | _COMPLEX,
+    "mean": _FLOATS | _COMPLEX,
+    "min": _REAL,
+    "max": _REAL,
+    "prod": _REAL,
+    "logical_and": _REAL | _BOOL,
+    "logical_or": _REAL | _BOOL,
+    "bitwise_and": _INTEGERS | _BOOL,
+    "bitwise_or": _INTEGERS | _BOOL,
+    "bitwise_xor": _INTEGERS | _BOOL,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +99,23 @@ _PEERS = {"send": "dest", "recv": "source"}  # what callers name the peer
 
 def _any(number: int) -> str:
     return "ANY" if number < 0 else str(number)
+
+
+def remedy(op: str, dtype: str) -> str:
+    """Say why an operator does not carry a type, and what to do instead."""
+    if dtype in _COMPLEX:
+        if op in ("min", "max"):
+            return "complex numbers have no order; reduce their abs() or real part"
+        return "of complex numbers there are sum and mean; all_gather them and combine them here"
+    if op.startswith("bitwise"):
+        return "bits of a float are no number; convert to an integer type, or use a view of one"
+    if dtype == "bool" and op in ("min", "prod"):
+        return "use logical_and"
+    if dtype == "bool" and op == "max":
+        return "use logical_or"
+    if dtype == "bool" and op == "sum":
+        return "use logical_or, or convert to int64 to count"
+    return "a mean of integers is no integer; convert to float64, or use sum"
 
 
 def kind(collective: str, op: str | None = None, root: int = 0) -> int:

@@ -3,8 +3,10 @@
 
 #include <Python.h>
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "reduce_kernels.h"
 
@@ -17,7 +19,16 @@ class View {
     const int flags =
         PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : PyBUF_SIMPLE);
     held_ = PyObject_GetBuffer(object, &buffer_, flags) == 0;
-    if (!held_) PyErr_Clear();
+    if (held_) {
+      type_ = type_of(buffer_);
+      return;
+    }
+    PyErr_Clear();
+    PyObject* words = bfloat16_words(object);
+    held_ = words != nullptr && PyObject_GetBuffer(words, &buffer_, flags) == 0;
+    if (held_ && type_of(buffer_) == Type::uint16) type_ = Type::bfloat16;
+    Py_XDECREF(words);
+    PyErr_Clear();
   }
   ~View() {
     if (held_) PyBuffer_Release(&buffer_);
@@ -30,26 +41,7 @@ class View {
   std::uint64_t count() const { return bytes() / size_of(type()); }
 
   // Type::none if this is no array that can be carried.
-  Type type() const {
-    if (!held_ || buffer_.format == nullptr) return Type::none;
-    const char* format = buffer_.format;
-    if (*format == '@' || *format == '=') ++format;
-    if (format[0] == 0 || format[1] != 0) return Type::none;
-    switch (format[0]) {
-      case 'f':
-        return Type::float32;
-      case 'd':
-        return Type::float64;
-      case 'i':
-        return Type::int32;
-      case 'l':
-        return sizeof(long) == 8 ? Type::int64 : Type::int32;
-      case 'q':
-        return Type::int64;
-      default:
-        return Type::none;
-    }
-  }
+  Type type() const { return type_; }
   bool same_shape(const View& other) const {
     if (buffer_.ndim != other.buffer_.ndim) return false;
     for (int axis = 0; axis < buffer_.ndim; ++axis)
@@ -63,8 +55,60 @@ class View {
   }
 
  private:
+  // Python's struct module lists the formats; NumPy adds Z for complex numbers. What an integer's
+  // letter means depends on the platform, so that its size tells the type.
+  static Type type_of(const Py_buffer& buffer) {
+    const char* format = buffer.format;
+    if (format == nullptr) return Type::none;
+    constexpr char kNative = std::endian::native == std::endian::little ? '<' : '>';
+    if (*format == '@' || *format == '=' || *format == kNative) ++format;
+    const bool is_complex = format[0] == 'Z';
+    if (is_complex) ++format;
+    if (format[0] == 0 || format[1] != 0) return Type::none;
+    const char letter = format[0];
+    if (is_complex)
+      return letter == 'f' ? Type::complex64 : letter == 'd' ? Type::complex128 : Type::none;
+    if (letter == 'f') return Type::float32;
+    if (letter == 'd') return Type::float64;
+    if (letter == 'e') return Type::float16;
+    if (letter == '?') return buffer.itemsize == 1 ? Type::boolean : Type::none;
+    if (std::strchr("bhilq", letter))
+      return of_size(buffer.itemsize, Type::int8, Type::int16, Type::int32, Type::int64);
+    if (std::strchr("BHILQ", letter))
+      return of_size(buffer.itemsize, Type::uint8, Type::uint16, Type::uint32, Type::uint64);
+    return Type::none;
+  }
+  static Type of_size(Py_ssize_t bytes, Type one, Type two, Type four, Type eight) {
+    switch (bytes) {
+      case 1:
+        return one;
+      case 2:
+        return two;
+      case 4:
+        return four;
+      case 8:
+        return eight;
+      default:
+        return Type::none;
+    }
+  }
+  // The buffer protocol has no name for ml_dtypes' bfloat16, and NumPy no buffer of such arrays:
+  // their bytes are taken as uint16. Returns null, perhaps with an exception, for other objects.
+  static PyObject* bfloat16_words(PyObject* object) {
+    PyObject* dtype = PyObject_GetAttrString(object, "dtype");
+    PyObject* name = dtype == nullptr ? nullptr : PyObject_GetAttrString(dtype, "name");
+    PyObject* words = nullptr;
+    if (name != nullptr && PyUnicode_Check(name) &&
+        PyUnicode_CompareWithASCIIString(name, "bfloat16") == 0)
+      words = PyObject_CallMethod(object, "view", "s", "uint16");
+    Py_XDECREF(name);
+    Py_XDECREF(dtype);
+    return words;
+  }
+
   Py_buffer buffer_;
   bool held_ = false;
+  Type type_ = Type::none;
 };
 
 }  // namespace allreduce

@@ -64,8 +64,16 @@ void Member::place(Work& work, std::size_t in_bytes, std::size_t out_bytes) {
 }
 
 void Member::copy_alone(Work& work) {
-  const std::size_t bytes = work.call.count * size_of(work.call.type);
-  if (bytes != 0 && work.in != work.out) std::memcpy(work.out, work.in, bytes);
+  const Call& call = work.call;
+  const std::size_t bytes = call.count * size_of(call.type);
+  if (call.op == Op::logical_and || call.op == Op::logical_or) {  // 1 or 0, of one member too
+    const void* in[] = {work.in};
+    void* out[] = {work.out};
+    kernels().reduce[static_cast<int>(call.op)][static_cast<int>(call.type)](in, 1, out, 1,
+                                                                             call.count);
+  } else if (bytes != 0 && work.in != work.out) {
+    std::memcpy(work.out, work.in, bytes);
+  }
   work.seq = started_++;
   work.state.store(State::done, std::memory_order_release);
 }

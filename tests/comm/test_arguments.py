@@ -34,10 +34,10 @@ def comm() -> Iterator[Communicator]:
         (np.ones(3), {"op": "none"}, errors.UsageError, "unknown operator 'none'"),
         (np.ones(3), {"op": ["sum"]}, errors.UsageError, "unknown operator"),
         (
-            np.ones(3, "float16"),
+            np.ones(3, "longdouble"),
             {},
             errors.UnsupportedError,
-            "[shared] replica 1 (rank 0): all_reduce with operator sum does not carry float16",
+            "[shared] replica 1 (rank 0): all_reduce with operator sum does not carry float128",
         ),
         (np.ones(3, ">f4"), {}, errors.UnsupportedError, "does not carry >f4"),
         (np.ones(3, "bool"), {}, errors.UnsupportedError, "does not carry bool"),
@@ -115,7 +115,7 @@ def test_more_elements_than_a_signature_counts_are_refused(
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "says"),
-    [(3, "float16", "dtype float16 is none"), ((2, -1), "float32", "negative length")],
+    [(3, "longdouble", "dtype float128 is none"), ((2, -1), "float32", "negative length")],
 )
 def test_empty(comm: Communicator, shape: Any, dtype: str, says: str) -> None:
     with pytest.raises(errors.UsageError, match=says):
