@@ -1,0 +1,223 @@
+"""What members tell each other beside MPI, through the world's store: who waits, left, or gave up.
+
+Nothing here belongs to a call that goes well: a member looks only while it waits for long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+from allreduce.cluster import World
+from allreduce.cluster.base import ranks_text
+from allreduce.comm.call import Call
+from allreduce.errors import (
+    AllreduceError,
+    ClosedError,
+    MismatchError,
+    PeerLostError,
+    TimeoutError,
+)
+from allreduce.events import logger
+
+WARN_SECONDS = 10.0  # a wait this long is reported, once
+_ANNOUNCE_SECONDS = 1.0  # a wait this long is told to the others, for their messages
+_GRACE_SECONDS = 1.0  # in which what a member sent before it left must have come
+_ANSWER_SECONDS = 1.0  # in which all members have noticed that a call differs
+_ERRORS: dict[str, type[AllreduceError]] = {
+    "left": PeerLostError,
+    "aborted": PeerLostError,
+    "timeout": TimeoutError,
+    "mismatch": MismatchError,
+}
+
+
+@lru_cache(maxsize=1024)
+def signature(call: Call) -> int:
+    """Return 64 bits of what all members' calls must have in common."""
+    shared: tuple[Any, ...] = (call.collective, call.op, call.dtype, call.root)
+    if call.collective == "all_to_all" and call.counts is not None:
+        shared += ("counts",)  # each member has its own
+    else:
+        shared += (call.count, call.counts)
+    return int.from_bytes(hashlib.blake2b(repr(shared).encode(), digest_size=8).digest(), "big")
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something that ends a communicator, or will when it is needed again."""
+
+    kind: str  # one of _ERRORS
+    rank: int
+    calls: int  # how many collective calls the member had completed
+    text: str
+
+    def error(self, where: str, current: str) -> AllreduceError:
+        """Say it as the error of a member that is in the call `current`."""
+        texts = {
+            "left": f"rank {self.rank} left normally, by close() or the end of its program, while "
+            f"others were in {current}; every rank must make the same calls",
+            "aborted": f"rank {self.rank} aborted the communicator: {self.text}",
+        }
+        return _ERRORS[self.kind](f"{where}: {texts.get(self.kind, self.text)}")
+
+
+@dataclass(frozen=True)
+class News:
+    """One member's view of what the members of a communicator have told."""
+
+    world: World
+    name: str
+
+    def tell(self, notice: Notice) -> None:
+        """Tell all members; nothing comes of it if the world has ended already."""
+        with contextlib.suppress(AllreduceError):  # then nobody can wait for us in this world
+            self._set("news", json.dumps(asdict(notice)))
+
+    def hear(self) -> Notice | None:
+        """Return what was told last.
+
+        Raises:
+            PeerLostError: A member died.
+        """
+        text = self._get("news")
+        return None if text is None else Notice(**json.loads(text))
+
+    def wait_in(self, seq: int, call: Call) -> None:
+        """Tell that this member waits in a call."""
+        self._set(f"waits/{self.world.rank}", f"{seq} {call}")
+
+    def missing(self, seq: int) -> str:
+        """Say who is not known to wait in call `seq`, and what they waited in last."""
+        absent, told = [], []
+        for rank in range(self.world.size):
+            text = self._get(f"waits/{rank}") if rank != self.world.rank else None
+            number, _, call = (text or "-1 ").partition(" ")
+            if rank != self.world.rank and int(number) < seq:
+                absent.append(rank)
+                told += [f"rank {rank} last waited long in {call} #{number}"] if call else []
+        if not absent:
+            return "all ranks wait in it, but MPI has not completed it yet"
+        return "; ".join([f"{ranks_text(absent)} did not make the call", *told])
+
+    def dispute(self, seq: int, call: Call) -> None:
+        """Tell one's own version of call `seq`, in which members disagree."""
+        with contextlib.suppress(AllreduceError):
+            self._set(f"call/{seq}/{self.world.rank}", json.dumps(asdict(call)))
+
+    def settle(self, where: str, seq: int) -> MismatchError:
+        """Build the error for call `seq`, in which members disagree: the same on all of them."""
+        calls = [self._call(f"call/{seq}/{rank}") for rank in range(self.world.size)]
+        signatures = [None if call is None else signature(call) for call in calls]
+        odd = next((rank for rank, one in enumerate(signatures) if one != signatures[0]), 0)
+        return MismatchError(
+            f"{where}: call #{seq} is {calls[0] or 'unknown'} on rank 0 but "
+            f"{calls[odd] or 'unknown'} on rank {odd}; every rank must make the same calls in the "
+            "same order, with equal types and counts"
+        )
+
+    def _call(self, key: str) -> Call | None:
+        try:
+            told = self.world.store.get(self._key(key), _ANSWER_SECONDS)
+        except AllreduceError:  # a member that cannot tell any more
+            return None
+        fields: dict[str, Any] = json.loads(told)
+        for name in ("counts", "receives"):
+            fields[name] = None if fields[name] is None else tuple(fields[name])
+        return Call(**fields)
+
+    def _get(self, key: str) -> str | None:
+        try:
+            return self.world.store.get(self._key(key), 0.0).decode()
+        except TimeoutError:
+            return None
+
+    def _set(self, key: str, text: str) -> None:
+        self.world.store.set(self._key(key), text.encode())
+
+    def _key(self, key: str) -> str:
+        return f"mpi/{self.name}/{key}"
+
+
+@dataclass
+class Vigil:
+    """One long wait of one member: what it hears of the others, and tells them and the user.
+
+    Args:
+        news: The communicator's.
+        where: "[mpi] rank 2", for messages.
+        seq: The number of the collective call that is waited for; -1 of a send or receive.
+        call: The call.
+        seconds: How long the wait may last.
+    """
+
+    news: News
+    where: str
+    seq: int
+    call: Call
+    seconds: float
+    arrived: bool = False  # whether all members are known to have made the call
+    _waited: float = 0.0
+    _announced: bool = False
+    _warned: bool = False
+    _left_seen: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.call} #{self.seq}" if self.seq >= 0 else str(self.call)
+
+    def look(self, waited: float) -> AllreduceError | None:
+        """Look around, `waited` seconds from the beginning; returns why the communicator is dead.
+
+        Warns the user, once, of those that are missing.
+        """
+        self._waited = waited
+        try:
+            notice = self.news.hear()
+            if notice is not None and self._concerns(notice):
+                return notice.error(self.where, str(self))
+            if not self._announced and waited >= _ANNOUNCE_SECONDS and self.seq >= 0:
+                self.news.wait_in(self.seq, self.call)
+                self._announced = True
+            if not self._warned and WARN_SECONDS <= waited < self.seconds:
+                self._warned = True
+                logger.warning(
+                    "%s has waited %.3g s in %s: %s", self.where, waited, self, self._missing()
+                )
+        except ClosedError:  # of the store: nobody tells anything any more, but MPI may go on
+            return None
+        except PeerLostError as error:
+            return PeerLostError(f"{self.where}: {self}: {error}; the communicator is dead")
+        return None
+
+    def surrender(self) -> str:
+        """Say why the wait is given up."""
+        try:
+            missing = self._missing()
+        except AllreduceError as error:  # of the store, whose leader is gone
+            missing = str(error)
+        return (
+            f"rank {self.news.world.rank} gave up {self} after {self.seconds:.3g} s: {missing}; "
+            "if it only needs longer, raise the timeout"
+        )
+
+    def _concerns(self, notice: Notice) -> bool:
+        if notice.kind != "left":
+            return True
+        if self.seq >= 0:
+            return self.seq >= notice.calls  # of earlier ones it has done its part
+        if self.call.root != notice.rank:
+            return False
+        self._left_seen = self._waited if self._left_seen is None else self._left_seen
+        return self._waited - self._left_seen >= _GRACE_SECONDS
+
+    def _missing(self) -> str:
+        if self.arrived:
+            return "all ranks have made the call, but MPI has not completed it yet"
+        if self.seq >= 0:
+            return self.news.missing(self.seq)
+        peer = "any rank" if self.call.root == -1 else f"rank {self.call.root}"
+        return f"no matching call of {peer} has come"
