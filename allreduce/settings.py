@@ -43,6 +43,19 @@ def _integer(low: int) -> Callable[[str], int]:
     return parse
 
 
+def _connections(text: str) -> int:
+    value = _integer(1)(text)
+    if value > 16:
+        raise ValueError(text)
+    return value
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise ValueError(text)
+    return text
+
+
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value <= _LONGEST_SECONDS:
@@ -75,6 +88,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("LEADER", _address, None, "host:port", "where the group leader listens"),
     Setting("SECRET", _secret, None, "any non-empty text", "the job's shared secret"),
     Setting("TRANSPORT", str, None, "a transport's name", "which transport carries collectives"),
+    Setting("TCP_CONNECTIONS", _connections, 1, "1 to 16", "sockets per pair"),
+    Setting("TCP_INTERFACE", _text, None, "an interface or address", "where tcp members meet"),
     Setting("TIMEOUT", _seconds, 300.0, "seconds above 0, up to 1e6", "how long a wait may last"),
     Setting("LOG_LEVEL", _level, None, "DEBUG, INFO, WARNING, ERROR or CRITICAL", "log verbosity"),
     Setting("LAUNCHED", _integer(0), None, "a process id", "set by the launcher, for its children"),
@@ -91,6 +106,8 @@ class Settings:
     leader: str | None
     secret: bytes | None = field(repr=False)
     transport: str | None
+    tcp_connections: int
+    tcp_interface: str | None
     timeout: float
     log_level: str | None
     launched: int | None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
-from allreduce import _native
 from allreduce.comm.call import PATHS, Call, from_native
 from allreduce.errors import AllreduceError, MismatchError, PeerLostError, TimeoutError
 
@@ -36,23 +36,37 @@ class MemberInfo:
         return f"process {self.pid} is alive"
 
 
+class Evidence(Protocol):
+    """What the native side knows of a communicator; how it writes a call down is its own."""
+
+    def culprit(self) -> tuple[str, int, int, int, str] | None: ...
+    def missing(self, seq: int) -> list[int]: ...
+    def posted_call(self, member: int, seq: int) -> Any | None: ...
+    def last_call(self, member: int) -> tuple[int, Any] | None: ...
+
+
 @dataclass(frozen=True)
 class Witness:
     """What one member can say about its communicator's end."""
 
-    group: _native.Group
+    transport: ClassVar[str] = "shared"
+    group: Evidence
     name: str
     me: int
     members: tuple[MemberInfo, ...]
 
     @property
     def where(self) -> str:
-        return f"[shared] {self.members[self.me]}"
+        return f"[{self.transport}] {self.members[self.me]}"
 
     def call(self, member: int, seq: int) -> Call | None:
         """Return the call that a member posted under a number, if its slot still tells."""
         words = self.group.posted_call(member, seq)
-        return None if words is None else from_native(words, self.name)
+        return None if words is None else self.read(words)
+
+    def read(self, words: Any) -> Call:
+        """Read what the native side has written down of a call."""
+        return from_native(words, self.name)
 
     def last_call(self, member: int) -> str:
         """Say what a member did last."""
@@ -60,7 +74,7 @@ class Witness:
         if found is None:
             return "has made no call yet"
         seq, words = found
-        return f"made its last call, {from_native(words, self.name)} #{seq}"
+        return f"made its last call, {self.read(words)} #{seq}"
 
     def missing(self, seq: int) -> str:
         """Say for whom call `seq` waits, what they did last and whether they live."""
@@ -114,13 +128,16 @@ class Witness:
         if first is None or second is None:  # it cannot be reused: nobody has completed this call
             return MismatchError(f"{self.where}: {a} and {b} made different calls #{seq}")
         name = first.collective
-        if name != second.collective:
+        if {name, second.collective} == {"send", "recv"}:
+            name = "a message"
+        elif name != second.collective:
             text = f"call #{seq} is {first} on {a} but {second} on {b}; every rank must make the "
             return MismatchError(f"{self.where}: {text}same calls in the same order")
-        difference = _difference(first, second) or self._memory(low, high, seq)
+        difference = _difference(first, second) or self.difference(low, high, seq)
         return MismatchError(f"{self.where}: {name} #{seq} got {difference.format(a=a, b=b)}")
 
-    def _memory(self, low: int, high: int, seq: int) -> str:
+    def difference(self, low: int, high: int, seq: int) -> str:
+        """Say what differs though the calls look alike: where their arrays lie."""
         paths = [self._path(member, seq) for member in (low, high)]
         if paths[0] == paths[1]:
             return "different arrays of comm.empty on {a} and {b}; pass the same one on every rank"
@@ -140,8 +157,12 @@ def _difference(a: Call, b: Call) -> str:
         return f"{a.dtype} on {{a}} but {b.dtype} on {{b}}; cast before the call"
     if a.op != b.op:
         return f"op={a.op!r} on {{a}} but op={b.op!r} on {{b}}"
-    if a.root != b.root:
+    if a.collective == b.collective and a.root != b.root:
         return f"root={a.root} on {{a}} but root={b.root} on {{b}}"
+    if a.receives is not None and b.receives is not None:
+        return ""  # what each sends may differ
+    if a.counts != b.counts:
+        return f"counts={a.counts} on {{a}} but counts={b.counts} on {{b}}; they must be equal"
     if a.count != b.count:
         return f"{a.count} elements on {{a}} but {b.count} on {{b}}; shapes must be equal"
     return ""

@@ -22,6 +22,7 @@ class Opener(Protocol):
 # Name -> module and function of its opener; imported when first used.
 REGISTRY: dict[str, tuple[str, str]] = {
     "shared": ("allreduce.comm.shared_opener", "open_shared"),
+    "tcp": ("allreduce.comm.tcp_opener", "open_tcp"),
     "mpi": ("allreduce.comm.mpi_opener", "open_mpi"),
 }
 DEFAULT = "shared"

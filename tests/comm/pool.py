@@ -19,12 +19,12 @@ Runner = Callable[..., list[Any]]  # (case, *arguments) -> what each rank return
 class ProcessPool:
     """`size` processes of one job that run one case after the other."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, transport: str = "shared") -> None:
         self._ranks = [
             subprocess.Popen(
                 [sys.executable, "-m", "tests.comm.worker"],
                 cwd=ROOT,
-                env={**clean_environment(), **own},
+                env={**clean_environment(), **own, "ALLREDUCE_TRANSPORT": transport},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

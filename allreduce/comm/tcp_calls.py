@@ -1,0 +1,133 @@
+"""How a call is told to the native side and to the other members of a tcp communicator."""
+
+from __future__ import annotations
+
+import functools
+import json
+import struct
+
+from allreduce import _native
+from allreduce.comm.call import DTYPES, OPERATORS, Call
+from allreduce.errors import UnsupportedError
+
+# Positions are the native enums' values (kernels/cpu/tcp_protocol.h).
+COLLECTIVES = (
+    "barrier",
+    "all_reduce",
+    "reduce",
+    "reduce_scatter",
+    "all_gather",
+    "gather",
+    "scatter",
+    "broadcast",
+    "all_to_all",
+    "send",
+    "recv",
+    "empty",
+)
+PATHS = ("small", "direct", "chain")
+EAGER = 4096  # bytes that travel with a post; native kEager
+# Up to here (bytes of one member's contribution) one hop to everybody beats a chain of hops, whose
+# latencies add up; the bytes that each member sends are the same for all but broadcast.
+DIRECT = 256 << 10
+_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+_AGREED = struct.Struct("<H")  # how many bytes of a signature must be equal, these included
+_MAX_SIGNATURE = 60000  # native kMaxSignature
+_ITEM_BYTES = {"none": 0, "bytes": 0, "bool": 1, "bfloat16": 2, "complex64": 8, "complex128": 16}
+
+
+def item_bytes(dtype: str) -> int:
+    """Return the size of an element: of "float32", 4."""
+    found = _ITEM_BYTES.get(dtype)
+    return int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8 if found is None else found
+
+
+def path(call: Call, size: int) -> str:
+    """Choose how a call travels; all members choose alike, and compare what they chose.
+
+    Sums of 16-bit floats (and means of complex numbers) go in one hop whatever their size: all
+    contributions meet where they are reduced, so that nothing is rounded in between.
+    """
+    if size == 1 or call.collective in ("barrier", "empty"):
+        return "small"
+    if call.collective in ("send", "recv"):
+        return "direct"
+    if call.collective == "all_to_all" and call.counts is not None:
+        return "direct"
+    share = max(call.counts) if call.counts is not None else call.count
+    nbytes = share * item_bytes(call.dtype)
+    if nbytes <= EAGER:
+        return "small"
+    exact = call.collective in _REDUCING and (
+        call.dtype in ("float16", "bfloat16") or (call.op == "mean" and "complex" in call.dtype)
+    )
+    return "direct" if exact or nbytes <= DIRECT else "chain"
+
+
+def check(call: Call, where: str) -> None:
+    """Refuse what the native side has no kernel for.
+
+    Raises:
+        UnsupportedError: The operator makes no sense on the type, or the type is unknown.
+    """
+    if call.collective in ("barrier", "empty"):
+        return
+    if call.dtype not in DTYPES:
+        raise UnsupportedError(f"{where}: {call.collective} does not carry {call.dtype}")
+    if call.op is not None and not _native.tcp_carries(
+        OPERATORS.index(call.op), DTYPES.index(call.dtype)
+    ):
+        raise UnsupportedError(
+            f"{where}: {call.collective} with operator {call.op} does not carry {call.dtype}"
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def words(call: Call, size: int) -> tuple[object, ...]:
+    """Return what the native side executes."""
+    return (
+        COLLECTIVES.index(call.collective),
+        PATHS.index(path(call, size)),
+        OPERATORS.index(call.op or "none"),
+        0 if call.collective == "empty" else DTYPES.index(call.dtype),
+        0 if call.root is None else call.root,
+        0 if call.tag is None else call.tag,
+        call.count,
+        list(call.counts or ()),
+        list(call.receives or ()),
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def encode(call: Call, where: str) -> bytes:
+    """Return a call's signature: what has to agree on all members, and what only has to fit.
+
+    Raises:
+        UnsupportedError: There are too many members for counts of their own.
+    """
+    exchange = call.collective == "all_to_all" and call.counts is not None
+    shown = [call.collective, call.op, call.dtype, call.count, call.root, call.tag]
+    if exchange:
+        shown[3] = 0  # what this member happens to send
+    text = json.dumps([*shown, None if exchange else call.counts], separators=(",", ":")).encode()
+    pairs = (*(call.counts or ()), *(call.receives or ())) if exchange else ()
+    agreed = _AGREED.size + len(text)
+    signature = _AGREED.pack(min(agreed, 0xFFFF)) + text + struct.pack(f"<{len(pairs)}Q", *pairs)
+    if len(signature) > _MAX_SIGNATURE:
+        raise UnsupportedError(
+            f"{where}: {call.collective} of so many members does not carry counts of their own: "
+            f"they take {len(signature)} bytes of at most {_MAX_SIGNATURE}"
+        )
+    return signature
+
+
+def decode(signature: bytes, group: str) -> Call:
+    """Read a signature."""
+    (agreed,) = _AGREED.unpack_from(signature)
+    collective, op, dtype, count, root, tag, listed = json.loads(signature[_AGREED.size : agreed])
+    pairs = struct.unpack(f"<{(len(signature) - agreed) // 8}Q", signature[agreed:])
+    half = len(pairs) // 2
+    if pairs:
+        count = sum(pairs[:half])
+    counts = pairs[:half] if pairs else (None if listed is None else tuple(listed))
+    return Call(collective, op, dtype, count, root, group, counts, pairs[half:] or None, tag)

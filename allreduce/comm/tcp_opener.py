@@ -1,0 +1,73 @@
+"""How members come to talk over TCP: they meet, and each gets its connections to all others."""
+
+from __future__ import annotations
+
+import os
+
+from allreduce.cluster import World
+from allreduce.comm import living
+from allreduce.comm.communicator import Communicator
+from allreduce.comm.handshake import Meeting
+from allreduce.comm.tcp import TcpTransport
+from allreduce.comm.tcp_failures import TcpMemberInfo
+from allreduce.comm.tcp_meeting import Mesh, Process, connect
+
+
+def open_tcp(world: World, local_members: int, *, name: str, timeout: float) -> list[Communicator]:
+    """Make this process's members of a communicator over all processes of the world.
+
+    Members of one process are connected over loopback, like any others.
+
+    Args:
+        world: Whose processes.
+        local_members: How many members this process brings, each for a thread of its own.
+        name: Names the communicator; the same on all ranks, and new in this world.
+        timeout: Seconds that meeting, and later any wait, may last.
+
+    Raises:
+        UsageError: There is no interface to meet on.
+        JoinError: A member cannot be reached, or is not of this job.
+        TimeoutError: Members did not come.
+    """
+    if world.size * local_members == 1:
+        alone = Process(world.rank, os.getpid(), 1, "", 0, 2)
+        mesh = Mesh(world, Meeting(world.job, name, world.secret), (alone,))
+    else:
+        mesh = connect(world, name, local_members, timeout)
+    replicated = any(process.local_members > 1 for process in mesh.processes)
+    members = tuple(
+        TcpMemberInfo(
+            *(index, rank, mesh.processes[rank].pid, replicated, world.members[rank].host)
+        )
+        for index, rank in enumerate(mesh.owners)
+    )
+    return [_communicator(world, mesh, index, members, name, timeout) for index in mesh.local]
+
+
+def _communicator(
+    world: World,
+    mesh: Mesh,
+    index: int,
+    members: tuple[TcpMemberInfo, ...],
+    name: str,
+    timeout: float,
+) -> Communicator:
+    sockets: list[list[int]] = [[] for _ in members]
+    for other in range(len(members)):
+        if other != index:
+            sockets[other] = [
+                mesh.sockets.pop((index, other, channel)).detach()
+                for channel in range(mesh.channels)
+            ]
+    transport = TcpTransport(index, sockets, members, name, timeout)
+    living.add(transport)
+    per_process = len(members) == world.size
+    return Communicator(
+        transport,
+        name=name,
+        label=str(members[index]),
+        rank=index,
+        size=len(members),
+        local_rank=world.local_rank if per_process else index,
+        local_size=world.local_size if per_process else len(members),
+    )

@@ -1,0 +1,198 @@
+// The tcp transport for Python: members with their connected sockets, and calls on memory that
+// Python keeps alive until they are settled.
+#include "bind_tcp.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+
+#include "tcp_engine.h"
+
+namespace nb = nanobind;
+
+namespace allreduce {
+namespace {
+
+using tcp::Engine;
+using tcp::Member;
+using tcp::Request;
+using tcp::Work;
+
+constexpr auto kSignals = std::chrono::milliseconds(50);
+
+// The member whose objects live on the engine's thread.
+struct Handle {
+  std::shared_ptr<Member> member;
+  ~Handle() {
+    if (!member || member->inherited()) return;
+    const auto last = member;
+    // Closed already, unless Python forgot it: what it holds must not be destroyed elsewhere.
+    Engine::instance().post(
+        [last] { last->leave(tcp::Clock::now(), std::make_shared<Work>(Request{})); });
+  }
+};
+
+// Runs a function on the engine's thread and returns what it gives.
+template <class Function>
+auto ask(const Handle& handle, const Function& function) {
+  decltype(function(*handle.member)) result{};
+  if (handle.member->inherited()) return result;
+  const nb::gil_scoped_release release;
+  Engine::instance().run([&] { result = function(*handle.member); });
+  return result;
+}
+
+std::shared_ptr<Handle> make_member(int index, const std::vector<std::vector<int>>& fds) {
+  auto handle = std::make_shared<Handle>();
+  handle->member = std::make_shared<Member>(index, fds);
+  ask(*handle, [](Member& member) {
+    member.attach();
+    return true;
+  });
+  return handle;
+}
+
+std::shared_ptr<Work> start(const Handle& handle, const nb::tuple& words, nb::bytes signature,
+                            std::uintptr_t in, std::uintptr_t out) {
+  Request request;
+  request.collective = static_cast<tcp::Collective>(nb::cast<int>(words[0]));
+  request.path = static_cast<tcp::Path>(nb::cast<int>(words[1]));
+  request.op = static_cast<Op>(nb::cast<int>(words[2]));
+  request.type = static_cast<Type>(nb::cast<int>(words[3]));
+  request.root = nb::cast<int>(words[4]);
+  request.tag = nb::cast<std::int64_t>(words[5]);
+  request.count = nb::cast<std::uint64_t>(words[6]);
+  request.counts = nb::cast<std::vector<std::uint64_t>>(words[7]);
+  request.receives = nb::cast<std::vector<std::uint64_t>>(words[8]);
+  request.signature.assign(signature.c_str(), signature.size());
+  request.in = reinterpret_cast<const std::byte*>(in);
+  request.out = reinterpret_cast<std::byte*>(out);
+  auto work = std::make_shared<Work>(std::move(request));
+  if (handle.member->inherited()) {
+    work->settle(tcp::State::failed);
+    return work;
+  }
+  Engine::instance().post([member = handle.member, work] { member->start(work); });
+  return work;
+}
+
+// True when it is done; false when it has failed, or the time is over.
+bool wait(Work& work, double seconds) {
+  const auto end = tcp::Clock::now() + std::chrono::duration<double>(seconds);
+  for (;;) {
+    {
+      const nb::gil_scoped_release release;
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - tcp::Clock::now());
+      if (work.wait(std::min(left, kSignals))) break;
+    }
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (tcp::Clock::now() >= end) break;
+  }
+  return work.state() == tcp::State::done;
+}
+
+nb::object culprit(const Handle& handle) {
+  const auto found = ask(handle, [](Member& member) { return member.culprit(); });
+  if (found.fault == tcp::Fault::none) return nb::none();
+  const char* names[] = {"none", "mismatch", "lost", "left", "aborted", "timeout"};
+  return nb::make_tuple(names[static_cast<int>(found.fault)], found.member, found.witness,
+                        found.key & ~tcp::kMessage, found.reason);
+}
+
+nb::object bytes_of(const std::optional<std::string>& text) {
+  if (!text) return nb::none();
+  return nb::bytes(text->data(), text->size());
+}
+
+void die(const Handle& handle, tcp::Fault fault, int member, std::uint64_t key,
+         const std::string& reason) {
+  ask(handle, [&](Member& one) {
+    one.die({fault, member, one.index(), key, "", "", reason});
+    one.flush();
+    return true;
+  });
+}
+
+void bind_member(nb::module_& m) {
+  nb::class_<Handle>(m, "TcpMember")
+      .def(nb::new_(&make_member), nb::arg("index"), nb::arg("sockets"))
+      .def_prop_ro("inherited", [](const Handle& handle) { return handle.member->inherited(); })
+      .def("close_inherited", [](const Handle& handle) { handle.member->close_inherited(); })
+      .def("start", &start, nb::arg("words"), nb::arg("signature"), nb::arg("x"), nb::arg("out"))
+      .def("culprit", &culprit)
+      .def(
+          "missing",
+          [](const Handle& handle, std::uint64_t key) {
+            return ask(handle, [&](Member& member) { return member.missing(key); });
+          },
+          nb::arg("seq"))
+      .def(
+          "posted_call",
+          [](const Handle& handle, int of, std::uint64_t key) {
+            return bytes_of(ask(handle, [&](Member& member) {
+              auto found = member.posted(of, key);
+              return found ? found : member.posted(of, key | tcp::kMessage);
+            }));
+          },
+          nb::arg("member"), nb::arg("seq"))
+      .def(
+          "last_call",
+          [](const Handle& handle, int of) -> nb::object {
+            const auto found = ask(handle, [&](Member& member) { return member.last_call(of); });
+            if (!found) return nb::none();
+            return nb::make_tuple(found->first, bytes_of(found->second));
+          },
+          nb::arg("member"))
+      .def(
+          "blame_timeout",
+          [](const Handle& handle, int member, std::uint64_t key) {
+            die(handle, tcp::Fault::timeout, member, key, "");
+          },
+          nb::arg("member"), nb::arg("key"))
+      .def(
+          "abort",
+          [](const Handle& handle, const std::string& reason) {
+            die(handle, tcp::Fault::aborted, handle.member->index(), 0, reason);
+          },
+          nb::arg("reason"))
+      .def(
+          "leave",
+          [](const Handle& handle, double seconds) {
+            auto farewell = std::make_shared<Work>(Request{});
+            const auto limit = tcp::Clock::now() + std::chrono::duration_cast<tcp::Clock::duration>(
+                                                       std::chrono::duration<double>(seconds));
+            ask(handle, [&](Member& member) {
+              member.leave(limit, farewell);
+              return true;
+            });
+            return farewell;
+          },
+          nb::arg("seconds"));
+}
+
+}  // namespace
+
+void bind_tcp(nb::module_& m) {
+  nb::class_<Work>(m, "TcpWork")
+      .def_prop_ro("key", [](const Work& work) { return work.key.load(); })
+      .def_prop_ro("seq", [](const Work& work) { return work.key & ~tcp::kMessage; })
+      .def_prop_ro("done", [](const Work& work) { return work.state() == tcp::State::done; })
+      .def_prop_ro("failed", [](const Work& work) { return work.state() == tcp::State::failed; })
+      .def_prop_ro("source", [](const Work& work) { return work.request.root; })
+      .def_prop_ro("tag", [](const Work& work) { return work.request.tag; })
+      .def("wait", &wait, nb::arg("seconds"));
+  bind_member(m);
+  m.def(
+      "tcp_carries",
+      [](int op, int type) {
+        return op >= 0 && op < kOps && type >= 0 && type < kTypes &&
+               kernels().reduce[op][type] != nullptr;
+      },
+      nb::arg("op"), nb::arg("type"));
+}
+
+}  // namespace allreduce

@@ -1,0 +1,168 @@
+#include "tcp_connection.h"
+
+#include <errno.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+
+namespace allreduce::tcp {
+namespace {
+
+// Frames that one system call may take.
+constexpr std::size_t kBatch = 16;
+// Bytes of frames that a more urgent one can no longer overtake.
+constexpr std::size_t kCommitted = 512 << 10;
+// Bytes after which the other connections get their turn.
+constexpr std::size_t kTurn = 2 << 20;
+// A host that vanished without a word is found by the kernel's probes: 10 s, then 3 times 5 s.
+constexpr int kProbeAfter = 10, kProbeEvery = 5, kProbes = 3;
+
+void set(int fd, int level, int name, int value) {
+  setsockopt(fd, level, name, &value, sizeof(value));
+}
+
+bool again(int code) { return code == EAGAIN || code == EWOULDBLOCK; }
+
+}  // namespace
+
+Connection::Connection(int fd, int peer, int channel) : fd_(fd), peer_(peer), channel_(channel) {
+  int on = 1;
+  ioctl(fd, FIONBIO, &on);
+  // Each fails harmlessly on sockets of another family.
+  set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(fd, IPPROTO_TCP, TCP_KEEPIDLE, kProbeAfter);
+  set(fd, IPPROTO_TCP, TCP_KEEPINTVL, kProbeEvery);
+  set(fd, IPPROTO_TCP, TCP_KEEPCNT, kProbes);
+}
+
+Connection::~Connection() { close(fd_); }
+
+void Connection::queue(Outgoing frame) {
+  frame.header.magic = kMagic;
+  frame.order = order_++;
+  waiting_.push(std::move(frame));
+}
+
+void Connection::forget() {
+  waiting_ = {};
+  wire_.clear();
+  wire_bytes_ = sent_ = 0;
+}
+
+bool Connection::delivered() const {
+  int left = 0;
+  return ioctl(fd_, SIOCOUTQ, &left) != 0 || left == 0;
+}
+
+Flow Connection::send(Owner& owner) {
+  for (;;) {
+    while (wire_.size() < kBatch && wire_bytes_ < kCommitted && !waiting_.empty()) {
+      wire_.push_back(std::move(const_cast<Outgoing&>(waiting_.top())));
+      waiting_.pop();
+      wire_bytes_ += wire_.back().bytes();
+    }
+    if (wire_.empty()) return Flow::open;
+    std::array<iovec, 2 * kBatch> parts;
+    std::size_t used = 0, skip = sent_;
+    const auto add = [&](const void* from, std::size_t bytes) {
+      const std::size_t skipped = std::min(skip, bytes);
+      skip -= skipped;
+      if (bytes > skipped)
+        parts[used++] = {static_cast<char*>(const_cast<void*>(from)) + skipped, bytes - skipped};
+    };
+    for (const Outgoing& frame : wire_) {
+      add(&frame.header, sizeof(Header));
+      add(frame.payload(), frame.header.length);
+    }
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = used;
+    const ssize_t count = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count < 0) {
+      if (errno == EINTR) continue;
+      return again(errno) ? Flow::open : Flow::broken;
+    }
+    sent_ += static_cast<std::size_t>(count);
+    while (!wire_.empty() && sent_ >= wire_.front().bytes()) {
+      const Outgoing frame = std::move(wire_.front());
+      wire_.pop_front();
+      sent_ -= frame.bytes();
+      wire_bytes_ -= frame.bytes();
+      owner.sent(frame);
+    }
+  }
+}
+
+// Looks a complete header over; finds the place of its payload.
+bool Connection::accept_header(Owner& owner) {
+  const bool data = header_.kind == Kind::data;
+  if (header_.magic != kMagic || data != (channel_ != 0)) return false;
+  if (data) {
+    landing_ = owner.land(*this, header_);
+    return landing_.at != nullptr;
+  }
+  // Room for a post's or a fault's signatures, and a small contribution.
+  if (header_.length > kEager + 2 * kMaxSignature + 1024) return false;
+  words.resize(header_.length);
+  landing_ = {words.data(), nullptr, nullptr};
+  return true;
+}
+
+Flow Connection::receive(Owner& owner) {
+  for (std::size_t total = 0; total < kTurn;) {
+    // The payload's rest and the next header in one system call.
+    std::array<iovec, 2> parts;
+    std::size_t used = 0;
+    const bool inside = header_got_ == sizeof(Header);
+    const std::size_t rest = inside ? header_.length - payload_got_ : 0;
+    Header next{};
+    if (inside) {
+      parts[used++] = {landing_.at + payload_got_, rest};
+      parts[used++] = {&next, sizeof(Header)};
+    } else {
+      parts[used++] = {reinterpret_cast<char*>(&header_) + header_got_,
+                       sizeof(Header) - header_got_};
+    }
+    const ssize_t count = readv(fd_, parts.data(), static_cast<int>(used));
+    if (count == 0) return Flow::ended;
+    if (count < 0) {
+      if (errno == EINTR) continue;
+      return again(errno) ? Flow::open : Flow::broken;
+    }
+    const auto got = static_cast<std::size_t>(count);
+    total += got;
+    if (inside) {
+      if (got < rest) {
+        payload_got_ += got;
+        continue;
+      }
+      Landing landing = std::move(landing_);
+      landing_ = {};
+      if (!owner.arrived(*this, header_, std::move(landing))) return Flow::broken;
+      header_ = next;
+      header_got_ = got - rest;
+    } else {
+      header_got_ += got;
+    }
+    if (header_got_ < sizeof(Header)) continue;
+    payload_got_ = 0;
+    if (!accept_header(owner)) return Flow::broken;
+    if (header_.length == 0) {
+      header_got_ = 0;
+      Landing landing = std::move(landing_);
+      landing_ = {};
+      if (!owner.arrived(*this, header_, std::move(landing))) return Flow::broken;
+    }
+  }
+  return Flow::open;
+}
+
+}  // namespace allreduce::tcp

@@ -1,0 +1,300 @@
+#include "tcp_member.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "tcp_engine.h"
+
+namespace allreduce::tcp {
+namespace {
+
+// How long a mismatch waits for the calls of others, so that all members blame the same pair.
+constexpr auto kJudgeAfter = std::chrono::milliseconds(100);
+constexpr std::size_t kSpareBlocks = 64;
+
+std::uint64_t word(const std::string& text, std::size_t index) {
+  std::uint64_t value;
+  std::memcpy(&value, text.data() + index * sizeof(value), sizeof(value));
+  return value;
+}
+
+bool one_hop_counts(const Request& request) {
+  return request.collective == Collective::all_to_all && !request.counts.empty();
+}
+
+}  // namespace
+
+bool differ(int a, const std::string& of_a, int b, const std::string& of_b, int members) {
+  if (of_a.size() != of_b.size() || of_a.size() < 2) return true;
+  std::uint16_t agreed;
+  std::memcpy(&agreed, of_a.data(), sizeof(agreed));
+  if (agreed > of_a.size() || of_a.compare(0, agreed, of_b, 0, agreed) != 0) return true;
+  const auto n = static_cast<std::size_t>(members);
+  if (of_a.size() - agreed != 2 * n * sizeof(std::uint64_t)) return of_a != of_b;
+  const std::string tail_a = of_a.substr(agreed), tail_b = of_b.substr(agreed);
+  const auto i = static_cast<std::size_t>(a), j = static_cast<std::size_t>(b);
+  return word(tail_a, j) != word(tail_b, n + i) || word(tail_b, i) != word(tail_a, n + j);
+}
+
+Member::Member(int index, const std::vector<std::vector<int>>& fds)
+    : me_(index), n_(static_cast<int>(fds.size())), process_(getpid()), peers_(fds.size()) {
+  std::vector<int> all;
+  for (int member = 0; member < n_; ++member) {
+    int channel = 0;
+    for (const int fd : fds[static_cast<std::size_t>(member)]) {
+      peer(member).connections.push_back(std::make_unique<Connection>(fd, member, channel++));
+      all.push_back(fd);
+    }
+  }
+  fds_ = std::vector<std::atomic<int>>(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) fds_[i].store(all[i]);
+}
+
+Member::~Member() {
+  if (!inherited()) return;
+  for (Peer& one : peers_)
+    for (auto& connection : one.connections) static_cast<void>(connection.release());
+}
+
+bool Member::inherited() const { return getpid() != process_; }
+
+void Member::close_inherited() {
+  for (auto& fd : fds_) {
+    const int mine = fd.exchange(-1);
+    if (mine >= 0) close(mine);
+  }
+}
+
+void Member::attach() {
+  Engine& engine = Engine::instance();
+  engine.add(shared_from_this());
+  for (Peer& one : peers_)
+    for (auto& connection : one.connections) engine.watch(*connection, *this);
+}
+
+void Member::start(const std::shared_ptr<Work>& work) {
+  if (dead() || leaving_) return work->settle(State::failed);
+  const Request& request = work->request;
+  if (request.collective == Collective::send) return start_send(work);
+  if (request.collective == Collective::recv) return start_receive(work);
+  work->key = started_++;
+  last_ = {work->key, request.signature};
+  if (n_ == 1) {
+    finish_small(request, me_, n_, {nullptr});
+    return work->settle(State::done);
+  }
+  Pending pending{work, nullptr};
+  if (request.path != Path::small)
+    pending.execution =
+        std::make_shared<Execution>(work, make_plan(request, me_, n_), *this, me_, n_, work->key);
+  const std::uint64_t key = work->key;
+  pending_.emplace(key, std::move(pending));
+  for (int member = 0; member < n_; ++member) {
+    if (peer(member).left && key >= peer(member).completed) return blame(Fault::left, member, key);
+    if (peer(member).posts.count(key) != 0) compare(pending_.at(key), member);
+  }
+  post_ready();
+}
+
+void Member::post_ready() {
+  while (!dead() && posted_ < started_ && posted_ < first_pending() + kAhead)
+    post(pending_.at(posted_++));
+}
+
+// Tells all others of a call, each with what it gets of a small one.
+void Member::post(Pending& pending) {
+  const Request& request = pending.work->request;
+  const std::uint64_t key = pending.work->key;
+  for (int member = 0; member < n_; ++member) {
+    if (member == me_) continue;
+    Header header{};
+    header.kind = Kind::post;
+    header.key = key;
+    header.signature = static_cast<std::uint16_t>(request.signature.size());
+    const auto* text = reinterpret_cast<const std::byte*>(request.signature.data());
+    std::vector<std::byte> payload(text, text + request.signature.size());
+    if (request.path == Path::small) {
+      const auto [from, bytes] = contribution(request, me_, member);
+      payload.insert(payload.end(), from, from + bytes);
+    }
+    send_words(member, header, std::move(payload));
+  }
+  pending.posted = true;
+  agree(key);
+}
+
+void Member::take_post(int from, std::uint64_t key, Post post) {
+  Peer& sender = peer(from);
+  if (!sender.last || sender.last->first <= key) sender.last = {key, post.signature};
+  const auto found = pending_.find(key);
+  const bool known = found != pending_.end();
+  if (known ? found->second.complete : key < started_) return;  // others had agreed before
+  sender.posts[key] = std::move(post);
+  if (!known) return;
+  compare(found->second, from);
+  agree(key);
+}
+
+void Member::compare(Pending& pending, int member) {
+  const Request& request = pending.work->request;
+  const std::uint64_t key = pending.work->key;
+  const Post& post = peer(member).posts.at(key);
+  if (differ(me_, request.signature, member, post.signature, n_)) return suspect(key);
+  const std::size_t expected =
+      request.path == Path::small ? contribution(request, member, me_).second : 0;
+  if (post.payload.size() != expected) return blame(Fault::lost, member, key);
+  ++pending.agreed;
+}
+
+void Member::suspect(std::uint64_t key) {
+  if (!suspicion_) suspicion_ = {key, Clock::now() + kJudgeAfter};
+  judge(false);
+}
+
+// Names the first pair of members whose calls differ, when all calls are known or it is late.
+void Member::judge(bool late) {
+  if (!suspicion_ || dead()) return;
+  const std::uint64_t key = suspicion_->key;
+  if (pending_.count(key) == 0) return;
+  std::vector<std::pair<int, const std::string*>> calls;
+  for (int member = 0; member < n_; ++member) {
+    const auto& posts = peer(member).posts;
+    const auto post = posts.find(key);
+    if (member == me_)
+      calls.emplace_back(member, &pending_.at(key).work->request.signature);
+    else if (post != posts.end())
+      calls.emplace_back(member, &post->second.signature);
+  }
+  if (!late && calls.size() < static_cast<std::size_t>(n_)) return;
+  for (std::size_t i = 0; i < calls.size(); ++i)
+    for (std::size_t j = i + 1; j < calls.size(); ++j) {
+      const auto& [a, of_a] = calls[i];
+      const auto& [b, of_b] = calls[j];
+      if (differ(a, *of_a, b, *of_b, n_))
+        return die({Fault::mismatch, b, a, key, *of_b, *of_a, ""});
+    }
+}
+
+// Begins a call when everybody has posted it.
+void Member::agree(std::uint64_t key) {
+  const auto found = pending_.find(key);
+  if (dead() || found == pending_.end()) return;
+  Pending& pending = found->second;
+  if (suspicion_ && suspicion_->key == key) return judge(false);
+  if (pending.complete || pending.begun || !pending.posted || pending.agreed < n_ - 1) return;
+  const Request& request = pending.work->request;
+  if (one_hop_counts(request)) {  // each knows its own pairs only: all are checked by all
+    for (int a = 0; a < n_; ++a)
+      for (int b = a + 1; b < n_; ++b)
+        if (a != me_ && b != me_ &&
+            differ(a, peer(a).posts.at(key).signature, b, peer(b).posts.at(key).signature, n_))
+          return suspect(key);
+  }
+  pending.begun = true;
+  if (request.path == Path::small) {
+    std::vector<const std::byte*> parts(static_cast<std::size_t>(n_));
+    for (int member = 0; member < n_; ++member)
+      if (member != me_)
+        parts[static_cast<std::size_t>(member)] = peer(member).posts.at(key).payload.data();
+    finish_small(request, me_, n_, parts);
+    return complete(key);
+  }
+  const auto execution = pending.execution;
+  grant_staging();
+  execution->begin();
+  if (execution->finished()) complete(key);
+}
+
+void Member::grant_staging() {
+  std::size_t active = 0;
+  for (auto& [key, pending] : pending_) {
+    if (!pending.execution || !pending.execution->windowed()) continue;
+    if (!pending.begun || active++ == kActive) return;
+    pending.execution->grant();
+  }
+}
+
+// A call is settled after all that were started before it: who has waited for one knows that the
+// earlier ones are complete, too.
+void Member::complete(std::uint64_t key) {
+  const auto found = pending_.find(key);
+  if (found == pending_.end() || found->second.complete) return;
+  found->second.complete = true;
+  found->second.execution.reset();
+  for (Peer& one : peers_) one.posts.erase(key);
+  while (!pending_.empty() && pending_.begin()->second.complete) {
+    const auto work = pending_.begin()->second.work;
+    pending_.erase(pending_.begin());
+    work->settle(State::done);
+  }
+  grant_staging();
+  post_ready();
+}
+
+Landing Member::land(Connection& from, const Header& header) {
+  if (dead() || leaving_) return {};
+  std::shared_ptr<Execution> execution;
+  if ((header.key & kMessage) != 0) {
+    const auto found = exchanges_.find(header.key);
+    if (found != exchanges_.end()) execution = found->second;
+  } else {
+    const auto found = pending_.find(header.key);
+    if (found != pending_.end()) execution = found->second.execution;
+  }
+  if (!execution) return {};
+  Landing landing = execution->land(from.peer(), header);
+  landing.execution = std::move(execution);
+  return landing;
+}
+
+bool Member::arrived(Connection& from, const Header& header, Landing landing) {
+  if (dead() || leaving_) return false;
+  if (from.channel() == 0) return take_words(from, header) && !dead();
+  const std::shared_ptr<Execution> execution = landing.execution;
+  execution->arrived(from.peer(), header, std::move(landing));
+  if (execution->finished()) finish(execution->work()->key);
+  return true;
+}
+
+void Member::sent(const Outgoing& frame) {
+  if (!frame.execution || dead()) return;
+  frame.execution->sent(frame.stage, frame.hold);
+  if (frame.execution->finished()) finish(frame.execution->work()->key);
+}
+
+void Member::finish(std::uint64_t key) {
+  if ((key & kMessage) != 0)
+    finish_message(key);
+  else
+    complete(key);
+}
+
+void Member::send_data(int to, Outgoing frame) {
+  auto& connections = peer(to).connections;
+  const std::size_t channel = 1 + frame.header.offset % (connections.size() - 1);
+  Connection* connection = connections[channel].get();
+  if (connection == nullptr) return;  // it ended; who ended it is being found out
+  connection->queue(std::move(frame));
+  touch(*connection);
+}
+
+void Member::send_credit(int to, std::uint64_t key, std::uint32_t stage, std::uint64_t allowed) {
+  Header header{};
+  header.kind = Kind::credit;
+  header.key = key;
+  header.offset = allowed;
+  header.stage = stage;
+  send_words(to, header, {});
+}
+
+Block Member::take() {
+  for (const Block& block : spare_)
+    if (block.use_count() == 1) return block;
+  Block block(new std::byte[kChunk]);
+  if (spare_.size() < kSpareBlocks) spare_.push_back(block);
+  return block;
+}
+
+}  // namespace allreduce::tcp

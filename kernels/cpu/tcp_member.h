@@ -1,0 +1,188 @@
+// One member of a tcp communicator: its connections, its started calls, what its peers have said.
+//
+// All of it lives on the engine's thread; other threads hand it functions to run (Engine::run).
+//
+// Every call is posted to all members with its signature before anything of it is sent, and nothing
+// is sent before all posts are there and agree. Data that comes is therefore data of a call that
+// all members have made alike, and goes straight into the output.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tcp_connection.h"
+#include "tcp_execution.h"
+#include "tcp_protocol.h"
+#include "tcp_work.h"
+
+namespace allreduce::tcp {
+
+using Clock = std::chrono::steady_clock;
+
+class Member final : public Owner, public Wires, public std::enable_shared_from_this<Member> {
+ public:
+  // `fds`: for each member, its sockets: one for words, then those for data. Taken over.
+  Member(int index, const std::vector<std::vector<int>>& fds);
+  ~Member() override;
+
+  // --- any thread ---
+  int index() const { return me_; }
+  int members() const { return n_; }
+  bool inherited() const;
+  // In a child made by fork: closes its copies of the sockets.
+  void close_inherited();
+
+  // --- the engine's thread ---
+  void attach();
+  void start(const std::shared_ptr<Work>& work);
+  // Kills the communicator, for all members.
+  void die(Culprit culprit);
+  // Says goodbye, or the fault, and lets go of everything when it is out; at the deadline anyhow.
+  // `farewell` is settled then.
+  void leave(Clock::time_point deadline, std::shared_ptr<Work> farewell);
+  bool closed() const { return closed_; }
+  bool dead() const { return culprit_.fault != Fault::none; }
+  const Culprit& culprit() const { return culprit_; }
+  std::vector<int> missing(std::uint64_t key) const;
+  // The signature of a member's call, if it is known.
+  std::optional<std::string> posted(int member, std::uint64_t key) const;
+  std::optional<std::pair<std::uint64_t, std::string>> last_call(int member) const;
+
+  void on_ready(Connection& connection, bool readable);
+  // Sends what has been queued since.
+  void flush();
+  // When to call `tick` next, if ever.
+  std::optional<Clock::time_point> deadline() const;
+  void tick(Clock::time_point now);
+
+  // Owner, Wires
+  Landing land(Connection& from, const Header& header) override;
+  bool arrived(Connection& from, const Header& header, Landing landing) override;
+  void sent(const Outgoing& frame) override;
+  void send_data(int peer, Outgoing frame) override;
+  void send_credit(int peer, std::uint64_t key, std::uint32_t stage,
+                   std::uint64_t allowed) override;
+  Block take() override;
+
+ private:
+  struct Post {
+    std::string signature;
+    std::vector<std::byte> payload;
+  };
+  struct Peer {
+    std::vector<std::unique_ptr<Connection>> connections;
+    std::map<std::uint64_t, Post> posts;  // of calls that are not complete here
+    std::optional<std::pair<std::uint64_t, std::string>> last;
+    bool left = false;
+    std::uint64_t completed = 0;               // calls it had completed when it left
+    std::optional<Clock::time_point> suspect;  // a data connection ended without a goodbye
+    int unaccepted = 0;                        // small messages to it
+  };
+  struct Pending {  // a collective
+    std::shared_ptr<Work> work;
+    std::shared_ptr<Execution> execution;
+    bool posted = false;
+    bool begun = false;
+    bool complete = false;
+    int agreed = 0;  // peers whose posts are there, and equal
+  };
+  struct Arrival {  // a message without a receiver
+    int source;
+    std::uint64_t key;
+    std::int64_t tag;
+    Type type;
+    std::uint64_t count;
+    std::string signature;
+    std::vector<std::byte> payload;
+    bool offered;               // its bytes are still with the sender
+    std::shared_ptr<Work> own;  // sent by this member to itself
+  };
+  struct Suspicion {  // posts differ: who is to blame is judged when all are there
+    std::uint64_t key;
+    Clock::time_point until;
+  };
+
+  Peer& peer(int member) { return peers_[static_cast<std::size_t>(member)]; }
+  const Peer& peer(int member) const { return peers_[static_cast<std::size_t>(member)]; }
+
+  // tcp_member.cpp: collectives
+  void post_ready();
+  void post(Pending& pending);
+  void take_post(int from, std::uint64_t key, Post post);
+  void compare(Pending& pending, int member);
+  void suspect(std::uint64_t key);
+  void judge(bool late);
+  void agree(std::uint64_t key);
+  void complete(std::uint64_t key);
+  void finish(std::uint64_t key);
+  void grant_staging();
+  std::uint64_t first_pending() const {
+    return pending_.empty() ? started_ : pending_.begin()->first;
+  }
+
+  // tcp_words.cpp: frames of words, ends of connections
+  void send_words(int peer, Header header, std::vector<std::byte> payload);
+  bool take_words(Connection& from, const Header& header);
+  bool take_fault(int from, const Header& header, const std::vector<std::byte>& payload);
+  void send_fault(int to);
+  void ended(Connection& connection);
+  void check_left(int member);
+  void blame(Fault fault, int member, std::uint64_t key);
+  void fail_all();
+  void drop(Connection& connection);
+  void close_all();
+  void touch(Connection& connection);
+
+  // tcp_messages.cpp: send and recv
+  void start_send(const std::shared_ptr<Work>& work);
+  void start_receive(const std::shared_ptr<Work>& work);
+  bool take_message(int from, const Header& header, const std::vector<std::byte>& payload);
+  bool take_accept(int from, const Header& header);
+  void match(const std::shared_ptr<Work>& work, Arrival arrival);
+  void finish_message(std::uint64_t key);
+  bool message_needs(int member) const;
+
+  const int me_;
+  const int n_;
+  const int process_;
+  std::vector<Peer> peers_;
+  std::vector<std::atomic<int>> fds_;  // for a child made by fork
+  std::vector<Connection*> dirty_;
+  std::vector<Block> spare_;
+
+  std::map<std::uint64_t, Pending> pending_;
+  std::uint64_t started_ = 0;
+  std::uint64_t posted_ = 0;
+  std::optional<std::pair<std::uint64_t, std::string>> last_;     // of this member
+  std::optional<std::pair<std::uint64_t, std::string>> stopped_;  // what the fault stopped
+  std::optional<Suspicion> suspicion_;
+
+  std::uint64_t messages_ = 0;
+  std::map<std::uint64_t, std::shared_ptr<Work>> offers_;          // sends that wait for accept
+  std::deque<std::shared_ptr<Work>> receives_;                     // recvs that wait for a message
+  std::map<std::uint64_t, std::shared_ptr<Execution>> exchanges_;  // messages on their way
+  std::deque<Arrival> arrivals_;
+
+  Culprit culprit_;
+  bool leaving_ = false;
+  bool closed_ = false;
+  Clock::time_point leave_by_{};
+  std::shared_ptr<Work> farewell_;
+  std::vector<std::unique_ptr<Connection>> gone_;  // until no callback can be inside them
+};
+
+// tcp_small.cpp
+// What `me` contributes to what `reader` gets, for calls whose contributions travel with the posts.
+std::pair<const std::byte*, std::size_t> contribution(const Request& request, int me, int reader);
+// Makes the output of `me` of everybody's contributions to it; `parts` of `me` itself is unused.
+void finish_small(const Request& request, int me, int members,
+                  const std::vector<const std::byte*>& parts);
+
+}  // namespace allreduce::tcp

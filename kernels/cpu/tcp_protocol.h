@@ -1,0 +1,136 @@
+// What members of a tcp communicator say to each other: frames of a fixed header and a payload.
+//
+// Each pair of members has one connection for words (posts, messages, credits, faults), which are
+// small and copied, and one or more for data, which goes from and to the callers' arrays. A fault
+// is therefore never stuck behind half a chunk of an array that must not be read any more.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "reduce_kernels.h"
+
+namespace allreduce::tcp {
+
+// Python's tcp_calls.COLLECTIVES stand in the same order.
+enum class Collective : std::uint8_t {
+  barrier,
+  all_reduce,
+  reduce,
+  reduce_scatter,
+  all_gather,
+  gather,
+  scatter,
+  broadcast,
+  all_to_all,
+  send,
+  recv,
+  empty
+};
+// small: contributions travel with the posts; direct: each goes to where it is reduced in one hop;
+// chain: from member to member. Python chooses, and it is part of the signature.
+enum class Path : std::uint8_t { small, direct, chain };
+
+inline constexpr int kAny = -1;
+// Largest contribution that travels with a post or a message; Python's tcp_calls.EAGER.
+inline constexpr std::size_t kEager = 4096;
+inline constexpr std::size_t kMaxSignature = 60000;
+// What one transfer moves: large against a system call, small against the level-2 cache.
+inline constexpr std::size_t kChunk = 256 << 10;
+inline constexpr std::size_t kLeastChunk = 16 << 10;
+// Staged chunks that a source may have on their way to one place of a call, and the bytes that all
+// of these may take for one call. With kActive calls at a time, 16 MiB is what a member stages.
+inline constexpr std::uint64_t kWindow = 4;
+inline constexpr std::size_t kStaging = 8 << 20;
+inline constexpr std::size_t kActive = 2;
+// Calls a member may have posted after the first that it has not completed: bounds what others keep
+// for one that lags behind.
+inline constexpr std::uint64_t kAhead = 128;
+// Small messages to one member that it may not have accepted yet; further ones wait to be asked
+// for.
+inline constexpr int kUnaccepted = 64;
+// Keys of messages have this bit; keys of collectives are their sequence numbers.
+inline constexpr std::uint64_t kMessage = 1ull << 63;
+
+enum class Kind : std::uint8_t {
+  post = 1,  // a call was started: key, signature; on the small path its contribution to the reader
+  message,   // a small message: key, tag in `offset`, type in `stage`; count, signature, its bytes
+  offer,     // a large one is there: the same, without its bytes
+  accept,    // a message has found its receiver: key; of an offer the receiver's key in `offset`
+  credit,    // chunks below `offset` of a stage may be sent: key, stage
+  fault,    // the communicator is dead: key, Fault and members in `stage`; two signatures, a reason
+  goodbye,  // the sender leaves in good order: key is its first call that is not complete
+  data      // chunk number `offset` of a stage: key, stage
+};
+
+// Integers as x86-64 and arm64 have them; the handshake's version stands for the order of bytes.
+struct Header {
+  std::uint32_t magic;
+  Kind kind;
+  std::uint8_t reserved;
+  std::uint16_t signature;  // bytes of it in the payload
+  std::uint64_t key;
+  std::uint64_t offset;
+  std::uint32_t stage;
+  std::uint32_t length;  // of the payload
+};
+static_assert(sizeof(Header) == 32);
+inline constexpr std::uint32_t kMagic = 0x52415031;
+
+enum class Fault : std::uint8_t { none, mismatch, lost, left, aborted, timeout };
+
+// Why a communicator is dead, as its members tell it to each other.
+struct Culprit {
+  Fault fault = Fault::none;
+  int member = 0;                     // the one to blame
+  int witness = 0;                    // who noticed, or the other side of a mismatch
+  std::uint64_t key = 0;              // the call it happened in
+  std::string of_member, of_witness;  // signatures of their calls, after a mismatch
+  std::string reason;
+};
+
+// Whether two members' signatures are of different calls. A signature's first two bytes say how
+// many of its bytes must be equal; after them come, of all_to_all with counts, what the member
+// sends to each and what it gets from each, which must fit the others'.
+bool differ(int a, const std::string& of_a, int b, const std::string& of_b, int members);
+
+// A call as one member makes it. Its arrays belong to it until it is settled.
+struct Request {
+  Collective collective = Collective::barrier;
+  Path path = Path::small;
+  Op op = Op::none;
+  Type type = Type::none;
+  int root = 0;  // also the peer of send and recv, or kAny
+  std::int64_t tag = 0;
+  std::uint64_t count = 0;              // elements, as Python's Call has it
+  std::vector<std::uint64_t> counts;    // of each member's share, where they differ
+  std::vector<std::uint64_t> receives;  // all_to_all with counts: what comes from each
+  std::string signature;                // what must agree, and what errors show
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+
+  std::size_t element() const { return size_of(type); }
+  // Elements of a member's share, and where it begins in the joined array.
+  std::uint64_t share(int member) const {
+    return counts.empty() ? count : counts[static_cast<std::size_t>(member)];
+  }
+  std::uint64_t begin(int member) const { return start_of(counts, member); }
+  std::uint64_t receive_begin(int member) const {
+    return receives.empty() ? begin(member) : start_of(receives, member);
+  }
+  std::uint64_t received(int member) const {
+    return receives.empty() ? share(member) : receives[static_cast<std::size_t>(member)];
+  }
+
+ private:
+  std::uint64_t start_of(const std::vector<std::uint64_t>& shares, int member) const {
+    if (shares.empty()) return count * static_cast<std::uint64_t>(member);
+    std::uint64_t sum = 0;
+    for (int m = 0; m < member; ++m) sum += shares[static_cast<std::size_t>(m)];
+    return sum;
+  }
+};
+
+}  // namespace allreduce::tcp

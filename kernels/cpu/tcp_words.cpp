@@ -1,0 +1,319 @@
+// A member's control plane: frames of words, faults and goodbyes, connections that end.
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "tcp_engine.h"
+
+namespace allreduce::tcp {
+namespace {
+
+// A data connection may end before the goodbye on the connection for words is read.
+constexpr auto kGoodbyePatience = std::chrono::milliseconds(200);
+// How often a member that leaves looks whether its last words have been delivered.
+constexpr auto kLeaveInterval = std::chrono::milliseconds(2);
+
+std::string text(const std::vector<std::byte>& payload, std::size_t from, std::size_t bytes) {
+  return {reinterpret_cast<const char*>(payload.data()) + from, bytes};
+}
+
+}  // namespace
+
+void Member::touch(Connection& connection) {
+  if (std::find(dirty_.begin(), dirty_.end(), &connection) == dirty_.end())
+    dirty_.push_back(&connection);
+}
+
+void Member::send_words(int to, Header header, std::vector<std::byte> payload) {
+  auto& connections = peer(to).connections;
+  if (connections.empty() || !connections[0]) return;
+  Outgoing frame;
+  header.length = static_cast<std::uint32_t>(payload.size());
+  frame.header = header;
+  frame.own = std::move(payload);
+  connections[0]->queue(std::move(frame));
+  touch(*connections[0]);
+}
+
+void Member::flush() {
+  while (!dirty_.empty()) {
+    const std::vector<Connection*> dirty = std::exchange(dirty_, {});
+    for (Connection* connection : dirty) {
+      if (connection->registration == 0) continue;  // dropped
+      // A failure shows when the connection is read, after what the peer said before it.
+      const Flow flow = connection->send(*this);
+      const bool wants = flow == Flow::open && !connection->idle();
+      if (wants == connection->wants_send) continue;
+      connection->wants_send = wants;
+      Engine::instance().update(*connection, !dead() && !leaving_);
+    }
+  }
+  gone_.clear();
+}
+
+void Member::on_ready(Connection& connection, bool readable) {
+  if (dead() || leaving_) {
+    // Nothing that comes matters any more; an error means that nothing can be sent either.
+    if (readable) return drop(connection);
+    return touch(connection);
+  }
+  if (readable) {
+    const Flow flow = connection.receive(*this);
+    if (flow != Flow::open && connection.registration != 0) return ended(connection);
+  }
+  if (!connection.idle() && connection.registration != 0) touch(connection);
+}
+
+bool Member::take_words(Connection& from, const Header& header) {
+  const std::vector<std::byte>& payload = from.words;
+  if (header.signature > payload.size() || header.signature > kMaxSignature) return false;
+  const int who = from.peer();
+  switch (header.kind) {
+    case Kind::post: {
+      if ((header.key & kMessage) != 0 || header.key >= started_ + kAhead) return false;
+      if (peer(who).posts.count(header.key) != 0) return false;
+      Post post{text(payload, 0, header.signature),
+                {payload.begin() + header.signature, payload.end()}};
+      take_post(who, header.key, std::move(post));
+      return true;
+    }
+    case Kind::message:
+    case Kind::offer:
+      return take_message(who, header, payload);
+    case Kind::accept:
+      return take_accept(who, header);
+    case Kind::credit: {
+      const auto found = pending_.find(header.key);
+      if (found == pending_.end()) return header.key < started_;
+      if (found->second.complete) return true;
+      return found->second.execution &&
+             found->second.execution->credited(who, header.stage, header.offset);
+    }
+    case Kind::fault:
+      return take_fault(who, header, payload);
+    case Kind::goodbye:
+      peer(who).left = true;
+      peer(who).completed = header.key;
+      check_left(who);
+      return true;
+    case Kind::data:
+      return false;
+  }
+  return false;
+}
+
+// The fault and both members in one word; the lengths of two signatures and a reason before them.
+void Member::send_fault(int to) {
+  Header header{};
+  header.kind = Kind::fault;
+  header.key = culprit_.key;
+  header.offset = static_cast<std::uint64_t>(culprit_.fault) |
+                  static_cast<std::uint64_t>(culprit_.member) << 8 |
+                  static_cast<std::uint64_t>(culprit_.witness) << 32;
+  std::vector<std::byte> payload;
+  const std::string* parts[] = {&culprit_.of_member, &culprit_.of_witness, &culprit_.reason};
+  for (const std::string* part : parts) {
+    const auto size = static_cast<std::uint32_t>(part->size());
+    const auto* bytes = reinterpret_cast<const std::byte*>(&size);
+    payload.insert(payload.end(), bytes, bytes + sizeof(size));
+    const auto* data = reinterpret_cast<const std::byte*>(part->data());
+    payload.insert(payload.end(), data, data + size);
+  }
+  send_words(to, header, std::move(payload));
+}
+
+bool Member::take_fault(int, const Header& header, const std::vector<std::byte>& payload) {
+  Culprit culprit;
+  culprit.key = header.key;
+  const auto fault = header.offset & 0xff;
+  culprit.member = static_cast<int>(header.offset >> 8 & 0xffffff);
+  culprit.witness = static_cast<int>(header.offset >> 32);
+  if (fault < static_cast<std::uint64_t>(Fault::mismatch) ||
+      fault > static_cast<std::uint64_t>(Fault::timeout) || culprit.member >= n_ ||
+      culprit.witness < 0 || culprit.witness >= n_)
+    return false;
+  culprit.fault = static_cast<Fault>(fault);
+  std::size_t at = 0;
+  for (std::string* part : {&culprit.of_member, &culprit.of_witness, &culprit.reason}) {
+    std::uint32_t size;
+    if (payload.size() - at < sizeof(size)) return false;
+    std::memcpy(&size, payload.data() + at, sizeof(size));
+    at += sizeof(size);
+    if (payload.size() - at < size) return false;
+    *part = text(payload, at, size);
+    at += size;
+  }
+  die(std::move(culprit));
+  return true;
+}
+
+void Member::blame(Fault fault, int member, std::uint64_t key) {
+  die({fault, member, me_, key, "", "", ""});
+}
+
+void Member::die(Culprit culprit) {
+  if (dead() || leaving_) return;
+  const auto own = pending_.find(culprit.key);
+  if (own != pending_.end())
+    stopped_ = {culprit.key, own->second.work->request.signature};
+  else if (!pending_.empty())
+    stopped_ = {first_pending(), pending_.begin()->second.work->request.signature};
+  culprit_ = std::move(culprit);
+  for (int member = 0; member < n_; ++member)
+    if (member != me_ && !peer(member).left) send_fault(member);
+  fail_all();
+  for (Peer& one : peers_)
+    if (!one.connections.empty() && one.connections[0])
+      Engine::instance().update(*one.connections[0], false);
+}
+
+// No array is touched after this.
+void Member::fail_all() {
+  for (Peer& one : peers_)
+    for (std::size_t channel = 1; channel < one.connections.size(); ++channel)
+      if (one.connections[channel]) drop(*one.connections[channel]);
+  const auto fail = [](const std::shared_ptr<Work>& work) { work->settle(State::failed); };
+  for (auto& [key, pending] : std::exchange(pending_, {})) fail(pending.work);
+  for (auto& [key, work] : std::exchange(offers_, {})) fail(work);
+  for (auto& work : std::exchange(receives_, {})) fail(work);
+  for (auto& [key, execution] : std::exchange(exchanges_, {})) fail(execution->work());
+  for (Arrival& arrival : std::exchange(arrivals_, {}))
+    if (arrival.own) fail(arrival.own);
+}
+
+// Lets go of a connection; it is destroyed when no call of it is on the stack.
+void Member::drop(Connection& connection) {
+  Engine::instance().unwatch(connection);
+  connection.registration = 0;
+  connection.forget();
+  for (auto& fd : fds_) {
+    int mine = connection.fd();
+    fd.compare_exchange_strong(mine, -1);
+  }
+  shutdown(connection.fd(), SHUT_RDWR);
+  auto& connections = peer(connection.peer()).connections;
+  gone_.push_back(std::move(connections[static_cast<std::size_t>(connection.channel())]));
+}
+
+void Member::ended(Connection& connection) {
+  const int who = connection.peer();
+  const bool words = connection.channel() == 0;
+  drop(connection);
+  if (dead() || leaving_) return;
+  if (peer(who).left) return check_left(who);
+  if (words) return blame(Fault::lost, who, first_pending());
+  if (!peer(who).suspect) peer(who).suspect = Clock::now() + kGoodbyePatience;
+}
+
+// A member that left in good order is missed by a call that it has not completed.
+void Member::check_left(int member) {
+  for (const auto& [key, pending] : pending_)
+    if (key >= peer(member).completed) return blame(Fault::left, member, key);
+  if (message_needs(member)) blame(Fault::left, member, kMessage);
+}
+
+std::optional<Clock::time_point> Member::deadline() const {
+  if (closed_) return std::nullopt;
+  if (leaving_) return Clock::now() + kLeaveInterval;
+  if (dead()) return std::nullopt;
+  std::optional<Clock::time_point> first;
+  const auto consider = [&](Clock::time_point one) {
+    if (!first || one < *first) first = one;
+  };
+  if (suspicion_) consider(suspicion_->until);
+  for (const Peer& one : peers_)
+    if (one.suspect && !one.left) consider(*one.suspect);
+  return first;
+}
+
+void Member::tick(Clock::time_point now) {
+  if (closed_) return;
+  if (!leaving_) {
+    if (suspicion_ && now >= suspicion_->until) judge(true);
+    for (int member = 0; member < n_; ++member)
+      if (peer(member).suspect && !peer(member).left && now >= *peer(member).suspect)
+        blame(Fault::lost, member, first_pending());
+    return;
+  }
+  bool delivered = dirty_.empty();
+  for (const Peer& one : peers_)
+    for (const auto& connection : one.connections)
+      if (connection && !(connection->idle() && connection->delivered())) delivered = false;
+  if (delivered || now >= leave_by_) close_all();
+}
+
+void Member::leave(Clock::time_point deadline, std::shared_ptr<Work> farewell) {
+  if (leaving_) {
+    if (closed_) return farewell->settle(State::done);
+    return;
+  }
+  leave_by_ = deadline;
+  farewell_ = std::move(farewell);
+  const std::uint64_t completed = first_pending();
+  for (int member = 0; member < n_ && !dead(); ++member) {
+    if (member == me_) continue;
+    Header header{};
+    header.kind = Kind::goodbye;
+    header.key = completed;
+    send_words(member, header, {});
+  }
+  leaving_ = true;
+  // Data that is complete here may still be on its way: those connections stay open until then.
+  const bool unfinished = !pending_.empty() || !exchanges_.empty();
+  if (unfinished) fail_all();
+  for (Peer& one : peers_)
+    for (auto& connection : one.connections)
+      if (connection) Engine::instance().update(*connection, false);
+}
+
+void Member::close_all() {
+  for (Peer& one : peers_)
+    for (auto& connection : one.connections)
+      if (connection) drop(*connection);
+  closed_ = true;
+  if (farewell_) farewell_->settle(State::done);
+  Engine::instance().remove(*this);
+}
+
+std::vector<int> Member::missing(std::uint64_t key) const {
+  std::vector<int> found;
+  if ((key & kMessage) == 0) {
+    auto pending = pending_.begin();  // a complete call waits for the first that is not
+    while (pending != pending_.end() && pending->second.complete) ++pending;
+    if (pending == pending_.end() || pending->first > key) return found;
+    for (int member = 0; member < n_; ++member)
+      if (member != me_ && peer(member).posts.count(pending->first) == 0) found.push_back(member);
+    if (found.empty() && pending->second.execution) return pending->second.execution->waits_for();
+    return found;
+  }
+  const auto exchange = exchanges_.find(key);
+  if (exchange != exchanges_.end()) return exchange->second->waits_for();
+  const auto offer = offers_.find(key);
+  if (offer != offers_.end()) return {offer->second->request.root};
+  for (const auto& work : receives_) {
+    if (work->key != key) continue;
+    if (work->request.root != kAny) return {work->request.root};
+    for (int member = 0; member < n_; ++member)
+      if (member != me_) found.push_back(member);
+  }
+  return found;
+}
+
+std::optional<std::string> Member::posted(int member, std::uint64_t key) const {
+  if (culprit_.fault == Fault::mismatch && culprit_.key == key) {
+    if (member == culprit_.member) return culprit_.of_member;
+    if (member == culprit_.witness) return culprit_.of_witness;
+  }
+  if (member != me_) return std::nullopt;
+  if (stopped_) return stopped_->second;
+  const auto pending = pending_.find(key);
+  if (pending != pending_.end()) return pending->second.work->request.signature;
+  return std::nullopt;
+}
+
+std::optional<std::pair<std::uint64_t, std::string>> Member::last_call(int member) const {
+  return member == me_ ? last_ : peer(member).last;
+}
+
+}  // namespace allreduce::tcp
