@@ -1,0 +1,82 @@
+"""Ranks whose variables differ learn which one, and how; equal ones go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from allreduce.comm import Communicator
+from allreduce.errors import MismatchError
+from allreduce.graph import Variable
+from allreduce.graph.agreement import check_same
+from tests.harness import run_ranks, run_threads, settle_threads
+
+KERNEL = ("m/0/kernel", (5, 8), "float32")
+BIAS = ("m/0/bias", (8,), "float32")
+
+
+def made(rows: Sequence[tuple[str, tuple[int, ...], str]]) -> list[Variable]:
+    return [Variable(np.zeros(shape, dtype), name=name) for name, shape, dtype in rows]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        ([("m/0/kernel", (5, 9), "float32"), BIAS], "variable 'm/0/kernel' has shape (5, 8) on"),
+        ([("m/0/kernel", (5, 8), "float64"), BIAS], "variable 'm/0/kernel' has dtype float32 on"),
+        ([KERNEL, ("m/1/bias", (8,), "float32")], "1 of the step is 'm/0/bias' on rank 0 but 'm/1"),
+        ([KERNEL], "the step has 2 variables on rank 0 but 1 on rank 2, where 'm/0/bias' comes"),
+        ([KERNEL, BIAS, ("é" * 99, (1,), "int64")], "2 variables on rank 0 but 3 on rank 2, where"),
+    ],
+)
+def test_the_first_difference_is_named_on_all(
+    theirs: list[tuple[str, tuple[int, ...], str]], said: str
+) -> None:
+    def member(comm: Communicator) -> float:
+        variables = made(theirs if comm.rank == 2 else [KERNEL, BIAS])
+        with pytest.raises(MismatchError) as caught:
+            check_same(comm, comm.rank, variables)
+        assert said in str(caught.value)
+        assert str(caught.value).startswith(f"rank {comm.rank}: ")
+        return float(comm.all_reduce(1.0))  # it is still alive
+
+    assert settle_threads(member, 3) == [3.0] * 3
+
+
+def test_a_models_own_number_may_differ() -> None:
+    def member(comm: Communicator) -> None:
+        check_same(comm, comm.rank, made([(f"sequential_{comm.rank}/0/kernel", (2,), "float32")]))
+
+    run_threads(member, 3)
+
+
+def _other_widths() -> None:
+    import allreduce as ar
+    from tests.nn.common import blobs
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    if strategy.communicator.rank == 0:
+        ar.nn.Sequential([ar.nn.Dense(3)])  # a number more for the names on this rank
+    with strategy.scope():
+        same = ar.nn.Sequential([ar.nn.Dense(3)])
+        other = ar.nn.Sequential([ar.nn.Dense(8 + strategy.communicator.rank), ar.nn.Dense(3)])
+    x, y = blobs(20)
+    for model in (same, other):
+        model.compile("sgd", ar.nn.losses.SparseCategoricalCrossentropy(from_logits=True))
+        try:
+            model.fit(x, y, epochs=1, verbose=0)
+            print("trained")
+        except ar.MismatchError as error:
+            print(error)
+
+
+def test_layers_of_other_widths_are_named_by_both_ranks() -> None:
+    for rank, result in enumerate(run_ranks(_other_widths, 2)):
+        assert result.returncode == 0, result
+        trained, error = result.stdout.splitlines()
+        assert trained == "trained"
+        assert error.startswith(f"rank {rank}: variable 'sequential_2/0/kernel' has shape (")
+        assert "8) on rank 0 but (" in error
+        assert "9) on rank 1; make the same model" in error
