@@ -61,13 +61,13 @@ def _meet(request: Request, rank: int, size: int, address: str, why: str) -> Wor
     from allreduce.cluster.meeting import Meeting
     from allreduce.cluster.service import Leader
 
-    secret, hosted, deaf = request.secret or b"", None, None
+    secret, hosted, deaf = request.secret or b"", None, ""
     if rank == 0 and not request.launched:
         try:
             hosted = Leader(address, size, secret, request.timeout, request.generation)
         except JoinError as error:  # something listens there already, or it is another machine's
-            deaf = error
-    meeting = Meeting(
+            deaf = str(error).removeprefix("[cluster] ")
+    return Meeting(
         rank=rank,
         size=size,
         address=address,
@@ -78,11 +78,5 @@ def _meet(request: Request, rank: int, size: int, address: str, why: str) -> Wor
         why=why,
         whereabouts="the launcher" if request.launched else "rank 0's process",
         hosted=hosted,
-    )
-    try:
-        return meeting.join()
-    except JoinError as error:
-        if deaf is None:
-            raise
-        reason = str(deaf).removeprefix("[cluster] ")
-        raise JoinError(f"{error}; this process could not host it either: {reason}") from deaf
+        deaf=deaf,
+    ).join()

@@ -33,6 +33,7 @@ class Meeting:
     Args:
         whereabouts: Which process hosts the leader, for messages: "the launcher".
         hosted: The leader, where this process hosts it.
+        deaf: Why it does not, where it should.
     """
 
     rank: int
@@ -45,6 +46,7 @@ class Meeting:
     why: str
     whereabouts: str
     hosted: Leader | None = None
+    deaf: str = ""
 
     def join(self) -> World:
         """Connect, shake hands and wait for all members.
@@ -105,6 +107,7 @@ class Meeting:
             f"[cluster] rank {self.rank}: no group leader is reachable at {self.address} within "
             f"{_PATIENCE:g} s ({error}); {self.whereabouts} should host it: start that first, and "
             "check ALLREDUCE_LEADER"
+            + (f"; this process could not host it either: {self.deaf}" if self.deaf else "")
         )
 
     def _shake_hands(self, line: Line, patience: float) -> str:

@@ -101,9 +101,10 @@ class Leader:
         self._loop = asyncio.get_running_loop()
         server = grpc.aio.server(options=SERVER_OPTIONS)
         leader_pb2_grpc.add_LeaderServicer_to_server(_Servicer(self), server)  # type: ignore[no-untyped-call]
-        port = server.add_insecure_port(self.address)
-        if port == 0:
-            raise OSError("the address is in use or not of this machine")
+        try:
+            port = server.add_insecure_port(self.address)
+        except RuntimeError:  # gRPC's text tells how to debug gRPC, not why
+            raise OSError("the address is in use, or not of this machine") from None
         self.address = f"{self.address.rpartition(':')[0]}:{port}"
         await server.start()
         self._started.set()

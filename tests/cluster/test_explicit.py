@@ -132,6 +132,16 @@ def test_two_processes_claiming_one_rank(script: Write) -> None:
     assert "rank 0: rank 2 did not join" in results[0].err
 
 
+def test_two_processes_claiming_rank_0(script: Write) -> None:
+    address = free_address()
+    told = [said(0, 2, address, TIMEOUT="5") for _ in range(2)]
+    results = run_together(script(SHOW), told)
+    refusals = [r.err.splitlines()[-1] for r in results if "is claimed twice" in r.err]
+    assert len(refusals) == 1, results
+    assert refusals[0].endswith("give each process a rank of its own"), refusals
+    assert not any("GRPC" in result.err for result in results)
+
+
 def test_wrong_secret_between_processes(script: Write) -> None:
     address = free_address()
     told = [said(rank, 2, address, SECRET=secret, TIMEOUT="4") for rank, secret in enumerate("ab")]
@@ -318,4 +328,7 @@ def test_why_rank_0_could_not_listen_is_said(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(JoinError) as caught:
             cluster.join(rank=0, size=2, leader=address)
     assert f"no group leader is reachable at {address}" in str(caught.value)
-    assert "could not host it either: no group leader can listen at" in str(caught.value)
+    assert str(caught.value).endswith(
+        f"could not host it either: no group leader can listen at {address}: the address is in "
+        "use, or not of this machine"
+    )
