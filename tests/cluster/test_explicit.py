@@ -332,3 +332,20 @@ def test_why_rank_0_could_not_listen_is_said(monkeypatch: pytest.MonkeyPatch) ->
         f"could not host it either: no group leader can listen at {address}: the address is in "
         "use, or not of this machine"
     )
+
+
+PROXIES = ("http_proxy", "https_proxy", "grpc_proxy")
+
+
+def test_a_proxy_is_not_asked_for_the_leader(script: Write) -> None:
+    talk = "world.store.barrier('end', 20)"
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.settimeout(0.01)
+        set_to = dict.fromkeys(PROXIES, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        none = {"no_proxy": "", "NO_PROXY": ""}  # gRPC asks proxies for the loopback interface, too
+        address = free_address()
+        told = [said(rank, 2, address) | set_to | none for rank in range(2)]
+        results = run_together(script(talk), told)
+        assert [result.code for result in results] == [0, 0], results
+        with pytest.raises(TimeoutError):
+            proxy.accept()
