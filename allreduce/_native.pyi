@@ -1,5 +1,6 @@
 """The native module: collectives of the shared transport, and the graph's kernels."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,14 @@ class Member:
     """One member in this process."""
 
     def __init__(self, group: Group, index: int) -> None: ...
-    def start(self, kind: int, x: NDArray[Any] | None, out: NDArray[Any] | None) -> Work: ...
+    def start(
+        self,
+        kind: int,
+        x: NDArray[Any] | None,
+        out: NDArray[Any] | None,
+        counts: Sequence[int] | None = None,
+        receives: Sequence[int] | None = None,
+    ) -> Work: ...
     def start_allocate(self, pages: int) -> Work: ...
     def all_reduce(
         self, kind: int, x: NDArray[Any], out: NDArray[Any], seconds: float

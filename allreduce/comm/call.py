@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # Positions are the native enums' values (kernels/cpu/protocol.h, reduce_kernels.h).
-COLLECTIVES = ("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "empty")
+COLLECTIVES = (
+    *("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "empty"),
+    *("reduce", "gather", "scatter", "all_to_all"),
+)
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
 OPERATORS = (
     "none",
     "sum",
@@ -68,7 +72,9 @@ class Call:
     collective: str
     op: str | None
     dtype: str
-    count: int  # elements: of the array, or of one member's share where shares are joined or cut
+    # Elements: of the array, or of one member's share where shares are joined or cut. Of all shares
+    # together where they differ; 0 for an all_to_all of such.
+    count: int
     root: int | None  # also the peer of send and recv; -1 is any source
     group: str
     counts: tuple[int, ...] | None = None  # elements of each member's share where they differ; of
@@ -134,6 +140,6 @@ def from_native(words: tuple[int, int, int, int, int, int], group: str) -> Call:
         OPERATORS[op] if op else None,
         DTYPES[dtype],
         count,
-        root if name == "broadcast" else None,
+        root if name in ROOTED else None,
         group,
     )

@@ -88,7 +88,7 @@ class SharedTransport(Transport):
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> SharedWork:
         packed = kind(call.collective, call.op, call.root or 0)
-        native = self._member.start(packed, x, out)
+        native = self._member.start(packed, x, out, call.counts, call.receives)
         if native.failed:
             self.complete(native, None)
         work = SharedWork(self, native, (x, out), result)

@@ -15,7 +15,9 @@ namespace allreduce {
 // A C-contiguous array of a type that collectives carry, held for the time of a call's start.
 class View {
  public:
+  // Of None there is nothing: no bytes, of Type::none.
   View(PyObject* object, bool writable) {
+    if (object == Py_None) return;
     const int flags =
         PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : PyBUF_SIMPLE);
     held_ = PyObject_GetBuffer(object, &buffer_, flags) == 0;
@@ -36,8 +38,9 @@ class View {
   View(const View&) = delete;
   View& operator=(const View&) = delete;
 
-  std::byte* data() const { return static_cast<std::byte*>(buffer_.buf); }
-  std::uint64_t bytes() const { return static_cast<std::uint64_t>(buffer_.len); }
+  bool held() const { return held_; }
+  std::byte* data() const { return held_ ? static_cast<std::byte*>(buffer_.buf) : nullptr; }
+  std::uint64_t bytes() const { return held_ ? static_cast<std::uint64_t>(buffer_.len) : 0; }
   std::uint64_t count() const { return bytes() / size_of(type()); }
 
   // Type::none if this is no array that can be carried.
@@ -47,6 +50,13 @@ class View {
     for (int axis = 0; axis < buffer_.ndim; ++axis)
       if (buffer_.shape[axis] != other.buffer_.shape[axis]) return false;
     return true;
+  }
+  // A hash of the lengths of the axes from `first` on (FNV-1a, by axes).
+  std::uint64_t shape_hash(int first) const {
+    std::uint64_t hash = 0xcbf29ce484222325;
+    for (int axis = first; axis < buffer_.ndim; ++axis)
+      hash = (hash ^ static_cast<std::uint64_t>(buffer_.shape[axis])) * 0x100000001b3;
+    return hash;
   }
   // Neither the same memory nor apart.
   bool partly_overlaps(const View& other) const {

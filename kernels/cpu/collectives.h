@@ -14,9 +14,18 @@ namespace allreduce {
 enum class Progress : std::uint8_t { blocked, moved, finished };
 enum class State : std::uint8_t { pending, done, failed };
 
+// What a call's signature does not hold. `offsets`: where each member's share begins in the joined
+// or cut array, and last where it ends; empty if all shares are `count` long. all_to_all cuts the
+// input at `offsets` and joins the output at `receives`.
+struct Details {
+  std::uint64_t hash = 0;  // what must agree beyond the signature
+  std::vector<std::uint64_t> offsets, receives;
+};
+
 // A started call of one member. Only the holder of the member's lock touches anything but `state`.
 struct Work {
   Call call;
+  Details details;
   std::uint64_t seq = 0;
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
@@ -29,14 +38,14 @@ struct Work {
   // Staged path: chunks of this call, the first of which lies at place `base` of the ring.
   std::uint64_t base = 0;
   std::uint64_t staged = 0, reduced = 0, consumed = 0;
+  std::uint64_t longest = 0;  // elements of the longest segment, of all members once they agreed
   bool begun = false;
 
-  // Direct path: elements done of this member's share, and whether the others were told.
+  // Direct path: elements done, in the segment from `peer` where there is one from each member; and
+  // whether the others were told that all is done.
   std::uint64_t cursor = 0;
+  int peer = 0;
   bool stored = false;
-
-  // Bytes this member contributes, on the small path.
-  std::size_t contribution(int members, int me) const;
 };
 
 // What the steps of one member work with.

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "collectives.h"
+#include "segments.h"
 
 namespace allreduce {
 namespace {
@@ -32,79 +33,59 @@ std::byte* output(const Share& share, const Work& work, int member) {
   return work.out_region->part(member) + placement(share, work, member).out_offset;
 }
 
-// Reduces `count` elements from `low`; all_reduce stores them everywhere, reduce_scatter here.
-void reduce(Share& share, const Work& work, std::uint64_t low, std::uint64_t count) {
+// Reduces `count` elements of every input, from `in_low` on: all_reduce stores them at `out_low` of
+// all outputs, reduce_scatter of the own one.
+void reduce(Share& share, const Work& work, std::uint64_t in_low, std::uint64_t out_low,
+            std::uint64_t count) {
   const Call& call = work.call;
   const std::size_t unit = size_of(call.type);
-  const bool scatter = call.collective == Collective::reduce_scatter;
-  const std::uint64_t skip = scatter ? call.count * static_cast<std::uint64_t>(share.me) : 0;
+  const bool everywhere = call.collective == Collective::all_reduce;
   for (int member = 0; member < share.members; ++member) {
     const auto m = static_cast<std::size_t>(member);
-    share.in[m] = input(share, work, member) + (skip + low) * unit;
-    if (!scatter) share.out[m] = output(share, work, member) + low * unit;
+    share.in[m] = input(share, work, member) + in_low * unit;
+    if (everywhere) share.out[m] = output(share, work, member) + out_low * unit;
   }
-  if (scatter) share.out[0] = work.out + low * unit;
+  if (!everywhere) share.out[0] = work.out + out_low * unit;
   kernels().reduce[static_cast<int>(call.op)][static_cast<int>(call.type)](
-      share.in.data(), share.members, share.out.data(), scatter ? 1 : share.members, count);
+      share.in.data(), share.members, share.out.data(), everywhere ? share.members : 1, count);
 }
 
-// Copies `count` elements of `member`'s input to element `to` of the own output.
-void pull(const Share& share, const Work& work, int member, std::uint64_t from, std::uint64_t to,
-          std::uint64_t count) {
-  const std::size_t unit = size_of(work.call.type);
-  const std::byte* source = input(share, work, member) + from * unit;
-  std::byte* target = work.out + to * unit;
-  if (source != target) std::memcpy(target, source, count * unit);
-}
-
-std::uint64_t elements(const Share& share, const Work& work) {
+// Does a step of this member's share; false if all of it is done.
+bool advance(Share& share, Work& work) {
   const Call& call = work.call;
-  if (call.collective == Collective::all_gather)
-    return call.count * static_cast<std::uint64_t>(share.members);
-  if (call.collective == Collective::all_reduce) {
-    const Slice own = slice_of(call.count, call.type, share.members, share.me);
-    return own.high - own.low;
-  }
-  return call.count;
-}
-
-void advance(Share& share, Work& work, std::uint64_t count) {
-  const Call& call = work.call;
-  switch (call.collective) {
-    case Collective::all_reduce:
-      reduce(share, work,
-             slice_of(call.count, call.type, share.members, share.me).low + work.cursor, count);
-      break;
-    case Collective::reduce_scatter:
-      reduce(share, work, work.cursor, count);
-      break;
-    case Collective::all_gather: {
-      const auto member = static_cast<int>(work.cursor / call.count);
-      const std::uint64_t from = work.cursor % call.count;
-      count = std::min(count, call.count - from);
-      pull(share, work, member, from, work.cursor, count);
-      break;
+  const std::size_t unit = size_of(call.type);
+  const std::uint64_t step = kStepBytes / unit;
+  if (reduces(call.collective)) {
+    Segment from = given(work, share.me, share.me), to{0, from.count};
+    if (call.collective == Collective::all_reduce) {
+      const Slice own = slice_of(call.count, call.type, share.members, share.me);
+      from = to = {own.low, own.high - own.low};
     }
-    case Collective::broadcast:
-      pull(share, work, call.root, work.cursor, work.cursor, count);
-      break;
-    case Collective::barrier:
-    case Collective::allocate:
-      break;
+    if (work.cursor == from.count) return false;
+    const std::uint64_t count = std::min(step, from.count - work.cursor);
+    reduce(share, work, from.low + work.cursor, to.low + work.cursor, count);
+    work.cursor += count;
+    return true;
   }
-  work.cursor += count;
+  for (; work.peer < share.members; ++work.peer, work.cursor = 0) {
+    const Segment to = taken(work, share.me, work.peer);
+    if (work.cursor == to.count) continue;
+    const std::uint64_t count = std::min(step, to.count - work.cursor);
+    const std::uint64_t low = given(work, work.peer, share.me).low + work.cursor;
+    const std::byte* source = input(share, work, work.peer) + low * unit;
+    std::byte* target = work.out + (to.low + work.cursor) * unit;
+    if (source != target) std::memcpy(target, source, count * unit);
+    work.cursor += count;
+    return true;
+  }
+  return false;
 }
 
 }  // namespace
 
 Progress step_direct(Share& share, Work& work) {
   if (!agreed(share, work)) return Progress::blocked;
-  const std::uint64_t total = elements(share, work);
-  if (work.cursor < total) {
-    advance(share, work,
-            std::min<std::uint64_t>(total - work.cursor, kStepBytes / size_of(work.call.type)));
-    return Progress::moved;
-  }
+  if (advance(share, work)) return Progress::moved;
   if (!work.stored) {
     work.stored = true;
     share.group.publish(share.own().finished.value, work.seq + 1);

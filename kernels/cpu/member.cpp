@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "engine.h"
+#include "segments.h"
 
 namespace allreduce {
 
@@ -18,9 +19,11 @@ Member::~Member() {
   leave();
 }
 
-std::shared_ptr<Work> Member::start(Call call, const std::byte* in, std::byte* out) {
+std::shared_ptr<Work> Member::start(Call call, const std::byte* in, std::byte* out,
+                                    Details details) {
   auto work = std::make_shared<Work>();
   work->call = call;
+  work->details = std::move(details);
   work->in = in;
   work->out = out;
   if (group_->inherited()) {  // where the lock may be held by a thread that the fork left behind
@@ -36,10 +39,7 @@ std::shared_ptr<Work> Member::start(Call call, const std::byte* in, std::byte* o
     copy_alone(*work);
     return work;
   }
-  const std::size_t share = call.count * size_of(call.type);
-  const std::size_t all = share * static_cast<std::size_t>(share_.members);
-  place(*work, call.collective == Collective::reduce_scatter ? all : share,
-        call.collective == Collective::all_gather ? all : share);
+  place(*work);
   work->seq = started_++;
   queue_.push_back(work);
   pending_.store(queue_.size(), std::memory_order_release);
@@ -47,25 +47,52 @@ std::shared_ptr<Work> Member::start(Call call, const std::byte* in, std::byte* o
   return work;
 }
 
+namespace {
+
+// Bytes of the largest input of any member.
+std::uint64_t largest_input(const Work& work, int members) {
+  std::uint64_t count = 0;
+  for (int member = 0; member < members; ++member)
+    count = std::max(count, input_elements(work, members, member));
+  return count * size_of(work.call.type);
+}
+
+// Whether a call on symmetric memory has a way of its own; the roots of the others decide alone
+// what arrays they pass, and unequal shares of all_to_all are not where others could compute them.
+bool reads_in_place(const Work& work) {
+  const Collective collective = work.call.collective;
+  if (collective == Collective::all_to_all) return work.details.receives.empty();
+  return collective != Collective::reduce && collective != Collective::scatter;
+}
+
+}  // namespace
+
 // A contribution up to kSmall bytes goes the same way whatever memory it lies in; beyond, either
 // all members pass symmetric memory or none.
-void Member::place(Work& work, std::size_t in_bytes, std::size_t out_bytes) {
+void Member::place(Work& work) {
+  const Call& call = work.call;
   // An allocation's count is what it asks for: it carries nothing.
-  if (in_bytes <= kSmall || work.call.collective == Collective::allocate) return;
+  if (call.collective == Collective::allocate) return;
+  if (work.details.receives.empty() && largest_input(work, share_.members) <= kSmall) return;
   work.call.path = Path::staged;
-  work.in_region = group_->find_region(index(), work.in, in_bytes);
+  if (!reads_in_place(work)) return;
+  const std::uint64_t in = input_elements(work, share_.members, index()), unit = size_of(call.type);
+  work.in_region = group_->find_region(index(), work.in, in * unit);
   if (!work.in_region) return;
-  work.out_region = group_->find_region(index(), work.out, out_bytes);
-  if (!work.out_region) return;
+  const bool writes = call.collective == Collective::all_reduce;
+  if (writes) work.out_region = group_->find_region(index(), work.out, in * unit);
+  if (writes && !work.out_region) return;
   work.call.path = Path::direct;
-  work.place = {static_cast<std::uint64_t>(work.in - work.in_region->part(index())),
-                static_cast<std::uint64_t>(work.out - work.out_region->part(index())),
-                work.in_region->id, work.out_region->id};
+  work.place.in_region = work.in_region->id;
+  work.place.in_offset = static_cast<std::uint64_t>(work.in - work.in_region->part(index()));
+  if (!writes) return;
+  work.place.out_region = work.out_region->id;
+  work.place.out_offset = static_cast<std::uint64_t>(work.out - work.out_region->part(index()));
 }
 
 void Member::copy_alone(Work& work) {
   const Call& call = work.call;
-  const std::size_t bytes = call.count * size_of(call.type);
+  const std::size_t bytes = input_elements(work, 1, 0) * size_of(call.type);
   if (call.op == Op::logical_and || call.op == Op::logical_or) {  // 1 or 0, of one member too
     const void* in[] = {work.in};
     void* out[] = {work.out};

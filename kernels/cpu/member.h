@@ -22,7 +22,8 @@ class Member {
   int index() const { return share_.me; }
 
   // Chooses the call's path and queues it; posts it if the ring of slots has room, never blocks.
-  std::shared_ptr<Work> start(Call call, const std::byte* in, std::byte* out);
+  // An array that the call does not need here is null.
+  std::shared_ptr<Work> start(Call call, const std::byte* in, std::byte* out, Details details = {});
   // Does what can be done of the first unfinished call; blocked also if another thread is at it.
   Progress advance();
   // Works on the control plane while a wait lasts: dead processes, members that left, mismatches.
@@ -37,7 +38,7 @@ class Member {
   std::atomic<int> waiters{0};
 
  private:
-  void place(Work& work, std::size_t in_bytes, std::size_t out_bytes);
+  void place(Work& work);
   void post_ready();
   bool finished_by_all(std::uint64_t calls);
   void copy_alone(Work& work);

@@ -22,7 +22,7 @@ inline constexpr std::size_t kPage = 4096;
 // Calls a member may have posted before the slowest member finished the first of them.
 inline constexpr std::size_t kSlots = 64;
 // Payload that travels in the flag's own cache line.
-inline constexpr std::size_t kInline = 48;
+inline constexpr std::size_t kInline = 40;
 // Largest contribution that travels beside its slot and needs one synchronisation: a page.
 inline constexpr std::size_t kSmall = 4096;
 // A member's ring for staged bytes: places, and bytes of each. All of it should stay in the level-2
@@ -37,7 +37,11 @@ enum class Collective : std::uint8_t {
   reduce_scatter,
   all_gather,
   broadcast,
-  allocate
+  allocate,
+  reduce,
+  gather,
+  scatter,
+  all_to_all
 };
 // small: through the slots; direct: symmetric memory, in place; staged: through the chunk rings.
 enum class Path : std::uint8_t { small, direct, staged };
@@ -52,7 +56,8 @@ struct Call {
   Type type = Type::none;
   Path path = Path::small;
   int root = 0;
-  // Elements: of the array for all_reduce and broadcast, of one member's share otherwise.
+  // Elements: of the array for all_reduce, reduce and broadcast; otherwise of one member's share,
+  // or of all shares where they differ (nothing for all_to_all then).
   std::uint64_t count = 0;
 
   // The signature that stands beside the flag: the whole call, so that an error can show a peer's.
@@ -83,6 +88,7 @@ static_assert(sizeof(Placement) <= kInline);
 struct alignas(kLine) Slot {
   std::atomic<std::uint64_t> flag;  // sequence number + 1 of the call that was posted here last
   std::uint64_t signature;
+  std::uint64_t detail;  // a hash of what else must agree: shapes, unequal shares
   std::byte payload[kInline];
 };
 static_assert(sizeof(Slot) == kLine);

@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "collectives.h"
+#include "segments.h"
 
 namespace allreduce {
 namespace {
@@ -30,35 +31,37 @@ std::uint64_t place_of(const Work& work, std::uint64_t chunk) {
   return work.base + chunk * places(work.call);
 }
 
-// Elements of the array (of one member's share, for reduce_scatter) in a whole chunk.
+// Elements of a segment in a whole chunk.
 std::uint64_t chunk_elements(const Share& share, const Call& call) {
   std::uint64_t bytes = kPlace * places(call);
-  if (call.collective == Collective::reduce_scatter) {
+  if (personal(call.collective)) {
     bytes /= static_cast<std::uint64_t>(share.members);
     if (bytes > kLine) bytes = bytes / kLine * kLine;
   }
   return bytes / size_of(call.type);
 }
 
-// A member's place for a chunk.
-std::byte* ring(const Share& share, const Work& work, int member, std::uint64_t chunk) {
-  return share.control().place(member, place_of(work, chunk));
+std::uint64_t chunks(const Share& share, const Work& work) {
+  const std::uint64_t size = chunk_elements(share, work.call);
+  return (work.longest + size - 1) / size;
 }
 
-struct Piece {
-  std::uint64_t low, count;  // elements
-};
-
-Piece piece(const Share& share, const Call& call, std::uint64_t chunk) {
-  const std::uint64_t size = chunk_elements(share, call);
-  const std::uint64_t low = chunk * size;
-  return {low, std::min(size, call.count - low)};
+// Where a chunk of what `from` gives to `to` lies in the ring of `from`.
+std::byte* ring(const Share& share, const Work& work, std::uint64_t chunk, int from, int to) {
+  std::byte* place = share.control().place(from, place_of(work, chunk));
+  if (!personal(work.call.collective)) return place;
+  return place + static_cast<std::uint64_t>(to) * chunk_elements(share, work.call) *
+                     size_of(work.call.type);
 }
 
 // Whether several members read what one stages: streaming stores are the way to write that.
 bool shared_lines(const Share& share, const Call& call) {
   return share.members > 2 &&
          (call.collective == Collective::all_gather || call.collective == Collective::broadcast);
+}
+
+bool in_rings(const Call& call) {
+  return call.collective == Collective::all_reduce || call.collective == Collective::reduce;
 }
 
 // Copies a chunk but for this member's slice of it.
@@ -85,75 +88,68 @@ void swap_others(const Share& share, const Call& call, std::byte* out, std::byte
 void stage(Share& share, const Work& work, std::uint64_t chunk) {
   const Call& call = work.call;
   const std::size_t unit = size_of(call.type);
-  const Piece part = piece(share, call, chunk);
-  std::byte* to = ring(share, work, share.me, chunk);
-  if (call.collective == Collective::broadcast && share.me != call.root) return;
-  const std::byte* in = work.in + part.low * unit;
-  if (call.collective == Collective::all_reduce)  // the own slice is read where it lies
-    return copy_others(share, call, to, in, part.count);
-  if (call.collective != Collective::reduce_scatter) {
-    const auto copy = shared_lines(share, call) ? kernels().stream_copy : kernels().copy;
-    copy(to, in, part.count * unit);
-    return;
-  }
   const std::uint64_t size = chunk_elements(share, call);
-  for (std::uint64_t member = 0; member < static_cast<std::uint64_t>(share.members); ++member)
-    if (static_cast<int>(member) != share.me)
-      kernels().copy(to + member * size * unit, work.in + (member * call.count + part.low) * unit,
-                     part.count * unit);
-}
-
-// Reduces `count` elements that lie `offset` into every member's chunk; this member's own input
-// lies at `own`. The result overwrites the others'; only all_reduce will read it there.
-void reduce_from_rings(Share& share, const Work& work, std::uint64_t chunk, std::size_t offset,
-                       const std::byte* own, std::byte* out, std::uint64_t count) {
-  const Call& call = work.call;
-  for (int member = 0; member < share.members; ++member) {
-    const auto m = static_cast<std::size_t>(member);
-    std::byte* theirs = ring(share, work, member, chunk) + offset;
-    share.in[m] = member == share.me ? own : theirs;
-    share.out[m] = member == share.me ? out : theirs;
+  const auto copy = shared_lines(share, call) ? kernels().stream_copy : kernels().copy;
+  for (int to = 0; to < share.members; ++to) {
+    const Segment part = part_of(given(work, share.me, to), chunk, size);
+    if (to == share.me || part.count == 0) continue;
+    std::byte* place = ring(share, work, chunk, share.me, to);
+    const std::byte* in = work.in + part.low * unit;
+    if (in_rings(call))  // the own slice is read where it lies
+      copy_others(share, call, place, in, part.count);
+    else
+      copy(place, in, part.count * unit);
+    if (!personal(call.collective)) return;  // the same for all
   }
-  kernels().reduce[static_cast<int>(call.op)][static_cast<int>(call.type)](
-      share.in.data(), share.members, share.out.data(), share.members, count);
 }
 
+// Reduces this member's part of a chunk from all rings; its own input lies in its array. The result
+// overwrites the others' inputs: of all_reduce and reduce it will be read there.
 void reduce(Share& share, const Work& work, std::uint64_t chunk) {
   const Call& call = work.call;
   const std::size_t unit = size_of(call.type);
-  const Piece part = piece(share, call, chunk);
-  const std::byte* own = work.in + part.low * unit;
-  std::byte* out = work.out + part.low * unit;
-  if (call.collective == Collective::all_reduce) {
-    const Slice mine = slice_of(part.count, call.type, share.members, share.me);
-    const std::size_t offset = mine.low * unit;
-    reduce_from_rings(share, work, chunk, offset, own + offset, out + offset, mine.high - mine.low);
-  } else {
-    const auto me = static_cast<std::uint64_t>(share.me);
-    reduce_from_rings(share, work, chunk, me * chunk_elements(share, call) * unit,
-                      own + me * call.count * unit, out, part.count);
+  Segment part = part_of(given(work, share.me, share.me), chunk, chunk_elements(share, call));
+  Slice mine{0, part.count};
+  if (in_rings(call)) mine = slice_of(part.count, call.type, share.members, share.me);
+  std::size_t outs = 0;
+  for (int member = 0; member < share.members; ++member) {
+    const bool own = member == share.me;
+    std::byte* theirs = ring(share, work, chunk, member, share.me) + mine.low * unit;
+    share.in[static_cast<std::size_t>(member)] =
+        own ? work.in + (part.low + mine.low) * unit : theirs;
+    if (!own) share.out[outs++] = theirs;
   }
+  if (work.out != nullptr) {
+    const std::uint64_t low =
+        in_rings(call) ? part.low + mine.low : chunk * chunk_elements(share, call);
+    share.out[outs++] = work.out + low * unit;
+  }
+  kernels().reduce[static_cast<int>(call.op)][static_cast<int>(call.type)](
+      share.in.data(), share.members, share.out.data(), static_cast<int>(outs),
+      mine.high - mine.low);
 }
 
-// Copies a chunk out of the rings: the reduced slices from the own one, or what others contribute.
+// Copies a chunk out of the rings: the reduced slices from the own one, or what others give.
 void gather(Share& share, const Work& work, std::uint64_t chunk) {
   const Call& call = work.call;
   const std::size_t unit = size_of(call.type);
-  const Piece part = piece(share, call, chunk);
-  const std::byte* own = work.in + part.low * unit;
-  std::byte* out = work.out + part.low * unit;
-  if (call.collective == Collective::all_reduce)
-    return copy_others(share, call, out, ring(share, work, share.me, chunk), part.count);
-  const bool broadcast = call.collective == Collective::broadcast;
-  for (int member = 0; member < share.members; ++member) {
-    if (broadcast && member != call.root) continue;
-    std::byte* to = broadcast ? out : out + static_cast<std::uint64_t>(member) * call.count * unit;
-    if (member == share.me) {
-      if (to != own) kernels().copy(to, own, part.count * unit);
+  const std::uint64_t size = chunk_elements(share, call);
+  if (in_rings(call)) {
+    const Segment part = part_of({0, call.count}, chunk, size);
+    return copy_others(share, call, work.out + part.low * unit,
+                       ring(share, work, chunk, share.me, share.me), part.count);
+  }
+  for (int from = 0; from < share.members; ++from) {
+    const Segment part = part_of(taken(work, share.me, from), chunk, size);
+    if (part.count == 0) continue;
+    std::byte* out = work.out + part.low * unit;
+    if (from == share.me) {
+      const std::byte* own = work.in + part_of(given(work, from, from), chunk, size).low * unit;
+      if (out != own) kernels().copy(out, own, part.count * unit);
     } else if (shared_lines(share, call)) {
-      kernels().copy(to, ring(share, work, member, chunk), part.count * unit);
+      kernels().copy(out, ring(share, work, chunk, from, share.me), part.count * unit);
     } else {
-      kernels().swap(to, ring(share, work, member, chunk), nullptr, part.count * unit);
+      kernels().swap(out, ring(share, work, chunk, from, share.me), nullptr, part.count * unit);
     }
   }
 }
@@ -165,7 +161,7 @@ void renew(Share& share, Work& work, std::uint64_t chunk) {
   const std::uint64_t due = chunk + kRing / places(call);
   if (work.staged != due || (due + 1) * size > call.count) return gather(share, work, chunk);
   const std::size_t bytes = size * size_of(call.type);
-  swap_others(share, call, work.out + chunk * bytes, ring(share, work, share.me, chunk),
+  swap_others(share, call, work.out + chunk * bytes, ring(share, work, chunk, share.me, share.me),
               work.in + due * bytes, size);
   ++work.staged;
   share.group.publish(share.own().staged.value, place_of(work, work.staged));
@@ -174,9 +170,11 @@ void renew(Share& share, Work& work, std::uint64_t chunk) {
 // Whether what the first step after staging reads is there.
 bool sources_ready(const Share& share, const Work& work, std::uint64_t chunk) {
   const std::uint64_t reached = place_of(work, chunk + 1);
-  if (work.call.collective == Collective::broadcast)
-    return share.control().state(work.call.root).staged.value.load(std::memory_order_seq_cst) >=
-           reached;
+  const auto staged = [&](int member) {
+    return share.control().state(member).staged.value.load(std::memory_order_seq_cst) >= reached;
+  };
+  if (from_root(work.call.collective)) return staged(work.call.root);
+  if (work.call.collective == Collective::gather && share.me != work.call.root) return true;
   return share.all_reached(&MemberState::staged, reached);
 }
 
@@ -191,26 +189,27 @@ void consume(Share& share, Work& work) {
 }
 
 // Does the furthest step that is possible.
-Progress advance(Share& share, Work& work, std::uint64_t chunks) {
-  const bool reduces = work.call.collective == Collective::all_reduce ||
-                       work.call.collective == Collective::reduce_scatter;
-  const bool two_steps = work.call.collective == Collective::all_reduce;
+Progress advance(Share& share, Work& work) {
+  const Collective collective = work.call.collective;
+  const bool two_steps = in_rings(work.call) && work.out != nullptr;
   if (two_steps && work.consumed < work.reduced &&
       share.all_reached(&MemberState::reduced, place_of(work, work.consumed + 1))) {
-    renew(share, work, work.consumed);
+    if (collective == Collective::all_reduce)
+      renew(share, work, work.consumed);
+    else
+      gather(share, work, work.consumed);
     consume(share, work);
   } else if (work.reduced < work.staged && agreed(share, work) &&
              sources_ready(share, work, work.reduced)) {
-    if (reduces)
+    if (reduces(collective))
       reduce(share, work, work.reduced);
     else
       gather(share, work, work.reduced);
     ++work.reduced;
-    if (two_steps)
+    if (in_rings(work.call))
       share.group.publish(share.own().reduced.value, place_of(work, work.reduced));
-    else
-      consume(share, work);
-  } else if (work.staged < chunks && ring_has_room(share, work)) {
+    if (!two_steps) consume(share, work);
+  } else if (work.staged < chunks(share, work) && ring_has_room(share, work)) {
     stage(share, work, work.staged);
     ++work.staged;
     share.group.publish(share.own().staged.value, place_of(work, work.staged));
@@ -230,10 +229,8 @@ Progress step_staged(Share& share, Work& work, std::uint64_t& position) {
     // Places that it skips are consumed.
     if (work.base != position) share.group.publish(share.own().consumed.value, work.base);
   }
-  const std::uint64_t size = chunk_elements(share, work.call);
-  const std::uint64_t chunks = (work.call.count + size - 1) / size;
-  if (work.consumed < chunks) return advance(share, work, chunks);
-  position = place_of(work, chunks);
+  if (work.consumed < chunks(share, work) || !agreed(share, work)) return advance(share, work);
+  position = place_of(work, chunks(share, work));
   return Progress::finished;
 }
 

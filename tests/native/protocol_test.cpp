@@ -3,6 +3,7 @@
 //
 // Usage: protocol_test <rounds>. Prints "ok" and exits 0, or says what is wrong and exits 1.
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -70,8 +71,76 @@ Call reduction(Collective collective, std::size_t count) {
   return {.collective = collective, .op = Op::sum, .type = Type::float32, .count = count};
 }
 
-// The four collectives on the given arrays of `count` (all_reduce, broadcast) or `count` times
-// `size` elements.
+// The collectives that give to the root only, or take from it.
+void rooted(Member& member, float* in, float* out, std::size_t count) {
+  const int size = member.group().members(), me = member.index(), root = size / 2;
+  const std::size_t n = static_cast<std::size_t>(size);
+  for (std::size_t i = 0; i < count * n; ++i) in[i] = value(me, i);
+  const auto run = [&](Collective collective, Op op, bool has_in, bool has_out) {
+    const Call call{
+        .collective = collective, .op = op, .type = Type::float32, .root = root, .count = count};
+    finish(member, member.start(call, has_in ? bytes(in) : nullptr, has_out ? bytes(out) : nullptr),
+           "a rooted collective");
+  };
+  run(Collective::reduce, Op::sum, true, me == root);
+  for (std::size_t i = 0; me == root && i < count; ++i)
+    check(out[i] == expected_sum(size, i), "reduce");
+  run(Collective::gather, Op::none, true, me == root);
+  for (std::size_t i = 0; me == root && i < count * n; ++i)
+    check(out[i] == value(static_cast<int>(i / count), i % count), "gather");
+  run(Collective::scatter, Op::none, me == root, true);
+  for (std::size_t i = 0; i < count; ++i)
+    check(out[i] == value(root, i + count * static_cast<std::size_t>(me)), "scatter");
+}
+
+// Elements of a member's share where they differ; one has none.
+std::uint64_t share(int member, std::size_t count) {
+  return member == 1 ? 0 : count / static_cast<std::size_t>(member + 1);
+}
+
+// all_to_all with equal shares and with unequal ones; the others with unequal shares.
+void exchange(Member& member, float* in, float* out, std::size_t count) {
+  const int size = member.group().members(), me = member.index();
+  const std::size_t n = static_cast<std::size_t>(size);
+  for (std::size_t i = 0; i < count * n; ++i) in[i] = value(me, i);
+  Call call{.collective = Collective::all_to_all, .type = Type::float32, .count = count};
+  finish(member, member.start(call, bytes(in), bytes(out)), "all_to_all");
+  for (std::size_t i = 0; i < count * n; ++i)
+    check(out[i] ==
+              value(static_cast<int>(i / count), i % count + static_cast<std::size_t>(me) * count),
+          "all_to_all");
+  Details common, mine;
+  for (auto* offsets : {&common.offsets, &mine.offsets, &mine.receives}) offsets->push_back(0);
+  for (int other = 0; other < size; ++other) {
+    common.offsets.push_back(common.offsets.back() + share(other, count));
+    mine.offsets.push_back(mine.offsets.back() + share((me + other) % size, count));
+    mine.receives.push_back(mine.receives.back() + share((me + other) % size, count));
+  }
+  call.count = 0;
+  finish(member, member.start(call, bytes(in), bytes(out), mine), "an unequal all_to_all");
+  for (int from = 0; from < size; ++from) {
+    std::uint64_t low = 0;  // of this member's part of the other's input
+    for (int to = 0; to < me; ++to) low += share((from + to) % size, count);
+    const std::uint64_t at = mine.receives[static_cast<std::size_t>(from)];
+    for (std::uint64_t i = 0; i < share((me + from) % size, count); ++i)
+      check(out[at + i] == value(from, low + i), "an unequal all_to_all");
+  }
+  call.count = common.offsets.back();
+  call.collective = Collective::all_gather;
+  finish(member, member.start(call, bytes(in), bytes(out), common), "an unequal all_gather");
+  for (int from = 0; from < size; ++from)
+    for (std::uint64_t i = 0; i < share(from, count); ++i)
+      check(out[common.offsets[static_cast<std::size_t>(from)] + i] == value(from, i),
+            "an unequal all_gather");
+  call.collective = Collective::reduce_scatter;
+  call.op = Op::sum;
+  finish(member, member.start(call, bytes(in), bytes(out), common), "an unequal reduce_scatter");
+  for (std::uint64_t i = 0; i < share(me, count); ++i)
+    check(out[i] == expected_sum(size, i + common.offsets[static_cast<std::size_t>(me)]),
+          "an unequal reduce_scatter");
+}
+
+// Every collective on the given arrays of `count` times `size` elements.
 void collectives(Member& member, float* in, float* out, std::size_t count) {
   const int size = member.group().members(), me = member.index();
   const std::size_t n = static_cast<std::size_t>(size);
@@ -99,6 +168,8 @@ void collectives(Member& member, float* in, float* out, std::size_t count) {
       .collective = Collective::broadcast, .type = Type::float32, .root = size - 1, .count = count};
   finish(member, member.start(broadcast, bytes(in), bytes(out)), "broadcast");
   for (std::size_t i = 0; i < count; ++i) check(out[i] == value(size - 1, i), "broadcast");
+  rooted(member, in, out, count);
+  exchange(member, in, out, count);
 }
 
 void test_collectives(int size) {
@@ -240,10 +311,12 @@ void test_given_up() {
 }
 
 void test_leaver(int size) {
+  std::barrier first_done(size);  // the error of the second call may overtake the first one
   ranks(size, [&](Member& member) {
     float x = 1;
     auto first = member.start(reduction(Collective::all_reduce, 1), bytes(&x), bytes(&x));
     finish(member, first, "the call before a member left");
+    first_done.arrive_and_wait();
     if (member.index() == 0) return member.leave();
     auto second = member.start(reduction(Collective::all_reduce, 1), bytes(&x), bytes(&x));
     check(wait(member, *second) == Outcome::failed, "nobody noticed that a member left");
