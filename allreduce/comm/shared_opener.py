@@ -87,8 +87,7 @@ def _share(links: Links, deadline: float) -> LocalGroup:
         if links.sockets:
             fd, error = links.pass_file(fd, error, deadline)
         if error == 0:
-            cores = len(os.sched_getaffinity(0))
-            group = _native.Group(-1 if fd is None else fd, len(members), cores)
+            group = _native.Group(-1 if fd is None else fd, len(members), _cores(links))
     except OSError as failure:
         error = failure.errno or errno.ENOMEM
     finally:
@@ -103,6 +102,17 @@ def _share(links: Links, deadline: float) -> LocalGroup:
         )
     _watch(group, links, members)
     return LocalGroup(group, links, members, links.processes[links.rank].local_members)
+
+
+def _cores(links: Links) -> int:
+    """Count the cores of all members: where a launcher binds ranks, each has but its own."""
+    cores: set[int] = set()
+    for pid in {0, *(process.pid for process in links.processes)}:
+        try:
+            cores |= os.sched_getaffinity(pid)
+        except OSError:
+            continue  # in another PID namespace, or gone, which its socket will tell
+    return len(cores)
 
 
 def _agree(links: Links, error: int) -> tuple[int, int]:
