@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from allreduce.comm import checks
+from allreduce.comm.arrays import borrow
 from allreduce.comm.base import Array
-from allreduce.comm.call import CARRIES, COUNT_LIMIT, DTYPES, OPERATORS, Call, remedy
-from allreduce.errors import ShapeError, UnsupportedError, UsageError, unknown_name
+from allreduce.comm.call import COUNT_LIMIT, ROOTED, Call
+from allreduce.comm.checks import Context, Options
+from allreduce.errors import ShapeError, UnsupportedError, UsageError
 
-
-@dataclass(frozen=True)
-class Context:
-    """Who is calling what, for checks and for messages."""
-
-    collective: str
-    member: str  # "[transport] rank 2"
-    group: str
-    rank: int
-    size: int
-
-    @property
-    def where(self) -> str:
-        return f"{self.member}: {self.collective}"
+_TO_ROOT = ("reduce", "gather")
 
 
 @dataclass(frozen=True)
@@ -33,127 +24,131 @@ class Prepared:
     """A checked call: contiguous arrays, and how the caller's result comes from them."""
 
     call: Call
-    x: Array
-    out: Array
+    x: Array | None
+    out: Array | None
     result: Callable[[], Any]
 
 
-def prepare(context: Context, x: Any, op: str | None, root: int | None, out: Any) -> Prepared:
+def prepare(context: Context, x: Any, options: Options, out: Any, whole: Any = None) -> Prepared:
     """Check a call's arguments.
 
     Args:
-        x: An array, a NumPy scalar, or a Python number.
-        out: The caller's output array, or None for a new one.
+        x: An array or number, as `arrays.borrow` takes it; None on those who only receive.
+        out: The caller's output array, or None for a new one. Ignored where nothing arrives.
+        whole: The root's array as (dtype, shape), for a scatter without `x`.
 
     Raises:
         UsageError: An argument is of the wrong kind; ShapeError if only its shape or dtype is.
         UnsupportedError: The transport does not carry this operator on this type.
     """
-    source = _as_array(context, x)
-    _check_op(context, op, source.dtype)
-    if root is not None:
-        root = _check_root(context, root)
-    shape = _result_shape(context, source.shape)
-    if out is None:
-        target = np.empty(shape, source.dtype)
-    else:
-        target = _check_out(context, out, shape, source.dtype)
-    source = np.ascontiguousarray(source).reshape(source.shape)
-    buffer = target if target.flags.c_contiguous else np.empty(shape, source.dtype)
-    if buffer is target:
-        _check_overlap(context, source, target)
-    share = target if context.collective == "reduce_scatter" else source
-    if share.size >= COUNT_LIMIT:
-        raise UnsupportedError(
-            f"{context.where} carries fewer than {COUNT_LIMIT} elements, but got {share.size}; "
-            "pass the array in pieces"
-        )
-    call = Call(context.collective, op, str(source.dtype), share.size, root, context.group)
+    lent = None if x is None else borrow(context.where, x)
+    dtype, shape = whole if lent is None else (lent.array.dtype, lent.array.shape)
+    checks.check_op(context, options.op, dtype)
+    if context.collective in ROOTED:
+        options = replace(options, root=checks.check_root(context, options.root))
+    source = None if lent is None else _source(context, lent.array, options)
+    target = buffer = answer = None
+    if context.collective not in _TO_ROOT or context.rank == options.root:
+        wanted = _result_shape(context, shape, options)
+        target, answer = _target(context, out, wanted, dtype)
+        if answer is None:
+            answer = lent.answer if lent is not None else _same
+        buffer = target if target.flags.c_contiguous else np.empty(wanted, dtype)
+    if source is not None and buffer is not None and buffer is target:
+        checks.check_overlap(context, source, buffer, options)
 
     def result() -> Any:
+        if target is None or answer is None or buffer is None:
+            return None
+        if options.scale[1] != 1:
+            np.multiply(buffer, options.scale[1], out=buffer, casting="same_kind")
         if buffer is not target:
             target[...] = buffer
-        return target if out is not None else _like(x, target)
+        return answer(target)
 
-    return Prepared(call, source, buffer, result)
+    return Prepared(_call(context, options, dtype, shape), source, buffer, result)
 
 
-def _as_array(context: Context, x: Any) -> Array:
-    if isinstance(x, np.ndarray | np.generic) or type(x) in (int, float):
-        try:
-            return np.asarray(x, np.int64 if type(x) is int else None)
-        except OverflowError as error:
-            raise UsageError(f"{context.where}: {x} does not fit into 64 bits") from error
-    raise UsageError(
-        f"{context.where} takes a NumPy array or a number, but got {type(x).__name__}; "
-        "convert it with numpy.asarray"
+def _same(result: Any) -> Any:
+    return result
+
+
+def _source(context: Context, array: Array, options: Options) -> Array:
+    if options.scale[0] != 1 or options.scale[1] != 1:
+        if options.op not in ("sum", "mean") or array.dtype.kind not in "fcV":
+            raise UnsupportedError(
+                f"{context.where} with operator {options.op} does not scale {array.dtype}: there "
+                "are sum and mean of floating-point and complex types"
+            )
+        if options.scale[0] != 1:
+            return (array * options.scale[0]).astype(array.dtype, order="C", copy=False)
+    return np.ascontiguousarray(array).reshape(array.shape)
+
+
+def _target(
+    context: Context, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> tuple[Array, Callable[[Array], Any] | None]:
+    """Return the output array, and how it is answered if that is not as the input was given."""
+    if out is None:
+        return np.empty(shape, dtype), None
+    if isinstance(out, np.generic | int | float | complex):
+        raise UsageError(f"{context.where}: out must be an array, not {type(out).__name__}")
+    array = borrow(f"{context.where}: out", out).array
+    return checks.check_out(context, array, shape, dtype), lambda _: out
+
+
+def _call(context: Context, options: Options, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Call:
+    """Describe the call; `shape` is the input's, of the root where others have none."""
+    row = math.prod(shape[1:])
+    size = math.prod(shape)
+    counts = receives = None
+    if options.counts is not None:
+        counts = tuple(int(count) * row for count in options.counts)
+        size = 0 if context.collective == "all_to_all" else sum(counts)
+    elif context.collective in (*checks.CUTS, "all_to_all"):
+        size //= context.size
+    if max(size, sum(counts or ())) >= COUNT_LIMIT:
+        raise UnsupportedError(
+            f"{context.where} carries fewer than {COUNT_LIMIT} elements, but got {size}; "
+            "pass the array in pieces"
+        )
+    if options.receives is not None:
+        receives = tuple(int(count) * row for count in options.receives)
+    return Call(
+        context.collective,
+        options.op,
+        str(dtype),
+        size,
+        options.root,
+        context.group,
+        counts,
+        receives,
     )
 
 
-def _check_op(context: Context, op: str | None, dtype: np.dtype[Any]) -> None:
-    name = str(dtype)
-    if op is not None and op not in OPERATORS[1:]:
-        raise unknown_name("operator", op, OPERATORS[1:])
-    suffix = f" with operator {op}" if op else ""
-    if name not in DTYPES[1:]:
-        raise UnsupportedError(
-            f"{context.where}{suffix} does not carry {name}: "
-            f"there are {', '.join(DTYPES[1:])}; convert with astype"
-        )
-    if op is not None and name not in CARRIES[op]:
-        raise UnsupportedError(f"{context.where}{suffix} does not carry {name}: {remedy(op, name)}")
-
-
-def _check_root(context: Context, root: Any) -> int:
-    if not isinstance(root, int | np.integer) or not 0 <= root < context.size:
-        raise UsageError(
-            f"{context.where} got root={root!r}; expected a rank from 0 to {context.size - 1}"
-        )
-    return int(root)  # a NumPy integer of 8 bits could not be packed
-
-
-def _result_shape(context: Context, shape: tuple[int, ...]) -> tuple[int, ...]:
-    if context.collective == "all_gather":
+def _result_shape(context: Context, shape: tuple[int, ...], options: Options) -> tuple[int, ...]:
+    name, counts, size = context.collective, options.counts, context.size
+    if name in checks.JOINS:
         rows, rest = (shape[0], shape[1:]) if shape else (1, ())
-        return (rows * context.size, *rest)
-    if context.collective == "reduce_scatter":
-        if not shape or shape[0] % context.size:
+        if counts is None:
+            return (rows * size, *rest)
+        checks.check_counts(context, counts, None)
+        if counts[context.rank] != rows:
             raise ShapeError(
-                f"{context.where} cuts axis 0 into {context.size} equal shares, but the array's "
-                f"shape is {shape}"
+                f"{context.where} got {rows} rows, but counts say {counts[context.rank]} for this "
+                "member"
             )
-        return (shape[0] // context.size, *shape[1:])
-    return shape
-
-
-def _check_out(context: Context, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    if not isinstance(out, np.ndarray):
-        raise UsageError(f"{context.where}: out must be a NumPy array, not {type(out).__name__}")
-    if out.shape != shape or out.dtype != dtype:
+        return (sum(counts), *rest)
+    if name not in (*checks.CUTS, "all_to_all"):
+        return shape
+    if not shape or (counts is None and shape[0] % size):
         raise ShapeError(
-            f"{context.where}: out must have shape {shape} and dtype {dtype}, but has "
-            f"{out.shape} and {out.dtype}"
+            f"{context.where} cuts axis 0 into {size} equal shares, but the array's shape is "
+            f"{shape}{'' if not shape else '; pass counts of rows per member'}"
         )
-    if not out.flags.writeable:
-        raise UsageError(f"{context.where}: out is read-only")
-    return out
-
-
-def _check_overlap(context: Context, x: Array, out: Array) -> None:
-    """Allow the same memory, or the own rows of a gathered array; refuse other overlaps."""
-    if not np.may_share_memory(x, out) or x.size == 0:
-        return
-    own = out[context.rank * len(x) :] if context.collective == "all_gather" and x.ndim else out
-    in_place = x.ctypes.data == own.ctypes.data
-    if context.collective == "reduce_scatter" or not in_place:
-        raise UsageError(
-            f"{context.where}: out overlaps the input without being the same memory; "
-            "pass another array, or a copy"
-        )
-
-
-def _like(x: Any, result: Array) -> Any:
-    """Return a number for a number, and an array for an array."""
-    if isinstance(x, np.ndarray) or result.ndim:
-        return result
-    return result[()] if isinstance(x, np.generic) else result.item()
+    if counts is not None:
+        checks.check_counts(context, counts, shape[0])
+    if name == "all_to_all":
+        return shape if options.receives is None else (sum(options.receives), *shape[1:])
+    own = shape[0] // size if counts is None else counts[context.rank]
+    return (int(own), *shape[1:])

@@ -1,4 +1,4 @@
-"""The collectives, as callers see them."""
+"""A communicator: its life, and the way of a call to its transport."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from allreduce.comm.arguments import Context, prepare
+from allreduce.comm.arguments import prepare
 from allreduce.comm.base import Transport, Work
 from allreduce.comm.call import DTYPES, OPERATORS, Call, kind
+from allreduce.comm.checks import Context, Options
+from allreduce.comm.collectives import Collectives
 from allreduce.errors import ClosedError, UsageError
 
 _ALL_REDUCE = {op: kind("all_reduce", op) for op in OPERATORS[1:]}
 
 
-class Communicator:
+class Communicator(Collectives):
     """Orders collective calls over its members; every member makes the same calls in one order.
 
-    Collectives take NumPy arrays of float64, float32, int32 or int64, or Python numbers, and give
-    back the same kind. With `async_op=True` they return a `Work` at once; the arrays belong to it
-    until its `wait()` returns. Sums are added in the order of members, so results are bitwise the
-    same on all members and from run to run.
+    Collectives take NumPy arrays, arrays on the CPU of libraries that speak DLPack (PyTorch, JAX),
+    and Python numbers, and give back the same kind. With `async_op=True` they return a `Work` at
+    once; the arrays belong to it until its `wait()` returns. Results are the same on all members;
+    on the shared transport sums are added in the order of members, so they are bitwise the same
+    from run to run, too.
 
     After an error a communicator is dead on all members: each call raises `ClosedError`, which
     repeats the cause.
@@ -60,74 +63,6 @@ class Communicator:
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
         return f"<Communicator {self._name!r}: {self.rank} of {self.size}, {self.transport}{state}>"
-
-    def all_reduce(
-        self, x: Any, *, op: str = "sum", out: NDArray[Any] | None = None, async_op: bool = False
-    ) -> Any:
-        """Combine the members' arrays element by element; every member gets the result.
-
-        Args:
-            x: The contribution, of one shape and dtype on all members.
-            op: "sum", "mean" (of floats), "min", "max" or "prod".
-            out: Where the result goes: an array like `x`, or `x` itself; a new array without it.
-            async_op: Return a `Work` without waiting.
-        """
-        if type(x) is np.ndarray and not async_op and self._quick is not None:
-            packed = _ALL_REDUCE.get(op) if type(op) is str else None
-            target = np.empty_like(x) if out is None else out
-            if packed is not None and type(target) is np.ndarray:
-                outcome = self._run_quick(packed, x, target)
-                if outcome:
-                    return target
-        return self._run("all_reduce", x, op, None, out, async_op)
-
-    def reduce_scatter(
-        self, x: Any, *, op: str = "sum", out: NDArray[Any] | None = None, async_op: bool = False
-    ) -> Any:
-        """Combine the members' arrays; every member gets its share of the result.
-
-        Args:
-            x: The contribution, `(rows, ...)`; the number of members divides its rows.
-            op: As in `all_reduce`.
-            out: `(rows // size, ...)`, apart from `x`; a new array without it.
-            async_op: Return a `Work` without waiting.
-        """
-        return self._run("reduce_scatter", x, op, None, out, async_op)
-
-    def all_gather(self, x: Any, *, out: NDArray[Any] | None = None, async_op: bool = False) -> Any:
-        """Join the members' arrays along axis 0, in member order; every member gets all.
-
-        Args:
-            x: The contribution, `(rows, ...)`, of one shape on all members; a number counts as one
-                row.
-            out: `(size * rows, ...)`; `x` may be this member's rows of it. New without it.
-            async_op: Return a `Work` without waiting.
-        """
-        return self._run("all_gather", x, None, None, out, async_op)
-
-    def broadcast(
-        self, x: Any, *, root: int = 0, out: NDArray[Any] | None = None, async_op: bool = False
-    ) -> Any:
-        """Give every member the root's array.
-
-        Args:
-            x: The root's array; on the others, any array of that shape and dtype.
-            root: The member whose array counts.
-            out: Where it goes; `x` itself is fine. A new array without it.
-            async_op: Return a `Work` without waiting.
-        """
-        return self._run("broadcast", x, None, root, out, async_op)
-
-    def barrier(self, *, async_op: bool = False) -> Work | None:
-        """Wait until all members have called."""
-        self._check_open()
-        work = self._transport.start(
-            Call("barrier", None, "none", 0, None, self._name), None, None, lambda: None
-        )
-        if async_op:
-            return work
-        work.wait()
-        return None
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = "float32") -> NDArray[Any]:
         """Allocate an array in symmetric memory; a collective call.
@@ -189,25 +124,32 @@ class Communicator:
                 f"{self._where}: the communicator is closed; allreduce.init() makes a new one"
             )
 
-    def _run_quick(self, packed: int, x: NDArray[Any], out: NDArray[Any]) -> bool:
-        """Try the quick way; False if the arrays need the careful way."""
-        assert self._quick is not None
+    def _try_quick(self, x: Any, op: str, out: Any) -> Any:
+        """Reduce two plain arrays the quick way; None if they need the careful way."""
+        packed = _ALL_REDUCE.get(op) if type(op) is str else None
+        target = np.empty_like(x) if out is None else out
+        if self._quick is None or packed is None or type(target) is not np.ndarray:
+            return None
         try:
-            outcome = self._quick(packed, x, out, self._quick_seconds)
+            outcome = self._quick(packed, x, target, self._quick_seconds)
         except BaseException as error:  # a signal's handler raised in the middle of the collective
             self._transport.abort(f"all_reduce was interrupted by {type(error).__name__}")
             raise
         if outcome is None:
-            return False
+            return None
         if outcome is not True:
             self._transport.finish_quick(outcome)
-        return True
+        return target
 
-    def _run(
-        self, collective: str, x: Any, op: str | None, root: int | None, out: Any, async_op: bool
-    ) -> Any:
+    def _start(
+        self, collective: str, x: Any, options: Options, out: Any = None, whole: Any = None
+    ) -> Work:
         self._check_open()
         context = Context(collective, self._where, self._name, self.rank, self.size)
-        ready = prepare(context, x, op, root, out)
-        work = self._transport.start(ready.call, ready.x, ready.out, ready.result)
-        return work if async_op else work.wait()
+        ready = prepare(context, x, options, out, whole)
+        return self._transport.start(ready.call, ready.x, ready.out, ready.result)
+
+    def _meet(self) -> Work:
+        self._check_open()
+        call = Call("barrier", None, "none", 0, None, self._name)
+        return self._transport.start(call, None, None, lambda: None)

@@ -10,10 +10,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.comm import cases
+from tests.comm import cases, exchanges
 from tests.harness import ROOT, clean_environment, explicit_ranks, run_threads
 
 Runner = Callable[..., list[Any]]  # (case, *arguments) -> what each rank returned
+
+
+def case(name: str) -> Callable[..., Any]:
+    """Look a case up."""
+    found: Callable[..., Any] = getattr(cases, name, None) or getattr(exchanges, name)
+    return found
 
 
 class ProcessPool:
@@ -33,11 +39,11 @@ class ProcessPool:
             for own in explicit_ranks(size)
         ]
 
-    def run(self, case: str, *arguments: Any, timeout: float = 60) -> list[Any]:
+    def run(self, name: str, *arguments: Any, timeout: float = 60) -> list[Any]:
         """Run a case on all ranks and return their results; a rank's error fails the test."""
         for rank in self._ranks:
             assert rank.stdin is not None
-            rank.stdin.write(json.dumps([case, *arguments]) + "\n")
+            rank.stdin.write(json.dumps([name, *arguments]) + "\n")
         deadline = time.monotonic() + timeout
         answers = [self._answer(index, deadline) for index in range(len(self._ranks))]
         errors = [answer["error"] for answer in answers if "error" in answer]
@@ -74,8 +80,8 @@ class ProcessPool:
 def in_threads(size: int) -> Runner:
     """Return a runner whose ranks are threads of this process."""
 
-    def run(case: str, *arguments: Any) -> list[Any]:
-        function = getattr(cases, case)
+    def run(name: str, *arguments: Any) -> list[Any]:
+        function = case(name)
         return run_threads(lambda comm: function(comm, *arguments), size, timeout=60)
 
     return run

@@ -23,6 +23,17 @@ class Contract:
     def test_every_operator_and_type(self, run: Runner, where: str) -> None:
         run("every_pair", where)
 
+    @pytest.mark.parametrize("where", WHERE)
+    @pytest.mark.parametrize(
+        "case", ["rooted", "into_out", "everybody_to_everybody", "unequal", "unequal_exchange"]
+    )
+    def test_exchange(self, run: Runner, case: str, where: str) -> None:
+        run(case, where)
+
+    @pytest.mark.parametrize("case", ["started", "many_as_one", "plain_data", "scaled", "foreign"])
+    def test_convenience(self, run: Runner, case: str) -> None:
+        run(case)
+
     def test_sums_in_member_order_to_the_bit(self, run: Runner) -> None:
         private, symmetric = run("bits", "private"), run("bits", "symmetric")
         assert all(digests == private[0] for digests in (*private, *symmetric))

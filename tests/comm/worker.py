@@ -7,7 +7,7 @@ import sys
 import traceback
 
 from allreduce.comm import init
-from tests.comm import cases
+from tests.comm.pool import case
 
 
 def main() -> None:
@@ -15,7 +15,7 @@ def main() -> None:
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         try:
-            answer = {"result": getattr(cases, name)(comm, *arguments)}
+            answer = {"result": case(name)(comm, *arguments)}
         except BaseException as error:
             answer = {"error": "".join(traceback.format_exception(error))}
             comm.abort(repr(error))

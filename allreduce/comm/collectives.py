@@ -1,0 +1,212 @@
+"""The collectives, as callers see them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from allreduce.comm import lists, objects
+from allreduce.comm.base import Work
+from allreduce.comm.checks import Options
+
+_PLAIN = Options()
+
+
+class Collectives(ABC):
+    """Collective calls over `size` members; every member makes the same calls in one order.
+
+    Common arguments:
+        x: The contribution, as `Communicator` describes; equal in shape and dtype on all members
+            unless said otherwise. Lists of arrays go as one call where that is said.
+        op: "sum", "mean", "min", "max", "prod", "logical_and", "logical_or", "bitwise_and",
+            "bitwise_or" or "bitwise_xor".
+        prescale, postscale: Factors before and after a sum or mean of floating-point or complex
+            arrays; the same on all members.
+        root: The member that gives or gets; the others' results are None.
+        counts: Rows of every member's share, the same list on all members; equal shares without it.
+        out: Where the result goes; it may be `x` itself, or share memory with it where the result
+            is in the same place as the input. A new array without it. Ignored where there is no
+            result.
+        async_op: Return a `Work` without waiting.
+
+    Raises:
+        UsageError, UnsupportedError: An argument is wrong; ShapeError if only its shape is.
+        MismatchError: Members made different calls; no output is touched.
+        PeerLostError: A member died, left or gave up.
+        TimeoutError: Members did not come in time.
+    """
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def _start(
+        self, collective: str, x: Any, options: Options, out: Any = None, whole: Any = None
+    ) -> Work:
+        """Check and start a call."""
+
+    @abstractmethod
+    def _meet(self) -> Work:
+        """Start a barrier."""
+
+    @abstractmethod
+    def _try_quick(self, x: Any, op: str, out: Any) -> Any:
+        """Reduce two plain arrays the quick way; None if they need the careful way."""
+
+    def all_reduce(
+        self,
+        x: Any,
+        *,
+        op: str = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        out: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Combine the members' arrays element by element; every member gets the result.
+
+        `x` may be a list of arrays; `out` and the result are such lists then.
+        """
+        scaled = prescale != 1 or postscale != 1
+        if type(x) is np.ndarray and not async_op and not scaled:
+            done = self._try_quick(x, op, out)
+            if done is not None:
+                return done
+        options = Options(op, scale=(prescale, postscale)) if scaled else Options(op)
+        return self._finish("all_reduce", x, options, out, async_op)
+
+    def reduce(
+        self,
+        x: Any,
+        *,
+        root: int = 0,
+        op: str = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        out: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Combine the members' arrays (or lists of them) element by element, for the root."""
+        options = Options(op, root, scale=(prescale, postscale))
+        return self._finish("reduce", x, options, out, async_op)
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        *,
+        op: str = "sum",
+        counts: Sequence[int] | None = None,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        out: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Combine the members' arrays `(rows, ...)`; every member gets its share of the rows."""
+        options = Options(op, counts=counts, scale=(prescale, postscale))
+        return self._finish("reduce_scatter", x, options, out, async_op)
+
+    def all_gather(
+        self,
+        x: Any,
+        *,
+        counts: Sequence[int] | None = None,
+        out: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Join the members' arrays along axis 0, in member order; every member gets all.
+
+        `x` is `(rows, ...)`, with `counts[rank]` rows where these are given; a number is one row.
+        """
+        return self._finish("all_gather", x, Options(counts=counts), out, async_op)
+
+    def gather(
+        self,
+        x: Any,
+        *,
+        root: int = 0,
+        counts: Sequence[int] | None = None,
+        out: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Join the members' arrays along axis 0, in member order, for the root."""
+        return self._finish("gather", x, Options(root=root, counts=counts), out, async_op)
+
+    def scatter(
+        self,
+        x: Any,
+        *,
+        root: int = 0,
+        counts: Sequence[int] | None = None,
+        out: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Cut the root's array `(rows, ...)` along axis 0; every member gets its share.
+
+        The others pass None, and learn of the array's shape and dtype first: that blocks until the
+        root has called, with `async_op`, too.
+        """
+        whole = objects.announce(self, x, root)
+        options = Options(root=root, counts=counts)
+        work = self._start("scatter", x if self.rank == root else None, options, out, whole)
+        return work if async_op else work.wait()
+
+    def broadcast(self, x: Any, *, root: int = 0, out: Any = None, async_op: bool = False) -> Any:
+        """Give every member the root's array, or list of arrays.
+
+        The others pass any arrays of that shape and dtype; `out` may be `x`.
+        """
+        return self._finish("broadcast", x, Options(root=root), out, async_op)
+
+    def all_to_all(
+        self,
+        x: Any,
+        *,
+        counts: Sequence[int] | None = None,
+        out: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Give every member its share of the rows of `x`, and join what all gave to this one.
+
+        `counts` are the rows for each member, and may differ between members: they exchange them
+        first, which blocks until all have called, with `async_op`, too.
+        """
+        receives = None
+        if counts is not None:
+            mine = objects.checked_counts(self, "all_to_all", counts)
+            receives = self._start("all_to_all", mine, _PLAIN).wait().tolist()
+        options = Options(counts=counts, receives=receives)
+        return self._finish("all_to_all", x, options, out, async_op)
+
+    def barrier(self, *, async_op: bool = False) -> Work | None:
+        """Wait until all members have called."""
+        work = self._meet()
+        return work if async_op else work.wait()
+
+    def broadcast_object(self, value: Any = None, *, root: int = 0) -> Any:
+        """Give every member the root's plain data.
+
+        Args:
+            value: Numbers, strings, bytes, None, and lists and dicts of them. Nothing is pickled;
+                tuples arrive as lists. Ignored on the others.
+            root: The member whose data counts.
+        """
+        return objects.broadcast(self, value, root)
+
+    def gather_object(self, value: Any, *, root: int = 0) -> list[Any] | None:
+        """Give the root every member's plain data, by rank; the others get None."""
+        return objects.gather(self, value, root)
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Give every member every member's plain data, by rank."""
+        return objects.all_gather(self, value)
+
+    def _finish(self, collective: str, x: Any, options: Options, out: Any, async_op: bool) -> Any:
+        work: Work
+        if isinstance(x, list | tuple):
+            work = lists.start(self, collective, x, options, out)
+        else:
+            work = self._start(collective, x, options, out)
+        return work if async_op else work.wait()

@@ -1,0 +1,98 @@
+"""A list of arrays as one call: packed by dtype, and handed back one by one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from allreduce.comm.arrays import Lent, borrow
+from allreduce.comm.base import Array, Work
+from allreduce.comm.checks import Options
+from allreduce.errors import ShapeError, UsageError
+
+if TYPE_CHECKING:
+    from allreduce.comm.collectives import Collectives
+
+_CARRIERS = ("all_reduce", "reduce", "broadcast")  # the result is shaped as the input
+
+
+class ListWork(Work):
+    """The works that carry one list."""
+
+    def __init__(self, works: Sequence[Work], unpack: Callable[[Sequence[Any]], Any]) -> None:
+        self._works = works
+        self._unpack = unpack
+
+    def done(self) -> bool:
+        waiting = [work for work in self._works if not work.done()]  # each is driven
+        return not waiting
+
+    def wait(self, timeout: float | None = None) -> Any:
+        start = time.monotonic()
+        flats = []
+        for work in self._works:
+            spent = time.monotonic() - start
+            flats.append(work.wait(None if timeout is None else max(0.0, timeout - spent)))
+        return self._unpack(flats)
+
+
+def start(
+    comm: Collectives, collective: str, x: Sequence[Any], options: Options, out: Any
+) -> ListWork:
+    """Start a collective on a list of arrays, with one call per dtype that occurs in it.
+
+    Args:
+        comm: Where it starts.
+        collective: One whose result is shaped as its input.
+        x: The arrays; in number, shapes and dtypes the same on all members.
+        options: The call's.
+        out: As many arrays for the results, or None for new ones.
+    """
+    where = f"rank {comm.rank}: {collective}"
+    if collective not in _CARRIERS:
+        raise UsageError(f"{where} takes one array, not a list; lists go to {', '.join(_CARRIERS)}")
+    lent = [borrow(f"{where}: item {i} of the list", one) for i, one in enumerate(x)]
+    targets = _targets(where, lent, out)
+    by_dtype: dict[np.dtype[Any], list[int]] = {}
+    for i, one in enumerate(lent):
+        by_dtype.setdefault(one.array.dtype, []).append(i)
+    works = []
+    for positions in by_dtype.values():
+        flat = np.concatenate([lent[i].array.ravel() for i in positions])
+        works.append(comm._start(collective, flat, options, flat))
+
+    def unpack(flats: Sequence[Any]) -> Any:
+        if any(flat is None for flat in flats):
+            return None
+        for positions, flat in zip(by_dtype.values(), flats, strict=True):
+            low = 0
+            for i in positions:
+                size = lent[i].array.size
+                targets[i][...] = flat[low : low + size].reshape(targets[i].shape)
+                low += size
+        if out is not None:
+            return out
+        return [one.answer(target) for one, target in zip(lent, targets, strict=True)]
+
+    return ListWork(works, unpack)
+
+
+def _targets(where: str, lent: Sequence[Lent], out: Any) -> list[Array]:
+    if out is None:
+        return [np.empty(one.array.shape, one.array.dtype) for one in lent]
+    if not isinstance(out, list | tuple) or len(out) != len(lent):
+        got = f"{len(out)}" if isinstance(out, list | tuple) else type(out).__name__
+        raise UsageError(f"{where}: out must be a list of {len(lent)} arrays, but is {got}")
+    targets = [borrow(f"{where}: item {i} of out", one).array for i, one in enumerate(out)]
+    for i, (one, target) in enumerate(zip(lent, targets, strict=True)):
+        if (target.shape, target.dtype) != (one.array.shape, one.array.dtype):
+            raise ShapeError(
+                f"{where}: item {i} of out must have shape {one.array.shape} and dtype "
+                f"{one.array.dtype}, but has {target.shape} and {target.dtype}"
+            )
+        if not target.flags.writeable:
+            raise UsageError(f"{where}: item {i} of out is read-only")
+    return targets
