@@ -67,7 +67,11 @@ def join(
         lineage.check(os.environ)
         read = settings.load()
         named = {"rank": rank, "size": size, "leader": leader, "secret": secret, "timeout": timeout}
-        world = _resolve(_request(read, named))
+        request = _request(read, named)
+        place = launchers.rank_of_several(os.environ) if request.rank is None else request.rank
+        if place is not None:  # for what is said of a long wait
+            configure_logging(place, read.log_level)
+        world = _resolve(request)
         generations.count()
     configure_logging(world.rank, read.log_level)
     if world.rank == 0:

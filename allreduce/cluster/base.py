@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from allreduce.cluster.waiting import Wait
 from allreduce.errors import ClosedError, PeerLostError, TimeoutError
 
 
@@ -159,19 +160,27 @@ class World:
             TimeoutError: A member did not call in time; the message names its rank.
             PeerLostError: A member died.
         """
-        deadline = time.monotonic() + timeout
+        wait = Wait(timeout)
         self.store.set(f"{key}/{self.rank}", value)
         values = []
         for rank in range(self.size):
-            remaining = max(0.0, deadline - time.monotonic())
             try:
-                values.append(self.store.get(f"{key}/{rank}", remaining))
+                values.append(self._get(key, rank, wait))
             except TimeoutError as error:
                 raise TimeoutError(
                     f"[cluster] rank {self.rank}: rank {rank} brought nothing to {key!r} "
                     f"within {timeout:g} s"
                 ) from error
         return values
+
+    def _get(self, key: str, rank: int, wait: Wait) -> bytes:
+        own = f"{key}/{rank}"
+        try:
+            return self.store.get(own, wait.quiet)
+        except TimeoutError:
+            if not wait.goes_on(f"rank {rank} in {key!r}; every rank has to make the same calls"):
+                raise
+            return self.store.get(own, wait.remaining)
 
     def close(self) -> None:
         """Leave the world: its store is closed. Closing twice is harmless."""

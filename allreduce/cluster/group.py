@@ -31,6 +31,7 @@ class Group:
     size: int
     job: str = field(default_factory=lambda: secrets.token_hex(16))
     assembled: bool = False
+    reported: bool = False  # whether it was said who is absent
     first_lost: int | None = (
         None  # the rank whose death came first: the others' are its consequence
     )
@@ -47,6 +48,11 @@ class Group:
     def connected(self) -> list[int]:
         """The ranks that are there now."""
         return sorted(self._send)
+
+    @property
+    def absent(self) -> list[int]:
+        """The ranks that have not joined, while others wait for them."""
+        return [rank for rank in range(self.size) if rank not in self._send and self._assembling]
 
     def refusal(self, member: Member, size: int) -> str | None:
         """Say why `member`, who thinks the job has `size` ranks, cannot take part."""

@@ -15,6 +15,7 @@ from allreduce.cluster.base import World
 from allreduce.cluster.client import LeaderStore, Line
 from allreduce.cluster.rpc import PROTOCOL
 from allreduce.cluster.service import Leader
+from allreduce.cluster.waiting import Wait
 from allreduce.errors import JoinError, TimeoutError
 
 _PATIENCE = 8.0  # seconds to reach a leader; with the rest of joining this stays below 10
@@ -88,7 +89,7 @@ class Meeting:
 
     def _connect(self) -> tuple[Line, str]:
         began = time.monotonic()
-        deadline = began + _PATIENCE
+        deadline, wait = began + _PATIENCE, Wait(self.timeout)
         while True:
             remaining = deadline - time.monotonic()
             try:
@@ -98,6 +99,7 @@ class Meeting:
                 now = time.monotonic()
                 if isinstance(error, _LaterError):  # it lives: its successor has time, too
                     deadline = max(deadline, min(now + _PATIENCE, began + self.timeout))
+                    wait.goes_on(f"{self.whereabouts} to host the next leader: {error}")
                 if now + _AGAIN_SECONDS >= deadline:
                     raise self._unreachable(error) from None
                 time.sleep(_AGAIN_SECONDS)

@@ -16,6 +16,7 @@ from allreduce.cluster.base import World
 from allreduce.cluster.endings import INTERRUPTED, Watch
 from allreduce.cluster.launchers import check_one, launcher
 from allreduce.cluster.resolver import Request, Resolver, explain
+from allreduce.cluster.waiting import Wait
 from allreduce.errors import AllreduceError, JoinError, TimeoutError, UnsupportedError
 
 _NAME_BYTES = 256  # of a host; MPI's names are shorter
@@ -80,14 +81,16 @@ def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> Wor
     hosted: Leader | None = None
     invitation = ""
     try:
-        neighbours = _neighbours(mpi, comm)  # all ranks have initialised MPI when this returns
+        wait = Wait(request.timeout)
+        _complete(comm, comm.Ibarrier(), wait)  # all have initialised MPI when this returns
+        neighbours = _neighbours(mpi, comm)
         mpi_library.unlink_segments(mpi_library.MAPPED_BY_ALL)  # nobody could after SIGKILL
         if neighbours < size:
             raise _several_hosts(mpi, comm, neighbours)
         if rank == 0:
             secret = request.secret or secrets.token_hex(32).encode()
             invitation, hosted = _host(request, size, secret)
-        address, hexed = _share(comm, invitation, request.timeout)
+        address, hexed = _share(comm, invitation, wait)
         world = watch.over(
             Meeting(
                 rank=rank,
@@ -165,33 +168,36 @@ def _host(request: Request, size: int, secret: bytes) -> tuple[str, Any]:
     return f"{leader.address} {secret.hex()}", leader
 
 
-def _share(comm: Any, invitation: str, timeout: float) -> tuple[str, str]:
-    """Broadcast rank 0's address and secret; a rank that never comes is a timeout, not a hang.
+def _share(comm: Any, invitation: str, wait: Wait) -> tuple[str, str]:
+    """Broadcast rank 0's address and secret.
 
     Raises:
         JoinError: Rank 0 could not start the leader.
-        TimeoutError: Rank 0 did not join.
+        TimeoutError: Rank 0 did not tell.
     """
-    deadline = time.monotonic() + timeout
     told = invitation.encode()
-    length = _broadcast(comm, len(told).to_bytes(8, "big"), deadline, timeout)
+    length = _broadcast(comm, len(told).to_bytes(8, "big"), wait)
     told = told.ljust(int.from_bytes(length, "big"), b"\0")
-    text = _broadcast(comm, told, deadline, timeout).decode()
+    text = _broadcast(comm, told, wait).decode()
     if text.startswith("!"):
         raise JoinError(f"[cluster] rank {comm.Get_rank()}: rank 0 could not start: {text[1:]}")
     address, _, hexed = text.partition(" ")
     return address, hexed
 
 
-def _broadcast(comm: Any, data: bytes, deadline: float, timeout: float) -> bytes:
+def _broadcast(comm: Any, data: bytes, wait: Wait) -> bytes:
     """Return rank 0's `data`, which has the same length on all ranks."""
     buffer = bytearray(data)
-    pending = comm.Ibcast(buffer, root=0)
+    _complete(comm, comm.Ibcast(buffer, root=0), wait)
+    return bytes(buffer)
+
+
+def _complete(comm: Any, pending: Any, wait: Wait) -> None:
+    """Wait for a request of MPI's; a rank that never comes is a timeout, not a hang."""
     while not pending.Test():
-        if time.monotonic() > deadline:
+        if not wait.goes_on("some of the MPI ranks; every rank has to call allreduce.init()"):
             raise TimeoutError(
                 f"[cluster] rank {comm.Get_rank()}: the MPI ranks did not all join within "
-                f"{timeout:g} s; every rank has to call allreduce.init()"
+                f"{wait.timeout:g} s; every rank has to call allreduce.init()"
             )
         time.sleep(_POLL_SECONDS)
-    return bytes(buffer)

@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 
+from allreduce.cluster.waiting import Wait
 from allreduce.errors import JoinError, TimeoutError
 
 _RETRY_SECONDS = 0.05
@@ -61,15 +62,21 @@ class Beacon:
                         continue
 
 
-def fetch(name: str, timeout: float, who: str) -> bytes:
+def fetch(name: str, timeout: float, who: str, owner: str) -> bytes:
     """Return what is shown under `name`, waiting for somebody to show it.
+
+    Args:
+        name: Where.
+        timeout: Seconds to wait.
+        who: Waits, for messages: "rank 1".
+        owner: Is to show it: "task 0 of step 7.0".
 
     Raises:
         JoinError: Another user's process shows it.
         TimeoutError: Nobody did within `timeout` seconds.
     """
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
+    wait = Wait(timeout)
+    while wait.goes_on(f"{owner}; every task has to call allreduce.init()"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visitor:
             visitor.settimeout(_ANSWER_SECONDS)
             try:
@@ -85,7 +92,7 @@ def fetch(name: str, timeout: float, who: str) -> bytes:
             except OSError:  # not there yet, or just closing
                 time.sleep(_RETRY_SECONDS)
     raise TimeoutError(
-        f"[cluster] {who}: the step's task 0 did not show itself within {timeout:g} s; every "
+        f"[cluster] {who}: {owner} did not show itself within {timeout:g} s; every "
         "task has to call allreduce.init()"
     )
 

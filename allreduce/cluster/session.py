@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from allreduce.cluster import leader_pb2 as pb
-from allreduce.cluster import proof
-from allreduce.cluster.base import Member
+from allreduce.cluster import proof, waiting
+from allreduce.cluster.base import Member, ranks_text
 from allreduce.cluster.group import Group
 from allreduce.cluster.rpc import BEAT_SECONDS, PROTOCOL, grpc
 
@@ -131,7 +131,17 @@ class Session:
                 self._leader.asked = self._heard
             if self._group.handle(rank, message):
                 loop.call_later(max(0.0, message.timeout), self._group.expire, rank, message)
+                if content == "assemble" and message.timeout > waiting.WARN_SECONDS:
+                    loop.call_later(waiting.WARN_SECONDS, self._report_absent, message.timeout)
         return False
+
+    def _report_absent(self, timeout: float) -> None:
+        """Say who has not joined, once and for all who wait for them."""
+        group = self._group
+        if group.absent and not group.reported:
+            group.reported = True
+            whom = f"{ranks_text(group.absent)} of {group.size} to join"
+            waiting.report(f"{whom}; every rank has to call allreduce.init()", timeout)
 
     async def _send(self) -> None:
         while True:

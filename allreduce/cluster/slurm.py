@@ -122,7 +122,8 @@ def _meet(request: Request, found: Step, ignored: str) -> World:
                 raise
             shown.callback(beacon.close)
         else:
-            text = fetch(name, request.timeout, f"rank {found.rank}").decode()
+            owner = f"task 0 of step {found.job}.{found.step}"
+            text = fetch(name, request.timeout, f"rank {found.rank}", owner).decode()
             address, secret = text.partition(" ")[0], bytes.fromhex(text.partition(" ")[2])
         world = Meeting(
             rank=found.rank,

@@ -73,7 +73,7 @@ def test_a_task_that_never_comes_is_named(script: Write, job: str) -> None:
 
 def test_a_missing_first_task_is_a_timeout(script: Write, job: str) -> None:
     (result,) = run_together(script(SHOW), [task(1, 2, job) | {"ALLREDUCE_TIMEOUT": "1"}])
-    assert "rank 1: the step's task 0 did not show itself within 1 s" in result.err
+    assert "rank 1: task 0 of step " + f"{job}.3 did not show itself within 1 s" in result.err
 
 
 def test_two_first_tasks_are_told_apart(script: Write, job: str) -> None:
@@ -115,12 +115,12 @@ def test_a_task_that_does_not_know_its_place_is_an_error(wrong: dict[str, str]) 
 def test_a_beacon_is_seen_by_its_name_only_and_gone_after_closing() -> None:
     name = f"allreduce-test/{uuid.uuid4()}"
     beacon = rendezvous.Beacon(name, b"payload" * 1000)
-    assert rendezvous.fetch(name, 5, "rank 1") == b"payload" * 1000
+    assert rendezvous.fetch(name, 5, "rank 1", "task 0") == b"payload" * 1000
     with pytest.raises(TimeoutError):
-        rendezvous.fetch(name + "x", 0.2, "rank 1")
+        rendezvous.fetch(name + "x", 0.2, "rank 1", "task 0")
     beacon.close()
     with pytest.raises(TimeoutError):
-        rendezvous.fetch(name, 0.2, "rank 1")
+        rendezvous.fetch(name, 0.2, "rank 1", "task 0")
 
 
 def test_another_users_beacon_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_another_users_beacon_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     beacon = rendezvous.Beacon(name, b"trap")
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(JoinError, match=r"process \d+ of user \d+ holds the meeting point"):
-        rendezvous.fetch(name, 5, "rank 1")
+        rendezvous.fetch(name, 5, "rank 1", "task 0")
     monkeypatch.undo()
     beacon.close()
 
