@@ -57,8 +57,8 @@ class TcpWork(Work):
         return self.native.done or self.native.failed
 
     def done(self) -> bool:
-        if self.native.failed:
-            self._transport.complete(self.native, None)
+        if not self.native.done:
+            self._transport.poll(self.native)
         return self.native.done
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -112,7 +112,10 @@ class TcpTransport(Transport):
     def start(
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> TcpWork:
+        self._check_own()
         tcp_calls.check(call, self._witness.where)
+        if x is not None:  # a NumPy scalar has no memory of its own
+            x = np.asarray(x)
         signature = tcp_calls.encode(call, self._witness.where)
         words = tcp_calls.words(call, self._size)
         with self._lock:  # calls of several threads get one order
@@ -122,14 +125,28 @@ class TcpTransport(Transport):
             if len(self._pending) >= self._prune_at:
                 self._pending = {one for one in self._pending if not one.settled}
                 self._prune_at = max(_PRUNE, 2 * len(self._pending))
-        if self._closed or self._failure is not None or self._member.inherited:
+        if self._closed or self._failure is not None:
             raise self._error(0.0)
         return work
+
+    def _check_own(self) -> None:
+        """Refuse a child made by fork: other threads' locks may be held in it for ever."""
+        if self._member.inherited:
+            raise UsageError(
+                f"{self._witness.where}: process {os.getpid()} was forked from the process that "
+                "joined, and cannot use its communicator"
+            )
 
     def forget(self, work: TcpWork) -> None:
         """Let go of a completed work."""
         with self._lock:
             self._pending.discard(work)
+
+    def poll(self, native: _native.TcpWork) -> None:
+        """Raise if the work has failed."""
+        self._check_own()
+        if native.failed:
+            raise self._error(0.0)
 
     def complete(self, native: _native.TcpWork, timeout: float | None) -> None:
         """Wait for a work.
@@ -138,6 +155,7 @@ class TcpTransport(Transport):
             native: The work.
             timeout: Seconds from now, or None for the transport's own.
         """
+        self._check_own()
         total = self._timeout if timeout is None else timeout
         waited = min(total, WARN_SECONDS)
         if self._wait(native, waited):
@@ -166,11 +184,6 @@ class TcpTransport(Transport):
 
     def _error(self, seconds: float) -> AllreduceError:
         """Return what killed the communicator: the cause first, then that it is dead."""
-        if self._member.inherited:
-            return UsageError(
-                f"{self._witness.where}: process {os.getpid()} was forked from the process that "
-                "joined, and cannot use its communicator"
-            )
         with self._lock:
             if self._closed:
                 return ClosedError(f"{self._witness.where}: the communicator is closed")
@@ -186,13 +199,17 @@ class TcpTransport(Transport):
         """Nothing is left to do: the engine's thread drives all calls."""
 
     def abort(self, reason: str) -> None:
+        if self._member.inherited:
+            return
         self._member.abort(reason)
         with self._lock:
             self._failure = self._failure or f"this member aborted it: {reason}"
 
     def close(self, drain: bool) -> None:
+        if self._member.inherited:
+            return
         with self._lock:
-            if self._closed or self._member.inherited:
+            if self._closed:
                 return
             pending = [work for work in self._pending if not work.settled]
         try:
@@ -214,15 +231,22 @@ class TcpTransport(Transport):
 
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
         """Allocate ordinary memory, aligned to a cache line; all members ask for the same size."""
-        try:
-            memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
-        except (MemoryError, ValueError) as error:  # the latter where an address cannot say so much
-            self.abort(f"it has no {nbytes} bytes of memory")
-            raise OutOfMemoryError(
-                f"{self._witness.where}: empty: no {nbytes} bytes of memory; ask for less"
-            ) from error
         call = Call("empty", None, "bytes", nbytes, None, self._witness.name)
         self.start(call, None, None, lambda: None).wait()
+        try:
+            memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
+        except (MemoryError, ValueError):  # the latter where an address cannot say so much
+            memory = None
+        # Everybody learns whether everybody has it.
+        mine, all_have = np.array([memory is not None]), np.zeros(self._size, bool)
+        call = Call("all_gather", None, "bool", 1, None, self._witness.name)
+        self.start(call, mine, all_have, lambda: None).wait()
+        if memory is None or not all_have.all():
+            without = self._witness.members[int(np.flatnonzero(~all_have)[0])]
+            raise OutOfMemoryError(
+                f"{self._witness.where}: empty: {without} has no {nbytes} bytes of memory; ask for "
+                "less on every rank"
+            )
         offset = -memory.ctypes.data % _ALIGNMENT
         return memory[offset : offset + nbytes]
 

@@ -108,7 +108,7 @@ def encode(call: Call, where: str) -> bytes:
     exchange = call.collective == "all_to_all" and call.counts is not None
     shown = [call.collective, call.op, call.dtype, call.count, call.root, call.tag]
     if exchange:
-        shown[3] = 0  # what this member happens to send
+        shown[3] = 0  # whatever this member happens to send
     text = json.dumps([*shown, None if exchange else call.counts], separators=(",", ":")).encode()
     pairs = (*(call.counts or ()), *(call.receives or ())) if exchange else ()
     agreed = _AGREED.size + len(text)
@@ -127,7 +127,5 @@ def decode(signature: bytes, group: str) -> Call:
     collective, op, dtype, count, root, tag, listed = json.loads(signature[_AGREED.size : agreed])
     pairs = struct.unpack(f"<{(len(signature) - agreed) // 8}Q", signature[agreed:])
     half = len(pairs) // 2
-    if pairs:
-        count = sum(pairs[:half])
     counts = pairs[:half] if pairs else (None if listed is None else tuple(listed))
     return Call(collective, op, dtype, count, root, group, counts, pairs[half:] or None, tag)

@@ -133,10 +133,7 @@ void bind_member(nb::module_& m) {
       .def(
           "posted_call",
           [](const Handle& handle, int of, std::uint64_t key) {
-            return bytes_of(ask(handle, [&](Member& member) {
-              auto found = member.posted(of, key);
-              return found ? found : member.posted(of, key | tcp::kMessage);
-            }));
+            return bytes_of(ask(handle, [&](Member& member) { return member.posted(of, key); }));
           },
           nb::arg("member"), nb::arg("seq"))
       .def(

@@ -91,7 +91,7 @@ void Member::start(const std::shared_ptr<Work>& work) {
         std::make_shared<Execution>(work, make_plan(request, me_, n_), *this, me_, n_, work->key);
   const std::uint64_t key = work->key;
   pending_.emplace(key, std::move(pending));
-  for (int member = 0; member < n_; ++member) {
+  for (int member = 0; member < n_ && !dead(); ++member) {
     if (peer(member).left && key >= peer(member).completed) return blame(Fault::left, member, key);
     if (peer(member).posts.count(key) != 0) compare(pending_.at(key), member);
   }

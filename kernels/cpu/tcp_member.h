@@ -135,9 +135,12 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   void ended(Connection& connection);
   void check_left(int member);
   void blame(Fault fault, int member, std::uint64_t key);
+  void condemn(Culprit culprit);
+  bool calls_begun() const;
   void fail_all();
   void drop(Connection& connection);
   void close_all();
+  std::shared_ptr<Work> started(std::uint64_t key) const;
   void touch(Connection& connection);
 
   // tcp_messages.cpp: send and recv
@@ -160,8 +163,8 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   std::map<std::uint64_t, Pending> pending_;
   std::uint64_t started_ = 0;
   std::uint64_t posted_ = 0;
-  std::optional<std::pair<std::uint64_t, std::string>> last_;     // of this member
-  std::optional<std::pair<std::uint64_t, std::string>> stopped_;  // what the fault stopped
+  std::optional<std::pair<std::uint64_t, std::string>> last_;  // of this member
+  std::optional<std::string> stopped_;                         // signature of what a fault stopped
   std::optional<Suspicion> suspicion_;
 
   std::uint64_t messages_ = 0;
@@ -170,6 +173,11 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   std::map<std::uint64_t, std::shared_ptr<Execution>> exchanges_;  // messages on their way
   std::deque<Arrival> arrivals_;
 
+  struct Verdict {
+    Culprit culprit;
+    Clock::time_point until;
+  };
+  std::optional<Verdict> verdict_;
   Culprit culprit_;
   bool leaving_ = false;
   bool closed_ = false;

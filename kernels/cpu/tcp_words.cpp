@@ -11,6 +11,8 @@ namespace {
 
 // A data connection may end before the goodbye on the connection for words is read.
 constexpr auto kGoodbyePatience = std::chrono::milliseconds(200);
+// A death leaves calls alone that the dead had done its part of, for so long.
+constexpr auto kLastCalls = std::chrono::milliseconds(100);
 // How often a member that leaves looks whether its last words have been delivered.
 constexpr auto kLeaveInterval = std::chrono::milliseconds(2);
 
@@ -144,21 +146,33 @@ bool Member::take_fault(int, const Header& header, const std::vector<std::byte>&
     *part = text(payload, at, size);
     at += size;
   }
-  die(std::move(culprit));
+  condemn(std::move(culprit));
   return true;
 }
 
 void Member::blame(Fault fault, int member, std::uint64_t key) {
-  die({fault, member, me_, key, "", "", ""});
+  condemn({fault, member, me_, key, "", "", ""});
+}
+
+// Kills the communicator, for a death not before calls are complete that everybody had begun: what
+// the dead has sent of them is still on its way.
+void Member::condemn(Culprit culprit) {
+  if (culprit.fault != Fault::lost || !calls_begun()) return die(std::move(culprit));
+  if (!verdict_) verdict_ = {std::move(culprit), Clock::now() + kLastCalls};
+}
+
+bool Member::calls_begun() const {
+  return std::any_of(pending_.begin(), pending_.end(), [](const auto& entry) {
+    return entry.second.begun && !entry.second.complete;
+  });
 }
 
 void Member::die(Culprit culprit) {
   if (dead() || leaving_) return;
-  const auto own = pending_.find(culprit.key);
-  if (own != pending_.end())
-    stopped_ = {culprit.key, own->second.work->request.signature};
-  else if (!pending_.empty())
-    stopped_ = {first_pending(), pending_.begin()->second.work->request.signature};
+  auto own = started(culprit.key);
+  if (!own && !pending_.empty()) own = pending_.begin()->second.work;
+  if (!own && !receives_.empty()) own = receives_.front();
+  if (own) stopped_ = own->request.signature;
   culprit_ = std::move(culprit);
   for (int member = 0; member < n_; ++member)
     if (member != me_ && !peer(member).left) send_fault(member);
@@ -222,6 +236,7 @@ std::optional<Clock::time_point> Member::deadline() const {
     if (!first || one < *first) first = one;
   };
   if (suspicion_) consider(suspicion_->until);
+  if (verdict_) consider(verdict_->until);
   for (const Peer& one : peers_)
     if (one.suspect && !one.left) consider(*one.suspect);
   return first;
@@ -231,9 +246,12 @@ void Member::tick(Clock::time_point now) {
   if (closed_) return;
   if (!leaving_) {
     if (suspicion_ && now >= suspicion_->until) judge(true);
+    if (verdict_ && (now >= verdict_->until || !calls_begun())) die(verdict_->culprit);
     for (int member = 0; member < n_; ++member)
-      if (peer(member).suspect && !peer(member).left && now >= *peer(member).suspect)
+      if (peer(member).suspect && !peer(member).left && now >= *peer(member).suspect) {
+        peer(member).suspect.reset();
         blame(Fault::lost, member, first_pending());
+      }
     return;
   }
   bool delivered = dirty_.empty();
@@ -301,15 +319,27 @@ std::vector<int> Member::missing(std::uint64_t key) const {
 }
 
 std::optional<std::string> Member::posted(int member, std::uint64_t key) const {
-  if (culprit_.fault == Fault::mismatch && culprit_.key == key) {
+  if (culprit_.fault == Fault::mismatch && ((culprit_.key ^ key) & ~kMessage) == 0) {
     if (member == culprit_.member) return culprit_.of_member;
     if (member == culprit_.witness) return culprit_.of_witness;
   }
   if (member != me_) return std::nullopt;
-  if (stopped_) return stopped_->second;
+  if (dead()) return stopped_;
+  const auto work = started(key);
+  return work ? std::optional(work->request.signature) : std::nullopt;
+}
+
+// The call of a key that is not complete; a message's also without its bit.
+std::shared_ptr<Work> Member::started(std::uint64_t key) const {
   const auto pending = pending_.find(key);
-  if (pending != pending_.end()) return pending->second.work->request.signature;
-  return std::nullopt;
+  if (pending != pending_.end()) return pending->second.work;
+  const auto exchange = exchanges_.find(key | kMessage);
+  if (exchange != exchanges_.end()) return exchange->second->work();
+  const auto offer = offers_.find(key | kMessage);
+  if (offer != offers_.end()) return offer->second;
+  for (const auto& work : receives_)
+    if (work->key == (key | kMessage)) return work;
+  return nullptr;
 }
 
 std::optional<std::pair<std::uint64_t, std::string>> Member::last_call(int member) const {

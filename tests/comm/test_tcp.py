@@ -20,6 +20,16 @@ class Contract:
     def test_every_operator_and_type(self, run: Runner) -> None:
         run("every_pair", "private")
 
+    @pytest.mark.parametrize(
+        "case", ["rooted", "into_out", "everybody_to_everybody", "unequal", "unequal_exchange"]
+    )
+    def test_exchange(self, run: Runner, case: str) -> None:
+        run(case, "private")
+
+    @pytest.mark.parametrize("case", ["started", "many_as_one", "plain_data", "scaled", "foreign"])
+    def test_convenience(self, run: Runner, case: str) -> None:
+        run(case)
+
     @pytest.mark.parametrize("case", ["in_flight", "dropped", "numbers", "layouts", "many_small"])
     def test_case(self, run: Runner, case: str) -> None:
         run(case)

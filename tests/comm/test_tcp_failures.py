@@ -1,0 +1,140 @@
+"""On tcp, too, nothing hangs in silence: who disagrees, dies, leaves, or sleeps is named."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allreduce import errors
+from allreduce.comm import Communicator, tcp
+from allreduce.events import logger
+from tests.comm import test_endings, test_failures
+from tests.harness import run_ranks, settle_threads, world_of_one
+
+# What is promised of any transport.
+test_straggler = test_failures.test_a_mismatch_does_not_wait_for_a_straggler
+test_dead = test_failures.test_a_dead_communicator_says_so_and_why
+test_started_works = test_failures.test_started_works_fail_with_the_communicator
+test_abort = test_failures.test_abort_is_named_with_its_reason
+test_left = test_failures.test_one_that_left_normally_is_reported_as_that
+test_leaving = test_failures.test_leaving_after_the_last_call_disturbs_nobody
+test_close = test_failures.test_close_completes_what_was_started
+test_timeout = test_failures.test_a_timeout_names_the_missing_member_its_last_call_and_the_time
+test_own_timeout = test_failures.test_a_work_has_a_timeout_of_its_own
+test_no_memory = test_failures.test_absurd_symmetric_memory_is_refused_on_all_members
+test_killed = test_endings.test_survivors_name_the_killed_rank_within_half_a_second
+test_killed_inside = test_endings.test_a_rank_killed_inside_a_collective_is_named
+test_fork = test_endings.test_a_forked_child_cannot_take_part_nor_hide_its_parents_death
+test_fork_works = (
+    test_endings.test_a_child_forked_while_works_run_gets_an_error_and_leaves_them_alone
+)
+test_without_close = test_endings.test_ranks_may_end_without_close
+
+
+@pytest.fixture(autouse=True)
+def _tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLREDUCE_TRANSPORT", "tcp")
+    on_tcp = functools.partial(run_ranks, env={"ALLREDUCE_TRANSPORT": "tcp"})
+    monkeypatch.setattr(test_endings, "run_ranks", on_tcp)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (test_failures._operators, "op='sum' on rank 0 but op='max' on rank 2"),
+        (test_failures._types, "float64 on rank 0 but int64 on rank 2; cast before the call"),
+        (test_failures._counts, "9 elements on rank 0 but 8 on rank 2"),
+        (test_failures._roots, "root=0 on rank 0 but root=1 on rank 2"),
+        (
+            test_failures._collectives,
+            "broadcast(float64[9], root=0) on rank 0 but barrier() on rank 2",
+        ),
+        (test_failures._long_counts, "500000 elements on rank 0 but 400000 on rank 2"),
+    ],
+)
+def test_members_that_disagree_tell_one_story_and_no_output_is_touched(
+    call: Any, says: str
+) -> None:
+    outs = [np.full(9, 5.0) for _ in range(3)]
+
+    def member(comm: Communicator) -> None:
+        comm.barrier()
+        call(comm, comm.rank == 2, outs[comm.rank])
+
+    messages = test_failures.raised(member, 3, errors.MismatchError)
+    stories = {text.partition(": ")[2] for text in messages}
+    assert len(stories) == 1
+    story = stories.pop()
+    for index in range(3):
+        story = story.replace(f"replica {index} (rank 0)", f"rank {index}")
+    assert "#1" in story
+    assert says in story
+    assert all((out == 5.0).all() for out in outs)
+
+
+def test_a_long_wait_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "WARN_SECONDS", 0.2)
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.WARNING)
+    monkeypatch.setattr(handler, "emit", records.append)
+
+    def member(comm: Communicator) -> float:
+        if comm.rank == 1:
+            time.sleep(0.8)
+        return float(comm.all_reduce(np.ones(10))[0])
+
+    logger.addHandler(handler)
+    try:
+        assert settle_threads(member, 2) == [2.0, 2.0]
+    finally:
+        logger.removeHandler(handler)
+    (record,) = [r for r in records if "has waited" in r.getMessage()]
+    assert "all_reduce" not in record.getMessage()
+    assert "replica 1 (rank 0) has made no call yet" in record.getMessage()
+
+
+def test_ctrl_c_ends_a_wait_and_the_others_learn_why() -> None:
+    first, second = run_ranks(test_endings._interrupted, 2, env={"ALLREDUCE_TRANSPORT": "tcp"})
+    assert first.stdout.startswith("KeyboardInterrupt True")
+    assert "PeerLostError" in second.stdout
+    assert "rank 0 aborted the communicator: a wait was interrupted by Keyb" in second.stdout
+
+
+def test_an_interface_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from allreduce.comm import replica_communicators
+
+    for name in ("nowhere0", "203.0.113.7"):
+        monkeypatch.setenv("ALLREDUCE_TCP_INTERFACE", name)
+        with pytest.raises(errors.UsageError, match=f"ALLREDUCE_TCP_INTERFACE='{name}'.* lo"):
+            replica_communicators(world_of_one(), 2, name="gone", timeout=5)
+
+
+def test_an_interface_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("lo", "127.0.0.1", "::1"):
+        monkeypatch.setenv("ALLREDUCE_TCP_INTERFACE", name)
+        outcomes = settle_threads(lambda comm: float(comm.all_reduce(1.5)), 2)
+        if name == "::1" and isinstance(outcomes[0], errors.UsageError):
+            continue
+        assert outcomes == [3.0, 3.0]
+
+
+def test_ranks_need_the_same_number_of_connections() -> None:
+    def program() -> None:
+        import os
+
+        os.environ["ALLREDUCE_TCP_CONNECTIONS"] = str(1 + int(os.environ["ALLREDUCE_RANK"]))
+        from allreduce import errors
+        from allreduce.comm import init
+
+        try:
+            init(timeout=10)
+        except errors.UsageError as error:
+            print(error)
+
+    for result in run_ranks(program, 2, env={"ALLREDUCE_TRANSPORT": "tcp"}):
+        assert "ALLREDUCE_TCP_CONNECTIONS is 1 on rank 0 but 2 on rank 1" in result.stdout, result

@@ -1,0 +1,261 @@
+"""Only members of the job get a connection; whoever else calls is dropped and logged."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from allreduce import errors
+from allreduce.cluster.base import World
+from allreduce.comm import tcp_handshake, tcp_interface, tcp_meeting
+from allreduce.comm.handshake import HandshakeError, Meeting, receive
+from allreduce.comm.tcp_handshake import HELLO_BYTES, PROOF_BYTES, Challenge, Hello
+from allreduce.comm.tcp_meeting import Mesh, connect
+from tests.comm.test_links import worlds
+
+MEETING = Meeting("job", "1/tcp/world", b"secret")
+HELLO = Hello(1, 3, 2, caller=2, callee=0, channel=1, channels=2)
+
+
+def shake(caller: Meeting, hello: Hello = HELLO) -> tuple[Any, Any]:
+    """Let a caller and a listener shake hands; returns what each returned or raised."""
+    ours, theirs = socket.socketpair()
+    outcomes: list[Any] = [None, None]
+
+    def listen() -> None:
+        challenge = Challenge(MEETING, 1, 3)
+        try:
+            while outcomes[1] is None:
+                message = receive(theirs, challenge.expects)
+                reply, outcomes[1] = challenge.answer(message)
+                theirs.sendall(reply)
+        except (HandshakeError, OSError) as error:
+            outcomes[1] = error
+        theirs.close()
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    with ours:
+        ours.settimeout(2)
+        try:
+            tcp_handshake.call(ours, caller, hello)
+        except (HandshakeError, OSError) as error:
+            outcomes[0] = error
+    thread.join(5)
+    return outcomes[0], outcomes[1]
+
+
+def test_members_of_one_job_recognise_each_other() -> None:
+    assert shake(MEETING) == (None, HELLO)
+
+
+@pytest.mark.parametrize("changed", [{"secret": b"other"}, {"name": "other"}])
+def test_a_caller_without_the_secret_is_refused_by_both(changed: dict[str, Any]) -> None:
+    called, answered = shake(replace(MEETING, **changed))
+    assert isinstance(called, HandshakeError)
+    assert "does not know the job's secret" in str(called)
+    assert isinstance(answered, HandshakeError | OSError)
+
+
+@pytest.mark.parametrize(
+    ("meeting", "hello"),
+    [
+        (replace(MEETING, job="other"), HELLO),
+        (MEETING, replace(HELLO, generation=2)),
+        (MEETING, replace(HELLO, size=4)),
+    ],
+)
+def test_a_caller_of_another_world_is_refused(meeting: Meeting, hello: Hello) -> None:
+    called, answered = shake(meeting, hello)
+    assert called is not None
+    assert isinstance(answered, HandshakeError)
+    assert "of another world" in str(answered)
+
+
+def test_a_proof_cannot_be_played_back() -> None:
+    """Neither the listener's own proof nor that of another handshake is taken for the caller's."""
+    nonce = bytes(32)
+    packed = HELLO.pack(MEETING, nonce)
+    challenge = Challenge(MEETING, 1, 3)
+    reply, _ = challenge.answer(packed)
+    with pytest.raises(HandshakeError, match="secret"):
+        challenge.answer(reply[-PROOF_BYTES:])
+    first, second = Challenge(MEETING, 1, 3), Challenge(MEETING, 1, 3)
+    theirs = first.answer(packed)[0][:32]
+    second.answer(packed)
+    proof = MEETING.proof(b"tcp caller", packed, theirs)
+    assert first.answer(proof)[1] == HELLO
+    with pytest.raises(HandshakeError, match="secret"):
+        second.answer(proof)
+
+
+def mutated(draw: random.Random, message: bytes) -> bytes:
+    changed = bytearray(message)
+    for _ in range(draw.randint(1, 4)):
+        changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
+    return bytes(changed)
+
+
+def fuzz_handshakes(seed: int, rounds: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(rounds):
+        packed = HELLO.pack(MEETING, draw.randbytes(32))
+        challenge = Challenge(MEETING, 1, 3)
+        first = draw.choice([packed, mutated(draw, packed), draw.randbytes(HELLO_BYTES)])
+        try:
+            reply, nobody = challenge.answer(first)
+            assert nobody is None
+            proof = MEETING.proof(b"tcp caller", packed, reply[:32])
+            second = draw.choice([mutated(draw, proof), draw.randbytes(PROOF_BYTES), proof])
+            _, found = challenge.answer(second)
+        except HandshakeError:
+            continue
+        assert (first, second) == (packed, proof)
+        assert found == HELLO
+
+
+def test_mutated_handshakes_are_refused() -> None:
+    fuzz_handshakes(20260, 2000)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(600)
+def test_mutated_handshakes_are_refused_for_long() -> None:
+    fuzz_handshakes(20261, 100_000)
+
+
+def meet(
+    ranks: list[World],
+    timeout: float = 10,
+    intrude: Callable[[tuple[str, int]], None] | None = None,
+) -> list[Any]:
+    """Let all ranks connect, each in a thread; `intrude` calls rank 0 before the others do."""
+    outcomes: list[Any] = [None] * len(ranks)
+
+    def run(world: World) -> None:
+        try:
+            if intrude is not None and world.rank == len(ranks) - 1:
+                intrude(address_of(ranks[0]))
+            outcomes[world.rank] = connect(world, "meeting", 1, timeout)
+        except Exception as error:
+            outcomes[world.rank] = error
+
+    threads = [threading.Thread(target=run, args=(world,)) for world in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout + 10)
+    return outcomes
+
+
+def address_of(world: World) -> tuple[str, int]:
+    """Return where a rank listens, once it has told."""
+    facts = json.loads(world.store.get(f"1/tcp/meeting/{world.rank}", 5))
+    return facts[2], facts[3]
+
+
+def close(outcomes: list[Any]) -> None:
+    for mesh in outcomes:
+        if isinstance(mesh, Mesh):
+            mesh.close()
+
+
+@pytest.fixture(autouse=True)
+def _loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLREDUCE_TCP_INTERFACE", "127.0.0.1")
+
+
+def test_everybody_is_connected_with_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLREDUCE_TCP_CONNECTIONS", "2")
+    outcomes = meet(worlds(4))
+    for rank, mesh in enumerate(outcomes):
+        assert isinstance(mesh, Mesh), outcomes
+        peers = [other for other in range(4) if other != rank]
+        assert sorted(mesh.sockets) == [
+            (rank, other, channel) for other in peers for channel in (0, 1, 2)
+        ]
+    for (low, high, channel), sock in outcomes[0].sockets.items():
+        sock.sendall(bytes([low, high, channel]))
+        assert outcomes[high].sockets[high, low, channel].recv(3) == bytes([low, high, channel])
+    close(outcomes)
+
+
+def test_strangers_are_dropped_and_logged_and_the_members_meet(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    held: list[socket.socket] = []
+
+    def intrude(address: tuple[str, int]) -> None:
+        noises = (b"", b"GET / HTTP/1.0\r\n\r\n", os.urandom(5000), bytes(HELLO_BYTES))
+        for noise in noises:
+            stranger = socket.create_connection(address)
+            stranger.sendall(noise)
+            stranger.close()
+        for _ in range(20):  # slow ones, all at once: they must not hold up the others
+            held.append(socket.create_connection(address))
+            held[-1].sendall(b"allreduce")
+
+    begun = time.monotonic()
+    outcomes = meet(worlds(3), intrude=intrude)
+    assert all(isinstance(outcome, Mesh) for outcome in outcomes), outcomes
+    assert time.monotonic() - begun < 5
+    for sock in held:
+        sock.close()
+    close(outcomes)
+    assert "[tcp] dropped a connection from 127.0.0.1" in caplog.text
+
+
+def test_a_slow_stranger_is_dropped_after_its_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tcp_meeting, "STRANGER_SECONDS", 0.1)
+    called = tcp_meeting._call
+
+    def late(*arguments: Any) -> socket.socket:
+        time.sleep(1)
+        return called(*arguments)
+
+    monkeypatch.setattr(tcp_meeting, "_call", late)
+    slow = socket.socket()
+
+    def intrude(address: tuple[str, int]) -> None:
+        slow.connect(address)
+        slow.sendall(b"allreduce")
+
+    outcomes = meet(worlds(2), intrude=intrude)
+    assert all(isinstance(outcome, Mesh) for outcome in outcomes), outcomes
+    with slow:
+        slow.settimeout(2)
+        assert slow.recv(1) == b""
+    close(outcomes)
+    assert "it proved nothing within 0.1 s" in caplog.text
+
+
+def test_a_rank_with_another_secret_is_refused() -> None:
+    first, second = meet(worlds(2, secrets={1: b"wrong"}), timeout=1)
+    assert isinstance(second, errors.JoinError)
+    assert "does not know the job's secret" in str(second)
+    assert isinstance(first, errors.TimeoutError)
+    assert "nobody called in time from rank 1" in str(first)
+
+
+def test_ranks_that_do_not_come_are_named() -> None:
+    for outcome in meet(worlds(3)[:2], timeout=0.5):
+        assert isinstance(outcome, errors.TimeoutError)
+        assert "rank 2" in str(outcome)
+
+
+def test_a_network_is_no_place_for_a_job_without_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_interface, "address", lambda _: "192.0.2.1")
+    for outcome in meet(worlds(2, secrets={0: b"", 1: b""}), timeout=5):
+        assert isinstance(outcome, errors.UsageError)
+        assert "set ALLREDUCE_SECRET" in str(outcome)
