@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allreduce.comm.call import Call
+from allreduce.errors import UsageError
 
 Array = NDArray[Any]
 
@@ -26,19 +28,39 @@ class Work(ABC):
         """
 
     @abstractmethod
+    def finish(self, timeout: float | None) -> Any:
+        """Block until the call is complete, and return its result; called once."""
+
     def wait(self, timeout: float | None = None) -> Any:
         """Block until the call is complete, and return its result.
 
-        Works may be waited for in any order, a different one on each member.
+        Works may be waited for in any order, a different one on each member. A second wait returns
+        the same result; the arrays are the caller's from the first one on.
 
         Args:
-            timeout: Seconds; without it, the communicator's.
+            timeout: Seconds from now; without it, the communicator's.
 
         Raises:
+            UsageError: The timeout is no number of seconds; nothing has happened then.
             TimeoutError: It took longer. The communicator is dead then, on all members.
             PeerLostError: A member died or left.
             MismatchError: Members made different calls.
         """
+        if timeout is not None:
+            timeout = _seconds(timeout)
+        if not self._finished:
+            self._value = self.finish(timeout)
+            self._finished = True
+        return self._value
+
+    _finished = False
+    _value: Any = None
+
+
+def _seconds(timeout: Any) -> float:
+    if isinstance(timeout, int | float | np.number) and 0 <= timeout < math.inf:
+        return float(timeout)
+    raise UsageError(f"wait() takes a timeout in seconds, 0 or more, or None, but got {timeout!r}")
 
 
 # The quick way for a synchronous all_reduce of two arrays: (kind, x, out, seconds) -> True when it

@@ -30,7 +30,7 @@ class ListWork(Work):
         waiting = [work for work in self._works if not work.done()]  # each is driven
         return not waiting
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def finish(self, timeout: float | None) -> Any:
         start = time.monotonic()
         flats = []
         for work in self._works:

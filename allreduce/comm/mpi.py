@@ -71,8 +71,7 @@ class MpiWork(Work):
         self.agreement: Any = None  # the request that reduces these:
         self.words = np.zeros(3, np.uint64)  # signature, its complement, the task's flag
         self._transport = transport
-        self._result: Callable[[], Any] | None = result
-        self._value: Any = None
+        self._result = result
 
     @property
     def agreed(self) -> bool:
@@ -82,12 +81,10 @@ class MpiWork(Work):
     def done(self) -> bool:
         return self.complete or self._transport.poll(self)
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def finish(self, timeout: float | None) -> Any:
         if not self.complete:
             self._transport.complete(self, timeout)
-        if self._result is not None:  # once: afterwards the arrays are the caller's again
-            self._value, self._result = self._result(), None
-        return self._value
+        return self._result()
 
 
 class MpiTransport(Transport):

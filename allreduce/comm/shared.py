@@ -36,8 +36,7 @@ class SharedWork(Work):
         self._transport = transport
         self._work = work
         self._arrays = arrays
-        self._result: Callable[[], Any] | None = result
-        self._value: Any = None
+        self._result = result
 
     @property
     def settled(self) -> bool:
@@ -49,13 +48,11 @@ class SharedWork(Work):
             self._transport.poll(self._work)
         return self._work.done
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def finish(self, timeout: float | None) -> Any:
         if not self._work.done:
             self._transport.complete(self._work, timeout)
         self._transport.forget(self._work)
-        if self._result is not None:  # once: from then on the arrays are the caller's
-            self._value, self._result = self._result(), None
-        return self._value
+        return self._result()
 
 
 class SharedTransport(Transport):

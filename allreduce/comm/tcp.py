@@ -47,8 +47,7 @@ class TcpWork(Work):
     ) -> None:
         self._transport = transport
         self._arrays = arrays
-        self._result: Callable[[], Any] | None = result
-        self._value: Any = None
+        self._result = result
         self.native = native
 
     @property
@@ -61,13 +60,11 @@ class TcpWork(Work):
             self._transport.poll(self.native)
         return self.native.done
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def finish(self, timeout: float | None) -> Any:
         if not self.native.done:
             self._transport.complete(self.native, timeout)
         self._transport.forget(self)
-        if self._result is not None:  # once: afterwards the arrays are the caller's again
-            self._value, self._result = self._result(), None
-        return self._value
+        return self._result()
 
 
 class TcpTransport(Transport):

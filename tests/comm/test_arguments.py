@@ -149,3 +149,26 @@ def test_use_after_close_is_refused(comm: Communicator) -> None:
 def test_a_communicator_needs_a_replica() -> None:
     with pytest.raises(errors.UsageError, match="needs a replica, but got 0"):
         replica_communicators(world_of_one(), 0, name="none")
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "3"])
+def test_a_timeout_that_is_none_does_no_harm(comm: Communicator, timeout: Any) -> None:
+    work = comm.barrier(async_op=True)
+    assert work is not None
+    with pytest.raises(errors.UsageError, match="takes a timeout in seconds"):
+        work.wait(timeout)
+    assert not work.done()  # it is alive still
+    comm.abort("the other will not come")
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce", "reduce_scatter"])
+def test_no_operator_is_none(comm: Communicator, collective: str) -> None:
+    with pytest.raises(errors.UsageError, match="unknown operator None"):
+        getattr(comm, collective)(np.ones(4), op=None)
+
+
+def test_a_root_is_a_number(comm: Communicator) -> None:
+    roots: tuple[Any, ...] = (None, True, 2, -1, 0.0)
+    for root in roots:
+        with pytest.raises(errors.UsageError, match="expected a rank from 0 to 1"):
+            comm.broadcast(np.ones(3), root=root)
