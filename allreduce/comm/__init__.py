@@ -56,7 +56,7 @@ def init(
         size: How many ranks the job has.
         leader: `host:port` of the group leader.
         secret: What all ranks have to know.
-        transport: What carries collectives; "shared" is the only one.
+        transport: What carries collectives: "shared" (the default; one host), "tcp" or "mpi".
         timeout: Seconds that joining, and any wait, may last; 300 without it.
 
     Raises:

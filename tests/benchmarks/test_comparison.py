@@ -40,7 +40,8 @@ def test_types_count_elements() -> None:
     """At equal bytes and equal time, half as wide elements are twice as many per second."""
     timings = [_timing(EMPTY, 1e-4), _timing(EMPTY, 1e-4, dtype="float16")]
     (rate,) = type_rates(timings)
-    assert (rate.dtype, rate.contestant, rate.rate) == ("float16", EMPTY, pytest.approx(2))
+    assert (rate.dtype, rate.contestant) == ("float16", EMPTY)
+    assert rate.rate == pytest.approx(2)
 
 
 def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
