@@ -105,8 +105,9 @@ bool Member::take_message(int from, const Header& header, const std::vector<std:
   std::memcpy(&arrival.count, payload.data() + at, sizeof(arrival.count));
   at += sizeof(arrival.count);
   arrival.payload.assign(payload.begin() + static_cast<std::ptrdiff_t>(at), payload.end());
-  if (!arrival.offered && arrival.payload.size() != arrival.count * size_of(arrival.type))
-    return false;
+  const std::size_t element = size_of(arrival.type), bytes = arrival.payload.size();
+  // Divided, not multiplied: the count may be anything.
+  if (!arrival.offered && (bytes % element != 0 || bytes / element != arrival.count)) return false;
   const auto receiver = std::find_if(receives_.begin(), receives_.end(), [&](const auto& work) {
     return fits(work->request, from, arrival.tag);
   });

@@ -13,7 +13,11 @@ import pytest
 from tests.harness import ROOT
 
 CPU = ROOT / "kernels" / "cpu"
-NAMES = "direct engine group member region small staged"
+SOURCES = {  # of each test program, besides the kernels
+    "protocol_test": "direct engine group member region small staged",
+    "tcp_test": "tcp_connection tcp_engine tcp_execution tcp_member tcp_messages tcp_plan "
+    "tcp_small tcp_words",
+}
 LEVELS = {
     "baseline": [],
     "avx2": ["-mavx2", "-mf16c"],
@@ -43,7 +47,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Builder:
             pytest.skip(f"{compiler} lacks -fsanitize={sanitizer}")
         if sanitizer not in parts:
             parts[sanitizer] = compile_kernels(folder, flags, sanitizer)
-        sources = [CPU / f"{one}.cpp" for one in NAMES.split()] if name == "protocol_test" else []
+        sources = [CPU / f"{one}.cpp" for one in SOURCES.get(name, "").split()]
         test = Path(__file__).parent / f"{name}.cpp"
         run([*flags, "-g", *sources, test, *parts[sanitizer], "-o", folder / name])
         return folder / name
