@@ -328,6 +328,23 @@ def test_many_of_all_kinds_in_flight_with_several_connections(
     run_threads(member, 3, timeout=60)
 
 
+@pytest.mark.parametrize("connections", ["1", "4"])
+def test_arrays_larger_than_any_buffer(connections: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLREDUCE_TCP_CONNECTIONS", connections)
+    length = 12_000_001
+
+    def member(comm: Communicator) -> None:
+        x = np.arange(length, dtype=np.int32) + comm.rank
+        run(comm, "all_reduce", x, x, op="sum")
+        total = sum(range(comm.size))
+        np.testing.assert_array_equal(x, np.arange(length, dtype=np.int32) * comm.size + total)
+        share = room(length // comm.size, "int32")
+        run(comm, "reduce_scatter", x[: share.size * comm.size], share, op="max", count=share.size)
+        np.testing.assert_array_equal(share, x[comm.rank * share.size :][: share.size])
+
+    run_threads(member, 3)
+
+
 def test_a_type_without_a_kernel_is_refused() -> None:
     def member(comm: Communicator) -> None:
         run(comm, "all_reduce", np.ones(3), room(3, "float64"), op="bitwise_and")
