@@ -81,7 +81,7 @@ def _source(context: Context, array: Array, options: Options) -> Array:
                 "are sum and mean of floating-point and complex types"
             )
         if options.scale[0] != 1:
-            return (array * options.scale[0]).astype(array.dtype, order="C", copy=False)
+            array = np.asarray(array * options.scale[0]).astype(array.dtype)
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
