@@ -9,14 +9,8 @@ from tests.native.test_protocol import SANITIZERS, Builder, build, run
 __all__ = ["build"]  # the fixture
 
 
-@pytest.mark.timeout(600)  # compiling takes most of it
-@pytest.mark.parametrize("sanitizer", SANITIZERS)
-def test_tcp(build: Builder, sanitizer: str) -> None:
-    assert run([build("tcp_test", sanitizer), "1"]) == "ok\n"
-
-
-@pytest.mark.torture
+@pytest.mark.torture  # compiling it twice takes minutes of the time that CI has
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
-def test_tcp_for_long(build: Builder, sanitizer: str) -> None:
+def test_tcp(build: Builder, sanitizer: str) -> None:
     assert run([build("tcp_test", sanitizer), "50"], timeout=1200) == "ok\n"
