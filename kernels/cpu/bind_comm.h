@@ -2,9 +2,15 @@
 
 #include <nanobind/nanobind.h>
 
+#include "protocol.h"
+
 namespace allreduce {
 
 // Group, Member and Work of the shared transport.
 void bind_comm(nanobind::module_& m);
+void bind_member(nanobind::module_& m);
+
+// A call as a tuple, in the order of its signature.
+nanobind::tuple describe(const Call& call);
 
 }  // namespace allreduce

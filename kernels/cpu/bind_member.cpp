@@ -1,0 +1,172 @@
+// The shared transport for Python: members, and calls on anything with the buffer protocol.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+
+#include "bind_comm.h"
+#include "buffer_view.h"
+#include "engine.h"
+#include "segments.h"
+
+namespace nb = nanobind;
+
+namespace allreduce {
+namespace {
+
+bool interrupted() {
+  const nb::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
+const std::function<bool()> kInterrupted = interrupted;
+
+Outcome wait(Member& member, Work& work, double seconds) {
+  Outcome outcome;
+  {
+    const nb::gil_scoped_release release;
+    outcome = Engine::instance().wait(member, work, seconds, kInterrupted);
+  }
+  if (outcome == Outcome::interrupted) throw nb::python_error();
+  return outcome;
+}
+
+// A call's kind as one integer, made once per operator by Python: collective, operator, root.
+Call decode(std::uint32_t kind) {
+  Call call;
+  call.collective = static_cast<Collective>(kind & 15);
+  call.op = static_cast<Op>(kind >> 4 & 15);
+  call.root = static_cast<int>(kind >> 8);
+  return call;
+}
+
+// Where shares of these lengths begin, and last where they end.
+std::vector<std::uint64_t> offsets_of(const std::optional<std::vector<std::uint64_t>>& counts) {
+  std::vector<std::uint64_t> offsets;
+  if (!counts) return offsets;
+  offsets.push_back(0);
+  for (std::uint64_t count : *counts) offsets.push_back(offsets.back() + count);
+  return offsets;
+}
+
+// Elements of the call, which the arrays must fit.
+std::uint64_t count_of(const Call& call, const Details& details, const View& in, const View& out,
+                       std::uint64_t members) {
+  switch (call.collective) {
+    case Collective::all_to_all:
+      return details.offsets.empty() ? in.count() / members : 0;
+    case Collective::reduce_scatter:
+    case Collective::scatter:
+      return details.offsets.empty() ? out.count() : details.offsets.back();
+    case Collective::all_gather:
+    case Collective::gather:
+      return details.offsets.empty() ? in.count() : details.offsets.back();
+    default:
+      return in.held() ? in.count() : out.count();
+  }
+}
+
+// A hash of what must be the same on all members besides the signature.
+std::uint64_t detail_hash(const Call& call, const Details& details, const View& array) {
+  const bool whole = call.collective == Collective::all_reduce ||
+                     call.collective == Collective::reduce ||
+                     call.collective == Collective::broadcast;
+  std::uint64_t hash = array.shape_hash(whole ? 0 : 1);
+  if (call.collective != Collective::all_to_all)
+    for (std::uint64_t offset : details.offsets) hash = (hash ^ offset) * 0x100000001b3;
+  return hash + (call.collective == Collective::all_to_all && !details.offsets.empty() ? 1 : 0);
+}
+
+// Whether both arrays are there where the call needs them, and as long as it needs them.
+bool arrays_fit(const Work& work, const View& in, const View& out, int members, int me) {
+  const Collective collective = work.call.collective;
+  const bool root = me == work.call.root;
+  const bool to_root = collective == Collective::reduce || collective == Collective::gather;
+  if (in.held() ? in.count() != input_elements(work, members, me)
+                : root || collective != Collective::scatter)
+    return false;
+  if (!out.held()) return to_root && !root;
+  return out.count() == output_elements(work, members, me);
+}
+
+std::shared_ptr<Work> start(Member& member, std::uint32_t kind, nb::handle in, nb::handle out,
+                            const std::optional<std::vector<std::uint64_t>>& counts,
+                            const std::optional<std::vector<std::uint64_t>>& receives) {
+  Call call = decode(kind);
+  if (call.collective == Collective::barrier) return member.start(call, nullptr, nullptr);
+  const View source(in.ptr(), false), target(out.ptr(), true);
+  const View& either = source.held() ? source : target;
+  call.type = either.type();
+  if (call.type == Type::none || (target.held() && target.type() != call.type))
+    throw nb::type_error("arrays must be C-contiguous, of one supported type, the output writable");
+  const int members = member.group().members();
+  Work shape;
+  shape.details = {0, offsets_of(counts), offsets_of(receives)};
+  call.count = count_of(call, shape.details, source, target, static_cast<std::uint64_t>(members));
+  shape.call = call;
+  if (!arrays_fit(shape, source, target, members, member.index()) || call.count >> kCountBits != 0)
+    throw nb::value_error("the arrays' sizes do not fit the collective");
+  shape.details.hash = detail_hash(call, shape.details, either);
+  return member.start(call, source.data(), target.data(), std::move(shape.details));
+}
+
+// The quick way for the commonest call: true when it is done, the work if it is not done yet or
+// failed, and None if the arrays need the careful way.
+nb::object all_reduce(Member& member, std::uint32_t kind, nb::handle in, nb::handle out,
+                      double seconds) {
+  std::shared_ptr<Work> work;
+  {
+    const View source(in.ptr(), false), target(out.ptr(), true);
+    Call call = decode(kind);
+    call.type = source.type();
+    if (call.type == Type::none || target.type() != call.type || !source.same_shape(target) ||
+        source.partly_overlaps(target))
+      return nb::none();
+    const auto op = static_cast<int>(call.op), type = static_cast<int>(call.type);
+    if (kernels().reduce[op][type] == nullptr) return nb::none();
+    call.count = source.count();
+    if (call.count >> kCountBits != 0) return nb::none();
+    work = member.start(call, source.data(), target.data(), {source.shape_hash(0), {}, {}});
+  }
+  if (wait(member, *work, seconds) == Outcome::done) return nb::bool_(true);
+  return nb::cast(work);
+}
+
+}  // namespace
+
+void bind_member(nb::module_& m) {
+  nb::class_<Work>(m, "Work")
+      .def_prop_ro("seq", [](const Work& work) { return work.seq; })
+      .def_prop_ro("done", [](const Work& work) { return work.state.load() == State::done; })
+      .def_prop_ro("failed", [](const Work& work) { return work.state.load() == State::failed; })
+      .def_prop_ro("call", [](const Work& work) { return describe(work.call); });
+  nb::class_<Member>(m, "Member")
+      .def(nb::init<std::shared_ptr<Group>, int>(), nb::arg("group"), nb::arg("index"))
+      .def("start", &start, nb::arg("kind"), nb::arg("x").none(), nb::arg("out").none(),
+           nb::arg("counts") = nb::none(), nb::arg("receives") = nb::none())
+      .def(
+          "start_allocate",
+          [](Member& member, std::uint64_t pages) {
+            return member.start({.collective = Collective::allocate, .count = pages}, nullptr,
+                                nullptr);
+          },
+          nb::arg("pages"))
+      .def("all_reduce", &all_reduce, nb::arg("kind"), nb::arg("x"), nb::arg("out"),
+           nb::arg("seconds"))
+      .def(
+          "wait",
+          [](Member& member, Work& work, double seconds) {
+            return wait(member, work, seconds) == Outcome::done;
+          },
+          nb::arg("work"), nb::arg("seconds"))
+      .def("leave", &Member::leave, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "abort",
+          [](Member& member, const std::string& reason) {
+            member.abort(reason.data(), reason.size());
+          },
+          nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace allreduce
