@@ -1,90 +1,15 @@
-"""What a world is: its members, and the store through which they meet."""
+"""What a world is: who takes part, and the store through which they meet."""
 
 from __future__ import annotations
 
-import threading
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
+from allreduce.cluster.store import LocalStore, Store, SubsetStore, ranks_text
 from allreduce.cluster.waiting import Wait
-from allreduce.errors import ClosedError, PeerLostError, TimeoutError
+from allreduce.errors import PeerLostError, TimeoutError, UsageError
 
-
-class Store(ABC):
-    """Keys and bytes that all members of one world see; each member holds one object of it.
-
-    Every blocking method raises `PeerLostError` when it waits for a member that died, and
-    `ClosedError` after `close()`. Safe to use from several threads.
-    """
-
-    @abstractmethod
-    def set(self, key: str, value: bytes) -> None:
-        """Store `value` under `key`, for all members; replaces what was there."""
-
-    @abstractmethod
-    def get(self, key: str, timeout: float) -> bytes:
-        """Return the value of `key`, blocking until some member has set it.
-
-        Raises:
-            TimeoutError: Nobody set it within `timeout` seconds; the message names the key.
-        """
-
-    @abstractmethod
-    def barrier(self, name: str, timeout: float) -> None:
-        """Block until every member has entered the barrier `name`; a name can be used again.
-
-        Raises:
-            TimeoutError: Some members did not come in time; the message names their ranks.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Leave. What this member had set stays for the others. Closing twice is harmless."""
-
-
-class LocalStore(Store):
-    """The store of a world of one: a dictionary, for this process's threads."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._values: dict[str, bytes] = {}
-        self._closed = False
-
-    def set(self, key: str, value: bytes) -> None:
-        with self._changed:
-            self._check()
-            self._values[key] = bytes(value)
-            self._changed.notify_all()
-
-    def get(self, key: str, timeout: float) -> bytes:
-        deadline = time.monotonic() + timeout
-        with self._changed:
-            while key not in self._values:
-                self._check()
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    raise TimeoutError(
-                        f"[cluster] rank 0: nobody set {key!r} within {timeout:g} s, "
-                        "and a world of one has nobody else who could"
-                    )
-                self._changed.wait(remaining)
-            self._check()
-            return self._values[key]
-
-    def barrier(self, name: str, timeout: float) -> None:  # noqa: ARG002 - alone, nobody is missing
-        with self._changed:
-            self._check()
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def _check(self) -> None:
-        if self._closed:
-            raise ClosedError("[cluster] rank 0: the store is closed; call allreduce.init() again")
+__all__ = ["LocalStore", "Member", "Store", "World", "generations", "lost", "ranks_text"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +19,12 @@ class Member:
     rank: int
     host: str
     pid: int
+    origin: int | None = None  # in a subset: its rank in the world that was joined
+
+    @property
+    def world_rank(self) -> int:
+        """Its rank in the world that was joined, by which people know it."""
+        return self.rank if self.origin is None else self.origin
 
 
 class _Generations:
@@ -136,7 +67,7 @@ class World:
         Hosts are told apart by the names that they give themselves: containers of one machine
         count as several, and machines of one name as one.
         """
-        return [member.rank for member in self._local].index(self.rank)
+        return self._local.index(self.rank)
 
     @property
     def local_size(self) -> int:
@@ -144,9 +75,58 @@ class World:
         return len(self._local)
 
     @property
-    def _local(self) -> list[Member]:
-        host = self.members[self.rank].host
-        return [member for member in self.members if member.host == host]
+    def _local(self) -> tuple[int, ...]:
+        return next(ranks for ranks in self.hosts if self.rank in ranks)
+
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks on each host, in order; the hosts in the order of their first rank."""
+        found: dict[str, list[int]] = {}
+        for member in self.members:
+            found.setdefault(member.host, []).append(member.rank)
+        return tuple(tuple(ranks) for ranks in found.values())
+
+    def subset(self, ranks: Sequence[int], name: str) -> World:
+        """Make the world of some members; no communication, and nobody else takes part.
+
+        All of these members call with the same ranks and name. The members are numbered by their
+        positions in `ranks`; messages name them by their ranks in the world that was joined. Job,
+        secret and generation are this world's; closing the subset closes nothing of this world.
+
+        Args:
+            ranks: The members, this one among them, by their ranks here.
+            name: Names the subset; one name does for all parts of a split. New in this world
+                for these members.
+
+        Raises:
+            UsageError: A rank is none of this world's, or comes twice, or this one's is absent.
+        """
+        where = f"[cluster] rank {self.members[self.rank].world_rank}"
+        if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(self.size)):
+            raise UsageError(
+                f"{where}: the group {name!r} of ranks {list(ranks)} is not valid: expected "
+                f"different ranks from 0 to {self.size - 1}"
+            )
+        if self.rank not in ranks:
+            raise UsageError(
+                f"{where}: rank {self.rank} is not one of the ranks {list(ranks)} of the group "
+                f"{name!r}; only its members make it"
+            )
+        chosen = [self.members[rank] for rank in ranks]
+        me = list(ranks).index(self.rank)
+        known = tuple(member.world_rank for member in chosen)
+        return replace(
+            self,
+            rank=me,
+            size=len(chosen),
+            members=tuple(
+                replace(member, rank=position, origin=member.world_rank)
+                for position, member in enumerate(chosen)
+            ),
+            why=f"{name}: ranks {list(known)} of {self.why}",
+            store=SubsetStore(self.store, name, known, me),
+            farewell=_nothing,
+        )
 
     def exchange(self, key: str, value: bytes, timeout: float) -> list[bytes]:
         """Give `value` and return every member's, by rank; a collective call.
@@ -168,8 +148,9 @@ class World:
                 values.append(self._get(key, rank, wait))
             except TimeoutError as error:
                 raise TimeoutError(
-                    f"[cluster] rank {self.rank}: rank {rank} brought nothing to {key!r} "
-                    f"within {timeout:g} s"
+                    f"[cluster] rank {self.members[self.rank].world_rank}: rank "
+                    f"{self.members[rank].world_rank} brought nothing to {key!r} within "
+                    f"{timeout:g} s"
                 ) from error
         return values
 
@@ -178,7 +159,8 @@ class World:
         try:
             return self.store.get(own, wait.quiet)
         except TimeoutError:
-            if not wait.goes_on(f"rank {rank} in {key!r}; every rank has to make the same calls"):
+            who = f"rank {self.members[rank].world_rank}"
+            if not wait.goes_on(f"{who} in {key!r}; every rank has to make the same calls"):
                 raise
             return self.store.get(own, wait.remaining)
 
@@ -194,9 +176,3 @@ def lost(rank: int, member: Member, reason: str) -> PeerLostError:
         f"[cluster] rank {rank}: rank {member.rank} "
         f"(process {member.pid} on {member.host}) is gone: {reason}"
     )
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Write "rank 3" or "ranks 1, 4, 5"."""
-    listed = [str(rank) for rank in ranks]
-    return f"rank{'s' if len(listed) > 1 else ''} {', '.join(listed)}"

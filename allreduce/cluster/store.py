@@ -1,0 +1,161 @@
+"""The store through which members meet: its interface, a world of one's, and a part of another."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable
+
+from allreduce.cluster.waiting import Wait
+from allreduce.errors import ClosedError, TimeoutError
+
+
+class Store(ABC):
+    """Keys and bytes that all members of one world see; each member holds one object of it.
+
+    Every blocking method raises `PeerLostError` when it waits for a member that died, and
+    `ClosedError` after `close()`. Safe to use from several threads.
+    """
+
+    @abstractmethod
+    def set(self, key: str, value: bytes) -> None:
+        """Store `value` under `key`, for all members; replaces what was there."""
+
+    @abstractmethod
+    def get(self, key: str, timeout: float) -> bytes:
+        """Return the value of `key`, blocking until some member has set it.
+
+        Raises:
+            TimeoutError: Nobody set it within `timeout` seconds; the message names the key.
+        """
+
+    @abstractmethod
+    def barrier(self, name: str, timeout: float) -> None:
+        """Block until every member has entered the barrier `name`; a name can be used again.
+
+        Raises:
+            TimeoutError: Some members did not come in time; the message names their ranks.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave. What this member had set stays for the others. Closing twice is harmless."""
+
+
+class LocalStore(Store):
+    """The store of a world of one: a dictionary, for this process's threads."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._values: dict[str, bytes] = {}
+        self._closed = False
+
+    def set(self, key: str, value: bytes) -> None:
+        with self._changed:
+            self._check()
+            self._values[key] = bytes(value)
+            self._changed.notify_all()
+
+    def get(self, key: str, timeout: float) -> bytes:
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while key not in self._values:
+                self._check()
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    raise TimeoutError(
+                        f"[cluster] rank 0: nobody set {key!r} within {timeout:g} s, "
+                        "and a world of one has nobody else who could"
+                    )
+                self._changed.wait(remaining)
+            self._check()
+            return self._values[key]
+
+    def barrier(self, name: str, timeout: float) -> None:  # noqa: ARG002 - alone, nobody is missing
+        with self._changed:
+            self._check()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ClosedError("[cluster] rank 0: the store is closed; call allreduce.init() again")
+
+
+class SubsetStore(Store):
+    """The part of a larger world's store that some of its members have to themselves.
+
+    Its keys are the parent's, under a prefix that no other subset has. What the parent's waits for,
+    this one waits for: when any member of the parent has died, keys that nobody has set come no
+    more. Closing it closes nothing of the parent.
+
+    Args:
+        parent: The larger world's store.
+        name: Names the subset; new in the parent.
+        ranks: The members, by their ranks in the world that was joined.
+        me: This member's position in `ranks`.
+    """
+
+    def __init__(self, parent: Store, name: str, ranks: tuple[int, ...], me: int) -> None:
+        self._parent, self._ranks, self._me = parent, ranks, me
+        # Two subsets of one name, as the halves of a split, differ in their members.
+        members = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
+        self._prefix = f"{name}@{members}/"
+        self._entered: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def set(self, key: str, value: bytes) -> None:
+        self._check()
+        self._parent.set(self._prefix + key, value)
+
+    def get(self, key: str, timeout: float) -> bytes:
+        self._check()
+        try:
+            return self._parent.get(self._prefix + key, timeout)
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"[cluster] rank {self._ranks[self._me]}: nobody set {key!r} within {timeout:g} s"
+            ) from error
+
+    def barrier(self, name: str, timeout: float) -> None:
+        """As the parent's, which counts all of its members: here each shows itself by a key."""
+        with self._lock:
+            self._entered[name] += 1
+            stage = f"barrier/{name}/{self._entered[name]}"
+        wait = Wait(timeout)
+        self.set(f"{stage}/{self._me}", b"")
+        missing = [position for position in range(len(self._ranks)) if position != self._me]
+        for position in list(missing):
+            try:
+                self.get(f"{stage}/{position}", wait.remaining)
+            except TimeoutError:
+                continue  # those that follow may have come
+            missing.remove(position)
+        if missing:
+            absent = ranks_text(self._ranks[position] for position in missing)
+            raise TimeoutError(
+                f"[cluster] rank {self._ranks[self._me]}: {absent} did not come to the barrier "
+                f"{name!r} within {timeout:g} s"
+            )
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ClosedError(
+                f"[cluster] rank {self._ranks[self._me]}: the store of this group is closed"
+            )
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Write "rank 3" or "ranks 1, 4, 5"."""
+    listed = [str(rank) for rank in ranks]
+    return f"rank{'s' if len(listed) > 1 else ''} {', '.join(listed)}"
