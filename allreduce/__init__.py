@@ -27,7 +27,7 @@ from allreduce import cluster as cluster  # at once: a rank's place is taken bef
 
 if TYPE_CHECKING:
     from allreduce import config, nn, optim
-    from allreduce.comm import Communicator, Work, init
+    from allreduce.comm import ANY, Communicator, Work, init
     from allreduce.errors import (
         AllreduceError,
         ClosedError,
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "ANY",
     "AllreduceError",
     "ClosedError",
     "Communicator",
@@ -86,7 +87,7 @@ __all__ = [
 # Where the rest lives; imported when it is first used, so that the launcher and a rank's helpers
 # start without NumPy and all the rooms.
 _HOMES = {
-    "allreduce.comm": ("Communicator", "Work", "init"),
+    "allreduce.comm": ("ANY", "Communicator", "Work", "init"),
     "allreduce.errors": (
         "AllreduceError",
         "ClosedError",

@@ -11,12 +11,12 @@ from typing import Any
 from allreduce import settings
 from allreduce.cluster import World, join
 from allreduce.comm.base import Work
-from allreduce.comm.call import Call
+from allreduce.comm.call import ANY, Call
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.transports import opener
 from allreduce.errors import UsageError
 
-__all__ = ["Call", "Communicator", "Work", "init", "replica_communicators", "world"]
+__all__ = ["ANY", "Call", "Communicator", "Work", "init", "replica_communicators", "world"]
 
 
 @dataclass

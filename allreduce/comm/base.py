@@ -53,6 +53,10 @@ class Work(ABC):
             self._finished = True
         return self._value
 
+    def origin(self) -> tuple[int, int]:
+        """Return the source and the tag of the message that a completed recv got."""
+        raise UsageError("only the work of a recv has a source and a tag")
+
     _finished = False
     _value: Any = None
 

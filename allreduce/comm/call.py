@@ -43,6 +43,7 @@ DTYPES = (
 )
 PATHS = ("small", "direct", "staged")
 COUNT_LIMIT = 1 << 36  # what a signature cannot count any more
+ANY = -1  # source or tag of a recv that takes every one
 
 
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})

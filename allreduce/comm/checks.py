@@ -66,10 +66,14 @@ def check_op(context: Context, op: str | None, dtype: np.dtype[Any]) -> None:
         raise UnsupportedError(f"{context.where}{suffix} does not carry {name}: {remedy(op, name)}")
 
 
+def is_whole(number: Any) -> bool:
+    """Say whether it is a whole number, of Python or NumPy."""
+    return isinstance(number, int | np.integer) and not isinstance(number, bool)
+
+
 def check_root(context: Context, root: Any) -> int:
     """Return the root as a plain integer."""
-    whole = isinstance(root, int | np.integer) and not isinstance(root, bool)
-    if not whole or not 0 <= root < context.size:
+    if not is_whole(root) or not 0 <= root < context.size:
         raise UsageError(
             f"{context.where} got root={root!r}; expected a rank from 0 to {context.size - 1}"
         )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from allreduce.comm import messages
 from allreduce.comm.arguments import prepare
 from allreduce.comm.base import Transport, Work
 from allreduce.comm.call import DTYPES, OPERATORS, Call, kind
@@ -144,12 +145,23 @@ class Communicator(Collectives):
     def _start(
         self, collective: str, x: Any, options: Options, out: Any = None, whole: Any = None
     ) -> Work:
-        self._check_open()
-        context = Context(collective, self._where, self._name, self.rank, self.size)
-        ready = prepare(context, x, options, out, whole)
+        ready = prepare(self._context(collective), x, options, out, whole)
+        return self._transport.start(ready.call, ready.x, ready.out, ready.result)
+
+    def _send(self, x: Any, dest: int, tag: int) -> Work:
+        ready = messages.prepare_send(self._context("send"), x, dest, tag)
         return self._transport.start(ready.call, ready.x, ready.out, ready.result)
 
     def _meet(self) -> Work:
         self._check_open()
         call = Call("barrier", None, "none", 0, None, self._name)
         return self._transport.start(call, None, None, lambda: None)
+    def _receive(self, out: Any, source: int, tag: int) -> Work:
+        ready = messages.prepare_recv(self._context("recv"), out, source, tag)
+        work = self._transport.start(ready.call, ready.x, ready.out, ready.result)
+        return messages.Receive(work)
+
+    def _context(self, collective: str) -> Context:
+        self._check_open()
+        return Context(collective, self._where, self._name, self.rank, self.size)
+

@@ -86,6 +86,11 @@ class MpiWork(Work):
             self._transport.complete(self, timeout)
         return self._result()
 
+    def origin(self) -> tuple[int, int]:
+        assert isinstance(self.task, Message), "only a recv is asked for its source"
+        assert self.task.found is not None, "it is complete"
+        return self.task.found
+
 
 class MpiTransport(Transport):
     """One member of a communicator whose members talk through MPI.

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm.base import Array
-from allreduce.comm.call import Call
+from allreduce.comm.call import ANY, Call
 from allreduce.comm.mpi_calls import Library
 from allreduce.errors import MismatchError, UsageError
 
-ANY = -1
 _HEADER = struct.Struct("<q16s")  # elements, type
 
 

@@ -66,6 +66,9 @@ class TcpWork(Work):
         self._transport.forget(self)
         return self._result()
 
+    def origin(self) -> tuple[int, int]:
+        return self.native.source, self.native.tag
+
 
 class TcpTransport(Transport):
     """One member of a communicator whose members are connected each with each.
