@@ -89,7 +89,9 @@ TABLE: tuple[Setting, ...] = (
     Setting("SECRET", _secret, None, "any non-empty text", "the job's shared secret"),
     Setting("TRANSPORT", str, None, "a transport's name", "which transport carries collectives"),
     Setting("TCP_CONNECTIONS", _connections, 1, "1 to 16", "sockets per pair"),
-    Setting("TCP_INTERFACE", _text, None, "an interface or address", "where tcp members meet"),
+    Setting("TCP_INTERFACE", _text, None, "an interface or address", "where hosts reach another"),
+    Setting("HOST", _text, None, "any non-empty text", "a name for this host, in its own's place"),
+    Setting("CHOICES", _text, None, "a file, or built-in", "the table of choices to use"),
     Setting("TIMEOUT", _seconds, 300.0, "seconds above 0, up to 1e6", "how long a wait may last"),
     Setting("LOG_LEVEL", _level, None, "DEBUG, INFO, WARNING, ERROR or CRITICAL", "log verbosity"),
     Setting("LAUNCHED", _integer(0), None, "a process id", "set by the launcher, for its children"),
@@ -108,6 +110,8 @@ class Settings:
     transport: str | None
     tcp_connections: int
     tcp_interface: str | None
+    choices: str | None
+    host: str | None
     timeout: float
     log_level: str | None
     launched: int | None

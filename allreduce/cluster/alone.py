@@ -8,6 +8,7 @@ import socket
 
 from allreduce.cluster.base import LocalStore, Member, World
 from allreduce.cluster.launchers import check_alone
+from allreduce.cluster.machine import identity
 from allreduce.cluster.resolver import Request, Resolver, explain
 
 
@@ -31,7 +32,7 @@ def world_of_one(request: Request, name: str, evidence: str, ignored: str) -> Wo
         generation=request.generation,
         rank=0,
         size=1,
-        members=(Member(0, socket.gethostname(), os.getpid()),),
+        members=(Member(0, socket.gethostname(), os.getpid(), identity()),),
         source=name,
         why=explain(1, name, evidence, ignored),
         job=secrets.token_hex(16),

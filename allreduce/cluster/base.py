@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from allreduce.cluster.address import LOOPBACK
 from allreduce.cluster.store import LocalStore, Store, SubsetStore, ranks_text
 from allreduce.cluster.waiting import Wait
 from allreduce.errors import PeerLostError, TimeoutError, UsageError
@@ -17,8 +18,9 @@ class Member:
     """One process of a world."""
 
     rank: int
-    host: str
+    host: str  # its name, for people
     pid: int
+    machine: str = ""  # what tells hosts apart (cluster/machine.py)
     origin: int | None = None  # in a subset: its rank in the world that was joined
 
     @property
@@ -58,20 +60,18 @@ class World:
     job: str  # the job's unique hexadecimal id, equal on all ranks
     secret: bytes = field(repr=False)  # the job's secret, equal on all ranks
     store: Store = field(repr=False)
+    # This machine's address towards the leader: by which others may reach this process.
+    address: str = LOOPBACK
     farewell: Callable[[], None] = field(default=_nothing, repr=False)  # runs after the close
 
     @property
     def local_rank(self) -> int:
-        """This member's position among the members on its host.
-
-        Hosts are told apart by the names that they give themselves: containers of one machine
-        count as several, and machines of one name as one.
-        """
+        """This member's position among the members on its host."""
         return self._local.index(self.rank)
 
     @property
     def local_size(self) -> int:
-        """How many members share this member's host, which is told by its name."""
+        """How many members share this member's host."""
         return len(self._local)
 
     @property
@@ -80,10 +80,14 @@ class World:
 
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks on each host, in order; the hosts in the order of their first rank."""
+        """The ranks on each host, in order; the hosts in the order of their first rank.
+
+        Containers of one machine with networks of their own count as several hosts: they cannot
+        share memory.
+        """
         found: dict[str, list[int]] = {}
         for member in self.members:
-            found.setdefault(member.host, []).append(member.rank)
+            found.setdefault(member.machine, []).append(member.rank)
         return tuple(tuple(ranks) for ranks in found.values())
 
     def subset(self, ranks: Sequence[int], name: str) -> World:

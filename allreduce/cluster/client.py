@@ -199,7 +199,9 @@ class LeaderStore(Store):
                 f"{self._line.address} within {timeout:g} s; start all ranks, or raise "
                 "ALLREDUCE_TIMEOUT"
             )
-        return tuple(Member(one.rank, one.host, one.pid) for one in answer.members.members)
+        return tuple(
+            Member(one.rank, one.host, one.pid, one.machine) for one in answer.members.members
+        )
 
     def close(self) -> None:
         if self._end():

@@ -58,7 +58,7 @@ def _checked(request: Request) -> tuple[int, int]:
 
 
 def _meet(request: Request, rank: int, size: int, address: str, why: str) -> World:
-    from allreduce.cluster.meeting import Meeting
+    from allreduce.cluster.meeting import PATIENCE, Meeting
     from allreduce.cluster.service import Leader
 
     secret, hosted, deaf = request.secret or b"", None, ""
@@ -70,13 +70,14 @@ def _meet(request: Request, rank: int, size: int, address: str, why: str) -> Wor
     return Meeting(
         rank=rank,
         size=size,
-        address=address,
+        addresses=(address,),
         secret=secret,
         generation=request.generation,
         timeout=request.timeout,
         source=Explicit.name,
         why=why,
         whereabouts="the launcher" if request.launched else "rank 0's process",
+        patience=PATIENCE,
         hosted=hosted,
         deaf=deaf,
     ).join()

@@ -207,7 +207,7 @@ class Group:
 
     def _identity(self, rank: int) -> pb.Identity:
         member = self._members[rank]
-        return pb.Identity(rank=rank, host=member.host, pid=member.pid)
+        return pb.Identity(rank=rank, host=member.host, pid=member.pid, machine=member.machine)
 
     def _gone_answer(self, request: int, rank: int | None = None) -> pb.ToMember:
         """Answer a request that a gone member makes impossible, naming the first that went."""

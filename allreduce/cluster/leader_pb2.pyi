@@ -55,14 +55,16 @@ class ToMember(_message.Message):
     def __init__(self, request: _Optional[int] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., value: _Optional[_Union[Value, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
 
 class Identity(_message.Message):
-    __slots__ = ("rank", "host", "pid")
+    __slots__ = ("rank", "host", "pid", "machine")
     RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     rank: int
     host: str
     pid: int
-    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+    machine: str
+    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "size", "generation", "identity", "nonce")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import socket
@@ -10,16 +11,20 @@ from dataclasses import dataclass, field
 
 from allreduce.cluster import leader_pb2 as pb
 from allreduce.cluster import proof
-from allreduce.cluster.address import check_secret
+from allreduce.cluster.address import LOOPBACK, check_secret, split
 from allreduce.cluster.base import World
 from allreduce.cluster.client import LeaderStore, Line
+from allreduce.cluster.interfaces import towards
+from allreduce.cluster.machine import identity
 from allreduce.cluster.rpc import PROTOCOL
 from allreduce.cluster.service import Leader
 from allreduce.cluster.waiting import Wait
 from allreduce.errors import JoinError, TimeoutError
+from allreduce.events import logger
 
-_PATIENCE = 8.0  # seconds to reach a leader; with the rest of joining this stays below 10
+PATIENCE = 8.0  # seconds to reach a leader; with the rest of joining this stays below 10
 _AGAIN_SECONDS = 0.1
+_ONE_OF_SEVERAL_SECONDS = 1.0  # before the next address is tried
 _SILENCE = 10.0  # a short timeout must not turn a pause between two heartbeats into a death
 
 
@@ -32,20 +37,24 @@ class Meeting:
     """Where and as whom to join.
 
     Args:
+        addresses: `host:port` of the leader; several where it may be at any of them, among others'
+            servers.
         whereabouts: Which process hosts the leader, for messages: "the launcher".
+        patience: Seconds to reach it.
         hosted: The leader, where this process hosts it.
         deaf: Why it does not, where it should.
     """
 
     rank: int
     size: int
-    address: str
+    addresses: tuple[str, ...]
     secret: bytes = field(repr=False)
     generation: int
     timeout: float
     source: str
     why: str
     whereabouts: str
+    patience: float
     hosted: Leader | None = None
     deaf: str = ""
 
@@ -64,7 +73,8 @@ class Meeting:
             raise
 
     def _join(self) -> World:
-        check_secret(self.address, self.secret)
+        for address in self.addresses:
+            check_secret(address, self.secret)
         line, job = self._connect()
         store = LeaderStore(line, self.rank, self.whereabouts, self.hosted)
         try:
@@ -85,30 +95,39 @@ class Meeting:
             job=job,
             secret=self.secret,
             store=store,
+            address=towards(split(line.address)[0]) or LOOPBACK,
         )
 
     def _connect(self) -> tuple[Line, str]:
         began = time.monotonic()
-        deadline, wait = began + _PATIENCE, Wait(self.timeout)
-        while True:
-            remaining = deadline - time.monotonic()
+        deadline, wait = began + self.patience, Wait(self.timeout)
+        for address in itertools.cycle(self.addresses):
+            remaining = max(0.1, deadline - time.monotonic())
+            if len(self.addresses) > 1:
+                remaining = min(remaining, _ONE_OF_SEVERAL_SECONDS)
             try:
-                line = Line(self.address, max(0.1, remaining), max(self.timeout, _SILENCE))
+                line = Line(address, remaining, max(self.timeout, _SILENCE))
                 return line, self._shake_hands(line, max(1.0, remaining))
+            except JoinError as error:  # perhaps another job's leader is there
+                if len(self.addresses) == 1 or time.monotonic() >= deadline:
+                    raise
+                logger.debug("%s", error)
             except ConnectionError as error:
                 now = time.monotonic()
                 if isinstance(error, _LaterError):  # it lives: its successor has time, too
-                    deadline = max(deadline, min(now + _PATIENCE, began + self.timeout))
+                    deadline = max(deadline, min(now + self.patience, began + self.timeout))
                     wait.goes_on(f"{self.whereabouts} to host the next leader: {error}")
                 if now + _AGAIN_SECONDS >= deadline:
                     raise self._unreachable(error) from None
                 time.sleep(_AGAIN_SECONDS)
+            wait.goes_on(f"{self.whereabouts}, which hosts the leader; every task has to join")
+        raise AssertionError("there is an address to try")
 
     def _unreachable(self, error: ConnectionError) -> JoinError:
         return JoinError(
-            f"[cluster] rank {self.rank}: no group leader is reachable at {self.address} within "
-            f"{_PATIENCE:g} s ({error}); {self.whereabouts} should host it: start that first, and "
-            "check ALLREDUCE_LEADER"
+            f"[cluster] rank {self.rank}: no group leader is reachable at "
+            f"{' or '.join(self.addresses)} within {self.patience:g} s ({error}); "
+            f"{self.whereabouts} should host it: start that first, and check ALLREDUCE_LEADER"
             + (f"; this process could not host it either: {self.deaf}" if self.deaf else "")
         )
 
@@ -132,7 +151,9 @@ class Meeting:
             protocol=PROTOCOL,
             size=self.size,
             generation=self.generation,
-            identity=pb.Identity(rank=self.rank, host=socket.gethostname(), pid=pid),
+            identity=pb.Identity(
+                rank=self.rank, host=socket.gethostname(), pid=pid, machine=identity()
+            ),
             nonce=mine,
         )
         line.send(pb.FromMember(hello=hello))
@@ -142,7 +163,7 @@ class Meeting:
         whole = len(challenge.nonce) == proof.NONCE_BYTES
         if not (whole and proof.proves(challenge.proof, expected)):
             raise JoinError(
-                f"[cluster] rank {self.rank}: the group leader at {self.address} does not know "
+                f"[cluster] rank {self.rank}: the group leader at {line.address} does not know "
                 "this process's secret; give all ranks the same ALLREDUCE_SECRET, and check that "
                 "ALLREDUCE_LEADER is of the same job"
             )
@@ -162,12 +183,12 @@ class Meeting:
             raise _LaterError(message.refusal.why)
         if content == "refusal":
             raise JoinError(
-                f"[cluster] rank {self.rank}: the group leader at {self.address} refused this "
+                f"[cluster] rank {self.rank}: the group leader at {line.address} refused this "
                 f"process: {message.refusal.why}"
             )
         if content != expected:
             raise JoinError(
-                f"[cluster] rank {self.rank}: the group leader at {self.address} sent {content} "
+                f"[cluster] rank {self.rank}: the group leader at {line.address} sent {content} "
                 f"where {expected} belongs; install the same version of allreduce everywhere"
             )
         return message

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import time
+from dataclasses import astuple
 from functools import partial
 from importlib.util import find_spec
+from itertools import accumulate
 from typing import Any
 
 from allreduce.cluster import mpi_library, pmi
-from allreduce.cluster.address import LOOPBACK
+from allreduce.cluster.address import joined
 from allreduce.cluster.alone import world_of_one
 from allreduce.cluster.base import World
 from allreduce.cluster.endings import INTERRUPTED, Watch
+from allreduce.cluster.interfaces import Interface, interfaces, leaders_address
 from allreduce.cluster.launchers import check_one, launcher
+from allreduce.cluster.machine import identity
 from allreduce.cluster.resolver import Request, Resolver, explain
 from allreduce.cluster.waiting import Wait
-from allreduce.errors import AllreduceError, JoinError, TimeoutError, UnsupportedError
+from allreduce.errors import AllreduceError, JoinError, TimeoutError
 
-_NAME_BYTES = 256  # of a host; MPI's names are shorter
 _POLL_SECONDS = 0.002
 _KILL_SECONDS = 1.0  # for mpirun to kill all ranks
 
@@ -70,7 +74,7 @@ class Mpi(Resolver):
 
 def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> World:
     """Join all ranks of `mpi.COMM_WORLD`, which is initialised."""
-    from allreduce.cluster.meeting import Meeting
+    from allreduce.cluster.meeting import PATIENCE, Meeting
     from allreduce.cluster.service import Leader
 
     comm = mpi.COMM_WORLD
@@ -83,25 +87,25 @@ def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> Wor
     try:
         wait = Wait(request.timeout)
         _complete(comm, comm.Ibarrier(), wait)  # all have initialised MPI when this returns
-        neighbours = _neighbours(mpi, comm)
+        comm.Split_type(mpi.COMM_TYPE_SHARED).Free()  # the ranks of this host have mapped theirs
         mpi_library.unlink_segments(mpi_library.MAPPED_BY_ALL)  # nobody could after SIGKILL
-        if neighbours < size:
-            raise _several_hosts(mpi, comm, neighbours)
+        told = _whereabouts(mpi, comm, wait)
         if rank == 0:
             secret = request.secret or secrets.token_hex(32).encode()
-            invitation, hosted = _host(request, size, secret)
+            invitation, hosted = _host(request, told, secret)
         address, hexed = _share(comm, invitation, wait)
         world = watch.over(
             Meeting(
                 rank=rank,
                 size=size,
-                address=address,
+                addresses=(address,),
                 secret=bytes.fromhex(hexed),
                 generation=request.generation,
                 timeout=request.timeout,
                 source=Mpi.name,
                 why=explain(size, Mpi.name, evidence, ignored),
                 whereabouts="rank 0's process",
+                patience=PATIENCE,
                 hosted=hosted,
             ).join()
         )
@@ -134,35 +138,35 @@ def _abort_unjoined(code: int) -> None:
     pmi.abort(code)
 
 
-def _neighbours(mpi: Any, comm: Any) -> int:
-    """Count the ranks on this host, this one included."""
-    local = comm.Split_type(mpi.COMM_TYPE_SHARED)
-    try:
-        return int(local.Get_size())
-    finally:
-        local.Free()
+def _whereabouts(mpi: Any, comm: Any, wait: Wait) -> list[Any]:
+    """Return every rank's host identity and interfaces, by rank; a collective call."""
+    mine = json.dumps([identity(), [astuple(one) for one in interfaces()]]).encode()
+    lengths = bytearray(8 * comm.Get_size())
+    _complete(comm, comm.Iallgather(len(mine).to_bytes(8, "big"), lengths), wait)
+    counts = [int.from_bytes(lengths[at : at + 8], "big") for at in range(0, len(lengths), 8)]
+    ends = list(accumulate(counts))
+    told = bytearray(ends[-1])
+    starts = [0, *ends[:-1]]
+    into = [told, counts, starts, mpi.BYTE]
+    _complete(comm, comm.Iallgatherv([mine, mpi.BYTE], into), wait)
+    return [json.loads(told[start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
-def _several_hosts(mpi: Any, comm: Any, neighbours: int) -> UnsupportedError:
-    """Build the error for ranks that nothing here connects yet; a collective call."""
-    rank, size = comm.Get_rank(), comm.Get_size()
-    names = bytearray(_NAME_BYTES * size)
-    comm.Allgather(mpi.Get_processor_name().encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0"), names)
-    every = (names[at : at + _NAME_BYTES] for at in range(0, len(names), _NAME_BYTES))
-    hosts = sorted({name.rstrip(b"\0").decode(errors="replace") for name in every})
-    return UnsupportedError(
-        f"[cluster] rank {rank}: the {size} MPI ranks are on several hosts ({', '.join(hosts)}), "
-        f"{neighbours} of them on this one, and no transport here crosses hosts yet; start all on "
-        f"one: mpirun -n {size} without a list of hosts"
-    )
+def _host(request: Request, told: list[Any], secret: bytes) -> tuple[str, Any]:
+    """Start the leader on a free port; returns the text for the others, too if that failed.
 
-
-def _host(request: Request, size: int, secret: bytes) -> tuple[str, Any]:
-    """Start the leader on a free port; returns the text for the others, too if that failed."""
+    Args:
+        request: What the caller wants.
+        told: Every rank's host identity and interfaces.
+        secret: The job's.
+    """
     from allreduce.cluster.service import Leader
 
+    machines = [machine for machine, _ in told]
+    hosts = [[Interface(*one) for one in listed] for _, listed in told]
     try:
-        leader = Leader(f"{LOOPBACK}:0", size, secret, request.timeout, request.generation)
+        address = joined(leaders_address(machines, hosts), 0)
+        leader = Leader(address, len(told), secret, request.timeout, request.generation)
     except AllreduceError as error:
         return f"!{error}", None
     return f"{leader.address} {secret.hex()}", leader

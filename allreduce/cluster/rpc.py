@@ -12,7 +12,7 @@ import grpc.aio
 
 from allreduce.cluster import leader_pb2_grpc
 
-PROTOCOL = 2
+PROTOCOL = 3
 BEAT_SECONDS = 1.0  # a member that has said nothing for so long sends a heartbeat
 
 # The store is for addresses, identities and agreements; arrays go through collectives.

@@ -90,7 +90,7 @@ class Session:
                 f"this leader does not serve generation {hello.generation} of the job", again=True
             )
         identity = hello.identity
-        self._member = Member(identity.rank, identity.host, identity.pid)
+        self._member = Member(identity.rank, identity.host, identity.pid, identity.machine)
         group = self._leader.groups.setdefault(hello.generation, Group(self._leader.size))
         why = group.refusal(self._member, hello.size)
         if why is not None:

@@ -8,16 +8,20 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from allreduce.cluster import mpi_library
-from allreduce.cluster.address import LOOPBACK
+from allreduce.cluster.address import LOOPBACK, joined
 from allreduce.cluster.alone import world_of_one
 from allreduce.cluster.base import World
 from allreduce.cluster.endings import Watch
 from allreduce.cluster.launchers import check_one, in_step, step_size
 from allreduce.cluster.resolver import Request, Resolver, explain
-from allreduce.errors import JoinError, UnsupportedError
+from allreduce.cluster.slurm_hosts import expand, listening_address, ports
+from allreduce.errors import JoinError, UsageError
+
+if TYPE_CHECKING:  # gRPC is imported when a leader is needed
+    from allreduce.cluster.service import Leader
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Step:
     rank: int
     size: int
     nodes: int
+    node: int  # the position of this task's among them
     hosts: str  # as Slurm writes them: node[01-03]
 
     def __str__(self) -> str:
@@ -47,14 +52,16 @@ def step(environ: Mapping[str, str]) -> Step | None:
     size = step_size(environ)
     rank = environ.get("SLURM_PROCID", "")
     nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "1")
-    if not (size.isdecimal() and rank.isdecimal() and nodes.isdecimal()) or int(rank) >= int(size):
+    node = environ.get("SLURM_NODEID", "0")
+    told = all(text.isdecimal() for text in (size, rank, nodes, node))
+    if not told or int(rank) >= int(size):
         raise JoinError(
             f"[cluster] Slurm's step {job}.{number} has SLURM_PROCID={rank!r} and "
             f"SLURM_STEP_NUM_TASKS={size!r}: expected a rank below a size; start the script with "
             "srun, or remove SLURM_STEP_ID from its environment"
         )
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", "unknown hosts")
-    return Step(job, number, int(rank), int(size), int(nodes), hosts)
+    return Step(job, number, int(rank), int(size), int(nodes), int(node), hosts)
 
 
 class Slurm(Resolver):
@@ -72,12 +79,6 @@ class Slurm(Resolver):
         if found.size == 1:
             check_one(request.environ)
             return world_of_one(request, self.name, str(found), ignored)
-        if found.nodes > 1:
-            raise UnsupportedError(
-                f"[cluster] rank {found.rank}: Slurm's step {found.job}.{found.step} spans "
-                f"{found.nodes} hosts ({found.hosts}), and no transport here crosses hosts yet; "
-                f"ask for one: srun --nodes=1 --ntasks={found.size}"
-            )
         mpi = _mpi(request, found)
         if mpi is not None:
             from allreduce.cluster.mpi import join_through
@@ -101,34 +102,36 @@ def _mpi(request: Request, found: Step) -> Any:
 
 
 def _meet(request: Request, found: Step, ignored: str) -> World:
-    """Meet at a leader that task 0 starts and the others find by job and step id."""
-    from allreduce.cluster.meeting import Meeting
+    """Meet at a leader that task 0 starts; the others find it by the step's name or hosts."""
+    from allreduce.cluster.meeting import PATIENCE, Meeting
     from allreduce.cluster.rendezvous import Beacon, fetch
-    from allreduce.cluster.service import Leader
 
+    _check_secret(request, found)
     name = f"allreduce/{os.getuid()}/slurm/{found.job}.{found.step}/{request.generation}"
     with contextlib.ExitStack() as shown:
-        hosted = None
+        hosted, patience = None, PATIENCE
         if found.rank == 0:
             secret = request.secret or secrets.token_hex(32).encode()
-            hosted = Leader(
-                f"{LOOPBACK}:0", found.size, secret, request.timeout, request.generation
-            )
-            address = hosted.address
+            hosted = _host(request, found, secret)
+            addresses: tuple[str, ...] = (hosted.address,)
             try:
-                beacon = Beacon(name, f"{address} {secret.hex()}".encode())
+                beacon = Beacon(name, f"{hosted.address} {secret.hex()}".encode())
             except BaseException:
                 hosted.close()
                 raise
             shown.callback(beacon.close)
-        else:
+        elif found.node == 0:
             owner = f"task 0 of step {found.job}.{found.step}"
             text = fetch(name, request.timeout, f"rank {found.rank}", owner).decode()
-            address, secret = text.partition(" ")[0], bytes.fromhex(text.partition(" ")[2])
+            addresses, secret = (text.partition(" ")[0],), bytes.fromhex(text.partition(" ")[2])
+        else:
+            first, secret = expand(found.hosts)[0], request.secret or b""
+            addresses = tuple(joined(first, port) for port in _ports(request, found))
+            patience = request.timeout
         world = Meeting(
             rank=found.rank,
             size=found.size,
-            address=address,
+            addresses=addresses,
             secret=secret,
             generation=request.generation,
             timeout=request.timeout,
@@ -136,5 +139,36 @@ def _meet(request: Request, found: Step, ignored: str) -> World:
             why=explain(found.size, Slurm.name, str(found), ignored),
             whereabouts="the step's task 0",
             hosted=hosted,
+            patience=patience,
         ).join()
     return Watch(found.rank).over(world)
+
+
+def _check_secret(request: Request, found: Step) -> None:
+    if found.nodes > 1 and not request.secret:
+        raise UsageError(
+            f"[cluster] rank {found.rank}: Slurm's step {found.job}.{found.step} spans "
+            f"{found.nodes} hosts ({found.hosts}), and without MPI the tasks have no way to agree "
+            "on a secret: set ALLREDUCE_SECRET to the same random text on all of them "
+            "(ALLREDUCE_SECRET=$(openssl rand -hex 32) srun ...), or install mpi4py for this "
+            "Slurm's MPI"
+        )
+
+
+def _host(request: Request, found: Step, secret: bytes) -> Leader:
+    """Start the leader where the step's other tasks look for it."""
+    from allreduce.cluster.service import Leader
+
+    host, numbers = LOOPBACK, [0]
+    if found.nodes > 1:
+        host, numbers = listening_address(found.hosts), _ports(request, found)
+    for number in numbers[:-1]:
+        with contextlib.suppress(JoinError):  # taken: by chance, or by another step
+            address = joined(host, number)
+            return Leader(address, found.size, secret, request.timeout, request.generation)
+    address = joined(host, numbers[-1])
+    return Leader(address, found.size, secret, request.timeout, request.generation)
+
+
+def _ports(request: Request, found: Step) -> list[int]:
+    return ports(f"{os.getuid()}/{found.job}.{found.step}", request.generation)

@@ -56,7 +56,7 @@ def test_local_store_closing_wakes_a_waiting_get() -> None:
 
 
 def test_local_ranks_count_members_of_one_host() -> None:
-    members = tuple(Member(rank, host, 1) for rank, host in enumerate("abab"))
+    members = tuple(Member(rank, "name", 1, host) for rank, host in enumerate("abab"))
 
     def world(rank: int) -> World:
         return World(1, rank, 4, members, "leader", "", "job", b"", LocalStore())

@@ -321,7 +321,7 @@ def test_an_ipv6_address_needs_brackets() -> None:
 
 
 def test_why_rank_0_could_not_listen_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_PATIENCE", 0.5)
+    monkeypatch.setattr(meeting, "PATIENCE", 0.5)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         address = f"127.0.0.1:{taken.getsockname()[1]}"

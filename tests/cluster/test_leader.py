@@ -17,7 +17,7 @@ import pytest
 
 from allreduce.cluster.base import World
 from allreduce.cluster.client import LeaderStore
-from allreduce.cluster.meeting import Meeting
+from allreduce.cluster.meeting import PATIENCE, Meeting
 from allreduce.cluster.rpc import MAX_VALUE_BYTES
 from allreduce.cluster.service import Leader
 from allreduce.errors import ClosedError, JoinError, PeerLostError, TimeoutError, UsageError
@@ -40,13 +40,14 @@ def meeting(
     return Meeting(
         rank=rank,
         size=size,
-        address=address,
+        addresses=(address,),
         secret=secret,
         generation=generation,
         timeout=more.get("timeout", 20),
         source="leader",
         why="",
         whereabouts="the test",
+        patience=PATIENCE,
     )
 
 

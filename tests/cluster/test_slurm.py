@@ -13,9 +13,10 @@ from collections.abc import Mapping
 import pytest
 
 from allreduce import cluster
-from allreduce.cluster import rendezvous, slurm
+from allreduce.cluster import rendezvous, slurm, slurm_hosts
 from allreduce.cluster.base import generations
-from allreduce.errors import JoinError, TimeoutError, UnsupportedError
+from allreduce.cluster.interfaces import interfaces
+from allreduce.errors import JoinError, TimeoutError, UsageError
 from tests.cluster.conftest import Write
 from tests.cluster.processes import run_together, running
 
@@ -88,10 +89,39 @@ def set_task(monkeypatch: pytest.MonkeyPatch, environ: Mapping[str, str]) -> Non
         monkeypatch.setenv(name, text)
 
 
-def test_several_hosts_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_on_several_hosts_needs_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     set_task(monkeypatch, task(1, 4, "7", STEP_NUM_NODES="2", STEP_NODELIST="node[08-09]"))
-    with pytest.raises(UnsupportedError, match=re.escape("spans 2 hosts (node[08-09])")):
+    with pytest.raises(UsageError, match=re.escape("spans 2 hosts (node[08-09])")):
         cluster.join()
+
+
+@pytest.mark.parametrize(
+    ("written", "hosts"),
+    [
+        ("node1", ["node1"]),
+        ("gpu[08-10,12],login", ["gpu08", "gpu09", "gpu10", "gpu12", "login"]),
+        ("r[0-1]n[2,4]-ib", ["r0n2-ib", "r0n4-ib", "r1n2-ib", "r1n4-ib"]),
+        ("10.0.0.1,10.0.0.2", ["10.0.0.1", "10.0.0.2"]),
+    ],
+)
+def test_lists_of_hosts_are_expanded(written: str, hosts: list[str]) -> None:
+    assert slurm_hosts.expand(written) == hosts
+
+
+def test_tasks_on_several_hosts_find_the_leader(script: Write, job: str) -> None:
+    outside = next((one.address for one in interfaces()), None)
+    if outside is None:
+        pytest.skip("needs a network interface besides loopback")
+    told = [
+        task(rank, 3, job, STEP_NUM_NODES="2", STEP_NODELIST=f"{outside},{outside}")
+        | {"SLURM_NODEID": str(min(rank, 1)), "ALLREDUCE_SECRET": "known to all"}
+        for rank in range(3)
+    ]
+    ports = slurm_hosts.ports(f"{os.getuid()}/{job}.3", 1)
+    with socket.create_server((outside, ports[0])):  # somebody else's, who never answers
+        results = run_together(script(SHOW), told, deadline=30)
+    assert [result.code for result in results] == [0, 0, 0], results
+    assert "2 3 slurm" in results[2].out
 
 
 @pytest.mark.parametrize("step", ["", "4294967291", "4294967290", "4294967292"])

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 def worlds(hosts: str) -> list[World]:
     """Return what each of a world's members holds, one host per letter; all share a store."""
-    members = tuple(Member(rank, host, 100 + rank) for rank, host in enumerate(hosts))
+    members = tuple(Member(rank, "name", 100 + rank, host) for rank, host in enumerate(hosts))
     one = World(1, 0, len(hosts), members, "leader", "a test's", "job", b"secret", LocalStore())
     return [replace(one, rank=rank) for rank in range(len(hosts))]
 
