@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from allreduce import errors
-from allreduce.comm import Communicator, shared
+from allreduce.comm import Communicator, native
 from allreduce.events import logger
 from tests.harness import settle_threads
 
@@ -238,7 +238,7 @@ def test_a_work_has_a_timeout_of_its_own() -> None:
 
 
 def test_a_long_wait_is_reported_once_before_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "WARN_SECONDS", 0.2)
+    monkeypatch.setattr(native, "WARN_SECONDS", 0.2)
     records: list[logging.LogRecord] = []
     handler = logging.Handler(logging.WARNING)
     monkeypatch.setattr(handler, "emit", records.append)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from allreduce import errors
-from allreduce.comm import Communicator, tcp
+from allreduce.comm import Communicator, native
 from allreduce.events import logger
 from tests.comm import test_endings, test_failures
 from tests.harness import run_ranks, settle_threads, world_of_one
@@ -78,7 +78,7 @@ def test_members_that_disagree_tell_one_story_and_no_output_is_touched(
 
 
 def test_a_long_wait_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp, "WARN_SECONDS", 0.2)
+    monkeypatch.setattr(native, "WARN_SECONDS", 0.2)
     records: list[logging.LogRecord] = []
     handler = logging.Handler(logging.WARNING)
     monkeypatch.setattr(handler, "emit", records.append)

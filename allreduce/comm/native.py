@@ -1,0 +1,220 @@
+"""What transports whose members work natively have in common: waiting, warning, failing, leaving.
+
+A member's works are kept until they are waited for, so that nobody's arrays go while they are used.
+Whatever ends the communicator is raised once as what it was, and afterwards as what it is dead of.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from allreduce.comm.base import Array, Quick, Transport, Work
+from allreduce.comm.failures import Witness
+from allreduce.errors import AllreduceError, ClosedError, UsageError
+from allreduce.events import logger
+
+WARN_SECONDS = 10.0  # a wait this long is reported, once
+_PRUNE = 64  # started works without a wait that are kept before looking which are complete
+
+
+class Started(Protocol):
+    """A call as the native side has it."""
+
+    @property
+    def seq(self) -> int: ...
+    @property
+    def done(self) -> bool: ...
+    @property
+    def failed(self) -> bool: ...
+
+
+N = TypeVar("N", bound=Started)
+
+
+class NativeWork(Work, Generic[N]):
+    """A started call; keeps its arrays alive."""
+
+    def __init__(
+        self,
+        transport: NativeTransport[N],
+        native: N,
+        arrays: tuple[Array | None, ...],
+        result: Callable[[], Any],
+    ) -> None:
+        self._transport = transport
+        self._arrays = arrays
+        self._result = result
+        self.native = native
+
+    @property
+    def settled(self) -> bool:
+        """Whether no more of it is to come: it is complete, or has failed."""
+        return self.native.done or self.native.failed
+
+    def done(self) -> bool:
+        if not self.native.done:
+            self._transport.poll(self.native)
+        return self.native.done
+
+    def finish(self, timeout: float | None) -> Any:
+        if not self.native.done:
+            self._transport.complete(self.native, timeout)
+        self._transport.forget(self)
+        return self._result()
+
+
+class NativeTransport(Transport, Generic[N]):
+    """One member of a communicator, which works natively.
+
+    Args:
+        index: This member.
+        witness: Knows why the communicator died.
+        timeout: Seconds that any wait may last.
+    """
+
+    def __init__(self, index: int, witness: Witness, timeout: float) -> None:
+        self.index = index
+        self._witness = witness
+        self._timeout = timeout
+        self._pending: set[NativeWork[N]] = set()
+        self._prune_at = _PRUNE
+        self._failure: str | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        self.quick_seconds = min(timeout, WARN_SECONDS)
+
+    @property
+    @abstractmethod
+    def _inherited(self) -> bool:
+        """Whether this process was made by fork, from the one that joined."""
+
+    @abstractmethod
+    def _drive(self, native: N, seconds: float) -> bool:
+        """Wait for a work; False if it has failed or the time is over."""
+
+    @abstractmethod
+    def _surrender(self, native: N) -> bool:
+        """Make the communicator dead for a wait that took too long.
+
+        Returns:
+            Whether the work is complete, because the last moment was enough.
+        """
+
+    @abstractmethod
+    def _kill(self, reason: str) -> None:
+        """Make the communicator dead on all members; no array is touched after that."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """Tell the others that this member leaves in good order, and let go of everything."""
+
+    def quick(self) -> Quick | None:
+        return None
+
+    def finish_quick(self, unfinished: object) -> None:
+        raise AssertionError(f"there is no quick way that could have left {unfinished!r}")
+
+    def _keep(self, work: NativeWork[N]) -> None:
+        """Keep what is started: who drops a work without waiting must not drop its arrays."""
+        self._pending.add(work)
+        if len(self._pending) >= self._prune_at:
+            self._pending = {one for one in self._pending if not one.settled}
+            self._prune_at = max(_PRUNE, 2 * len(self._pending))
+
+    def forget(self, work: NativeWork[N]) -> None:
+        """Let go of a completed work's arrays."""
+        with self._lock:
+            self._pending.discard(work)
+
+    def poll(self, native: N) -> None:
+        """Do what can be done now; raise if the work has failed."""
+        if not self._wait(native, 0.0) and native.failed:
+            raise self._error(0.0)
+
+    def complete(self, native: N, timeout: float | None, waited: float = 0.0) -> None:
+        """Wait for a work.
+
+        Args:
+            native: The work.
+            timeout: Seconds from now, or None for the transport's own.
+            waited: How long its wait has lasted already; a wait that failed at once has not.
+        """
+        self._check_own()
+        if native.failed:
+            raise self._error(0.0)
+        total = self._timeout if timeout is None else waited + timeout
+        if waited < WARN_SECONDS < total:
+            if self._wait(native, WARN_SECONDS - waited):
+                return
+            waited = WARN_SECONDS
+        if WARN_SECONDS <= waited < total and not native.failed:
+            logger.warning(
+                "%s has waited %g s in call #%d: %s",
+                *(self._witness.where, waited, native.seq, self._missing(native)),
+            )
+        if self._wait(native, max(0.0, total - waited)):
+            return
+        if not native.failed and self._surrender(native):
+            return
+        raise self._error(total)
+
+    @abstractmethod
+    def _missing(self, native: N) -> str:
+        """Say for whom a work waits, what they did last and whether they live."""
+
+    def _wait(self, native: N, seconds: float) -> bool:
+        self._check_own()
+        try:
+            return self._drive(native, seconds)
+        except BaseException as error:  # a signal's handler raised in the middle of a collective
+            self.abort(f"a wait was interrupted by {type(error).__name__}")
+            raise
+
+    def _check_own(self) -> None:
+        """Refuse a child made by fork: other threads' locks may be held in it for ever."""
+        if self._inherited:
+            raise UsageError(
+                f"{self._witness.where}: process {os.getpid()} was forked from the process that "
+                "joined, and cannot use its communicator"
+            )
+
+    def _error(self, seconds: float) -> AllreduceError:
+        """Return what killed the communicator: the cause first, then that it is dead."""
+        with self._lock:
+            if self._closed:
+                return ClosedError(f"{self._witness.where}: the communicator is closed")
+            if self._failure is not None:
+                return ClosedError(
+                    f"{self._witness.where}: the communicator is dead since: {self._failure}"
+                )
+            error = self._witness.error(seconds)
+            self._failure = str(error)
+            return error
+
+    def abort(self, reason: str) -> None:
+        if self._inherited:
+            return
+        self._kill(reason)
+        with self._lock:
+            self._failure = self._failure or f"this member aborted it: {reason}"
+
+    def close(self, drain: bool) -> None:
+        if self._inherited:
+            return
+        with self._lock:
+            if self._closed:
+                return
+            pending = [work for work in self._pending if not work.settled]
+        try:
+            if drain and self._failure is None:
+                for work in pending:
+                    work.wait()
+        finally:
+            self._leave()
+            with self._lock:
+                self._closed = True
+                self._pending.clear()
