@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import json
 import os
 import secrets
 import socket
@@ -17,7 +18,7 @@ import time
 from dataclasses import dataclass, field
 
 from allreduce.cluster import World
-from allreduce.comm import handshake
+from allreduce.comm import handshake, stored_choices
 from allreduce.comm.handshake import HandshakeError, Hello, Meeting
 from allreduce.errors import JoinError, TimeoutError, UnsupportedError
 from allreduce.events import logger
@@ -44,6 +45,8 @@ class Links:
     rank: int
     processes: tuple[Process, ...] = ()
     sockets: dict[int, socket.socket] = field(default_factory=dict)
+    # All members' together, as all count them: where a launcher binds ranks, each has but its own.
+    cores: int = field(default_factory=lambda: len(_own_cores()))
     _passed: int = 0  # files so far, also those that did not come in time
 
     def close(self) -> None:
@@ -142,7 +145,7 @@ def _host(world: World, key: str, meeting: Meeting, hello: Hello, deadline: floa
         listener.bind(f"\0{address}")
         listener.listen(world.size + 16)
         world.store.set(f"{key}/address", address.encode())
-        _check_reached(world, key, b"", deadline)
+        links.cores = _compare(world, key, "", deadline)
         callers = _accept_all(world, listener, meeting, deadline)
         links.sockets = {rank: sock for rank, (sock, _) in sorted(callers.items())}
         hellos = [hello, *(callers[rank][1] for rank in links.sockets)]
@@ -200,10 +203,10 @@ def _visit(world: World, key: str, meeting: Meeting, hello: Hello, deadline: flo
         try:
             _arm(sock, deadline)
             sock.connect(f"\0{address}")
-            failure = b""
+            failure = ""
         except ConnectionRefusedError as error:
-            failure = str(error).encode()
-        _check_reached(world, key, failure, deadline)
+            failure = str(error)
+        links.cores = _compare(world, key, failure, deadline)
         _arm(sock, deadline)
         handshake.call(sock, meeting, hello)
         rows = list(_ROW.iter_unpack(handshake.receive(sock, _ROW.size * world.size)))
@@ -230,16 +233,29 @@ def _receive_pair(links: Links, sock: socket.socket) -> None:
     links.sockets[_PAIR.unpack(message)[0]] = socket.socket(fileno=fds[0])
 
 
-def _check_reached(world: World, key: str, failure: bytes, deadline: float) -> None:
-    """Have all ranks learn whether every one could reach rank 0's socket."""
+def _compare(world: World, key: str, failure: str, deadline: float) -> int:
+    """Have all ranks learn whether every one could reach rank 0's socket, and chooses alike.
+
+    Returns:
+        How many cores they have together.
+    """
     remaining = max(0.001, deadline - time.monotonic())
-    failures = world.exchange(f"{key}/reached", failure, remaining)
-    far = [rank for rank, text in enumerate(failures) if text]
+    mine = [failure, sorted(_own_cores()), stored_choices.offer()]
+    answers = world.exchange(f"{key}/reached", json.dumps(mine).encode(), remaining)
+    told = [json.loads(answer) for answer in answers]
+    far = [rank for rank, (text, _, _) in enumerate(told) if text]
     if far:
         hosts = {rank: world.members[rank].host for rank in (0, far[0])}
         raise UnsupportedError(
             f"[shared] rank {world.rank}: rank {far[0]} on {hosts[far[0]]} cannot reach rank 0 on "
-            f"{hosts[0]} through a Unix socket ({failures[far[0]].decode()}): they do not share a "
+            f"{hosts[0]} through a Unix socket ({told[far[0]][0]}): they do not share a "
             "host and its network namespace, and the only transport carries collectives within one "
             "host; start all ranks there"
         )
+    stored_choices.agree(f"[shared] rank {world.rank}", world, [offer for *_, offer in told])
+    return len({core for _, cores, _ in told for core in cores})
+
+
+def _own_cores() -> set[int]:
+    """Return the cores of this process, and of this thread where that is bound to others."""
+    return os.sched_getaffinity(os.getpid()) | os.sched_getaffinity(0)

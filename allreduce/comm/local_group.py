@@ -6,6 +6,7 @@ import threading
 import weakref
 
 from allreduce import _native
+from allreduce.comm.choosing import Choices
 from allreduce.comm.failures import MemberInfo
 from allreduce.comm.links import Links
 
@@ -14,9 +15,15 @@ class LocalGroup:
     """The mapped regions, and the sockets to the other processes."""
 
     def __init__(
-        self, group: _native.Group, links: Links, members: tuple[MemberInfo, ...], local: int
+        self,
+        group: _native.Group,
+        links: Links,
+        members: tuple[MemberInfo, ...],
+        local: int,
+        choices: Choices,
     ) -> None:
         self.group = group
+        self.choices = choices
         self.links = links
         self.members = members
         self.local_members = local

@@ -9,7 +9,7 @@ import time
 
 from allreduce import _native
 from allreduce.cluster import World
-from allreduce.comm import handshake, living, memory
+from allreduce.comm import handshake, living, memory, stored_choices
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.failures import MemberInfo
 from allreduce.comm.links import Links, Process, connect
@@ -76,6 +76,8 @@ def _share(links: Links, deadline: float) -> LocalGroup:
             process for process in links.processes for _ in range(process.local_members)
         )
     )
+    crowded = len(members) > links.cores
+    choices = stored_choices.current().choices("shared", len(members), crowded)
     needed = _native.Group.control_bytes(len(members))
     fd, error, group = None, 0, None
     try:
@@ -87,7 +89,8 @@ def _share(links: Links, deadline: float) -> LocalGroup:
         if links.sockets:
             fd, error = links.pass_file(fd, error, deadline)
         if error == 0:
-            group = _native.Group(-1 if fd is None else fd, len(members), _cores(links))
+            file = -1 if fd is None else fd
+            group = _native.Group(file, len(members), links.cores, choices.native())
     except OSError as failure:
         error = failure.errno or errno.ENOMEM
     finally:
@@ -101,18 +104,8 @@ def _share(links: Links, deadline: float) -> LocalGroup:
             f"{memory.room()}"
         )
     _watch(group, links, members)
-    return LocalGroup(group, links, members, links.processes[links.rank].local_members)
-
-
-def _cores(links: Links) -> int:
-    """Count the cores of all members: where a launcher binds ranks, each has but its own."""
-    cores: set[int] = set()
-    for pid in {0, *(process.pid for process in links.processes)}:
-        try:
-            cores |= os.sched_getaffinity(pid)
-        except OSError:
-            continue  # in another PID namespace, or gone, which its socket will tell
-    return len(cores)
+    own = links.processes[links.rank].local_members
+    return LocalGroup(group, links, members, own, choices)
 
 
 def _agree(links: Links, error: int) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from allreduce import _native
 from allreduce.comm import tcp_calls
 from allreduce.comm.base import Array
 from allreduce.comm.call import Call
+from allreduce.comm.choosing import Choices
 from allreduce.comm.native import NativeTransport, NativeWork
 from allreduce.comm.tcp_failures import TcpMemberInfo, TcpWitness
 from allreduce.errors import OutOfMemoryError
@@ -48,6 +49,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         members: All members.
         name: The communicator's.
         timeout: Seconds that any wait may last.
+        choices: How calls are carried out.
     """
 
     name = "tcp"
@@ -59,8 +61,10 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         members: tuple[TcpMemberInfo, ...],
         name: str,
         timeout: float,
+        choices: Choices,
     ) -> None:
-        self._member = _native.TcpMember(index, sockets)
+        self._choices = choices
+        self._member = _native.TcpMember(index, sockets, choices.largest_chunk())
         super().__init__(index, TcpWitness(self._member, name, index, members), timeout)
         self._name = name
         self._size = len(members)
@@ -77,7 +81,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         if x is not None:  # a NumPy scalar has no memory of its own
             x = np.asarray(x)
         signature = tcp_calls.encode(call, self._witness.where)
-        words = tcp_calls.words(call, self._size)
+        words = tcp_calls.words(call, self._size, self._choices)
         with self._lock:  # calls of several threads get one order
             native = self._member.start(words, signature, _address(x), _address(out))
             work = TcpWork(self, native, (x, out), result)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import struct
+from dataclasses import replace
 
 from allreduce import _native
 from allreduce.comm.call import DTYPES, OPERATORS, Call
+from allreduce.comm.choosing import Choice, Choices
 from allreduce.errors import UnsupportedError
 
 # Positions are the native enums' values (kernels/cpu/tcp_protocol.h).
@@ -26,10 +28,6 @@ COLLECTIVES = (
     "empty",
 )
 PATHS = ("small", "direct", "chain")
-EAGER = 4096  # bytes that travel with a post; native kEager
-# Up to here (bytes of one member's contribution) one hop to everybody beats a chain of hops, whose
-# latencies add up; the bytes that each member sends are the same for all but broadcast.
-DIRECT = 256 << 10
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _AGREED = struct.Struct("<H")  # how many bytes of a signature must be equal, these included
 _MAX_SIGNATURE = 60000  # native kMaxSignature
@@ -42,26 +40,21 @@ def item_bytes(dtype: str) -> int:
     return int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8 if found is None else found
 
 
-def path(call: Call, size: int) -> str:
-    """Choose how a call travels; all members choose alike, and compare what they chose.
+def choose(call: Call, size: int, choices: Choices) -> Choice:
+    """Choose how a call travels; all members choose alike.
 
     Sums of 16-bit floats (and means of complex numbers) go in one hop whatever their size: all
     contributions meet where they are reduced, so that nothing is rounded in between.
     """
     if size == 1 or call.collective in ("barrier", "empty"):
-        return "small"
-    if call.collective in ("send", "recv"):
-        return "direct"
-    if call.collective == "all_to_all" and call.counts is not None:
-        return "direct"
+        return Choice("small")
+    unequal = call.collective == "all_to_all" and call.counts is not None
     share = max(call.counts) if call.counts is not None else call.count
-    nbytes = share * item_bytes(call.dtype)
-    if nbytes <= EAGER:
-        return "small"
+    choice = choices.choose(call.collective, None if unequal else share * item_bytes(call.dtype))
     exact = call.collective in _REDUCING and (
         call.dtype in ("float16", "bfloat16") or (call.op == "mean" and "complex" in call.dtype)
     )
-    return "direct" if exact or nbytes <= DIRECT else "chain"
+    return replace(choice, algorithm="direct") if exact and choice.chunk else choice
 
 
 def check(call: Call, where: str) -> None:
@@ -83,11 +76,12 @@ def check(call: Call, where: str) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def words(call: Call, size: int) -> tuple[object, ...]:
+def words(call: Call, size: int, choices: Choices) -> tuple[object, ...]:
     """Return what the native side executes."""
+    choice = choose(call, size, choices)
     return (
         COLLECTIVES.index(call.collective),
-        PATHS.index(path(call, size)),
+        PATHS.index(choice.algorithm),
         OPERATORS.index(call.op or "none"),
         0 if call.collective == "empty" else DTYPES.index(call.dtype),
         0 if call.root is None else call.root,
@@ -95,6 +89,7 @@ def words(call: Call, size: int) -> tuple[object, ...]:
         call.count,
         list(call.counts or ()),
         list(call.receives or ()),
+        choice.chunk or choices.largest_chunk(),
     )
 
 

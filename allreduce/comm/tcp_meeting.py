@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from allreduce import settings
 from allreduce.cluster import World
-from allreduce.comm import tcp_handshake, tcp_interface
+from allreduce.comm import stored_choices, tcp_handshake, tcp_interface
 from allreduce.comm.handshake import HandshakeError, Meeting
 from allreduce.comm.tcp_handshake import STRANGER_SECONDS, Challenge, Hello
 from allreduce.errors import JoinError, TimeoutError, UsageError
@@ -144,12 +144,13 @@ def _introduce(
     """Tell all processes where this one listens, or have all of them raise why it cannot."""
     host, port = listener.getsockname()[:2] if listener is not None else ("", 0)
     channels = settings.load().tcp_connections + 1
-    mine = [os.getpid(), local_members, host, port, channels, trouble]
+    mine = [os.getpid(), local_members, host, port, channels, trouble, stored_choices.offer()]
     told = [json.loads(text) for text in world.exchange(key, json.dumps(mine).encode(), timeout)]
-    for rank, (*_, theirs) in enumerate(told):
+    for rank, (*_, theirs, _) in enumerate(told):
         if theirs:
             own = rank == world.rank
             raise UsageError(theirs if own else f"[tcp] rank {world.rank}: not joined: {theirs}")
+    stored_choices.agree(f"[tcp] rank {world.rank}", world, [facts[-1] for facts in told])
     processes = tuple(Process(rank, *facts[:5]) for rank, facts in enumerate(told))
     first = processes[0].channels
     for process in processes:

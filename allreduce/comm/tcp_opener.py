@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from allreduce.cluster import World
-from allreduce.comm import living
+from allreduce.comm import living, stored_choices
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.handshake import Meeting
 from allreduce.comm.tcp import TcpTransport
@@ -59,7 +59,8 @@ def _communicator(
                 mesh.sockets.pop((index, other, channel)).detach()
                 for channel in range(mesh.channels)
             ]
-    transport = TcpTransport(index, sockets, members, name, timeout)
+    choices = stored_choices.current().choices("tcp", len(members))
+    transport = TcpTransport(index, sockets, members, name, timeout, choices)
     living.add(transport)
     per_process = len(members) == world.size
     return Communicator(

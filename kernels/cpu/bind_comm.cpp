@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
@@ -66,8 +67,27 @@ nb::object culprit(const Group& group) {
   throw nb::python_error();
 }
 
-std::shared_ptr<Group> make_group(int fd, int members, int cores) {
-  auto group = std::make_shared<Group>(fd, members, cores);
+// For each collective its number, its largest contribution that travels with the post, and its
+// bands: limit, direct step, chunk, whether that is stored past the caches.
+using BandWords = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, bool>;
+using RuleWords = std::tuple<int, std::uint64_t, std::vector<BandWords>>;
+
+Choices choices_of(const std::vector<RuleWords>& words, int members) {
+  Choices choices;
+  for (const auto& [collective, small, bands] : words) {
+    Rules rules{small, {}};
+    for (const auto& [limit, direct, chunk, streaming] : bands)
+      rules.bands.push_back({limit, direct, chunk, streaming});
+    const std::string wrong =
+        choices.set(static_cast<Collective>(collective & 15), std::move(rules), members);
+    if (!wrong.empty()) throw nb::value_error(wrong.c_str());
+  }
+  return choices;
+}
+
+std::shared_ptr<Group> make_group(int fd, int members, int cores,
+                                  const std::vector<RuleWords>& choices) {
+  auto group = std::make_shared<Group>(fd, members, cores, choices_of(choices, members));
   if (group->error() != 0) raise_errno(group->error());
   return group;
 }
@@ -85,7 +105,8 @@ nb::object claim(Group& group, std::uint32_t id, int member) {
 
 void bind_group(nb::module_& m) {
   nb::class_<Group>(m, "Group")
-      .def(nb::new_(&make_group), nb::arg("fd"), nb::arg("members"), nb::arg("cores"))
+      .def(nb::new_(&make_group), nb::arg("fd"), nb::arg("members"), nb::arg("cores"),
+           nb::arg("choices"))
       .def_static("control_bytes", &Control::bytes, nb::arg("members"))
       .def("add_peer", &Group::add_peer, nb::arg("fd"), nb::arg("members"))
       .def("drop_peers", &Group::drop_peers)
@@ -101,6 +122,13 @@ void bind_group(nb::module_& m) {
             if (code != 0) raise_errno(code);
           },
           nb::arg("id"), nb::arg("fd"), nb::arg("part_bytes"), nb::arg("users"))
+      .def(
+          "is_symmetric",
+          [](Group& group, int member, std::uintptr_t address, std::size_t bytes) {
+            const auto* data = reinterpret_cast<const std::byte*>(address);
+            return group.find_region(member, data, bytes) != nullptr;
+          },
+          nb::arg("member"), nb::arg("address"), nb::arg("bytes"))
       .def("release_region", &Group::release_region, nb::arg("id"))
       .def("claim", &claim, nb::arg("id"), nb::arg("member"))
       .def("culprit", &culprit)
@@ -119,6 +147,9 @@ void bind_group(nb::module_& m) {
 
 void bind_comm(nb::module_& m) {
   bind_group(m);
+  m.attr("SLOT_BYTES") = kSmall;
+  m.attr("PLACE_BYTES") = kPlace;
+  m.attr("RING_BYTES") = kRing * kPlace;
   bind_member(m);
   m.def(
       "progress", [] { Engine::instance().drive_others(nullptr); },

@@ -140,7 +140,14 @@ void bind_member(nb::module_& m) {
       .def_prop_ro("seq", [](const Work& work) { return work.seq; })
       .def_prop_ro("done", [](const Work& work) { return work.state.load() == State::done; })
       .def_prop_ro("failed", [](const Work& work) { return work.state.load() == State::failed; })
-      .def_prop_ro("call", [](const Work& work) { return describe(work.call); });
+      .def_prop_ro("call", [](const Work& work) { return describe(work.call); })
+      .def_prop_ro("way",  // path, bytes of a step, whether they are stored past the caches
+                   [](const Work& work) {
+                     return nb::make_tuple(static_cast<int>(work.call.path), work.way.chunk,
+                                           work.way.streaming);
+                   })
+      .def_prop_ro(
+          "moved", [](const Work& work) { return nb::make_tuple(work.read, work.written); });
   nb::class_<Member>(m, "Member")
       .def(nb::init<std::shared_ptr<Group>, int>(), nb::arg("group"), nb::arg("index"))
       .def("start", &start, nb::arg("kind"), nb::arg("x").none(), nb::arg("out").none(),

@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "tcp_engine.h"
+#include "tcp_plan.h"
 
 namespace nb = nanobind;
 
@@ -23,6 +24,7 @@ using tcp::Request;
 using tcp::Work;
 
 constexpr auto kSignals = std::chrono::milliseconds(50);
+constexpr std::uint64_t kLeastElement = 16;  // bytes: a chunk holds one of any type
 
 // The member whose objects live on the engine's thread.
 struct Handle {
@@ -46,9 +48,11 @@ auto ask(const Handle& handle, const Function& function) {
   return result;
 }
 
-std::shared_ptr<Handle> make_member(int index, const std::vector<std::vector<int>>& fds) {
+std::shared_ptr<Handle> make_member(int index, const std::vector<std::vector<int>>& fds,
+                                    std::size_t block) {
+  if (block == 0 || block > tcp::kMaxChunk) throw nb::value_error("chunks of such a size");
   auto handle = std::make_shared<Handle>();
-  handle->member = std::make_shared<Member>(index, fds);
+  handle->member = std::make_shared<Member>(index, fds, block);
   ask(*handle, [](Member& member) {
     member.attach();
     return true;
@@ -56,8 +60,8 @@ std::shared_ptr<Handle> make_member(int index, const std::vector<std::vector<int
   return handle;
 }
 
-std::shared_ptr<Work> start(const Handle& handle, const nb::tuple& words, nb::bytes signature,
-                            std::uintptr_t in, std::uintptr_t out) {
+// A call as Python's tcp_calls.words has it.
+Request decode(const nb::tuple& words) {
   Request request;
   request.collective = static_cast<tcp::Collective>(nb::cast<int>(words[0]));
   request.path = static_cast<tcp::Path>(nb::cast<int>(words[1]));
@@ -68,6 +72,15 @@ std::shared_ptr<Work> start(const Handle& handle, const nb::tuple& words, nb::by
   request.count = nb::cast<std::uint64_t>(words[6]);
   request.counts = nb::cast<std::vector<std::uint64_t>>(words[7]);
   request.receives = nb::cast<std::vector<std::uint64_t>>(words[8]);
+  request.chunk = nb::cast<std::uint64_t>(words[9]);
+  return request;
+}
+
+std::shared_ptr<Work> start(const Handle& handle, const nb::tuple& words, nb::bytes signature,
+                            std::uintptr_t in, std::uintptr_t out) {
+  Request request = decode(words);
+  if (request.chunk < kLeastElement || request.chunk > handle.member->block())
+    throw nb::value_error("a chunk that no block holds");
   request.signature.assign(signature.c_str(), signature.size());
   request.in = reinterpret_cast<const std::byte*>(in);
   request.out = reinterpret_cast<std::byte*>(out);
@@ -78,6 +91,20 @@ std::shared_ptr<Work> start(const Handle& handle, const nb::tuple& words, nb::by
   }
   Engine::instance().post([member = handle.member, work] { member->start(work); });
   return work;
+}
+
+// A member's plan: elements of a chunk, and of each stage its sources, its elements, and to whom
+// they go; whether they are reduced, stored in the output, and staged here.
+nb::tuple plan(const nb::tuple& words, int index, int members) {
+  const tcp::Plan made = tcp::make_plan(decode(words), index, members);
+  nb::list stages;
+  for (const tcp::Stage& stage : made.stages) {
+    std::vector<int> to;
+    for (const tcp::Link& link : stage.to) to.push_back(link.peer);
+    stages.append(nb::make_tuple(stage.from, stage.elements, to, stage.reduce,
+                                 stage.out != tcp::kNowhere, stage.windowed));
+  }
+  return nb::make_tuple(made.chunk, stages);
 }
 
 // True when it is done; false when it has failed, or the time is over.
@@ -119,7 +146,7 @@ void die(const Handle& handle, tcp::Fault fault, int member, std::uint64_t key,
 
 void bind_member(nb::module_& m) {
   nb::class_<Handle>(m, "TcpMember")
-      .def(nb::new_(&make_member), nb::arg("index"), nb::arg("sockets"))
+      .def(nb::new_(&make_member), nb::arg("index"), nb::arg("sockets"), nb::arg("block"))
       .def_prop_ro("inherited", [](const Handle& handle) { return handle.member->inherited(); })
       .def("close_inherited", [](const Handle& handle) { handle.member->close_inherited(); })
       .def("start", &start, nb::arg("words"), nb::arg("signature"), nb::arg("x"), nb::arg("out"))
@@ -181,8 +208,12 @@ void bind_tcp(nb::module_& m) {
       .def_prop_ro("failed", [](const Work& work) { return work.state() == tcp::State::failed; })
       .def_prop_ro("source", [](const Work& work) { return work.request.root; })
       .def_prop_ro("tag", [](const Work& work) { return work.request.tag; })
+      .def_prop_ro("path", [](const Work& work) { return static_cast<int>(work.request.path); })
       .def("wait", &wait, nb::arg("seconds"));
   bind_member(m);
+  m.attr("TCP_EAGER_BYTES") = tcp::kEager;
+  m.attr("TCP_CHUNK_BYTES") = tcp::kMaxChunk;
+  m.def("tcp_plan", &plan, nb::arg("words"), nb::arg("index"), nb::arg("members"));
   m.def(
       "tcp_carries",
       [](int op, int type) {

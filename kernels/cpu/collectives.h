@@ -22,7 +22,14 @@ struct Details {
   std::vector<std::uint64_t> offsets, receives;
 };
 
-// A started call of one member. Only the holder of the member's lock touches anything but `state`.
+// How a call that does not travel with the post is carried out.
+struct Way {
+  std::uint64_t chunk = 0;  // bytes that one step moves at most
+  bool streaming = false;   // staged bytes are stored past the caches
+};
+
+// A started call of one member. Only the holder of the member's lock touches anything but `state`,
+// until that says done.
 struct Work {
   Call call;
   Details details;
@@ -32,6 +39,9 @@ struct Work {
   Placement place;
   std::shared_ptr<SymmetricRegion> in_region, out_region;
   std::atomic<State> state{State::pending};
+  Way way;
+  // Bytes loaded from and stored into arrays and rings, but for the small path.
+  std::uint64_t read = 0, written = 0;
 
   int agreed = 0;  // members 0..agreed-1 have posted the same call
 

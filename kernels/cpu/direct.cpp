@@ -16,9 +16,6 @@
 namespace allreduce {
 namespace {
 
-// Elements per step, so that a step takes some tens of microseconds.
-constexpr std::size_t kStepBytes = 256 << 10;
-
 Placement placement(const Share& share, const Work& work, int member) {
   Placement place;
   std::memcpy(&place, share.control().slot(member, work.seq).payload, sizeof(place));
@@ -35,7 +32,7 @@ std::byte* output(const Share& share, const Work& work, int member) {
 
 // Reduces `count` elements of every input, from `in_low` on: all_reduce stores them at `out_low` of
 // all outputs, reduce_scatter of the own one.
-void reduce(Share& share, const Work& work, std::uint64_t in_low, std::uint64_t out_low,
+void reduce(Share& share, Work& work, std::uint64_t in_low, std::uint64_t out_low,
             std::uint64_t count) {
   const Call& call = work.call;
   const std::size_t unit = size_of(call.type);
@@ -46,15 +43,18 @@ void reduce(Share& share, const Work& work, std::uint64_t in_low, std::uint64_t 
     if (everywhere) share.out[m] = output(share, work, member) + out_low * unit;
   }
   if (!everywhere) share.out[0] = work.out + out_low * unit;
+  const int outs = everywhere ? share.members : 1;
   kernels().reduce[static_cast<int>(call.op)][static_cast<int>(call.type)](
-      share.in.data(), share.members, share.out.data(), everywhere ? share.members : 1, count);
+      share.in.data(), share.members, share.out.data(), outs, count);
+  work.read += static_cast<std::uint64_t>(share.members) * count * unit;
+  work.written += static_cast<std::uint64_t>(outs) * count * unit;
 }
 
 // Does a step of this member's share; false if all of it is done.
 bool advance(Share& share, Work& work) {
   const Call& call = work.call;
   const std::size_t unit = size_of(call.type);
-  const std::uint64_t step = kStepBytes / unit;
+  const std::uint64_t step = work.way.chunk / unit;
   if (reduces(call.collective)) {
     Segment from = given(work, share.me, share.me), to{0, from.count};
     if (call.collective == Collective::all_reduce) {
@@ -74,7 +74,11 @@ bool advance(Share& share, Work& work) {
     const std::uint64_t low = given(work, work.peer, share.me).low + work.cursor;
     const std::byte* source = input(share, work, work.peer) + low * unit;
     std::byte* target = work.out + (to.low + work.cursor) * unit;
-    if (source != target) std::memcpy(target, source, count * unit);
+    if (source != target) {
+      std::memcpy(target, source, count * unit);
+      work.read += count * unit;
+      work.written += count * unit;
+    }
     work.cursor += count;
     return true;
   }

@@ -20,9 +20,10 @@ const int fork_watch = pthread_atfork(
 
 }  // namespace
 
-Group::Group(int fd, int members, int cores)
+Group::Group(int fd, int members, int cores, Choices choices)
     : members_(members),
       oversubscribed_(members > cores),
+      choices_(std::move(choices)),
       fork_generation_(fork_generation.load(std::memory_order_relaxed)),
       region_(fd, Control::bytes(members)),
       control_(region_.data(), members) {}

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "choices.h"
 #include "protocol.h"
 #include "region.h"
 
@@ -18,7 +19,7 @@ class Group {
  public:
   // `fd`: the allocated control file, or negative if all members are threads of this process.
   // `cores`: how many cores the members share. Check `error()` before any other call.
-  Group(int fd, int members, int cores);
+  Group(int fd, int members, int cores, Choices choices);
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
@@ -26,6 +27,7 @@ class Group {
   int members() const { return members_; }
   bool oversubscribed() const { return oversubscribed_; }
   const Control& control() const { return control_; }
+  const Choices& choices() const { return choices_; }
 
   // Watches the socket to another process, where these members live; the caller closes it, after
   // drop_peers().
@@ -86,6 +88,7 @@ class Group {
 
   const int members_;
   const bool oversubscribed_;
+  const Choices choices_;
   const std::uint32_t fork_generation_;
   const Region region_;
   const Control control_;

@@ -9,7 +9,7 @@
 namespace allreduce {
 
 Member::Member(std::shared_ptr<Group> group, int index)
-    : group_(std::move(group)), share_(*group_, index) {
+    : group_(std::move(group)), small_(group_->choices().small()), share_(*group_, index) {
   Engine::instance().add(this);
 }
 
@@ -67,27 +67,41 @@ bool reads_in_place(const Work& work) {
 
 }  // namespace
 
-// A contribution up to kSmall bytes goes the same way whatever memory it lies in; beyond, either
-// all members pass symmetric memory or none.
+// A small contribution goes the same way whatever memory it lies in; beyond, either all members
+// pass symmetric memory or none. All choose alike: what they choose by must agree, or is not known
+// to any of them.
 void Member::place(Work& work) {
-  const Call& call = work.call;
+  const Collective collective = work.call.collective;
   // An allocation's count is what it asks for: it carries nothing.
-  if (call.collective == Collective::allocate) return;
-  if (work.details.receives.empty() && largest_input(work, share_.members) <= kSmall) return;
-  work.call.path = Path::staged;
-  if (!reads_in_place(work)) return;
+  if (collective == Collective::allocate) return;
+  const std::uint64_t bytes =
+      work.details.receives.empty() ? largest_input(work, share_.members) : UINT64_MAX;
+  if (bytes <= small_[static_cast<std::size_t>(collective)]) return;
+  const Band& band = group_->choices().band(collective, bytes);
+  if (band.direct != 0 && reads_in_place(work) && locate(work)) {
+    work.call.path = Path::direct;
+    work.way = {band.direct, false};
+  } else {
+    work.call.path = Path::staged;
+    work.way = {band.chunk, band.streaming};
+  }
+}
+
+// Finds where in symmetric memory the arrays of a call lie, if they do.
+bool Member::locate(Work& work) {
+  const Call& call = work.call;
   const std::uint64_t in = input_elements(work, share_.members, index()), unit = size_of(call.type);
   work.in_region = group_->find_region(index(), work.in, in * unit);
-  if (!work.in_region) return;
+  if (!work.in_region) return false;
   const bool writes = call.collective == Collective::all_reduce;
   if (writes) work.out_region = group_->find_region(index(), work.out, in * unit);
-  if (writes && !work.out_region) return;
-  work.call.path = Path::direct;
+  if (writes && !work.out_region) return false;
   work.place.in_region = work.in_region->id;
   work.place.in_offset = static_cast<std::uint64_t>(work.in - work.in_region->part(index()));
-  if (!writes) return;
+  if (!writes) return true;
   work.place.out_region = work.out_region->id;
   work.place.out_offset = static_cast<std::uint64_t>(work.out - work.out_region->part(index()));
+  return true;
 }
 
 void Member::copy_alone(Work& work) {

@@ -1,6 +1,7 @@
 // One member of a communicator in this process: its queue of started calls, in start order.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -39,12 +40,14 @@ class Member {
 
  private:
   void place(Work& work);
+  bool locate(Work& work);
   void post_ready();
   bool finished_by_all(std::uint64_t calls);
   void copy_alone(Work& work);
   void fail_all();
 
   const std::shared_ptr<Group> group_;
+  const std::array<std::uint64_t, kCollectives> small_;  // largest contribution with the post
   std::mutex mutex_;
   Share share_;
   std::deque<std::shared_ptr<Work>> queue_;

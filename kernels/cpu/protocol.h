@@ -23,13 +23,14 @@ inline constexpr std::size_t kPage = 4096;
 inline constexpr std::size_t kSlots = 64;
 // Payload that travels in the flag's own cache line.
 inline constexpr std::size_t kInline = 40;
-// Largest contribution that travels beside its slot and needs one synchronisation: a page.
+// Room for a contribution that travels beside its slot and needs one synchronisation: a page.
 inline constexpr std::size_t kSmall = 4096;
-// A member's ring for staged bytes: places, and bytes of each. All of it should stay in the level-2
-// cache: all_reduce of 16 MiB, 2 processes, Zen 4 (1 MiB), 1.25 ms in chunks of 512 KiB, 1.4 in
-// chunks of 256 KiB, 1.5 where two of these take turns.
-inline constexpr std::size_t kRing = 2;
-inline constexpr std::size_t kPlace = 256 << 10;
+// A member's ring for staged bytes: places, and bytes of each, which is what a chunk has at least.
+// All of it, 512 KiB, should stay in the level-2 cache: all_reduce of 16 MiB, 2 processes, Zen 4
+// (1 MiB), 1.25 ms in chunks of 512 KiB, 1.4 in chunks of 256 KiB, 1.5 where two of these take
+// turns. (choices.h says how many places a chunk takes.)
+inline constexpr std::size_t kRing = 128;
+inline constexpr std::size_t kPlace = 4 << 10;
 
 enum class Collective : std::uint8_t {
   barrier,

@@ -5,7 +5,8 @@
 // cache line then moves to and fro between the two instead of being shared, and the owner's next
 // store into it costs as much as a read: 2 processes, Zen 4, all_reduce of 1 MiB through 32 KiB
 // chunks 68 us instead of 142; 16 MiB, with the cores further apart, 1.6 ms instead of 6.8 (2.1
-// with streaming stores, which take the line from both caches).
+// with streaming stores, which take the line from both caches). Where the choice is streaming
+// stores, what is read is left alone.
 //
 // So all_reduce works in place in the rings: everybody copies in what the others are to reduce,
 // reduces its own slice of each chunk from all rings, stores the result into all of them, and
@@ -20,44 +21,46 @@
 namespace allreduce {
 namespace {
 
-// Places that a chunk takes in the ring. In all_reduce the owner has its results out of the ring
-// and the next chunk in at once, so one chunk that fills the ring is best; the others overlap two.
-std::uint64_t places(const Call& call) {
-  return call.collective == Collective::all_reduce ? kRing : 1;
-}
+// Places that a chunk takes in the ring.
+std::uint64_t places(const Work& work) { return work.way.chunk / kPlace; }
 
 // Where in the ring a call's chunk begins, and so the count of places before it.
 std::uint64_t place_of(const Work& work, std::uint64_t chunk) {
-  return work.base + chunk * places(work.call);
+  return work.base + chunk * places(work);
 }
 
 // Elements of a segment in a whole chunk.
-std::uint64_t chunk_elements(const Share& share, const Call& call) {
-  std::uint64_t bytes = kPlace * places(call);
-  if (personal(call.collective)) {
-    bytes /= static_cast<std::uint64_t>(share.members);
-    if (bytes > kLine) bytes = bytes / kLine * kLine;
-  }
-  return bytes / size_of(call.type);
+std::uint64_t chunk_elements(const Share& share, const Work& work) {
+  std::uint64_t bytes = work.way.chunk;
+  if (personal(work.call.collective))
+    bytes = bytes / static_cast<std::uint64_t>(share.members) / kLine * kLine;
+  return bytes / size_of(work.call.type);
 }
 
 std::uint64_t chunks(const Share& share, const Work& work) {
-  const std::uint64_t size = chunk_elements(share, work.call);
+  const std::uint64_t size = chunk_elements(share, work);
   return (work.longest + size - 1) / size;
+}
+
+void count(Work& work, std::uint64_t read, std::uint64_t written) {
+  work.read += read;
+  work.written += written;
 }
 
 // Where a chunk of what `from` gives to `to` lies in the ring of `from`.
 std::byte* ring(const Share& share, const Work& work, std::uint64_t chunk, int from, int to) {
   std::byte* place = share.control().place(from, place_of(work, chunk));
   if (!personal(work.call.collective)) return place;
-  return place + static_cast<std::uint64_t>(to) * chunk_elements(share, work.call) *
-                     size_of(work.call.type);
+  return place +
+         static_cast<std::uint64_t>(to) * chunk_elements(share, work) * size_of(work.call.type);
 }
 
-// Whether several members read what one stages: streaming stores are the way to write that.
-bool shared_lines(const Share& share, const Call& call) {
-  return share.members > 2 &&
-         (call.collective == Collective::all_gather || call.collective == Collective::broadcast);
+// Whether a reader overwrites what it has read: never where several read what one stages.
+bool takes(const Share& share, const Work& work) {
+  const Collective collective = work.call.collective;
+  const bool several = share.members > 2 && (collective == Collective::all_gather ||
+                                             collective == Collective::broadcast);
+  return !several && !work.way.streaming;
 }
 
 bool in_rings(const Call& call) {
@@ -65,50 +68,56 @@ bool in_rings(const Call& call) {
 }
 
 // Copies a chunk but for this member's slice of it.
-void copy_others(const Share& share, const Call& call, std::byte* to, const std::byte* from,
-                 std::uint64_t count) {
-  const std::size_t unit = size_of(call.type);
-  const Slice mine = slice_of(count, call.type, share.members, share.me);
+void copy_others(const Share& share, Work& work, Copy copy, std::byte* to, const std::byte* from,
+                 std::uint64_t elements) {
+  const std::size_t unit = size_of(work.call.type);
+  const Slice mine = slice_of(elements, work.call.type, share.members, share.me);
   const std::size_t low = mine.low * unit, high = mine.high * unit;
-  kernels().copy(to, from, low);
-  kernels().copy(to + high, from + high, count * unit - high);
+  copy(to, from, low);
+  copy(to + high, from + high, elements * unit - high);
+  const std::uint64_t bytes = elements * unit - (high - low);
+  count(work, bytes, bytes);
 }
 
 // Copies the others' slices out of the own ring, and those of the chunk that is due there into it.
 // One pass over the ring's lines instead of two: 2 processes, Zen 4, 4 MiB 275 us instead of 360.
-void swap_others(const Share& share, const Call& call, std::byte* out, std::byte* ring,
-                 const std::byte* next, std::uint64_t count) {
-  const std::size_t unit = size_of(call.type);
-  const Slice mine = slice_of(count, call.type, share.members, share.me);
+void swap_others(const Share& share, Work& work, std::byte* out, std::byte* ring,
+                 const std::byte* next, std::uint64_t elements) {
+  const std::size_t unit = size_of(work.call.type);
+  const Slice mine = slice_of(elements, work.call.type, share.members, share.me);
   const std::size_t low = mine.low * unit, high = mine.high * unit;
   kernels().swap(out, ring, next, low);
-  kernels().swap(out + high, ring + high, next + high, count * unit - high);
+  kernels().swap(out + high, ring + high, next + high, elements * unit - high);
+  const std::uint64_t bytes = 2 * (elements * unit - (high - low));
+  count(work, bytes, bytes);
 }
 
-void stage(Share& share, const Work& work, std::uint64_t chunk) {
+void stage(Share& share, Work& work, std::uint64_t chunk) {
   const Call& call = work.call;
   const std::size_t unit = size_of(call.type);
-  const std::uint64_t size = chunk_elements(share, call);
-  const auto copy = shared_lines(share, call) ? kernels().stream_copy : kernels().copy;
+  const std::uint64_t size = chunk_elements(share, work);
+  const Copy copy = work.way.streaming ? kernels().stream_copy : kernels().copy;
   for (int to = 0; to < share.members; ++to) {
     const Segment part = part_of(given(work, share.me, to), chunk, size);
     if (to == share.me || part.count == 0) continue;
     std::byte* place = ring(share, work, chunk, share.me, to);
     const std::byte* in = work.in + part.low * unit;
-    if (in_rings(call))  // the own slice is read where it lies
-      copy_others(share, call, place, in, part.count);
-    else
+    if (in_rings(call)) {  // the own slice is read where it lies
+      copy_others(share, work, copy, place, in, part.count);
+    } else {
       copy(place, in, part.count * unit);
+      count(work, part.count * unit, part.count * unit);
+    }
     if (!personal(call.collective)) return;  // the same for all
   }
 }
 
 // Reduces this member's part of a chunk from all rings; its own input lies in its array. The result
 // overwrites the others' inputs: of all_reduce and reduce it will be read there.
-void reduce(Share& share, const Work& work, std::uint64_t chunk) {
+void reduce(Share& share, Work& work, std::uint64_t chunk) {
   const Call& call = work.call;
   const std::size_t unit = size_of(call.type);
-  Segment part = part_of(given(work, share.me, share.me), chunk, chunk_elements(share, call));
+  Segment part = part_of(given(work, share.me, share.me), chunk, chunk_elements(share, work));
   Slice mine{0, part.count};
   if (in_rings(call)) mine = slice_of(part.count, call.type, share.members, share.me);
   std::size_t outs = 0;
@@ -117,39 +126,46 @@ void reduce(Share& share, const Work& work, std::uint64_t chunk) {
     std::byte* theirs = ring(share, work, chunk, member, share.me) + mine.low * unit;
     share.in[static_cast<std::size_t>(member)] =
         own ? work.in + (part.low + mine.low) * unit : theirs;
-    if (!own) share.out[outs++] = theirs;
+    if (!own && (in_rings(call) || takes(share, work))) share.out[outs++] = theirs;
   }
   if (work.out != nullptr) {
     const std::uint64_t low =
-        in_rings(call) ? part.low + mine.low : chunk * chunk_elements(share, call);
+        in_rings(call) ? part.low + mine.low : chunk * chunk_elements(share, work);
     share.out[outs++] = work.out + low * unit;
   }
   kernels().reduce[static_cast<int>(call.op)][static_cast<int>(call.type)](
       share.in.data(), share.members, share.out.data(), static_cast<int>(outs),
       mine.high - mine.low);
+  const std::uint64_t bytes = (mine.high - mine.low) * unit;
+  count(work, static_cast<std::uint64_t>(share.members) * bytes, outs * bytes);
 }
 
 // Copies a chunk out of the rings: the reduced slices from the own one, or what others give.
-void gather(Share& share, const Work& work, std::uint64_t chunk) {
+void gather(Share& share, Work& work, std::uint64_t chunk) {
   const Call& call = work.call;
   const std::size_t unit = size_of(call.type);
-  const std::uint64_t size = chunk_elements(share, call);
+  const std::uint64_t size = chunk_elements(share, work);
   if (in_rings(call)) {
     const Segment part = part_of({0, call.count}, chunk, size);
-    return copy_others(share, call, work.out + part.low * unit,
+    return copy_others(share, work, kernels().copy, work.out + part.low * unit,
                        ring(share, work, chunk, share.me, share.me), part.count);
   }
   for (int from = 0; from < share.members; ++from) {
     const Segment part = part_of(taken(work, share.me, from), chunk, size);
     if (part.count == 0) continue;
     std::byte* out = work.out + part.low * unit;
+    const std::uint64_t bytes = part.count * unit;
     if (from == share.me) {
       const std::byte* own = work.in + part_of(given(work, from, from), chunk, size).low * unit;
-      if (out != own) kernels().copy(out, own, part.count * unit);
-    } else if (shared_lines(share, call)) {
-      kernels().copy(out, ring(share, work, chunk, from, share.me), part.count * unit);
+      if (out == own) continue;
+      kernels().copy(out, own, bytes);
+      count(work, bytes, bytes);
+    } else if (takes(share, work)) {
+      kernels().swap(out, ring(share, work, chunk, from, share.me), nullptr, bytes);
+      count(work, bytes, 2 * bytes);
     } else {
-      kernels().swap(out, ring(share, work, chunk, from, share.me), nullptr, part.count * unit);
+      kernels().copy(out, ring(share, work, chunk, from, share.me), bytes);
+      count(work, bytes, bytes);
     }
   }
 }
@@ -157,11 +173,12 @@ void gather(Share& share, const Work& work, std::uint64_t chunk) {
 // Gathers a chunk of all_reduce, and stages the one that is due in its place if that is whole.
 void renew(Share& share, Work& work, std::uint64_t chunk) {
   const Call& call = work.call;
-  const std::uint64_t size = chunk_elements(share, call);
-  const std::uint64_t due = chunk + kRing / places(call);
-  if (work.staged != due || (due + 1) * size > call.count) return gather(share, work, chunk);
+  const std::uint64_t size = chunk_elements(share, work);
+  const std::uint64_t due = chunk + kRing / places(work);
+  if (work.way.streaming || work.staged != due || (due + 1) * size > call.count)
+    return gather(share, work, chunk);
   const std::size_t bytes = size * size_of(call.type);
-  swap_others(share, call, work.out + chunk * bytes, ring(share, work, chunk, share.me, share.me),
+  swap_others(share, work, work.out + chunk * bytes, ring(share, work, chunk, share.me, share.me),
               work.in + due * bytes, size);
   ++work.staged;
   share.group.publish(share.own().staged.value, place_of(work, work.staged));
@@ -224,7 +241,7 @@ Progress advance(Share& share, Work& work) {
 Progress step_staged(Share& share, Work& work, std::uint64_t& position) {
   if (!work.begun) {
     work.begun = true;
-    const std::uint64_t whole = places(work.call);
+    const std::uint64_t whole = places(work);
     work.base = (position + whole - 1) / whole * whole;
     // Places that it skips are consumed.
     if (work.base != position) share.group.publish(share.own().consumed.value, work.base);

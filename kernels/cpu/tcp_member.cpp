@@ -12,7 +12,7 @@ namespace {
 
 // How long a mismatch waits for the calls of others, so that all members blame the same pair.
 constexpr auto kJudgeAfter = std::chrono::milliseconds(100);
-constexpr std::size_t kSpareBlocks = 64;
+constexpr std::size_t kSpareBytes = 16 << 20;  // kept for further chunks
 
 std::uint64_t word(const std::string& text, std::size_t index) {
   std::uint64_t value;
@@ -38,8 +38,12 @@ bool differ(int a, const std::string& of_a, int b, const std::string& of_b, int 
   return word(tail_a, j) != word(tail_b, n + i) || word(tail_b, i) != word(tail_a, n + j);
 }
 
-Member::Member(int index, const std::vector<std::vector<int>>& fds)
-    : me_(index), n_(static_cast<int>(fds.size())), process_(getpid()), peers_(fds.size()) {
+Member::Member(int index, const std::vector<std::vector<int>>& fds, std::size_t block)
+    : me_(index),
+      n_(static_cast<int>(fds.size())),
+      process_(getpid()),
+      block_(block),
+      peers_(fds.size()) {
   std::vector<int> all;
   for (int member = 0; member < n_; ++member) {
     int channel = 0;
@@ -292,8 +296,8 @@ void Member::send_credit(int to, std::uint64_t key, std::uint32_t stage, std::ui
 Block Member::take() {
   for (const Block& block : spare_)
     if (block.use_count() == 1) return block;
-  Block block(new std::byte[kChunk]);
-  if (spare_.size() < kSpareBlocks) spare_.push_back(block);
+  Block block(new std::byte[block_]);
+  if ((spare_.size() + 1) * block_ <= kSpareBytes) spare_.push_back(block);
   return block;
 }
 

@@ -29,12 +29,14 @@ using Clock = std::chrono::steady_clock;
 class Member final : public Owner, public Wires, public std::enable_shared_from_this<Member> {
  public:
   // `fds`: for each member, its sockets: one for words, then those for data. Taken over.
-  Member(int index, const std::vector<std::vector<int>>& fds);
+  // `block`: bytes of the longest chunk of any call.
+  Member(int index, const std::vector<std::vector<int>>& fds, std::size_t block);
   ~Member() override;
 
   // --- any thread ---
   int index() const { return me_; }
   int members() const { return n_; }
+  std::size_t block() const { return block_; }
   bool inherited() const;
   // In a child made by fork: closes its copies of the sockets.
   void close_inherited();
@@ -155,6 +157,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   const int me_;
   const int n_;
   const int process_;
+  const std::size_t block_;
   std::vector<Peer> peers_;
   std::vector<std::atomic<int>> fds_;  // for a child made by fork
   std::vector<Connection*> dirty_;

@@ -40,7 +40,7 @@ void Member::start_send(const std::shared_ptr<Work>& work) {
     return match(taken, std::move(arrival));
   }
   if (peer(to).left) return blame(Fault::left, to, work->key);
-  const bool small = bytes_of(request) <= kEager && peer(to).unaccepted < kUnaccepted;
+  const bool small = request.path == Path::small && peer(to).unaccepted < kUnaccepted;
   Header header{};
   header.kind = small ? Kind::message : Kind::offer;
   header.key = work->key;

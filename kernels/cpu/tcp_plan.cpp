@@ -185,7 +185,8 @@ std::uint64_t chunk_elements(const Request& request, int members) {
   // At most as many flows meet at a member as there are others.
   const std::size_t fits =
       kStaging / (kWindow * static_cast<std::size_t>(std::max(1, members - 1)));
-  const std::size_t bytes = staged ? std::clamp(fits, kLeastChunk, kChunk) : kChunk;
+  const std::uint64_t bytes =
+      staged ? std::min<std::uint64_t>(std::max(fits, kLeastChunk), request.chunk) : request.chunk;
   return bytes / request.element();
 }
 

@@ -30,15 +30,16 @@ enum class Collective : std::uint8_t {
   empty
 };
 // small: contributions travel with the posts; direct: each goes to where it is reduced in one hop;
-// chain: from member to member. Python chooses, and it is part of the signature.
+// chain: from member to member. Python chooses (comm/choices.py), on all members alike.
 enum class Path : std::uint8_t { small, direct, chain };
 
 inline constexpr int kAny = -1;
-// Largest contribution that travels with a post or a message; Python's tcp_calls.EAGER.
+// Room for a contribution that travels with a post or a message.
 inline constexpr std::size_t kEager = 4096;
 inline constexpr std::size_t kMaxSignature = 60000;
-// What one transfer moves: large against a system call, small against the level-2 cache.
-inline constexpr std::size_t kChunk = 256 << 10;
+// What one transfer may move: at most what a block of a member holds, and of what is staged by many
+// not less than pays for a system call.
+inline constexpr std::size_t kMaxChunk = 1 << 20;
 inline constexpr std::size_t kLeastChunk = 16 << 10;
 // Staged chunks that a source may have on their way to one place of a call, and the bytes that all
 // of these may take for one call. With kActive calls at a time, 16 MiB is what a member stages.
@@ -104,6 +105,7 @@ struct Request {
   Type type = Type::none;
   int root = 0;  // also the peer of send and recv, or kAny
   std::int64_t tag = 0;
+  std::uint64_t chunk = kLeastChunk;    // bytes of one transfer at most
   std::uint64_t count = 0;              // elements, as Python's Call has it
   std::vector<std::uint64_t> counts;    // of each member's share, where they differ
   std::vector<std::uint64_t> receives;  // all_to_all with counts: what comes from each

@@ -11,6 +11,7 @@ import pytest
 from allreduce.comm import Communicator, tcp_calls
 from allreduce.comm.base import Array, Work
 from allreduce.comm.call import Call
+from allreduce.comm.choosing import Table
 from allreduce.errors import MismatchError, UnsupportedError
 from tests.comm.cases import whole
 from tests.harness import run_threads, settle_threads
@@ -368,7 +369,7 @@ def test_a_type_without_a_kernel_is_refused() -> None:
     ],
 )
 def test_paths(call: Call, path: str) -> None:
-    assert tcp_calls.path(call, 2) == path
+    assert tcp_calls.choose(call, 2, Table().choices("tcp", 2)).algorithm == path
 
 
 @pytest.mark.parametrize(

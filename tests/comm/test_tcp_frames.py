@@ -37,6 +37,7 @@ CHAIN: tuple[object, ...] = (
     COUNT,
     [],
     [],
+    1 << 18,
 )  # all_reduce along the ring: sum of float32
 
 
@@ -61,7 +62,7 @@ class Peer:
 def peer() -> Iterator[Peer]:
     pairs = [socket.socketpair() for _ in range(2)]
     sockets = [mine.detach() for mine, _ in pairs]
-    member = _native.TcpMember(0, [[], sockets])
+    member = _native.TcpMember(0, [[], sockets], 1 << 20)
     with pairs[0][1] as words, pairs[1][1] as data:
         for sock in (words, data):
             sock.settimeout(2)

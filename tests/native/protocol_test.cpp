@@ -41,9 +41,20 @@ void finish(Member& member, const std::shared_ptr<Work>& work, const std::string
   check(wait(member, *work) == Outcome::done, what + " did not complete");
 }
 
+// Every size of chunk and kind of store for some collective, and several for one.
+Choices choices(int members) {
+  Choices made;
+  for (std::uint64_t i = 0; i < kCollectives; ++i) {
+    const std::uint64_t chunk = kPlace << (2 + i % 6);
+    const Band low{100000, 0, chunk, i % 3 == 0}, high{UINT64_MAX, 64 << 10, chunk, i % 3 == 1};
+    check(made.set(static_cast<Collective>(i), {kSmall, {low, high}}, members) == "", "rules");
+  }
+  return made;
+}
+
 // Runs `body(member)` in a thread per member of one group.
 void ranks(int size, const std::function<void(Member&)>& body) {
-  auto group = std::make_shared<Group>(-1, size, 2);
+  auto group = std::make_shared<Group>(-1, size, 2, choices(size));
   check(group->error() == 0, "the control region could not be mapped");
   std::vector<std::thread> threads;
   for (int index = 0; index < size; ++index)
@@ -232,7 +243,7 @@ void test_in_flight(int size, unsigned seed) {
 
 // Two communicators whose works are waited for in opposite orders, by one thread per rank.
 void test_two_communicators(int size) {
-  auto other = std::make_shared<Group>(-1, size, 2);
+  auto other = std::make_shared<Group>(-1, size, 2, choices(size));
   ranks(size, [&](Member& first) {
     Member second(other, first.index());
     for (int round = 0; round < 20; ++round) {

@@ -59,7 +59,7 @@ Members connect(int members, int channels) {
       }
   Members made;
   for (int m = 0; m < members; ++m)
-    made.push_back(std::make_shared<Member>(m, fds[static_cast<std::size_t>(m)]));
+    made.push_back(std::make_shared<Member>(m, fds[static_cast<std::size_t>(m)], kMaxChunk));
   for (const auto& member : made) Engine::instance().run([&] { member->attach(); });
   return made;
 }
@@ -149,7 +149,7 @@ void messages(const std::shared_ptr<Member>& member) {
     receive.collective = Collective::recv;
     send.type = receive.type = Type::float32;
     send.count = receive.count = count;
-    send.path = receive.path = Path::direct;
+    send.path = receive.path = count == 3 ? Path::small : Path::direct;
     send.root = (me + 1) % n;
     receive.root = kAny;
     receive.tag = kAny;

@@ -1,0 +1,103 @@
+"""Which way a call takes, in what chunks, with what stores: the one table.
+
+A communicator uses the rows that hold for its transport, members and cores. Of these the first that
+holds for a call's collective and bytes decides. `bytes` are, on the shared transport, those of the
+largest input of any member, and on tcp those of the largest share that one member has for another;
+a call of which nobody knows them all (all_to_all with counts) takes the row for the largest. Rows
+that `python -m allreduce.tune` has stored stand before these.
+
+The measurements are of 2 processes on 2 cores of a Zen 4 machine where nothing else is said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1 << 10
+
+_DATA = (
+    *("all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "scatter", "broadcast"),
+    "all_to_all",
+)
+_ALL = ("barrier", *_DATA)
+_MESSAGES = ("send", "recv")
+# Where tcp can send along a chain of members; the others have but one hop.
+_CHAINS = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast")
+# What has a way of its own on symmetric memory. The roots of the others decide alone what arrays
+# they pass.
+_IN_PLACE = ("all_reduce", "reduce_scatter", "all_gather", "gather", "broadcast", "all_to_all")
+
+# Of each transport the algorithms, and the collectives that each of them carries.
+ALGORITHMS: dict[str, dict[str, tuple[str, ...]]] = {
+    "shared": {"small": _ALL, "direct": _IN_PLACE, "staged": _DATA},
+    "tcp": {
+        "small": (*_ALL, *_MESSAGES),
+        "direct": (*_DATA, *_MESSAGES),
+        "chain": _CHAINS,
+    },
+    "mpi": {"mpi": (*_ALL, *_MESSAGES)},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One choice, and the calls that it holds for.
+
+    Args:
+        transport: "shared", "tcp" or "mpi".
+        collectives: Their names.
+        algorithm: One of the transport's. "direct" on shared is for symmetric memory only.
+        members: From how many members to how many; None is no limit.
+        bytes: From how many to how many, both included.
+        crowded: Whether members outnumber the cores they share (shared only); None is either.
+        chunk: Bytes that one step moves at most.
+        stores: How a staged chunk is written: "ordinary", or "streaming", past the caches.
+    """
+
+    transport: str
+    collectives: tuple[str, ...]
+    algorithm: str
+    members: tuple[int, int | None] = (1, None)
+    bytes: tuple[int, int | None] = (0, None)
+    crowded: bool | None = None
+    chunk: int | None = None
+    stores: str | None = None
+
+
+# A row's `Row.bytes` of (0, 4 KiB) ends where a slot's page, or a post's room, ends.
+TABLE: tuple[Row, ...] = (
+    # --- shared -------------------------------------------------------------------------------
+    # One synchronisation instead of two: all_reduce of 4 KiB takes 1.2 us.
+    Row("shared", _ALL, "small", bytes=(0, 4 * KIB)),
+    # No copies: all_reduce of 1 MiB 15 us, of 16 MiB 850. A step takes some tens of microseconds,
+    # after which other calls have their turn.
+    Row("shared", _IN_PLACE, "direct", chunk=256 * KIB),
+    # The owner has its results out of the ring and the next chunk in at once, so one chunk that
+    # fills the ring is best: 16 MiB 1.25 ms; in chunks of 256 KiB 1.4 ms. Streaming stores, which
+    # take the lines from both caches: 2.1 ms.
+    Row("shared", ("all_reduce",), "staged", chunk=512 * KIB, stores="ordinary"),
+    # Several members read what one has staged, so its next store there would have to take the line
+    # from all of their caches, at 60 ns a line; a streaming store costs 1.5 to 5 ns.
+    Row(
+        *("shared", ("all_gather", "broadcast"), "staged"),
+        members=(3, None),
+        chunk=256 * KIB,
+        stores="streaming",
+    ),
+    # One member stages a chunk while the others read the one before it: half of the ring.
+    Row("shared", _DATA, "staged", chunk=256 * KIB, stores="ordinary"),
+    # --- tcp ----------------------------------------------------------------------------------
+    # What goes with the post saves the round trip in which all find that they agree.
+    Row("tcp", (*_ALL, *_MESSAGES), "small", bytes=(0, 4 * KIB)),
+    # One hop to everybody beats a chain of hops, whose latencies add up; the bytes that each member
+    # sends are the same for all but broadcast. A chunk is large against a system call, and small
+    # against the level-2 cache, where it is reduced.
+    Row("tcp", _CHAINS, "direct", bytes=(0, 256 * KIB), chunk=256 * KIB),
+    # Every link carries the same, in both directions, and nobody sends to all: n - 1 connections
+    # that fill up at one port share its rate.
+    Row("tcp", _CHAINS, "chain", chunk=256 * KIB),
+    Row("tcp", (*_DATA, *_MESSAGES), "direct", chunk=256 * KIB),
+    # --- mpi ----------------------------------------------------------------------------------
+    # MPI knows its fabric.
+    Row("mpi", (*_ALL, *_MESSAGES), "mpi"),
+)

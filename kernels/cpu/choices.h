@@ -1,0 +1,69 @@
+// Which way calls go, and in what chunks: the rows of Python's comm/choices.py that hold for one
+// communicator, as its members look them up.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "protocol.h"
+
+namespace allreduce {
+
+inline constexpr std::size_t kCollectives = 16;  // that the signature has bits for
+// Chunks fill whole places, one, two, four, ... of them, so that each lies in one piece.
+inline constexpr std::uint64_t kLeastStep = kPage;
+
+// Calls whose largest input has up to `limit` bytes and does not travel with the post.
+struct Band {
+  std::uint64_t limit;
+  std::uint64_t direct;  // bytes of a step on symmetric memory; 0: it is staged like any other
+  std::uint64_t chunk;   // bytes of a staged chunk
+  bool streaming;        // whether it is stored past the caches
+};
+
+// A collective's bands, in rising order; the last has no limit.
+struct Rules {
+  std::uint64_t small = 0;  // bytes of the largest input that travels with the post
+  std::vector<Band> bands;
+};
+
+class Choices {
+ public:
+  // Says what is wrong with a collective's rules, or takes them and returns nothing.
+  std::string set(Collective collective, Rules rules, int members) {
+    const std::uint64_t least = static_cast<std::uint64_t>(members) * kLine;
+    if (rules.small > kSmall) return "a small contribution is longer than a slot's page";
+    if (rules.bands.empty() || rules.bands.back().limit != UINT64_MAX)
+      return "the last band has a limit";
+    for (const Band& band : rules.bands) {
+      const bool power = band.chunk != 0 && (band.chunk & (band.chunk - 1)) == 0;
+      if (!power || band.chunk < kPlace || band.chunk > kRing * kPlace)
+        return "a staged chunk is no power of two that the ring holds";
+      if (band.chunk < least) return "a staged chunk has less than a cache line for each member";
+      if (band.direct != 0 && band.direct < kLeastStep) return "a direct step is too short";
+    }
+    rules_[static_cast<std::size_t>(collective)] = std::move(rules);
+    return "";
+  }
+
+  // The largest input that travels with the post, for each collective.
+  std::array<std::uint64_t, kCollectives> small() const {
+    std::array<std::uint64_t, kCollectives> limits{};
+    for (std::size_t i = 0; i < kCollectives; ++i) limits[i] = rules_[i].small;
+    return limits;
+  }
+
+  const Band& band(Collective collective, std::uint64_t bytes) const {
+    const auto& bands = rules_[static_cast<std::size_t>(collective)].bands;
+    return *std::find_if(bands.begin(), bands.end(),
+                         [bytes](const Band& band) { return bytes <= band.limit; });
+  }
+
+ private:
+  std::array<Rules, kCollectives> rules_;
+};
+
+}  // namespace allreduce
