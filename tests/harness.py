@@ -157,6 +157,14 @@ def explicit_ranks(size: int) -> list[dict[str, str]]:
     return [{**own, "ALLREDUCE_RANK": str(rank)} for rank in range(size)]
 
 
+def run_commands(
+    commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]], timeout: float
+) -> list[Result]:
+    """Run one process per command, with its environment; all are killed at the deadline."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _run(commands, environments, Path(folder), timeout)
+
+
 def _run(
     commands: Sequence[Sequence[str]],
     environments: Sequence[Mapping[str, str]],

@@ -7,7 +7,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.comm import cases, exchanges
@@ -23,20 +23,31 @@ def case(name: str) -> Callable[..., Any]:
 
 
 class ProcessPool:
-    """`size` processes of one job that run one case after the other."""
+    """`size` processes of one job that run one case after the other.
 
-    def __init__(self, size: int, transport: str = "shared") -> None:
+    Args:
+        size: How many.
+        transport: What carries their collectives.
+        ranks: Each rank's variables, and the words before its command; on this host without it.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        transport: str = "shared",
+        ranks: Sequence[tuple[Mapping[str, str], Sequence[str]]] | None = None,
+    ) -> None:
         self._ranks = [
             subprocess.Popen(
-                [sys.executable, "-m", "tests.comm.worker"],
+                [*before, sys.executable, "-m", "tests.comm.worker"],
                 cwd=ROOT,
-                env={**clean_environment(), **own, "ALLREDUCE_TRANSPORT": transport},
+                env={**clean_environment(), "ALLREDUCE_TRANSPORT": transport, **own},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
                 bufsize=1,
             )
-            for own in explicit_ranks(size)
+            for own, before in ranks or [(own, ()) for own in explicit_ranks(size)]
         ]
 
     def run(self, name: str, *arguments: Any, timeout: float = 60) -> list[Any]:
