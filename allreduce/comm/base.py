@@ -67,9 +67,9 @@ def _seconds(timeout: Any) -> float:
     raise UsageError(f"wait() takes a timeout in seconds, 0 or more, or None, but got {timeout!r}")
 
 
-# The quick way for a synchronous all_reduce of two arrays: (kind, x, out, seconds) -> True when it
-# is done, None if the arrays need the careful way, or what `Transport.finish_quick` takes.
-Quick = Callable[[int, Array, Array, float], object]
+# The quick way for a synchronous call: (kind, x, out, seconds) -> True when it is done, None if the
+# arrays need the careful way, or what `Transport.finish_quick` takes.
+Quick = Callable[[int, Array | None, Array | None, float], object]
 
 
 class Transport(ABC):

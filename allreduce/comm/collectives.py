@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import lists, objects
-from allreduce.comm.base import Work
+from allreduce.comm.base import Array, Work
 from allreduce.comm.call import ANY
 from allreduce.comm.checks import Options
 
@@ -62,8 +62,8 @@ class Collectives(ABC):
         """Start a barrier."""
 
     @abstractmethod
-    def _try_quick(self, x: Any, op: str, out: Any) -> Any:
-        """Reduce two plain arrays the quick way; None if they need the careful way."""
+    def _try_quick(self, collective: str, op: Any, root: Any, x: Any, out: Any) -> bool:
+        """Carry out a call of plain arrays the quick way; False if it needs the careful way."""
 
     def all_reduce(
         self,
@@ -81,9 +81,9 @@ class Collectives(ABC):
         """
         scaled = prescale != 1 or postscale != 1
         if type(x) is np.ndarray and not async_op and not scaled:
-            done = self._try_quick(x, op, out)
-            if done is not None:
-                return done
+            target = np.empty_like(x) if out is None else out
+            if type(target) is np.ndarray and self._try_quick("all_reduce", op, 0, x, target):
+                return target
         options = Options(op, scale=(prescale, postscale)) if scaled else Options(op)
         return self._finish("all_reduce", x, options, out, async_op)
 
@@ -99,6 +99,12 @@ class Collectives(ABC):
         async_op: bool = False,
     ) -> Any:
         """Combine the members' arrays (or lists of them) element by element, for the root."""
+        if type(x) is np.ndarray and not async_op and prescale == 1 and postscale == 1:
+            here = self.rank == root
+            shape = x.shape if here else 0
+            done = self._shortcut("reduce", x, out if here else None, shape, op, root)
+            if done is not None:
+                return done if here else None
         options = Options(op, root, scale=(prescale, postscale))
         return self._finish("reduce", x, options, out, async_op)
 
@@ -114,6 +120,12 @@ class Collectives(ABC):
         async_op: bool = False,
     ) -> Any:
         """Combine the members' arrays `(rows, ...)`; every member gets its share of the rows."""
+        plain = type(x) is np.ndarray and counts is None and prescale == 1 and postscale == 1
+        if plain and x.ndim and not async_op:
+            shape = (len(x) // self.size, *x.shape[1:])
+            done = self._shortcut("reduce_scatter", x, out, shape, op)
+            if done is not None:
+                return done
         options = Options(op, counts=counts, scale=(prescale, postscale))
         return self._finish("reduce_scatter", x, options, out, async_op)
 
@@ -129,6 +141,10 @@ class Collectives(ABC):
 
         `x` is `(rows, ...)`, with `counts[rank]` rows where these are given; a number is one row.
         """
+        if type(x) is np.ndarray and x.ndim and counts is None and not async_op:
+            done = self._shortcut("all_gather", x, out, (self.size * len(x), *x.shape[1:]))
+            if done is not None:
+                return done
         return self._finish("all_gather", x, Options(counts=counts), out, async_op)
 
     def gather(
@@ -167,6 +183,10 @@ class Collectives(ABC):
 
         The others pass any arrays of that shape and dtype; `out` may be `x`.
         """
+        if type(x) is np.ndarray and not async_op:
+            done = self._shortcut("broadcast", x, out, x.shape, None, root)
+            if done is not None:
+                return done
         return self._finish("broadcast", x, Options(root=root), out, async_op)
 
     def all_to_all(
@@ -182,6 +202,10 @@ class Collectives(ABC):
         `counts` are the rows for each member, and may differ between members: they exchange them
         first, which blocks until all have called, with `async_op`, too.
         """
+        if type(x) is np.ndarray and counts is None and not async_op:
+            done = self._shortcut("all_to_all", x, out, x.shape)
+            if done is not None:
+                return done
         receives = None
         if counts is not None:
             mine = objects.checked_counts(self, "all_to_all", counts)
@@ -191,6 +215,8 @@ class Collectives(ABC):
 
     def barrier(self, *, async_op: bool = False) -> Work | None:
         """Wait until all members have called."""
+        if not async_op and self._try_quick("barrier", None, 0, None, None):
+            return None
         work = self._meet()
         return work if async_op else work.wait()
 
@@ -245,6 +271,24 @@ class Collectives(ABC):
     def all_gather_object(self, value: Any) -> list[Any]:
         """Give every member every member's plain data, by rank."""
         return objects.all_gather(self, value)
+
+    def _shortcut(
+        self,
+        collective: str,
+        x: Array,
+        out: Any,
+        shape: int | tuple[int, ...],
+        op: Any = None,
+        root: Any = 0,
+    ) -> Any:
+        """Return the output of a call the quick way, or None if it needs the careful way.
+
+        The careful way takes some 15 us longer, as long as the collective itself takes at 256 KiB.
+        """
+        target = np.empty(shape, x.dtype) if out is None else out
+        if type(target) is np.ndarray and self._try_quick(collective, op, root, x, target):
+            return target
+        return None
 
     def _finish(self, collective: str, x: Any, options: Options, out: Any, async_op: bool) -> Any:
         work: Work

@@ -17,7 +17,15 @@ from allreduce.comm.checks import Context, Options
 from allreduce.comm.collectives import Collectives
 from allreduce.errors import ClosedError, UsageError
 
-_ALL_REDUCE = {op: kind("all_reduce", op) for op in OPERATORS[1:]}
+# The calls that have a quick way, as the native side names them, but for their roots.
+_QUICK = {
+    (collective, op): kind(collective, op)
+    for collective in ("all_reduce", "reduce", "reduce_scatter")
+    for op in OPERATORS[1:]
+} | {
+    (collective, None): kind(collective)
+    for collective in ("barrier", "broadcast", "all_gather", "all_to_all")
+}
 
 
 class Communicator(Collectives):
@@ -125,22 +133,22 @@ class Communicator(Collectives):
                 f"{self._where}: the communicator is closed; allreduce.init() makes a new one"
             )
 
-    def _try_quick(self, x: Any, op: str, out: Any) -> Any:
-        """Reduce two plain arrays the quick way; None if they need the careful way."""
-        packed = _ALL_REDUCE.get(op) if type(op) is str else None
-        target = np.empty_like(x) if out is None else out
-        if self._quick is None or packed is None or type(target) is not np.ndarray:
-            return None
+    def _try_quick(self, collective: str, op: Any, root: Any, x: Any, out: Any) -> bool:
+        if self._quick is None or type(root) is not int or not 0 <= root < self.size:
+            return False
+        packed = _QUICK.get((collective, op)) if op is None or type(op) is str else None
+        if packed is None:
+            return False
         try:
-            outcome = self._quick(packed, x, target, self._quick_seconds)
+            outcome = self._quick(packed | root << 8, x, out, self._quick_seconds)
         except BaseException as error:  # a signal's handler raised in the middle of the collective
-            self._transport.abort(f"all_reduce was interrupted by {type(error).__name__}")
+            self._transport.abort(f"{collective} was interrupted by {type(error).__name__}")
             raise
         if outcome is None:
-            return None
+            return False
         if outcome is not True:
             self._transport.finish_quick(outcome)
-        return target
+        return True
 
     def _start(
         self, collective: str, x: Any, options: Options, out: Any = None, whole: Any = None

@@ -37,7 +37,7 @@ class SharedTransport(NativeTransport[_native.Work]):
         return self._local.group.inherited
 
     def quick(self) -> Quick | None:
-        return self._member.all_reduce
+        return self._member.quick
 
     def finish_quick(self, unfinished: object) -> None:
         assert isinstance(unfinished, _native.Work)

@@ -111,23 +111,52 @@ std::shared_ptr<Work> start(Member& member, std::uint32_t kind, nb::handle in, n
   return member.start(call, source.data(), target.data(), std::move(shape.details));
 }
 
-// The quick way for the commonest call: true when it is done, the work if it is not done yet or
-// failed, and None if the arrays need the careful way.
-nb::object all_reduce(Member& member, std::uint32_t kind, nb::handle in, nb::handle out,
-                      double seconds) {
+bool gets_nothing(const Call& call, const Member& member) {
+  return call.collective == Collective::reduce && member.index() != call.root;
+}
+
+// Whether arrays of these shapes need nothing but their bytes moved: no copy, no error.
+bool plain(const Call& call, const View& in, const View& out, const Member& member) {
+  const auto members = static_cast<std::uint64_t>(member.group().members());
+  if (in.type() == Type::none) return false;
+  if (gets_nothing(call, member)) return true;
+  if (out.type() != in.type()) return false;
+  switch (call.collective) {
+    case Collective::all_reduce:
+    case Collective::reduce:
+    case Collective::broadcast:
+      return in.same_shape(out) && (in.data() == out.data() || !in.overlaps(out));
+    case Collective::all_to_all:
+      return in.same_rows(out) && in.rows() == out.rows() && in.rows() % members == 0 &&
+             !in.overlaps(out);
+    case Collective::all_gather:
+      return in.same_rows(out) && in.rows() * members == out.rows() && !in.overlaps(out);
+    case Collective::reduce_scatter:
+      return in.same_rows(out) && in.rows() == out.rows() * members && !in.overlaps(out);
+    default:
+      return false;
+  }
+}
+
+// The quick way for a synchronous call of plain arrays: true when it is done, the work if it is not
+// done yet or failed, and None if the arrays need the careful way.
+nb::object quick(Member& member, std::uint32_t kind, nb::handle in, nb::handle out,
+                 double seconds) {
+  Call call = decode(kind);
   std::shared_ptr<Work> work;
-  {
+  if (call.collective == Collective::barrier) {
+    work = member.start(call, nullptr, nullptr);
+  } else {
     const View source(in.ptr(), false), target(out.ptr(), true);
-    Call call = decode(kind);
+    if (!plain(call, source, target, member)) return nb::none();
     call.type = source.type();
-    if (call.type == Type::none || target.type() != call.type || !source.same_shape(target) ||
-        source.partly_overlaps(target))
-      return nb::none();
     const auto op = static_cast<int>(call.op), type = static_cast<int>(call.type);
-    if (kernels().reduce[op][type] == nullptr) return nb::none();
-    call.count = source.count();
+    if (reduces(call.collective) && kernels().reduce[op][type] == nullptr) return nb::none();
+    call.count =
+        count_of(call, {}, source, target, static_cast<std::uint64_t>(member.group().members()));
     if (call.count >> kCountBits != 0) return nb::none();
-    work = member.start(call, source.data(), target.data(), {source.shape_hash(0), {}, {}});
+    work = member.start(call, source.data(), gets_nothing(call, member) ? nullptr : target.data(),
+                        {detail_hash(call, {}, source), {}, {}});
   }
   if (wait(member, *work, seconds) == Outcome::done) return nb::bool_(true);
   return nb::cast(work);
@@ -159,7 +188,7 @@ void bind_member(nb::module_& m) {
                                 nullptr);
           },
           nb::arg("pages"))
-      .def("all_reduce", &all_reduce, nb::arg("kind"), nb::arg("x"), nb::arg("out"),
+      .def("quick", &quick, nb::arg("kind"), nb::arg("x").none(), nb::arg("out").none(),
            nb::arg("seconds"))
       .def(
           "wait",

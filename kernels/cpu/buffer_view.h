@@ -45,12 +45,11 @@ class View {
 
   // Type::none if this is no array that can be carried.
   Type type() const { return type_; }
-  bool same_shape(const View& other) const {
-    if (buffer_.ndim != other.buffer_.ndim) return false;
-    for (int axis = 0; axis < buffer_.ndim; ++axis)
-      if (buffer_.shape[axis] != other.buffer_.shape[axis]) return false;
-    return true;
-  }
+  bool same_shape(const View& other) const { return same_axes(other, 0); }
+  // Whether both have an axis 0, and are alike beyond it.
+  bool same_rows(const View& other) const { return buffer_.ndim > 0 && same_axes(other, 1); }
+  // The length of axis 0, which must be there.
+  std::uint64_t rows() const { return static_cast<std::uint64_t>(buffer_.shape[0]); }
   // A hash of the lengths of the axes from `first` on (FNV-1a, by axes).
   std::uint64_t shape_hash(int first) const {
     std::uint64_t hash = 0xcbf29ce484222325;
@@ -58,13 +57,18 @@ class View {
       hash = (hash ^ static_cast<std::uint64_t>(buffer_.shape[axis])) * 0x100000001b3;
     return hash;
   }
-  // Neither the same memory nor apart.
-  bool partly_overlaps(const View& other) const {
-    return data() != other.data() && data() < other.data() + other.bytes() &&
-           other.data() < data() + bytes();
+  bool overlaps(const View& other) const {
+    return data() < other.data() + other.bytes() && other.data() < data() + bytes();
   }
 
  private:
+  bool same_axes(const View& other, int first) const {
+    if (buffer_.ndim != other.buffer_.ndim) return false;
+    for (int axis = first; axis < buffer_.ndim; ++axis)
+      if (buffer_.shape[axis] != other.buffer_.shape[axis]) return false;
+    return true;
+  }
+
   // Python's struct module lists the formats; NumPy adds Z for complex numbers. What an integer's
   // letter means depends on the platform, so that its size tells the type.
   static Type type_of(const Py_buffer& buffer) {
