@@ -157,6 +157,10 @@ void bind_member(nb::module_& m) {
             return ask(handle, [&](Member& member) { return member.missing(key); });
           },
           nb::arg("seq"))
+      .def("payload_bytes",
+           [](const Handle& handle) {
+             return ask(handle, [](Member& member) { return member.payload_bytes(); });
+           })
       .def(
           "posted_call",
           [](const Handle& handle, int of, std::uint64_t key) {

@@ -122,6 +122,7 @@ void Member::post(Pending& pending) {
     if (request.path == Path::small) {
       const auto [from, bytes] = contribution(request, me_, member);
       payload.insert(payload.end(), from, from + bytes);
+      data_sent_ += bytes;
     }
     send_words(member, header, std::move(payload));
   }
@@ -280,6 +281,8 @@ void Member::send_data(int to, Outgoing frame) {
   const std::size_t channel = 1 + frame.header.offset % (connections.size() - 1);
   Connection* connection = connections[channel].get();
   if (connection == nullptr) return;  // it ended; who ended it is being found out
+  peer(to).payload += frame.header.length;
+  data_sent_ += frame.header.length;
   connection->queue(std::move(frame));
   touch(*connection);
 }

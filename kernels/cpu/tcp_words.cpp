@@ -31,6 +31,9 @@ void Member::send_words(int to, Header header, std::vector<std::byte> payload) {
   auto& connections = peer(to).connections;
   if (connections.empty() || !connections[0]) return;
   Outgoing frame;
+  if (header.kind == Kind::post) peer(to).payload += payload.size() - header.signature;
+  if (header.kind == Kind::message)  // with its number of elements before the data
+    peer(to).payload += payload.size() - header.signature - sizeof(std::uint64_t);
   header.length = static_cast<std::uint32_t>(payload.size());
   frame.header = header;
   frame.own = std::move(payload);
@@ -292,6 +295,12 @@ void Member::close_all() {
   closed_ = true;
   if (farewell_) farewell_->settle(State::done);
   Engine::instance().remove(*this);
+}
+
+std::vector<std::uint64_t> Member::payload_bytes() const {
+  std::vector<std::uint64_t> found;
+  for (const Peer& one : peers_) found.push_back(one.payload);
+  return found;
 }
 
 std::vector<int> Member::missing(std::uint64_t key) const {
