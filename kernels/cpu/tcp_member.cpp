@@ -122,7 +122,6 @@ void Member::post(Pending& pending) {
     if (request.path == Path::small) {
       const auto [from, bytes] = contribution(request, me_, member);
       payload.insert(payload.end(), from, from + bytes);
-      data_sent_ += bytes;
     }
     send_words(member, header, std::move(payload));
   }
@@ -282,7 +281,6 @@ void Member::send_data(int to, Outgoing frame) {
   Connection* connection = connections[channel].get();
   if (connection == nullptr) return;  // it ended; who ended it is being found out
   peer(to).payload += frame.header.length;
-  data_sent_ += frame.header.length;
   connection->queue(std::move(frame));
   touch(*connection);
 }

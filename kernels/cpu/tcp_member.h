@@ -52,8 +52,6 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   bool closed() const { return closed_; }
   bool dead() const { return culprit_.fault != Fault::none; }
   const Culprit& culprit() const { return culprit_; }
-  // Bytes of callers' data that were queued for others so far: what plans call sent.
-  std::uint64_t data_sent() const { return data_sent_; }
   std::vector<int> missing(std::uint64_t key) const;
   // Bytes of calls' data, by peer, that were handed to its connections.
   std::vector<std::uint64_t> payload_bytes() const;
@@ -175,7 +173,6 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   std::optional<std::string> stopped_;                         // signature of what a fault stopped
   std::optional<Suspicion> suspicion_;
 
-  std::uint64_t data_sent_ = 0;
   std::uint64_t messages_ = 0;
   std::map<std::uint64_t, std::shared_ptr<Work>> offers_;          // sends that wait for accept
   std::deque<std::shared_ptr<Work>> receives_;                     // recvs that wait for a message
