@@ -153,6 +153,8 @@ class TcpMember:
 
 TCP_EAGER_BYTES: int
 TCP_CHUNK_BYTES: int
+TCP_STAGING_BYTES: int
+TCP_WINDOW: int
 
 # Elements of a chunk; of each stage: sources, elements, destinations, reduced, stored, staged.
 _Stage = tuple[list[int], int, list[int], bool, bool, bool]

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allreduce.comm.call import Call
+from allreduce.comm.plan import Plan
 from allreduce.errors import UsageError
 
 Array = NDArray[Any]
@@ -91,6 +92,10 @@ class Transport(ABC):
     @abstractmethod
     def finish_quick(self, unfinished: object) -> None:
         """Complete what `quick` left unfinished, or raise why it failed."""
+
+    @abstractmethod
+    def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
+        """Say what `start` would do with these."""
 
     @abstractmethod
     def progress(self) -> None:

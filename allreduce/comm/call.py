@@ -125,6 +125,15 @@ def remedy(op: str, dtype: str) -> str:
     return "a mean of integers is no integer; convert to float64, or use sum"
 
 
+_ITEM_BYTES = {"none": 0, "bytes": 0, "bool": 1}
+
+
+def item_bytes(dtype: str) -> int:
+    """Return the size of an element: of "float32", 4."""
+    found = _ITEM_BYTES.get(dtype)
+    return int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8 if found is None else found
+
+
 def kind(collective: str, op: str | None = None, root: int = 0) -> int:
     """Pack what the native side needs to know of a call besides its arrays."""
     return COLLECTIVES.index(collective) | OPERATORS.index(op or "none") << 4 | root << 8

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from allreduce.comm import messages
+from allreduce.comm import messages, planning
 from allreduce.comm.arguments import prepare
 from allreduce.comm.base import Transport, Work
 from allreduce.comm.call import DTYPES, OPERATORS, Call, kind
 from allreduce.comm.checks import Context, Options
 from allreduce.comm.collectives import Collectives
+from allreduce.comm.plan import Plan
 from allreduce.errors import ClosedError, UsageError
 
 # The calls that have a quick way, as the native side names them, but for their roots.
-_QUICK = {
+_QUICK: dict[tuple[str, str | None], int] = {
     (collective, op): kind(collective, op)
     for collective in ("all_reduce", "reduce", "reduce_scatter")
     for op in OPERATORS[1:]
@@ -98,6 +100,35 @@ class Communicator(Collectives):
         part = self._transport.empty(count * wanted.itemsize)
         return part[: count * wanted.itemsize].view(wanted).reshape(dimensions)
 
+    def plan(
+        self,
+        collective: str,
+        x: Any = None,
+        *,
+        op: str | None = None,
+        root: int | None = None,
+        counts: Sequence[int] | None = None,
+        receives: Sequence[int] | None = None,
+        out: Any = None,
+    ) -> Plan:
+        """Say what a call would do here, without making it: not a collective call. Print it.
+
+        Args:
+            collective: "all_reduce", "broadcast", "barrier", "send", ...
+            x: What the call would take: the way it goes depends on its size, type and memory. Of
+                scatter the root's array, on every rank; of recv the array it would receive into.
+            op: The operator; "sum" where one is needed.
+            root: As for the call; of send its dest, of recv its source.
+            counts: As for the call.
+            receives: Of all_to_all with counts: the rows that this rank would get from each.
+            out: As for the call; a new array without it.
+
+        Raises:
+            UsageError, UnsupportedError: As the call itself would.
+        """
+        options = Options(op, root, counts, receives)
+        return planning.describe(self._context(collective), self._transport, x, options, out)
+
     def abort(self, reason: str) -> None:
         """Make the communicator dead on all members; theirs raise an error with our rank and this.
 
@@ -164,6 +195,7 @@ class Communicator(Collectives):
         self._check_open()
         call = Call("barrier", None, "none", 0, None, self._name)
         return self._transport.start(call, None, None, lambda: None)
+
     def _receive(self, out: Any, source: int, tag: int) -> Work:
         ready = messages.prepare_recv(self._context("recv"), out, source, tag)
         work = self._transport.start(ready.call, ready.x, ready.out, ready.result)
@@ -172,4 +204,3 @@ class Communicator(Collectives):
     def _context(self, collective: str) -> Context:
         self._check_open()
         return Context(collective, self._where, self._name, self.rank, self.size)
-

@@ -35,6 +35,9 @@ from allreduce.comm.call import Call
 from allreduce.comm.mpi_calls import Collective, Library
 from allreduce.comm.mpi_messages import Message
 from allreduce.comm.mpi_news import WARN_SECONDS, News, Notice, Vigil, signature
+from allreduce.comm.plan import Plan, Topology
+from allreduce.comm.plans import plan
+from allreduce.comm.stored_choices import current
 from allreduce.errors import (
     AllreduceError,
     ClosedError,
@@ -294,6 +297,10 @@ class MpiTransport(Transport):
         for work in self._messages:
             work.complete = work.task.complete()
         self._messages = [work for work in self._messages if not work.complete]
+
+    def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
+        size = self._data.Get_size()
+        return plan(call, Topology(self.name, self._rank, size), current().choices("mpi", size))
 
     def progress(self) -> None:
         _drive()

@@ -14,6 +14,9 @@ from allreduce.comm.call import Call, kind
 from allreduce.comm.failures import Witness
 from allreduce.comm.local_group import LocalGroup
 from allreduce.comm.native import NativeTransport, NativeWork
+from allreduce.comm.plan import Placed, Plan, Topology
+from allreduce.comm.plans import plan
+from allreduce.comm.segments import in_place
 from allreduce.comm.symmetric import Symmetric
 
 
@@ -54,6 +57,16 @@ class SharedTransport(NativeTransport[_native.Work]):
         with self._lock:
             self._keep(work)
         return work
+
+    def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
+        here = Topology(self.name, self.index, len(self._local.members))
+        needed = (x, out) if call.collective == "all_reduce" else (x,)
+        symmetric = all(array is not None and self._is_symmetric(array) for array in needed)
+        placed = Placed(symmetric, in_place(call, x, out, self.index))
+        return plan(call, here, self._local.choices, placed)
+
+    def _is_symmetric(self, array: Array) -> bool:
+        return self._local.group.is_symmetric(self.index, array.ctypes.data, array.nbytes)
 
     def _drive(self, native: _native.Work, seconds: float) -> bool:
         return self._member.wait(native, seconds)

@@ -24,6 +24,9 @@ from allreduce.comm.base import Array
 from allreduce.comm.call import Call
 from allreduce.comm.choosing import Choices
 from allreduce.comm.native import NativeTransport, NativeWork
+from allreduce.comm.plan import Placed, Plan, Topology
+from allreduce.comm.plans import plan
+from allreduce.comm.segments import in_place
 from allreduce.comm.tcp_failures import TcpMemberInfo, TcpWitness
 from allreduce.errors import OutOfMemoryError
 from allreduce.events import logger
@@ -110,6 +113,11 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         limit = time.monotonic() + 2 * _LEAVE_SECONDS
         while not farewell.wait(_LEAVE_SECONDS) and time.monotonic() < limit:
             logger.debug("%s: last words are still on their way", self._witness.where)
+
+    def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
+        tcp_calls.check(call, self._witness.where)
+        placed = Placed(in_place=in_place(call, x, out, self.index))
+        return plan(call, Topology(self.name, self.index, self._size), self._choices, placed)
 
     def progress(self) -> None:
         """Nothing is left to do: the engine's thread drives all calls."""

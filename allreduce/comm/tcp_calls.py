@@ -8,7 +8,7 @@ import struct
 from dataclasses import replace
 
 from allreduce import _native
-from allreduce.comm.call import DTYPES, OPERATORS, Call
+from allreduce.comm.call import DTYPES, OPERATORS, Call, item_bytes
 from allreduce.comm.choosing import Choice, Choices
 from allreduce.errors import UnsupportedError
 
@@ -31,13 +31,6 @@ PATHS = ("small", "direct", "chain")
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _AGREED = struct.Struct("<H")  # how many bytes of a signature must be equal, these included
 _MAX_SIGNATURE = 60000  # native kMaxSignature
-_ITEM_BYTES = {"none": 0, "bytes": 0, "bool": 1, "bfloat16": 2, "complex64": 8, "complex128": 16}
-
-
-def item_bytes(dtype: str) -> int:
-    """Return the size of an element: of "float32", 4."""
-    found = _ITEM_BYTES.get(dtype)
-    return int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8 if found is None else found
 
 
 def choose(call: Call, size: int, choices: Choices) -> Choice:

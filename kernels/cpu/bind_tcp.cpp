@@ -217,6 +217,8 @@ void bind_tcp(nb::module_& m) {
   bind_member(m);
   m.attr("TCP_EAGER_BYTES") = tcp::kEager;
   m.attr("TCP_CHUNK_BYTES") = tcp::kMaxChunk;
+  m.attr("TCP_STAGING_BYTES") = tcp::kStaging;
+  m.attr("TCP_WINDOW") = tcp::kWindow;
   m.def("tcp_plan", &plan, nb::arg("words"), nb::arg("index"), nb::arg("members"));
   m.def(
       "tcp_carries",

@@ -1,0 +1,39 @@
+"""What would run: plans of calls, made without making the calls.
+
+A planner is a function of a call, of where it is planned, and of the choices in force; there is one
+per transport, in a file of its own, and a row here. `Communicator.plan` is for callers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import cast
+
+from allreduce.comm.call import Call
+from allreduce.comm.choosing import Choices
+from allreduce.comm.plan import Placed, Plan, Topology
+from allreduce.errors import unknown_name
+
+# Transport -> module and function of its planner; imported when first used.
+REGISTRY: dict[str, tuple[str, str]] = {
+    "shared": ("allreduce.comm.plan_shared", "plan_shared"),
+    "tcp": ("allreduce.comm.plan_tcp", "plan_tcp"),
+    "mpi": ("allreduce.comm.plan_mpi", "plan_mpi"),
+}
+
+Planner = Callable[[Call, Topology, Choices, Placed], Plan]
+_EVERYWHERE = Placed()
+
+
+def plan(call: Call, topology: Topology, choices: Choices, placed: Placed = _EVERYWHERE) -> Plan:
+    """Plan a call; pure: nothing is sent, and no array is touched.
+
+    Raises:
+        UsageError: There is no planner for the transport.
+    """
+    if topology.transport not in REGISTRY:
+        raise unknown_name("transport", topology.transport, REGISTRY)
+    module, function = REGISTRY[topology.transport]
+    planner = cast(Planner, getattr(importlib.import_module(module), function))
+    return planner(call, topology, choices, placed)

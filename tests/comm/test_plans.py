@@ -1,0 +1,216 @@
+"""Plans: what they say is what runs, and what moves."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allreduce.comm import Communicator
+from allreduce.comm.call import PATHS, Call
+from allreduce.comm.choices import Row
+from allreduce.comm.choosing import Table
+from allreduce.comm.plan import Plan, Topology
+from allreduce.comm.plans import plan
+from allreduce.comm.stored_choices import override
+from allreduce.comm.tcp_calls import PATHS as TCP_PATHS
+from allreduce.errors import UsageError
+from tests.harness import run_threads
+
+COLLECTIVES = (
+    *("all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "scatter", "broadcast"),
+    "all_to_all",
+)
+KIB = 1 << 10
+# Nothing, small, the last small one and the first that is not, a chunk and a bit, many chunks.
+LENGTHS = (0, 3, 1024, 1025, 70001, 300007)
+# Every kind of row on the way of every collective, so that nothing is taken from elsewhere.
+STORED = (
+    Row("shared", COLLECTIVES, "small", bytes=(0, 2 * KIB)),
+    Row("shared", ("all_gather", "all_reduce"), "direct", bytes=(300 * KIB, None), chunk=64 * KIB),
+    Row(
+        *("shared", COLLECTIVES, "staged"),
+        bytes=(2 * KIB + 1, 100 * KIB),
+        chunk=16 * KIB,
+        stores="streaming",
+    ),
+    Row("shared", ("all_reduce", "reduce"), "staged", chunk=128 * KIB, stores="streaming"),
+    Row(*("shared", COLLECTIVES, "staged"), crowded=True, chunk=32 * KIB, stores="ordinary"),
+    Row("tcp", COLLECTIVES, "small", bytes=(0, 1 * KIB)),
+    Row("tcp", ("all_reduce", "reduce"), "chain", bytes=(1 * KIB + 1, None), chunk=16 * KIB),
+)
+
+
+ROOTED = ("reduce", "gather", "scatter", "broadcast")
+CUT = ("reduce_scatter", "scatter", "all_to_all")
+
+
+def compare(comm: Communicator, symmetric: bool) -> list[str]:
+    """Make all calls, and say where the plan was wrong."""
+    wrong = []
+    for collective, length in itertools.product(COLLECTIVES, LENGTHS):
+        rows = length * comm.size if collective in CUT else length
+        x = comm.empty(rows) if symmetric else np.empty(rows, "float32")
+        out = comm.empty(rows) if symmetric and collective == "all_reduce" else None
+        x[:] = 1
+        given: dict[str, Any] = {"root": comm.size - 1} if collective in ROOTED else {}
+        planned = comm.plan(collective, x, out=out, **given)
+        work = getattr(comm, collective)(x, out=out, async_op=True, **given)
+        work.wait()
+        wrong += differences(comm, planned, work)
+    return wrong
+
+
+def differences(comm: Communicator, planned: Plan, work: Any) -> list[str]:
+    native = work.native
+    if comm.transport == "tcp":
+        happened: tuple[Any, ...] = (TCP_PATHS[native.path],)
+        expected: tuple[Any, ...] = (planned.algorithm,)
+    else:
+        path, chunk, streaming = native.way
+        happened = (PATHS[path], chunk, "streaming" if streaming else "ordinary")
+        expected = (planned.algorithm, planned.chunk, planned.stores)
+        if planned.algorithm != "small" and comm.size > 1:  # whose bytes are not counted
+            happened += native.moved
+            expected += (planned.read, planned.written)
+    return [] if happened == expected else [f"{comm.rank}: {planned}\n {happened}"]
+
+
+@pytest.mark.parametrize("stored", [(), STORED], ids=["built-in", "stored"])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_shared_plans_come_true(size: int, symmetric: bool, stored: tuple[Row, ...]) -> None:
+    with override(Table(stored, "a test's")):
+        for wrong in run_threads(lambda comm: compare(comm, symmetric), size):
+            assert not wrong
+
+
+def sent(comm: Communicator) -> int:
+    return sum(comm._transport._member.payload_bytes())  # type: ignore[attr-defined]
+
+
+def sends(comm: Communicator) -> list[str]:
+    """Make all calls over tcp, and say where they sent more or less than planned."""
+    wrong = []
+    for collective, length in itertools.product(COLLECTIVES, LENGTHS):
+        x = np.ones(length * comm.size if collective in CUT else length, "float32")
+        given: dict[str, Any] = {"root": comm.size - 1} if collective in ROOTED else {}
+        planned = comm.plan(collective, x, **given)
+        comm.barrier()
+        before = sent(comm)
+        work = getattr(comm, collective)(x, async_op=True, **given)
+        work.wait()
+        comm.barrier()
+        if collective == "scatter":  # whose root tells the others the shape first
+            continue
+        wrong += differences(comm, planned, work)
+        if sent(comm) - before != planned.sent:
+            wrong.append(f"{comm.rank}: {planned}\n sent {sent(comm) - before}")
+    return wrong
+
+
+@pytest.mark.parametrize("stored", [(), STORED], ids=["built-in", "stored"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_tcp_plans_come_true(
+    size: int, stored: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALLREDUCE_TRANSPORT", "tcp")
+    with override(Table(stored, "a test's")):
+        for wrong in run_threads(sends, size):
+            assert not wrong
+
+
+def test_messages_over_tcp_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLREDUCE_TRANSPORT", "tcp")
+
+    def talk(comm: Communicator) -> list[tuple[str, int | None]]:
+        plans = []
+        for length in (4, 100000):
+            x = np.ones(length)
+            if comm.rank == 0:
+                plans.append(comm.plan("send", x, root=1))
+                before = sent(comm)
+                comm.send(x, dest=1)
+                comm.barrier()
+                assert sent(comm) - before == plans[-1].sent == 8 * length
+            else:
+                plans.append(comm.plan("recv", x, root=0))
+                comm.recv(x, source=0)
+                comm.barrier()
+        return [(one.algorithm, one.sent) for one in plans]
+
+    assert run_threads(talk, 2) == [
+        [("small", 32), ("direct", 800000)],
+        [("small", 0), ("direct", 0)],
+    ]
+
+
+def test_own_parts_in_place_are_not_copied() -> None:
+    def ask(comm: Communicator) -> tuple[Plan, Plan, Any]:
+        out = np.zeros(50000 * comm.size)
+        own = out[50000 * comm.rank :][:50000]
+        planned = comm.plan("all_gather", own, out=out)
+        work = comm.all_gather(own, out=out, async_op=True)
+        work.wait()
+        return planned, comm.plan("all_gather", own), work.native.moved
+
+    for in_place, copied, moved in run_threads(ask, 2):
+        assert moved == (in_place.read, in_place.written)
+        assert (copied.read or 0) - (in_place.read or 0) == 400000
+
+
+def test_unequal_shares_are_planned() -> None:
+    def ask(comm: Communicator) -> list[str]:
+        counts = [70000, 5, 0][: comm.size]
+        mine = counts[comm.rank]
+        wrong = []
+        calls: tuple[tuple[str, Any, dict[str, Any]], ...] = (
+            ("all_gather", np.ones(mine), {}),
+            ("gather", np.ones(mine), {"root": 1}),
+            ("reduce_scatter", np.ones(sum(counts)), {}),
+            ("scatter", np.ones(sum(counts)), {"root": 0}),
+        )
+        for name, x, extra in calls:
+            planned = comm.plan(name, x, counts=counts, **extra)
+            work = getattr(comm, name)(x, counts=counts, async_op=True, **extra)
+            work.wait()
+            wrong += differences(comm, planned, work)
+        x, receives = np.ones(sum(counts)), [mine] * comm.size
+        planned = comm.plan("all_to_all", x, counts=counts, receives=receives)
+        work = comm.all_to_all(x, counts=counts, async_op=True)
+        work.wait()
+        return wrong + differences(comm, planned, work)
+
+    for wrong in run_threads(ask, 3):
+        assert not wrong
+
+
+def test_a_plan_says_what_would_run() -> None:
+    call = Call("all_reduce", "sum", "float32", 1 << 20, None, "g")
+    text = str(plan(call, Topology("tcp", 1, 3), Table().choices("tcp", 3)))
+    assert text.startswith(
+        "all_reduce(float32[1048576], op='sum'): chain through tcp, at most 256 KiB at a time"
+    )
+    assert "receive 1.333 MiB in 6 chunks from rank 0, reduce them with the own" in text
+    assert "sends 5.333 MiB" in text
+    text = str(plan(call, Topology("mpi", 1, 3), Table().choices("mpi", 3)))
+    assert "MPI decides" in text
+    assert "sends" not in text
+
+
+def test_a_plan_is_refused_as_its_call_would_be() -> None:
+    def ask(comm: Communicator) -> None:
+        with pytest.raises(UsageError, match="did you mean 'all_reduce'"):
+            comm.plan("allreduce", np.ones(3))
+        with pytest.raises(UsageError, match="takes no operator"):
+            comm.plan("broadcast", np.ones(3), op="sum")
+        with pytest.raises(UsageError, match="cuts axis 0 into 2 equal shares"):
+            comm.plan("scatter", np.ones(3))
+        with pytest.raises(UsageError, match="takes receives, too"):
+            comm.plan("all_to_all", np.ones(3), counts=[1, 2])
+        with pytest.raises(UsageError, match="root=7"):
+            comm.plan("reduce", np.ones(3), root=7)
+
+    run_threads(ask, 2)
