@@ -1,5 +1,9 @@
-"""What all tests share: several logical CPUs, asked for before the first is used."""
+"""What all tests share: several logical CPUs, asked for before the first is used, and no choices
+that were stored on this machine."""
+
+import os
 
 from allreduce.devices import set_logical_devices
 
 set_logical_devices("CPU", 4)
+os.environ["ALLREDUCE_CHOICES"] = "built-in"

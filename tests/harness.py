@@ -147,7 +147,8 @@ def clean_environment() -> dict[str, str]:
     """Return the environment without what says that this process takes part in a job."""
     prefixes = ("ALLREDUCE_", "PMI", "OMPI_", "SLURM_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
-    return {**environment, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    ours = {"ALLREDUCE_CHOICES": "built-in", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return {**environment, **ours}
 
 
 def explicit_ranks(size: int) -> list[dict[str, str]]:
