@@ -90,6 +90,19 @@ bool arrays_fit(const Work& work, const View& in, const View& out, int members, 
   return out.count() == output_elements(work, members, me);
 }
 
+bool lacks_kernel(const Call& call) {
+  const auto op = static_cast<int>(call.op), type = static_cast<int>(call.type);
+  return reduces(call.collective) && kernels().reduce[op][type] == nullptr;
+}
+
+// Starts a call. A member without peers copies at once, and lets other threads run meanwhile.
+std::shared_ptr<Work> begin(Member& member, const Call& call, const View& in, std::byte* out,
+                            Details details) {
+  std::optional<nb::gil_scoped_release> release;
+  if (member.group().members() == 1 && in.bytes() > kSmall) release.emplace();
+  return member.start(call, in.data(), out, std::move(details));
+}
+
 std::shared_ptr<Work> start(Member& member, std::uint32_t kind, nb::handle in, nb::handle out,
                             const std::optional<std::vector<std::uint64_t>>& counts,
                             const std::optional<std::vector<std::uint64_t>>& receives) {
@@ -107,8 +120,9 @@ std::shared_ptr<Work> start(Member& member, std::uint32_t kind, nb::handle in, n
   shape.call = call;
   if (!arrays_fit(shape, source, target, members, member.index()) || call.count >> kCountBits != 0)
     throw nb::value_error("the arrays' sizes do not fit the collective");
+  if (lacks_kernel(call)) throw nb::type_error("no kernel for this operator and type");
   shape.details.hash = detail_hash(call, shape.details, either);
-  return member.start(call, source.data(), target.data(), std::move(shape.details));
+  return begin(member, call, source, target.data(), std::move(shape.details));
 }
 
 bool gets_nothing(const Call& call, const Member& member) {
@@ -150,13 +164,12 @@ nb::object quick(Member& member, std::uint32_t kind, nb::handle in, nb::handle o
     const View source(in.ptr(), false), target(out.ptr(), true);
     if (!plain(call, source, target, member)) return nb::none();
     call.type = source.type();
-    const auto op = static_cast<int>(call.op), type = static_cast<int>(call.type);
-    if (reduces(call.collective) && kernels().reduce[op][type] == nullptr) return nb::none();
+    if (lacks_kernel(call)) return nb::none();
     call.count =
         count_of(call, {}, source, target, static_cast<std::uint64_t>(member.group().members()));
     if (call.count >> kCountBits != 0) return nb::none();
-    work = member.start(call, source.data(), gets_nothing(call, member) ? nullptr : target.data(),
-                        {detail_hash(call, {}, source), {}, {}});
+    work = begin(member, call, source, gets_nothing(call, member) ? nullptr : target.data(),
+                 {detail_hash(call, {}, source), {}, {}});
   }
   if (wait(member, *work, seconds) == Outcome::done) return nb::bool_(true);
   return nb::cast(work);
@@ -175,8 +188,8 @@ void bind_member(nb::module_& m) {
                      return nb::make_tuple(static_cast<int>(work.call.path), work.way.chunk,
                                            work.way.streaming);
                    })
-      .def_prop_ro(
-          "moved", [](const Work& work) { return nb::make_tuple(work.read, work.written); });
+      .def_prop_ro("moved",
+                   [](const Work& work) { return nb::make_tuple(work.read, work.written); });
   nb::class_<Member>(m, "Member")
       .def(nb::init<std::shared_ptr<Group>, int>(), nb::arg("group"), nb::arg("index"))
       .def("start", &start, nb::arg("kind"), nb::arg("x").none(), nb::arg("out").none(),

@@ -16,6 +16,8 @@ using Clock = std::chrono::steady_clock;
 constexpr int kSpins = 200;
 // A look at the clock and at other members' calls costs as much as many spins.
 constexpr int kSpinsPerRound = 64;
+// Steps between two looks around, at the clock and for signals: a step takes some tens of us.
+constexpr int kStepsPerRound = 16;
 // Yields are cheap while the peer runs on this core; past this time it does something else.
 constexpr auto kYieldTime = std::chrono::microseconds(500);
 // Bounds how late a dead process is noticed by a sleeper, and a call that another thread started.
@@ -116,17 +118,20 @@ Outcome Engine::wait(Member& member, Work& work, double seconds,
   const Driving driving(member);
   Group& group = member.group();
   Patience patience(group.oversubscribed());
+  int steps = 0;  // since the last look around
   const auto drive = [&] {
-    bool moved = false;
-    while (!settled(work) && member.advance() != Progress::blocked) moved = true;
-    return moved;
+    const int before = steps;
+    while (steps < kStepsPerRound && !settled(work) && member.advance() != Progress::blocked)
+      ++steps;
+    return steps != before;
   };
   Clock::time_point start{}, next_peers{}, next_signals{};
   for (;;) {
     const bool moved = drive();
     if (settled(work)) break;
     if (moved) patience.reset();
-    if (patience.spin()) continue;
+    if (steps < kStepsPerRound && patience.spin()) continue;
+    steps = 0;
     const auto now = Clock::now();
     if (start == Clock::time_point{}) {
       start = now;

@@ -59,8 +59,11 @@ std::uint64_t largest_input(const Work& work, int members) {
 
 // Whether a call on symmetric memory has a way of its own; the roots of the others decide alone
 // what arrays they pass, and unequal shares of all_to_all are not where others could compute them.
+// An array of nothing lies nowhere, so that where a share is empty everybody goes the other way.
 bool reads_in_place(const Work& work) {
   const Collective collective = work.call.collective;
+  const auto& offsets = work.details.offsets;
+  if (std::adjacent_find(offsets.begin(), offsets.end()) != offsets.end()) return false;
   if (collective == Collective::all_to_all) return work.details.receives.empty();
   return collective != Collective::reduce && collective != Collective::scatter;
 }
@@ -166,9 +169,10 @@ Progress Member::advance() {
       break;
   }
   if (progress == Progress::finished) {
-    // Pairs with finished_by_all() and check_left() of the others.
-    group_->publish(share_.own().done.value, head.seq + 1);
     head.state.store(State::done, std::memory_order_release);
+    // Pairs with finished_by_all() and check_left() of the others; wakes this member's own
+    // sleepers, too, who look at the state.
+    group_->publish(share_.own().done.value, head.seq + 1);
     queue_.pop_front();
     pending_.store(queue_.size(), std::memory_order_release);
   }

@@ -246,7 +246,9 @@ Progress step_staged(Share& share, Work& work, std::uint64_t& position) {
     // Places that it skips are consumed.
     if (work.base != position) share.group.publish(share.own().consumed.value, work.base);
   }
-  if (work.consumed < chunks(share, work) || !agreed(share, work)) return advance(share, work);
+  // In this order: a member that moves nothing learns only from the others' posts that there are
+  // chunks, which it has to consume.
+  if (!agreed(share, work) || work.consumed < chunks(share, work)) return advance(share, work);
   position = place_of(work, chunks(share, work));
   return Progress::finished;
 }
