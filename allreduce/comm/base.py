@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +37,8 @@ class Work(ABC):
         """Block until the call is complete, and return its result.
 
         Works may be waited for in any order, a different one on each member. A second wait returns
-        the same result; the arrays are the caller's from the first one on.
+        the same result; the arrays are the caller's from the first one on. Threads that wait for
+        one work share the wait of the first.
 
         Args:
             timeout: Seconds from now; without it, the communicator's.
@@ -49,9 +51,10 @@ class Work(ABC):
         """
         if timeout is not None:
             timeout = _seconds(timeout)
-        if not self._finished:
-            self._value = self.finish(timeout)
-            self._finished = True
+        with self.__dict__.setdefault("_waiting", threading.RLock()):
+            if not self._finished:
+                self._value = self.finish(timeout)
+                self._finished = True
         return self._value
 
     def origin(self) -> tuple[int, int]:

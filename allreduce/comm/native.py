@@ -83,7 +83,7 @@ class NativeTransport(Transport, Generic[N]):
         self._pending: set[NativeWork[N]] = set()
         self._prune_at = _PRUNE
         self._failure: str | None = None
-        self._closed = False
+        self._closing = self._closed = False
         self._lock = threading.Lock()
         self.quick_seconds = min(timeout, WARN_SECONDS)
 
@@ -124,6 +124,10 @@ class NativeTransport(Transport, Generic[N]):
         if len(self._pending) >= self._prune_at:
             self._pending = {one for one in self._pending if not one.settled}
             self._prune_at = max(_PRUNE, 2 * len(self._pending))
+
+    def _interrupted(self, error: BaseException) -> None:
+        """Give up after a signal's handler raised in a start: nobody would keep its arrays."""
+        self.abort(f"a start was interrupted by {type(error).__name__}")
 
     def forget(self, work: NativeWork[N]) -> None:
         """Let go of a completed work's arrays."""
@@ -206,15 +210,17 @@ class NativeTransport(Transport, Generic[N]):
         if self._inherited:
             return
         with self._lock:
-            if self._closed:
+            if self._closing:
                 return
+            self._closing = True
             pending = [work for work in self._pending if not work.settled]
         try:
             if drain and self._failure is None:
                 for work in pending:
                     work.wait()
         finally:
+            with self._lock:
+                self._closed = True  # what other threads wait for is about to fail
             self._leave()
             with self._lock:
-                self._closed = True
                 self._pending.clear()

@@ -50,12 +50,16 @@ class SharedTransport(NativeTransport[_native.Work]):
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> SharedWork:
         packed = kind(call.collective, call.op, call.root or 0)
-        native = self._member.start(packed, x, out, call.counts, call.receives)
+        try:
+            native = self._member.start(packed, x, out, call.counts, call.receives)
+            work = SharedWork(self, native, (x, out), result)
+            with self._lock:
+                self._keep(work)
+        except BaseException as error:
+            self._interrupted(error)
+            raise
         if native.failed:
             self.complete(native, None)
-        work = SharedWork(self, native, (x, out), result)
-        with self._lock:
-            self._keep(work)
         return work
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:

@@ -85,10 +85,14 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
             x = np.asarray(x)
         signature = tcp_calls.encode(call, self._witness.where)
         words = tcp_calls.words(call, self._size, self._choices)
-        with self._lock:  # calls of several threads get one order
-            native = self._member.start(words, signature, _address(x), _address(out))
-            work = TcpWork(self, native, (x, out), result)
-            self._keep(work)
+        try:
+            with self._lock:  # calls of several threads get one order
+                native = self._member.start(words, signature, _address(x), _address(out))
+                work = TcpWork(self, native, (x, out), result)
+                self._keep(work)
+        except BaseException as error:
+            self._interrupted(error)
+            raise
         if self._closed or self._failure is not None:
             raise self._error(0.0)
         return work

@@ -1,0 +1,95 @@
+"""What other threads and signals' handlers do in the middle of a call costs nobody an array."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allreduce.comm import Communicator
+from allreduce.comm.native import NativeTransport, NativeWork
+from allreduce.errors import AllreduceError, ClosedError, PeerLostError
+from tests.harness import run_threads
+
+COUNT = 50_000
+
+
+def test_a_start_that_is_interrupted_kills_the_communicator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keep = NativeTransport._keep
+    main = threading.Event()
+
+    def interrupt(self: NativeTransport[Any], work: NativeWork[Any]) -> None:
+        if self.index == 0 and not main.is_set():
+            main.set()
+            raise KeyboardInterrupt  # as a handler may, right after the native start
+        keep(self, work)
+
+    monkeypatch.setattr(NativeTransport, "_keep", interrupt)
+
+    def call(comm: Communicator) -> str:
+        x = np.ones(COUNT, np.float32)
+        if comm.rank == 1:
+            with pytest.raises(PeerLostError, match="a start was interrupted by KeyboardInterrupt"):
+                comm.all_reduce(x, async_op=True).wait(10)
+            return "told"
+        with pytest.raises(KeyboardInterrupt):
+            comm.all_reduce(x, out=x, async_op=True)
+        with pytest.raises(ClosedError, match="dead since"):
+            comm.barrier()
+        assert (x == 1).all()  # nobody writes to it any more
+        return "dead"
+
+    assert run_threads(call, 2) == ["dead", "told"]
+
+
+def test_threads_that_wait_for_one_work_get_one_result() -> None:
+    def call(comm: Communicator) -> bool:
+        right = True
+        for _ in range(20):
+            work = comm.all_reduce(np.ones(COUNT), postscale=0.5, async_op=True)
+            results: list[float] = []
+            threads = [
+                threading.Thread(target=lambda to=results, of=work: to.append(of.wait().max()))
+                for _ in range(2)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            right = right and results == [1.0, 1.0]
+        return right
+
+    assert run_threads(call, 2) == [True, True]
+
+
+def test_close_ends_the_wait_of_another_thread() -> None:
+    waiting = threading.Event()
+
+    def call(comm: Communicator) -> str | None:
+        if comm.rank == 1:
+            waiting.wait(10)
+            return None
+        work = comm.all_reduce(np.ones(COUNT), async_op=True)
+        caught: list[AllreduceError] = []
+
+        def wait() -> None:
+            try:
+                work.wait(20)
+            except AllreduceError as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        comm._close(drain=False)
+        thread.join(10)
+        waiting.set()
+        return f"{type(caught[0]).__name__}: {caught[0]}"
+
+    error = run_threads(call, 2)[0]
+    assert error is not None
+    assert error.startswith("ClosedError")
+    assert "is closed" in error
