@@ -144,6 +144,8 @@ def store(outcomes: list[Outcome], path: Path) -> None:
             print(f"[tune] what was stored is replaced: {error}", file=sys.stderr)
     rows = merged(outcomes, before)
     Table(tuple(rows), str(path))
+    if str(path).startswith("~"):
+        raise UsageError("[tune] this user has no home to store it in; name a file with --output")
     facts = {"cpu": _cpu(), "cores": len(_affinity()), "date": time.strftime("%Y-%m-%d %H:%M")}
     stored_choices.write(path, rows, facts)
     better = sum(1 for one in outcomes if one.best)

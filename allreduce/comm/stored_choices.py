@@ -26,7 +26,7 @@ _override: list[Table] = []
 
 def default_path() -> Path:
     """Return where tables are stored unless somebody says otherwise."""
-    home = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return Path(home) / "allreduce" / "choices.json"
 
 
@@ -59,11 +59,22 @@ def override(table: Table) -> Iterator[None]:
 
 @functools.lru_cache(maxsize=8)
 def _read_once(path: str, named: bool) -> Table:
-    if not named and not Path(path).exists():
+    if not named and not _is_there(path):
         return Table()
     table = read(Path(path))
     logger.info("choices: %s of %s in force", counted(len(table.stored), "stored row"), path)
     return table
+
+
+def _is_there(path: str) -> bool:
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:  # another user's home, say
+        logger.warning("cannot look for choices in %s: %s", path, error.strerror)
+        return False
+    return True
 
 
 def read(path: Path) -> Table:

@@ -184,6 +184,9 @@ def test_which_file_is_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with stored_choices.override(Table((GOOD,), "ours")):
         assert stored_choices.current().source == "ours"
     monkeypatch.delenv("ALLREDUCE_CHOICES")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))  # which is no folder
+    assert stored_choices.current() == Table()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "own"))
     own = stored(tmp_path / "own" / "allreduce", GOOD)
     assert stored_choices.current().source == str(own)
