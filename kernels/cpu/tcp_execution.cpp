@@ -7,7 +7,7 @@ namespace allreduce::tcp {
 namespace {
 
 // Chunks of one flow that wait in a connection's line: enough to keep the socket full.
-constexpr std::uint64_t kLine = 8;
+constexpr std::uint64_t kInLine = 8;
 
 }  // namespace
 
@@ -77,7 +77,7 @@ void Execution::pump(std::size_t index) {
   const Stage& stage = plan_.stages[index];
   Progress& progress = progress_[index];
   if (!begun_ || !stage.from.empty()) return;
-  while (progress.next < progress.chunks && progress.in_flight < kLine) {
+  while (progress.next < progress.chunks && progress.in_flight < kInLine) {
     for (const Window& window : progress.windows)
       if (progress.next >= window.allowed) return;
     const std::uint64_t chunk = progress.next++;
@@ -109,7 +109,7 @@ Landing Execution::land(int peer, const Header& header) {
   return {at, std::move(block), nullptr};
 }
 
-bool Execution::arrived(int peer, const Header& header, Landing landing) {
+void Execution::arrived(int peer, const Header& header, Landing landing) {
   const std::size_t index = index_of(header.stage);
   const Stage& stage = plan_.stages[index];
   --remaining_;
@@ -119,7 +119,6 @@ bool Execution::arrived(int peer, const Header& header, Landing landing) {
     meet(index, header.offset, peer, std::move(landing.block));
   else
     fold_one(index, header.offset, std::move(landing.block));
-  return true;
 }
 
 // Reduces one chunk that came along a chain with the own contribution.
@@ -238,57 +237,6 @@ bool Execution::credited(int peer, std::uint32_t id, std::uint64_t allowed) {
     }
   }
   return found;
-}
-
-std::vector<int> Execution::waits_for() const {
-  std::vector<int> found;
-  for (std::size_t index = 0; index < plan_.stages.size(); ++index) {
-    const Stage& stage = plan_.stages[index];
-    for (std::size_t s = 0; s < stage.from.size(); ++s) {
-      const auto& got = progress_[index].got[s];
-      if (std::find(got.begin(), got.end(), false) != got.end()) found.push_back(stage.from[s]);
-    }
-    const Progress& progress = progress_[index];
-    for (std::size_t link = 0; link < stage.to.size(); ++link) {
-      const Window& window = progress.windows[link];
-      const bool stuck =
-          stage.from.empty() && progress.next < progress.chunks && progress.next >= window.allowed;
-      if (stuck || !window.held.empty()) found.push_back(stage.to[link].peer);
-    }
-  }
-  std::sort(found.begin(), found.end());
-  found.erase(std::unique(found.begin(), found.end()), found.end());
-  return found;
-}
-
-namespace {
-
-// Zeros that change no number: x + -0 is x for every x, -0 itself too.
-constexpr std::size_t kZeros = 4096;
-template <class T>
-const std::byte* negative_zeros() {
-  static const std::vector<T> zeros(kZeros / sizeof(T), T(-0.0));
-  return reinterpret_cast<const std::byte*>(zeros.data());
-}
-
-}  // namespace
-
-void fold(Op op, Type type, const void* const* in, int n, void* out, std::uint64_t count, bool last,
-          int members) {
-  const Op folded = op == Op::mean && !last ? Op::sum : op;
-  const Reduce reduce = kernels().reduce[static_cast<int>(folded)][static_cast<int>(type)];
-  if (folded != Op::mean || n == members) return reduce(in, n, &out, 1, count);
-  // The kernel divides by the number of its inputs: further ones add nothing.
-  const std::byte* zeros =
-      type == Type::float64 ? negative_zeros<double>() : negative_zeros<float>();
-  const std::size_t element = size_of(type), step = kZeros / element;
-  std::vector<const void*> inputs(static_cast<std::size_t>(members), zeros);
-  for (std::uint64_t i = 0; i < count; i += step) {
-    for (int k = 0; k < n; ++k)
-      inputs[static_cast<std::size_t>(k)] = static_cast<const std::byte*>(in[k]) + i * element;
-    void* target = static_cast<std::byte*>(out) + i * element;
-    reduce(inputs.data(), members, &target, 1, std::min<std::uint64_t>(step, count - i));
-  }
 }
 
 }  // namespace allreduce::tcp

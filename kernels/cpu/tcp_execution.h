@@ -36,7 +36,7 @@ class Execution : public std::enable_shared_from_this<Execution> {
   void address(std::uint64_t key) { remote_key_ = key; }
 
   Landing land(int peer, const Header& header);
-  bool arrived(int peer, const Header& header, Landing landing);
+  void arrived(int peer, const Header& header, Landing landing);
   void sent(std::size_t stage, const Block& hold);
   bool credited(int peer, std::uint32_t stage, std::uint64_t allowed);
 

@@ -49,7 +49,6 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   // Says goodbye, or the fault, and lets go of everything when it is out; at the deadline anyhow.
   // `farewell` is settled then.
   void leave(Clock::time_point deadline, std::shared_ptr<Work> farewell);
-  bool closed() const { return closed_; }
   bool dead() const { return culprit_.fault != Fault::none; }
   const Culprit& culprit() const { return culprit_; }
   std::vector<int> missing(std::uint64_t key) const;
@@ -121,10 +120,6 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   void post_ready();
   void post(Pending& pending);
   void take_post(int from, std::uint64_t key, Post post);
-  void compare(Pending& pending, int member);
-  void suspect(std::uint64_t key);
-  void judge(bool late);
-  void agree(std::uint64_t key);
   void complete(std::uint64_t key);
   void finish(std::uint64_t key);
   void grant_staging();
@@ -132,11 +127,20 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
     return pending_.empty() ? started_ : pending_.begin()->first;
   }
 
-  // tcp_words.cpp: frames of words, ends of connections
+  // tcp_agreement.cpp: whether all have made the same call
+  void compare(Pending& pending, int member);
+  void suspect(std::uint64_t key);
+  void judge(bool late);
+  void agree(std::uint64_t key);
+
+  // tcp_words.cpp: frames of words
+  void touch(Connection& connection);
   void send_words(int peer, Header header, std::vector<std::byte> payload);
   bool take_words(Connection& from, const Header& header);
-  bool take_fault(int from, const Header& header, const std::vector<std::byte>& payload);
+
+  // tcp_endings.cpp: faults, ends of connections, leaving
   void send_fault(int to);
+  bool take_fault(const Header& header, const std::vector<std::byte>& payload);
   void ended(Connection& connection);
   void check_left(int member);
   void blame(Fault fault, int member, std::uint64_t key);
@@ -145,8 +149,9 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   void fail_all();
   void drop(Connection& connection);
   void close_all();
+
+  // tcp_diagnostics.cpp
   std::shared_ptr<Work> started(std::uint64_t key) const;
-  void touch(Connection& connection);
 
   // tcp_messages.cpp: send and recv
   void start_send(const std::shared_ptr<Work>& work);

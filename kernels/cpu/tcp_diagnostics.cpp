@@ -1,0 +1,88 @@
+// What a member can say of its calls: for whom they wait, and what others did last.
+#include <algorithm>
+
+#include "tcp_member.h"
+
+namespace allreduce::tcp {
+
+std::vector<std::uint64_t> Member::payload_bytes() const {
+  std::vector<std::uint64_t> found;
+  for (const Peer& one : peers_) found.push_back(one.payload);
+  return found;
+}
+
+std::vector<int> Member::missing(std::uint64_t key) const {
+  std::vector<int> found;
+  if ((key & kMessage) == 0) {
+    auto pending = pending_.begin();  // a complete call waits for the first that is not
+    while (pending != pending_.end() && pending->second.complete) ++pending;
+    if (pending == pending_.end() || pending->first > key) return found;
+    for (int member = 0; member < n_; ++member)
+      if (member != me_ && peer(member).posts.count(pending->first) == 0) found.push_back(member);
+    if (found.empty() && pending->second.execution) return pending->second.execution->waits_for();
+    return found;
+  }
+  const auto exchange = exchanges_.find(key);
+  if (exchange != exchanges_.end()) return exchange->second->waits_for();
+  const auto offer = offers_.find(key);
+  if (offer != offers_.end()) return {offer->second->request.root};
+  for (const auto& work : receives_) {
+    if (work->key != key) continue;
+    if (work->request.root != kAny) return {work->request.root};
+    for (int member = 0; member < n_; ++member)
+      if (member != me_) found.push_back(member);
+  }
+  return found;
+}
+
+std::optional<std::string> Member::posted(int member, std::uint64_t key) const {
+  if (culprit_.fault == Fault::mismatch && ((culprit_.key ^ key) & ~kMessage) == 0) {
+    if (member == culprit_.member) return culprit_.of_member;
+    if (member == culprit_.witness) return culprit_.of_witness;
+  }
+  if (member != me_) return std::nullopt;
+  if (dead()) return stopped_;
+  const auto work = started(key);
+  return work ? std::optional(work->request.signature) : std::nullopt;
+}
+
+// The call of a key that is not complete; a message's also without its bit.
+std::shared_ptr<Work> Member::started(std::uint64_t key) const {
+  const auto pending = pending_.find(key);
+  if (pending != pending_.end()) return pending->second.work;
+  const auto exchange = exchanges_.find(key | kMessage);
+  if (exchange != exchanges_.end()) return exchange->second->work();
+  const auto offer = offers_.find(key | kMessage);
+  if (offer != offers_.end()) return offer->second;
+  for (const auto& work : receives_)
+    if (work->key == (key | kMessage)) return work;
+  return nullptr;
+}
+
+std::optional<std::pair<std::uint64_t, std::string>> Member::last_call(int member) const {
+  return member == me_ ? last_ : peer(member).last;
+}
+
+// The peers from whom something is still to come.
+std::vector<int> Execution::waits_for() const {
+  std::vector<int> found;
+  for (std::size_t index = 0; index < plan_.stages.size(); ++index) {
+    const Stage& stage = plan_.stages[index];
+    for (std::size_t s = 0; s < stage.from.size(); ++s) {
+      const auto& got = progress_[index].got[s];
+      if (std::find(got.begin(), got.end(), false) != got.end()) found.push_back(stage.from[s]);
+    }
+    const Progress& progress = progress_[index];
+    for (std::size_t link = 0; link < stage.to.size(); ++link) {
+      const Window& window = progress.windows[link];
+      const bool stuck =
+          stage.from.empty() && progress.next < progress.chunks && progress.next >= window.allowed;
+      if (stuck || !window.held.empty()) found.push_back(stage.to[link].peer);
+    }
+  }
+  std::sort(found.begin(), found.end());
+  found.erase(std::unique(found.begin(), found.end()), found.end());
+  return found;
+}
+
+}  // namespace allreduce::tcp

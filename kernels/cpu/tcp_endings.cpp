@@ -1,0 +1,210 @@
+// How a member ends: faults, connections that end, and leaving in good order.
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "tcp_engine.h"
+
+namespace allreduce::tcp {
+namespace {
+
+// A data connection may end before the goodbye on the connection for words is read.
+constexpr auto kGoodbyePatience = std::chrono::milliseconds(200);
+// A death leaves calls alone that the dead had done its part of, for so long.
+constexpr auto kLastCalls = std::chrono::milliseconds(100);
+// How often a member that leaves looks whether its last words have been delivered.
+constexpr auto kLeaveInterval = std::chrono::milliseconds(2);
+
+}  // namespace
+
+// The fault and both members in one word; the lengths of two signatures and a reason before them.
+void Member::send_fault(int to) {
+  Header header{};
+  header.kind = Kind::fault;
+  header.key = culprit_.key;
+  header.offset = static_cast<std::uint64_t>(culprit_.fault) |
+                  static_cast<std::uint64_t>(culprit_.member) << 8 |
+                  static_cast<std::uint64_t>(culprit_.witness) << 32;
+  std::vector<std::byte> payload;
+  const std::string* parts[] = {&culprit_.of_member, &culprit_.of_witness, &culprit_.reason};
+  for (const std::string* part : parts) {
+    const auto size = static_cast<std::uint32_t>(part->size());
+    const auto* bytes = reinterpret_cast<const std::byte*>(&size);
+    payload.insert(payload.end(), bytes, bytes + sizeof(size));
+    const auto* data = reinterpret_cast<const std::byte*>(part->data());
+    payload.insert(payload.end(), data, data + size);
+  }
+  send_words(to, header, std::move(payload));
+}
+
+bool Member::take_fault(const Header& header, const std::vector<std::byte>& payload) {
+  Culprit culprit;
+  culprit.key = header.key;
+  const auto fault = header.offset & 0xff;
+  culprit.member = static_cast<int>(header.offset >> 8 & 0xffffff);
+  culprit.witness = static_cast<int>(header.offset >> 32);
+  if (fault < static_cast<std::uint64_t>(Fault::mismatch) ||
+      fault > static_cast<std::uint64_t>(Fault::timeout) || culprit.member >= n_ ||
+      culprit.witness < 0 || culprit.witness >= n_)
+    return false;
+  culprit.fault = static_cast<Fault>(fault);
+  std::size_t at = 0;
+  for (std::string* part : {&culprit.of_member, &culprit.of_witness, &culprit.reason}) {
+    std::uint32_t size;
+    if (payload.size() - at < sizeof(size)) return false;
+    std::memcpy(&size, payload.data() + at, sizeof(size));
+    at += sizeof(size);
+    if (payload.size() - at < size) return false;
+    part->assign(reinterpret_cast<const char*>(payload.data()) + at, size);
+    at += size;
+  }
+  condemn(std::move(culprit));
+  return true;
+}
+
+void Member::blame(Fault fault, int member, std::uint64_t key) {
+  condemn({fault, member, me_, key, "", "", ""});
+}
+
+// Kills the communicator, for a death not before calls are complete that everybody had begun: what
+// the dead has sent of them is still on its way.
+void Member::condemn(Culprit culprit) {
+  if (culprit.fault != Fault::lost || !calls_begun()) return die(std::move(culprit));
+  if (!verdict_) verdict_ = {std::move(culprit), Clock::now() + kLastCalls};
+}
+
+bool Member::calls_begun() const {
+  return std::any_of(pending_.begin(), pending_.end(), [](const auto& entry) {
+    return entry.second.begun && !entry.second.complete;
+  });
+}
+
+void Member::die(Culprit culprit) {
+  if (dead() || leaving_) return;
+  auto own = started(culprit.key);
+  if (!own && !pending_.empty()) own = pending_.begin()->second.work;
+  if (!own && !receives_.empty()) own = receives_.front();
+  if (own) stopped_ = own->request.signature;
+  culprit_ = std::move(culprit);
+  for (int member = 0; member < n_; ++member)
+    if (member != me_ && !peer(member).left) send_fault(member);
+  fail_all();
+  for (Peer& one : peers_)
+    if (!one.connections.empty() && one.connections[0])
+      Engine::instance().update(*one.connections[0], false);
+}
+
+// No array is touched after this.
+void Member::fail_all() {
+  for (Peer& one : peers_)
+    for (std::size_t channel = 1; channel < one.connections.size(); ++channel)
+      if (one.connections[channel]) drop(*one.connections[channel]);
+  const auto fail = [](const std::shared_ptr<Work>& work) { work->settle(State::failed); };
+  for (auto& [key, pending] : std::exchange(pending_, {})) fail(pending.work);
+  for (auto& [key, work] : std::exchange(offers_, {})) fail(work);
+  for (auto& work : std::exchange(receives_, {})) fail(work);
+  for (auto& [key, execution] : std::exchange(exchanges_, {})) fail(execution->work());
+  for (Arrival& arrival : std::exchange(arrivals_, {}))
+    if (arrival.own) fail(arrival.own);
+}
+
+// Lets go of a connection; it is destroyed when no call of it is on the stack.
+void Member::drop(Connection& connection) {
+  Engine::instance().unwatch(connection);
+  connection.registration = 0;
+  connection.forget();
+  for (auto& fd : fds_) {
+    int mine = connection.fd();
+    fd.compare_exchange_strong(mine, -1);
+  }
+  shutdown(connection.fd(), SHUT_RDWR);
+  auto& connections = peer(connection.peer()).connections;
+  gone_.push_back(std::move(connections[static_cast<std::size_t>(connection.channel())]));
+}
+
+void Member::ended(Connection& connection) {
+  const int who = connection.peer();
+  const bool words = connection.channel() == 0;
+  drop(connection);
+  if (dead() || leaving_) return;
+  if (peer(who).left) return check_left(who);
+  if (words) return blame(Fault::lost, who, first_pending());
+  if (!peer(who).suspect) peer(who).suspect = Clock::now() + kGoodbyePatience;
+}
+
+// A member that left in good order is missed by a call that it has not completed.
+void Member::check_left(int member) {
+  for (const auto& [key, pending] : pending_)
+    if (key >= peer(member).completed) return blame(Fault::left, member, key);
+  if (message_needs(member)) blame(Fault::left, member, kMessage);
+}
+
+std::optional<Clock::time_point> Member::deadline() const {
+  if (closed_) return std::nullopt;
+  if (leaving_) return Clock::now() + kLeaveInterval;
+  if (dead()) return std::nullopt;
+  std::optional<Clock::time_point> first;
+  const auto consider = [&](Clock::time_point one) {
+    if (!first || one < *first) first = one;
+  };
+  if (suspicion_) consider(suspicion_->until);
+  if (verdict_) consider(verdict_->until);
+  for (const Peer& one : peers_)
+    if (one.suspect && !one.left) consider(*one.suspect);
+  return first;
+}
+
+void Member::tick(Clock::time_point now) {
+  if (closed_) return;
+  if (!leaving_) {
+    if (suspicion_ && now >= suspicion_->until) judge(true);
+    if (verdict_ && (now >= verdict_->until || !calls_begun())) die(verdict_->culprit);
+    for (int member = 0; member < n_; ++member)
+      if (peer(member).suspect && !peer(member).left && now >= *peer(member).suspect) {
+        peer(member).suspect.reset();
+        blame(Fault::lost, member, first_pending());
+      }
+    return;
+  }
+  bool delivered = dirty_.empty();
+  for (const Peer& one : peers_)
+    for (const auto& connection : one.connections)
+      if (connection && !(connection->idle() && connection->delivered())) delivered = false;
+  if (delivered || now >= leave_by_) close_all();
+}
+
+void Member::leave(Clock::time_point deadline, std::shared_ptr<Work> farewell) {
+  if (leaving_) {
+    if (closed_) return farewell->settle(State::done);
+    return;
+  }
+  leave_by_ = deadline;
+  farewell_ = std::move(farewell);
+  const std::uint64_t completed = first_pending();
+  for (int member = 0; member < n_ && !dead(); ++member) {
+    if (member == me_) continue;
+    Header header{};
+    header.kind = Kind::goodbye;
+    header.key = completed;
+    send_words(member, header, {});
+  }
+  leaving_ = true;
+  // Data that is complete here may still be on its way: those connections stay open until then.
+  const bool unfinished = !pending_.empty() || !exchanges_.empty();
+  if (unfinished) fail_all();
+  for (Peer& one : peers_)
+    for (auto& connection : one.connections)
+      if (connection) Engine::instance().update(*connection, false);
+}
+
+void Member::close_all() {
+  for (Peer& one : peers_)
+    for (auto& connection : one.connections)
+      if (connection) drop(*connection);
+  closed_ = true;
+  if (farewell_) farewell_->settle(State::done);
+  Engine::instance().remove(*this);
+}
+
+}  // namespace allreduce::tcp
