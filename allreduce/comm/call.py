@@ -101,6 +101,13 @@ class Call:
         return f"{self.collective}({text})"
 
 
+def agreed_shape(call: Call, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the lengths of an array's axes that must be equal on all members."""
+    if call.collective in ("send", "recv"):
+        return ()
+    return shape if call.collective in ("all_reduce", "reduce", "broadcast") else shape[1:]
+
+
 _PEERS = {"send": "dest", "recv": "source"}  # what callers name the peer
 
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from allreduce.comm.call import PATHS, Call, from_native
+from allreduce.comm.call import Call
+from allreduce.comm.disagreement import Side, story
+from allreduce.comm.sites import Note
 from allreduce.errors import AllreduceError, MismatchError, PeerLostError, TimeoutError
+
+_STATES = {  # by the kernel's letter (proc(5))
+    "T": "is stopped, by a signal: kill -CONT lets it go on",
+    "t": "is stopped, by a debugger",
+    "Z": "is dead",
+    "X": "is dead",
+}
 
 
 @dataclass(frozen=True)
@@ -28,12 +37,13 @@ class MemberInfo:
     def state(self) -> str:
         """Say whether its process lives."""
         try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
+            with open(f"/proc/{self.pid}/stat") as stat:
+                letter = stat.read().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
             return f"process {self.pid} is dead"
-        except PermissionError:
-            pass
-        return f"process {self.pid} is alive"
+        except OSError:  # hidden from us
+            return f"process {self.pid}"
+        return f"process {self.pid} {_STATES.get(letter, 'is alive')}"
 
 
 class Evidence(Protocol):
@@ -46,10 +56,10 @@ class Evidence(Protocol):
 
 
 @dataclass(frozen=True)
-class Witness:
+class Witness(ABC):
     """What one member can say about its communicator's end."""
 
-    transport: ClassVar[str] = "shared"
+    transport: ClassVar[str]
     group: Evidence
     name: str
     me: int
@@ -64,9 +74,17 @@ class Witness:
         words = self.group.posted_call(member, seq)
         return None if words is None else self.read(words)
 
+    @abstractmethod
     def read(self, words: Any) -> Call:
         """Read what the native side has written down of a call."""
-        return from_native(words, self.name)
+
+    @abstractmethod
+    def note(self, member: int, seq: int) -> Note:
+        """Return what a member tells of a call besides."""
+
+    @abstractmethod
+    def difference(self, low: int, high: int, seq: int) -> str:
+        """Say what differs though two calls look alike, if it is not the arrays' shapes."""
 
     def last_call(self, member: int) -> str:
         """Say what a member did last."""
@@ -111,10 +129,10 @@ class Witness:
         if fault == "aborted":
             return PeerLostError(f"{self.where}: {blamed} aborted the communicator: {reason}")
         after = f" after {seconds:.3g} s" if witness == self.me else ""
+        waited_for = reason or self.missing(seq) or f"{blamed} {self.last_call(member)}"
         return TimeoutError(
-            f"{self.where}: {self.members[witness]} gave up {current}{after}: "
-            f"{blamed} {self.last_call(member)} ({blamed.state}); if it only needs longer, raise "
-            "the timeout"
+            f"{self.where}: {self.members[witness]} gave up {current}{after}: {waited_for}; "
+            "if it only needs longer, raise the timeout"
         )
 
     def _named(self, seq: int) -> str:
@@ -123,46 +141,15 @@ class Witness:
 
     def _mismatch(self, member: int, witness: int, seq: int) -> MismatchError:
         low, high = sorted((member, witness))
-        a, b = self.members[low], self.members[high]
         first, second = self.call(low, seq), self.call(high, seq)
         if first is None or second is None:  # it cannot be reused: nobody has completed this call
+            a, b = self.members[low], self.members[high]
             return MismatchError(f"{self.where}: {a} and {b} made different calls #{seq}")
-        name = first.collective
-        if {name, second.collective} == {"send", "recv"}:
-            name = "a message"
-        elif name != second.collective:
-            text = f"call #{seq} is {first} on {a} but {second} on {b}; every rank must make the "
-            return MismatchError(f"{self.where}: {text}same calls in the same order")
-        difference = _difference(first, second) or self.difference(low, high, seq)
-        return MismatchError(f"{self.where}: {name} #{seq} got {difference.format(a=a, b=b)}")
-
-    def difference(self, low: int, high: int, seq: int) -> str:
-        """Say what differs though the calls look alike: where their arrays lie."""
-        paths = [self._path(member, seq) for member in (low, high)]
-        if paths[0] == paths[1]:
-            return "different arrays of comm.empty on {a} and {b}; pass the same one on every rank"
-        words = ["memory of comm.empty" if path == "direct" else "ordinary" for path in paths]
-        return (
-            f"{words[0]} arrays on {{a}} but {words[1]} ones on {{b}}; input and output must be of "
-            "the same kind on every rank"
+        message = {first.collective, second.collective} == {"send", "recv"}
+        first_side, second_side = (
+            Side(str(self.members[each]), call, self.note(each, seq), here=each == self.me)
+            for each, call in ((low, first), (high, second))
         )
-
-    def _path(self, member: int, seq: int) -> str:
-        words = self.group.posted_call(member, seq)
-        return PATHS[words[3]] if words is not None else "unknown"
-
-
-def _difference(a: Call, b: Call) -> str:
-    if a.dtype != b.dtype:
-        return f"{a.dtype} on {{a}} but {b.dtype} on {{b}}; cast before the call"
-    if a.op != b.op:
-        return f"op={a.op!r} on {{a}} but op={b.op!r} on {{b}}"
-    if a.collective == b.collective and a.root != b.root:
-        return f"root={a.root} on {{a}} but root={b.root} on {{b}}"
-    if a.receives is not None and b.receives is not None:
-        return ""  # what each sends may differ
-    if a.counts != b.counts:
-        return f"counts={a.counts} on {{a}} but counts={b.counts} on {{b}}; they must be equal"
-    if a.count != b.count:
-        return f"{a.count} elements on {{a}} but {b.count} on {{b}}; shapes must be equal"
-    return ""
+        what = "a message" if message else f"call #{seq}"
+        hidden = "" if message else self.difference(low, high, seq)
+        return MismatchError(f"{self.where}: {story(what, first_side, second_side, hidden)}")

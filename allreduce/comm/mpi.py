@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 
 from allreduce import _native
 from allreduce.cluster import World, failed
+from allreduce.comm import sites
 from allreduce.comm.base import Array, Quick, Transport, Work
-from allreduce.comm.call import Call
+from allreduce.comm.call import Call, agreed_shape
 from allreduce.comm.mpi_calls import Collective, Library
 from allreduce.comm.mpi_messages import Message
 from allreduce.comm.mpi_news import WARN_SECONDS, News, Notice, Vigil, signature
@@ -68,10 +69,12 @@ class MpiWork(Work):
         seq: int,
         task: Collective | Message,
         result: Callable[[], Any],
+        note: bytes = b"",
     ) -> None:
-        self.call, self.seq, self.task = call, seq, task
+        self.call, self.seq, self.task, self.note = call, seq, task, note
         self.posted = self.complete = False
         self.agreement: Any = None  # the request that reduces these:
+        self.mark = np.uint64(0)  # its signature
         self.words = np.zeros(3, np.uint64)  # signature, its complement, the task's flag
         self._transport = transport
         self._result = result
@@ -143,10 +146,11 @@ class MpiTransport(Transport):
         self._check_usable()
         if call.collective not in ("send", "recv"):
             task = Collective(self._library, self._data, call, x, out, self._where)
-            return self._begin(call, task, result, task.large)
+            return self._begin(task, result, task.large)
         array = x if call.collective == "send" else out
         assert array is not None, "send has an input, recv an output"
-        message = Message(self._library, self._data, call, array, self._where)
+        note = sites.note(array, None)
+        message = Message(self._library, self._data, call, array, self._where, note)
         work = MpiWork(self, call, -1, message, result)
         with entered:
             if message.incoming:
@@ -156,14 +160,16 @@ class MpiTransport(Transport):
                 self._messages.append(work)
         return work
 
-    def _begin(
-        self, call: Call, task: Collective, result: Callable[[], Any], flag: bool
-    ) -> MpiWork:
+    def _begin(self, task: Collective, result: Callable[[], Any], flag: bool) -> MpiWork:
         """Post the agreement on a collective call; it also tells if any member's `flag` is set."""
+        note = sites.note(task.x, task.out)
+        array = task.x if task.x is not None else task.out
+        shape = () if array is None else agreed_shape(task.call, array.shape)
         with entered:
-            work = MpiWork(self, call, self._calls, task, result)
-            mine = np.uint64(signature(call))
+            work = MpiWork(self, task.call, self._calls, task, result, note)
+            mine = np.uint64(signature(task.call, shape))
             work.words[:] = mine, ~mine, flag
+            work.mark = mine
             buffer = [work.words, work.words.size, self._mpi.UINT64_T]
             work.agreement = self._control.Iallreduce(self._mpi.IN_PLACE, buffer, self._mpi.MAX)
             self._calls += 1
@@ -264,7 +270,7 @@ class MpiTransport(Transport):
                 work = self._agreeing[0]
                 if not work.agreed:
                     self._disputed = work
-                    self._news.dispute(work.seq, work.call)
+                    self._news.dispute(work.seq, work.call, work.note, int(work.mark))
                     return
                 assert isinstance(work.task, Collective)
                 work.task.post(simple=not work.words[2])
@@ -313,7 +319,7 @@ class MpiTransport(Transport):
         except (MemoryError, ValueError):  # the latter where an address cannot say so much
             memory = None
         task = Collective(self._library, self._data, call, None, None, self._where)
-        work = self._begin(call, task, lambda: None, memory is None)
+        work = self._begin(task, lambda: None, memory is None)
         work.wait()
         if memory is None or work.words[2]:
             where = "this rank" if memory is None else "another rank"

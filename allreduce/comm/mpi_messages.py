@@ -16,10 +16,12 @@ import numpy as np
 
 from allreduce.comm.base import Array
 from allreduce.comm.call import ANY, Call
+from allreduce.comm.disagreement import Side, story
 from allreduce.comm.mpi_calls import Library
+from allreduce.comm.sites import NOTE_BYTES, Note
 from allreduce.errors import MismatchError, UsageError
 
-_HEADER = struct.Struct("<q16s")  # elements, type
+_HEADER = struct.Struct(f"<q16s{NOTE_BYTES}s")  # elements, type, note
 
 
 @dataclass
@@ -31,6 +33,7 @@ class Message:
     call: Call
     array: Array
     where: str
+    note: bytes = b""  # for the error of one that expects something else
     found: tuple[int, int] | None = None  # a receive's source and tag, once a header has named them
     _header: bytearray = field(default_factory=lambda: bytearray(_HEADER.size))
     _requests: list[Any] = field(default_factory=list)
@@ -50,7 +53,7 @@ class Message:
 
     def send(self) -> None:
         """Send the header and the array."""
-        self._header[:] = _HEADER.pack(self.call.count, self.call.dtype.encode())
+        self._header[:] = _HEADER.pack(self.call.count, self.call.dtype.encode(), self.note)
         place = (self.call.root, self.call.tag or 0)
         self._requests.append(self.comm.Isend(self._header, *place))
         self._requests += [self.comm.Isend(part, *place) for part in self._parts()]
@@ -74,14 +77,16 @@ class Message:
             self._match(earlier)
         if self.found is None or not self._expected[0].Test():
             return False
-        count, dtype = _HEADER.unpack(self._header)
+        count, dtype, note = _HEADER.unpack(self._header)
         name = dtype.rstrip(b"\0").decode()
         source, tag = self.found
         if (count, name) != (self.call.count, self.call.dtype):
-            raise MismatchError(
-                f"rank {self.comm.Get_rank()} called {self.call}, but rank {source} sent "
-                f"{name}[{count}] with tag {tag}; both must name one type and count"
-            )
+            rank = self.comm.Get_rank()
+            sent = Call("send", None, name, count, rank, self.call.group, tag=tag)
+            told = Note.unpack(note.rstrip(b"\0"))
+            first = Side(f"rank {source}", sent, told)
+            second = Side(f"rank {rank}", self.call, Note.unpack(self.note))
+            raise MismatchError(story("a message", first, second))
         self._requests += [self.comm.Irecv(part, source, tag) for part in self._parts()]
         return True
 

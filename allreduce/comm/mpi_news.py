@@ -15,6 +15,8 @@ from typing import Any
 from allreduce.cluster import World
 from allreduce.cluster.base import ranks_text
 from allreduce.comm.call import Call
+from allreduce.comm.disagreement import Side, story
+from allreduce.comm.sites import Note
 from allreduce.errors import (
     AllreduceError,
     ClosedError,
@@ -37,9 +39,14 @@ _ERRORS: dict[str, type[AllreduceError]] = {
 
 
 @lru_cache(maxsize=1024)
-def signature(call: Call) -> int:
-    """Return 64 bits of what all members' calls must have in common."""
-    shared: tuple[Any, ...] = (call.collective, call.op, call.dtype, call.root)
+def signature(call: Call, shape: tuple[int, ...] = ()) -> int:
+    """Return 64 bits of what all members' calls must have in common.
+
+    Args:
+        call: The call.
+        shape: Lengths of the array's axes that have to agree.
+    """
+    shared: tuple[Any, ...] = (call.collective, call.op, call.dtype, call.root, shape)
     if call.collective == "all_to_all" and call.counts is not None:
         shared += ("counts",)  # each member has its own
     else:
@@ -104,31 +111,41 @@ class News:
             return "all ranks wait in it, but MPI has not completed it yet"
         return "; ".join([f"{ranks_text(absent)} did not make the call", *told])
 
-    def dispute(self, seq: int, call: Call) -> None:
-        """Tell one's own version of call `seq`, in which members disagree."""
+    def dispute(self, seq: int, call: Call, note: bytes, mark: int) -> None:
+        """Tell one's own version of call `seq`, in which members disagree.
+
+        Args:
+            seq: The number of the call.
+            call: The call.
+            note: What else is known of it.
+            mark: Its signature.
+        """
+        told = {"call": asdict(call), "note": note.decode(errors="replace"), "mark": mark}
         with contextlib.suppress(AllreduceError):
-            self._set(f"call/{seq}/{self.world.rank}", json.dumps(asdict(call)))
+            self._set(f"call/{seq}/{self.world.rank}", json.dumps(told))
 
     def settle(self, where: str, seq: int) -> MismatchError:
         """Build the error for call `seq`, in which members disagree: the same on all of them."""
-        calls = [self._call(f"call/{seq}/{rank}") for rank in range(self.world.size)]
-        signatures = [None if call is None else signature(call) for call in calls]
-        odd = next((rank for rank, one in enumerate(signatures) if one != signatures[0]), 0)
-        return MismatchError(
-            f"{where}: call #{seq} is {calls[0] or 'unknown'} on rank 0 but "
-            f"{calls[odd] or 'unknown'} on rank {odd}; every rank must make the same calls in the "
-            "same order, with equal types and counts"
-        )
+        told = [self._version(f"call/{seq}/{rank}") for rank in range(self.world.size)]
+        known = [rank for rank, each in enumerate(told) if each is not None]
+        odd = [rank for rank in known if told[rank]["mark"] != told[known[0]]["mark"]]
+        if not odd:  # of members that cannot tell any more
+            return MismatchError(f"{where}: ranks made different calls #{seq}")
+        first, second = (self._side(rank, told[rank]) for rank in (known[0], odd[0]))
+        return MismatchError(f"{where}: {story(f'call #{seq}', first, second)}")
 
-    def _call(self, key: str) -> Call | None:
-        try:
-            told = self.world.store.get(self._key(key), _ANSWER_SECONDS)
-        except AllreduceError:  # a member that cannot tell any more
-            return None
-        fields: dict[str, Any] = json.loads(told)
+    def _side(self, rank: int, told: Any) -> Side:
+        fields: dict[str, Any] = told["call"]
         for name in ("counts", "receives"):
             fields[name] = None if fields[name] is None else tuple(fields[name])
-        return Call(**fields)
+        here = rank == self.world.rank
+        return Side(f"rank {rank}", Call(**fields), Note.unpack(told["note"].encode()), here)
+
+    def _version(self, key: str) -> Any:
+        try:
+            return json.loads(self.world.store.get(self._key(key), _ANSWER_SECONDS))
+        except AllreduceError:  # a member that cannot tell any more
+            return None
 
     def _get(self, key: str) -> str | None:
         try:

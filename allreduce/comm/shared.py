@@ -9,14 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allreduce import _native
+from allreduce.comm import sites
 from allreduce.comm.base import Array, Quick
 from allreduce.comm.call import Call, kind
-from allreduce.comm.failures import Witness
 from allreduce.comm.local_group import LocalGroup
 from allreduce.comm.native import NativeTransport, NativeWork
 from allreduce.comm.plan import Placed, Plan, Topology
 from allreduce.comm.plans import plan
 from allreduce.comm.segments import in_place
+from allreduce.comm.shared_failures import SharedWitness
 from allreduce.comm.symmetric import Symmetric
 
 
@@ -30,7 +31,7 @@ class SharedTransport(NativeTransport[_native.Work]):
     name = "shared"
 
     def __init__(self, local: LocalGroup, index: int, name: str, timeout: float) -> None:
-        super().__init__(index, Witness(local.group, name, index, local.members), timeout)
+        super().__init__(index, SharedWitness(local.group, name, index, local.members), timeout)
         self._local = local
         self._member = _native.Member(local.group, index)
         self._symmetric = Symmetric(local, self._member, index, timeout)
@@ -43,15 +44,17 @@ class SharedTransport(NativeTransport[_native.Work]):
         return self._member.quick
 
     def finish_quick(self, unfinished: object) -> None:
-        assert isinstance(unfinished, _native.Work)
-        self.complete(unfinished, None, self.quick_seconds)
+        assert isinstance(unfinished, tuple), "a work and its input"
+        native, x = unfinished
+        self._finish(native, x)
 
     def start(
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> SharedWork:
         packed = kind(call.collective, call.op, call.root or 0)
+        note = sites.note(x, out)
         try:
-            native = self._member.start(packed, x, out, call.counts, call.receives)
+            native = self._member.start(packed, x, out, call.counts, call.receives, note)
             work = SharedWork(self, native, (x, out), result)
             with self._lock:
                 self._keep(work)
@@ -105,4 +108,10 @@ class SharedTransport(NativeTransport[_native.Work]):
 
     def _complete_now(self, work: _native.Work) -> None:
         if not self._wait(work, self.quick_seconds):
-            self.complete(work, None, self.quick_seconds)
+            self._finish(work, None)
+
+    def _finish(self, native: _native.Work, x: Array | None) -> None:
+        """Complete a call that failed or waits long: only now its caller is looked up."""
+        self._check_own()
+        self._member.note(native.seq, sites.note(x, None))
+        self.complete(native, None, self.quick_seconds)

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allreduce import _native
-from allreduce.comm import tcp_calls
+from allreduce.comm import sites, tcp_calls
 from allreduce.comm.base import Array
-from allreduce.comm.call import Call
+from allreduce.comm.call import Call, agreed_shape
 from allreduce.comm.choosing import Choices
 from allreduce.comm.native import NativeTransport, NativeWork
 from allreduce.comm.plan import Placed, Plan, Topology
@@ -83,7 +83,11 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         tcp_calls.check(call, self._witness.where)
         if x is not None:  # a NumPy scalar has no memory of its own
             x = np.asarray(x)
-        signature = tcp_calls.encode(call, self._witness.where)
+        array = x if x is not None else out
+        shape = () if array is None else agreed_shape(call, array.shape)
+        signature = tcp_calls.annotated(
+            tcp_calls.encode(call, self._witness.where, shape), sites.note(x, out)
+        )
         words = tcp_calls.words(call, self._size, self._choices)
         try:
             with self._lock:  # calls of several threads get one order
@@ -106,7 +110,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
     def _surrender(self, native: _native.TcpWork) -> bool:
         missing = self._member.missing(native.key)
         blamed = next((m for m in missing if m != self.index), self.index)
-        self._member.blame_timeout(blamed, native.key)
+        self._member.blame_timeout(blamed, native.key, self._missing(native))
         return self._wait(native, _FAIL_SECONDS)
 
     def _kill(self, reason: str) -> None:

@@ -30,7 +30,7 @@ COLLECTIVES = (
 PATHS = ("small", "direct", "chain")
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _AGREED = struct.Struct("<H")  # how many bytes of a signature must be equal, these included
-_MAX_SIGNATURE = 60000  # native kMaxSignature
+_MAX_SIGNATURE = 59000  # native kMaxSignature, less the longest note
 
 
 def choose(call: Call, size: int, choices: Choices) -> Choice:
@@ -87,8 +87,13 @@ def words(call: Call, size: int, choices: Choices) -> tuple[object, ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def encode(call: Call, where: str) -> bytes:
+def encode(call: Call, where: str, shape: tuple[int, ...] = ()) -> bytes:
     """Return a call's signature: what has to agree on all members, and what only has to fit.
+
+    Args:
+        call: The call.
+        where: "[tcp] rank 2", for messages.
+        shape: Lengths of the array's axes that have to agree.
 
     Raises:
         UnsupportedError: There are too many members for counts of their own.
@@ -97,7 +102,8 @@ def encode(call: Call, where: str) -> bytes:
     shown = [call.collective, call.op, call.dtype, call.count, call.root, call.tag]
     if exchange:
         shown[3] = 0  # whatever this member happens to send
-    text = json.dumps([*shown, None if exchange else call.counts], separators=(",", ":")).encode()
+    counts = None if exchange else call.counts
+    text = json.dumps([*shown, counts, shape], separators=(",", ":")).encode()
     pairs = (*(call.counts or ()), *(call.receives or ())) if exchange else ()
     agreed = _AGREED.size + len(text)
     signature = _AGREED.pack(min(agreed, 0xFFFF)) + text + struct.pack(f"<{len(pairs)}Q", *pairs)
@@ -109,10 +115,22 @@ def encode(call: Call, where: str) -> bytes:
     return signature
 
 
-def decode(signature: bytes, group: str) -> Call:
-    """Read a signature."""
+def annotated(signature: bytes, note: bytes) -> bytes:
+    """Return a signature with what its member tells of the call besides, as it is sent."""
+    return signature + note + bytes([len(note)])
+
+
+def note_of(told: bytes) -> bytes:
+    """Return the note of an annotated signature."""
+    return told[-1 - told[-1] : -1]
+
+
+def decode(told: bytes, group: str) -> Call:
+    """Read an annotated signature."""
+    signature = told[: -1 - told[-1]]
     (agreed,) = _AGREED.unpack_from(signature)
-    collective, op, dtype, count, root, tag, listed = json.loads(signature[_AGREED.size : agreed])
+    fields = json.loads(signature[_AGREED.size : agreed])
+    collective, op, dtype, count, root, tag, listed, _ = fields
     pairs = struct.unpack(f"<{(len(signature) - agreed) // 8}Q", signature[agreed:])
     half = len(pairs) // 2
     counts = pairs[:half] if pairs else (None if listed is None else tuple(listed))

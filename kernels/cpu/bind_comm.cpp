@@ -40,6 +40,13 @@ nb::object posted_call(const Group& group, int member, std::uint64_t seq) {
   return describe(Call::unpack(slot.signature));
 }
 
+// What a member has told about a call besides, or None.
+nb::object note(const Group& group, int member, std::uint64_t seq) {
+  const Note* found = group.control().note(member, seq).read(seq);
+  if (found == nullptr) return nb::none();
+  return nb::bytes(found->text, found->length);
+}
+
 // The members that have not posted call `seq`; if all have, those that have not completed it.
 std::vector<int> missing(const Group& group, std::uint64_t seq) {
   std::vector<int> absent, unfinished;
@@ -135,6 +142,7 @@ void bind_group(nb::module_& m) {
       .def("missing", &missing, nb::arg("seq"))
       .def("posted_call", &posted_call, nb::arg("member"), nb::arg("seq"))
       .def("last_call", &last_call, nb::arg("member"))
+      .def("note", &note, nb::arg("member"), nb::arg("seq"))
       .def(
           "blame_timeout",
           [](Group& group, int member, int witness, std::uint64_t seq) {

@@ -105,9 +105,12 @@ std::shared_ptr<Work> begin(Member& member, const Call& call, const View& in, st
 
 std::shared_ptr<Work> start(Member& member, std::uint32_t kind, nb::handle in, nb::handle out,
                             const std::optional<std::vector<std::uint64_t>>& counts,
-                            const std::optional<std::vector<std::uint64_t>>& receives) {
+                            const std::optional<std::vector<std::uint64_t>>& receives,
+                            nb::bytes note) {
   Call call = decode(kind);
-  if (call.collective == Collective::barrier) return member.start(call, nullptr, nullptr);
+  std::string told(note.c_str(), note.size());
+  if (call.collective == Collective::barrier)
+    return member.start(call, nullptr, nullptr, {0, {}, {}, std::move(told)});
   const View source(in.ptr(), false), target(out.ptr(), true);
   const View& either = source.held() ? source : target;
   call.type = either.type();
@@ -122,6 +125,7 @@ std::shared_ptr<Work> start(Member& member, std::uint32_t kind, nb::handle in, n
     throw nb::value_error("the arrays' sizes do not fit the collective");
   if (lacks_kernel(call)) throw nb::type_error("no kernel for this operator and type");
   shape.details.hash = detail_hash(call, shape.details, either);
+  shape.details.note = std::move(told);
   return begin(member, call, source, target.data(), std::move(shape.details));
 }
 
@@ -152,8 +156,8 @@ bool plain(const Call& call, const View& in, const View& out, const Member& memb
   }
 }
 
-// The quick way for a synchronous call of plain arrays: true when it is done, the work if it is not
-// done yet or failed, and None if the arrays need the careful way.
+// The quick way for a synchronous call of plain arrays: true when it is done, the work and its
+// input if it is not done yet or failed, and None if the arrays need the careful way.
 nb::object quick(Member& member, std::uint32_t kind, nb::handle in, nb::handle out,
                  double seconds) {
   Call call = decode(kind);
@@ -172,7 +176,7 @@ nb::object quick(Member& member, std::uint32_t kind, nb::handle in, nb::handle o
                  {detail_hash(call, {}, source), {}, {}});
   }
   if (wait(member, *work, seconds) == Outcome::done) return nb::bool_(true);
-  return nb::cast(work);
+  return nb::make_tuple(work, in);
 }
 
 }  // namespace
@@ -193,7 +197,8 @@ void bind_member(nb::module_& m) {
   nb::class_<Member>(m, "Member")
       .def(nb::init<std::shared_ptr<Group>, int>(), nb::arg("group"), nb::arg("index"))
       .def("start", &start, nb::arg("kind"), nb::arg("x").none(), nb::arg("out").none(),
-           nb::arg("counts") = nb::none(), nb::arg("receives") = nb::none())
+           nb::arg("counts") = nb::none(), nb::arg("receives") = nb::none(),
+           nb::arg("note") = nb::bytes("", 0))
       .def(
           "start_allocate",
           [](Member& member, std::uint64_t pages) {
@@ -209,6 +214,12 @@ void bind_member(nb::module_& m) {
             return wait(member, work, seconds) == Outcome::done;
           },
           nb::arg("work"), nb::arg("seconds"))
+      .def(
+          "note",
+          [](Member& member, std::uint64_t seq, nb::bytes text) {
+            member.note(seq, {text.c_str(), text.size()});
+          },
+          nb::arg("seq"), nb::arg("text"))
       .def("leave", &Member::leave, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "abort",

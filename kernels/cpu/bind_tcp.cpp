@@ -177,10 +177,10 @@ void bind_member(nb::module_& m) {
           nb::arg("member"))
       .def(
           "blame_timeout",
-          [](const Handle& handle, int member, std::uint64_t key) {
-            die(handle, tcp::Fault::timeout, member, key, "");
+          [](const Handle& handle, int member, std::uint64_t key, const std::string& reason) {
+            die(handle, tcp::Fault::timeout, member, key, reason);
           },
-          nb::arg("member"), nb::arg("key"))
+          nb::arg("member"), nb::arg("key"), nb::arg("reason"))
       .def(
           "abort",
           [](const Handle& handle, const std::string& reason) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "group.h"
@@ -20,6 +21,7 @@ enum class State : std::uint8_t { pending, done, failed };
 struct Details {
   std::uint64_t hash = 0;  // what must agree beyond the signature
   std::vector<std::uint64_t> offsets, receives;
+  std::string note = {};  // for the others' errors (Note); empty where none is known yet
 };
 
 // How a call that does not travel with the post is carried out.

@@ -198,6 +198,12 @@ void Member::leave() {
   group_->wake();
 }
 
+void Member::note(std::uint64_t seq, std::string_view text) {
+  std::lock_guard lock(mutex_);
+  Note& own = share_.control().note(share_.me, seq);
+  if (own.read(seq) == nullptr) own.write(seq, text);
+}
+
 void Member::abort(const char* reason, std::size_t length) {
   if (group_->inherited()) return;
   std::uint64_t next = 0;

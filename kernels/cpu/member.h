@@ -7,6 +7,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <string_view>
 
 #include "collectives.h"
 
@@ -31,6 +32,8 @@ class Member {
   void check_peers();
   // Starts nothing more, forgets what was started, and tells the others. Idempotent.
   void leave();
+  // Tells the others about its call `seq`, unless it has done so.
+  void note(std::uint64_t seq, std::string_view text);
   // Kills the communicator in this member's name.
   void abort(const char* reason, std::size_t length);
 

@@ -8,10 +8,13 @@
 // Group::sleep).
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <new>
+#include <string_view>
 
 #include "reduce_kernels.h"
 
@@ -94,6 +97,29 @@ struct alignas(kLine) Slot {
 };
 static_assert(sizeof(Slot) == kLine);
 
+// What a member tells of a call besides: its array's shape and the caller's line, as text for the
+// errors of others. Written before the post by a call that may be waited for elsewhere, else by the
+// member that fails in it: a call that goes well writes none.
+struct alignas(kLine) Note {
+  static constexpr std::size_t kText = 180;
+
+  // Pairs with the load in read().
+  void write(std::uint64_t seq, std::string_view told) {
+    length = static_cast<std::uint32_t>(std::min(told.size(), kText));
+    std::memcpy(text, told.data(), length);
+    of.store(seq + 1, std::memory_order_release);
+  }
+  // The note on a call, or null; it stays as long as the call is not complete everywhere.
+  const Note* read(std::uint64_t seq) const {
+    return of.load(std::memory_order_acquire) == seq + 1 ? this : nullptr;
+  }
+
+  std::atomic<std::uint64_t> of;  // sequence number + 1
+  std::uint32_t length;
+  char text[kText];
+};
+static_assert(sizeof(Note) == 3 * kLine);
+
 struct alignas(kLine) Counter {
   std::atomic<std::uint64_t> value;
 };
@@ -154,17 +180,23 @@ class Control {
     if (bytes <= kInline) return slot(member, seq).payload;
     return own(member) + kSlots * kLine + seq % kSlots * kSmall;
   }
+  Note& note(int member, std::uint64_t seq) const {
+    return *std::launder(reinterpret_cast<Note*>(own(member) + kSlots * (kLine + kSmall)) +
+                         seq % kSlots);
+  }
   std::byte* place(int member, std::uint64_t position) const {
-    return own(member) + kSlots * (kLine + kSmall) + position % kRing * kPlace;
+    return own(member) + kSlots * kPerSlot + position % kRing * kPlace;
   }
 
  private:
+  static constexpr std::size_t kPerSlot = kLine + kSmall + sizeof(Note);
+
   static std::size_t sizeof_states(int members) {
     std::size_t bytes = kPage + static_cast<std::size_t>(members) * sizeof(MemberState);
     return (bytes + kPage - 1) / kPage * kPage;
   }
   static std::size_t per_member(int members) {
-    return kSlots * (kLine + kSmall) + (members > 1 ? kRing * kPlace : 0);
+    return kSlots * kPerSlot + (members > 1 ? kRing * kPlace : 0);
   }
   std::byte* own(int member) const {
     return base_ + sizeof_states(members_) +

@@ -49,6 +49,8 @@ void post(Share& share, Work& work) {
     const std::size_t bytes = contribution(share, work, share.me);
     if (bytes > 0) std::memcpy(payload(share, work, share.me), work.in, bytes);
   }
+  if (!work.details.note.empty())
+    share.control().note(share.me, work.seq).write(work.seq, work.details.note);
   // Pairs with the loads of `flag` in agreed() and check_posts().
   share.group.publish(slot.flag, work.seq + 1);
 }

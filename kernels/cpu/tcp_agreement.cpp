@@ -1,5 +1,6 @@
 // Whether all members have made the same call, and whom to blame if not.
 #include <cstring>
+#include <string_view>
 
 #include "tcp_member.h"
 
@@ -9,7 +10,15 @@ namespace {
 // How long a mismatch waits for the calls of others, so that all members blame the same pair.
 constexpr auto kJudgeAfter = std::chrono::milliseconds(100);
 
-std::uint64_t word(const std::string& text, std::size_t index) {
+// A signature without its note; nothing if it has not even that.
+std::string_view without_note(std::string_view signature) {
+  if (signature.empty()) return {};
+  const std::size_t note = 1 + static_cast<unsigned char>(signature.back());
+  return note > signature.size() ? std::string_view()
+                                 : signature.substr(0, signature.size() - note);
+}
+
+std::uint64_t word(std::string_view text, std::size_t index) {
   std::uint64_t value;
   std::memcpy(&value, text.data() + index * sizeof(value), sizeof(value));
   return value;
@@ -21,14 +30,15 @@ bool one_hop_counts(const Request& request) {
 
 }  // namespace
 
-bool differ(int a, const std::string& of_a, int b, const std::string& of_b, int members) {
+bool differ(int a, const std::string& told_a, int b, const std::string& told_b, int members) {
+  const std::string_view of_a = without_note(told_a), of_b = without_note(told_b);
   if (of_a.size() != of_b.size() || of_a.size() < 2) return true;
   std::uint16_t agreed;
   std::memcpy(&agreed, of_a.data(), sizeof(agreed));
   if (agreed > of_a.size() || of_a.compare(0, agreed, of_b, 0, agreed) != 0) return true;
   const auto n = static_cast<std::size_t>(members);
   if (of_a.size() - agreed != 2 * n * sizeof(std::uint64_t)) return of_a != of_b;
-  const std::string tail_a = of_a.substr(agreed), tail_b = of_b.substr(agreed);
+  const std::string_view tail_a = of_a.substr(agreed), tail_b = of_b.substr(agreed);
   const auto i = static_cast<std::size_t>(a), j = static_cast<std::size_t>(b);
   return word(tail_a, j) != word(tail_b, n + i) || word(tail_b, i) != word(tail_a, n + j);
 }

@@ -94,7 +94,8 @@ struct Culprit {
 
 // Whether two members' signatures are of different calls. A signature's first two bytes say how
 // many of its bytes must be equal; after them come, of all_to_all with counts, what the member
-// sends to each and what it gets from each, which must fit the others'.
+// sends to each and what it gets from each, which must fit the others'. Its last byte says how many
+// before it are a note for errors, which may differ.
 bool differ(int a, const std::string& of_a, int b, const std::string& of_b, int members);
 
 // A call as one member makes it. Its arrays belong to it until it is settled.

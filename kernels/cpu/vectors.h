@@ -64,11 +64,11 @@ inline void stream_store(void* to, V value) {
 #endif
 }
 
+// Orders streaming stores before the store of the word that hands them over. Elsewhere they are
+// ordinary ones, which that word's own release orders.
 inline void store_fence() {
 #if defined(__x86_64__)
   _mm_sfence();
-#else
-  __atomic_thread_fence(__ATOMIC_RELEASE);
 #endif
 }
 

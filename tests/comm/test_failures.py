@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 import time
@@ -42,6 +43,11 @@ def _counts(comm: Communicator, odd: bool, out: Any) -> None:
     comm.all_reduce(np.ones(count), out=out[:count])
 
 
+def _shapes(comm: Communicator, odd: bool, out: Any) -> None:
+    shape = (9, 1) if odd else (3, 3)
+    comm.all_reduce(np.ones(shape), out=out.reshape(shape))
+
+
 def _roots(comm: Communicator, odd: bool, out: Any) -> None:
     comm.broadcast(np.ones(9), root=int(odd), out=out)
 
@@ -64,15 +70,21 @@ def _long_counts(comm: Communicator, odd: bool, out: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (_operators, "op='sum' on rank 0 but op='max' on rank 2"),
-        (_types, "float64 on rank 0 but int64 on rank 2; cast before the call"),
-        (_counts, "9 elements on rank 0 but 8 on rank 2"),
-        (_roots, "root=0 on rank 0 but root=1 on rank 2"),
-        (_collectives, r"broadcast(float64[9], root=0) on rank 0 but barrier() on rank 2"),
-        (_long_counts, "500000 elements on rank 0 but 400000 on rank 2"),
+        (_operators, ("all_reduce(float64[9], op='sum')", "all_reduce(float64[9], op='max')")),
+        (_types, ("all_reduce(float64[9], op='sum')", "all_reduce(int64[9], op='sum')")),
+        (_counts, ("all_reduce(float64[9], op='sum')", "all_reduce(float64[8], op='sum')")),
+        (_shapes, ("all_reduce(float64[3, 3], op='sum')", "all_reduce(float64[9, 1], op='sum')")),
+        (_roots, ("broadcast(float64[9], root=0)", "broadcast(float64[9], root=1)")),
+        (_collectives, ("broadcast(float64[9], root=0)", "barrier()")),
+        (
+            _long_counts,
+            ("all_reduce(float64[500000], op='sum')", "all_reduce(float64[400000], op='sum')"),
+        ),
     ],
 )
-def test_members_that_disagree_all_say_so_and_no_output_is_touched(call: Any, says: str) -> None:
+def test_members_that_disagree_all_say_so_and_no_output_is_touched(
+    call: Any, says: tuple[str, str]
+) -> None:
     outs = [np.full(9, 5.0) for _ in range(3)]
 
     def member(comm: Communicator) -> None:
@@ -80,12 +92,61 @@ def test_members_that_disagree_all_say_so_and_no_output_is_touched(call: Any, sa
         call(comm, comm.rank == 2, outs[comm.rank])
 
     messages = raised(member, 3, errors.MismatchError)
-    pairs = {re.sub(r"^\[shared\] replica \d \(rank 0\): ", "", text) for text in messages}
+    site = rf" at {re.escape(_line(call))}\d "
+    pairs = set()
+    for index, text in enumerate(messages):
+        text = re.sub(r"replica (\d) \(rank 0\)", r"rank \1", text)
+        found = re.fullmatch(
+            rf"\[\w+\] rank {index}: call #1 differs: (.+?){site}(here|on rank \d), but "
+            rf"(.+?){site}on rank (\d); .* (equal|same) .*",
+            text,
+        )
+        assert found, text
+        first, where, second, other, _ = found.groups()
+        sides = {index if where == "here" else int(where[-1]): first, int(other): second}
+        assert (sides[min(sides)], sides[2]) == says
+        assert where == "here" or index not in sides  # one's own call comes first
+        pairs.add(min(sides))
     assert len(pairs) == 1  # the same story on all members
-    story = re.sub(r"replica (\d) \(rank 0\)", r"rank \1", pairs.pop())
-    assert "#1" in story
-    assert says in story or says.replace("rank 0", "rank 1") in story
     assert all((out == 5.0).all() for out in outs)
+
+
+def _line(call: Any) -> str:
+    """Return what the site of a function's lines begins with, but for the last digit."""
+    file = os.path.relpath(call.__code__.co_filename)
+    return f"{file}:{call.__code__.co_firstlineno // 10}"
+
+
+def test_each_side_of_a_disagreement_has_its_own_line() -> None:
+    def member(comm: Communicator) -> None:
+        if comm.rank == 0:
+            comm.all_reduce(np.ones(3), op="max")
+        else:
+            work = comm.all_reduce(np.ones(3), async_op=True)
+            time.sleep(0.2)
+            work.wait()
+
+    messages = raised(member, 2, errors.MismatchError)
+    first = member.__code__.co_firstlineno
+    for message, own, other in ((messages[0], 2, 4), (messages[1], 4, 2)):
+        assert re.search(rf"test_failures.py:{first + own} here, but .*", message), message
+        assert f"test_failures.py:{first + other} on replica" in message
+
+
+def test_a_member_that_does_not_wait_for_its_call_is_named_with_its_line() -> None:
+    def member(comm: Communicator) -> None:
+        work = comm.all_reduce(np.ones(3 + comm.rank), async_op=True)
+        if comm.rank == 1:
+            time.sleep(1.2)
+        start = time.monotonic()
+        try:
+            work.wait()
+        finally:
+            assert time.monotonic() - start < 1
+
+    line = member.__code__.co_firstlineno + 1
+    for message in raised(member, 2, errors.MismatchError):
+        assert message.count(f"test_failures.py:{line} ") == 2
 
 
 def test_symmetric_memory_on_some_members_only_is_a_mismatch() -> None:
@@ -95,8 +156,8 @@ def test_symmetric_memory_on_some_members_only_is_a_mismatch() -> None:
         comm.all_reduce(x, out=x)
 
     for message in raised(member, 2, errors.MismatchError):
-        assert "ordinary arrays on" in message
-        assert "memory of comm.empty on" in message or "comm.empty ones on" in message
+        assert message.count("all_reduce(float32[5000], op='sum')") == 2
+        assert "must lie in memory of comm.empty on every rank or on none" in message
 
 
 def test_a_mismatch_does_not_wait_for_a_straggler() -> None:

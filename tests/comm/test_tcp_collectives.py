@@ -273,8 +273,9 @@ def test_messages_that_do_not_fit_are_a_mismatch_of_both_calls() -> None:
 
     for outcome in settle_threads(member, 2):
         assert isinstance(outcome, MismatchError), outcome
-        assert "a message #" in str(outcome)
-        assert "4 elements on replica 0 (rank 0) but 5 on replica 1" in str(outcome)
+        assert "a message differs: " in str(outcome)
+        assert "send(float64[4], dest=1, tag=7) at " in str(outcome)
+        assert "recv(float64[5], source=0, tag=7) at " in str(outcome)
 
 
 def test_exchanges_that_do_not_fit_touch_no_output() -> None:
@@ -292,7 +293,7 @@ def test_exchanges_that_do_not_fit_touch_no_output() -> None:
 
     for outcome in settle_threads(member, 3):
         assert isinstance(outcome, MismatchError), outcome
-        assert "20000 elements from replica 0 (rank 0) to replica 2 (rank 0)" in str(outcome)
+        assert "20000 elements go from replica 0 (rank 0) to replica 2 (rank 0)" in str(outcome)
         assert "which expects 10000" in str(outcome)
     assert all((out == 77).all() for out in outs)
 
@@ -382,4 +383,6 @@ def test_paths(call: Call, path: str) -> None:
     ],
 )
 def test_signatures_tell_the_call(call: Call) -> None:
-    assert tcp_calls.decode(tcp_calls.encode(call, "here"), "g") == call
+    told = tcp_calls.annotated(tcp_calls.encode(call, "here"), b"a note")
+    assert tcp_calls.decode(told, "g") == call
+    assert tcp_calls.note_of(told) == b"a note"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +16,11 @@ from tests.comm import test_endings, test_failures
 from tests.harness import run_ranks, settle_threads, world_of_one
 
 # What is promised of any transport.
+test_disagreement = test_failures.test_members_that_disagree_all_say_so_and_no_output_is_touched
+test_lines = test_failures.test_each_side_of_a_disagreement_has_its_own_line
+test_lines_without_wait = (
+    test_failures.test_a_member_that_does_not_wait_for_its_call_is_named_with_its_line
+)
 test_straggler = test_failures.test_a_mismatch_does_not_wait_for_a_straggler
 test_dead = test_failures.test_a_dead_communicator_says_so_and_why
 test_started_works = test_failures.test_started_works_fail_with_the_communicator
@@ -41,40 +45,6 @@ def _tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALLREDUCE_TRANSPORT", "tcp")
     on_tcp = functools.partial(run_ranks, env={"ALLREDUCE_TRANSPORT": "tcp"})
     monkeypatch.setattr(test_endings, "run_ranks", on_tcp)
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (test_failures._operators, "op='sum' on rank 0 but op='max' on rank 2"),
-        (test_failures._types, "float64 on rank 0 but int64 on rank 2; cast before the call"),
-        (test_failures._counts, "9 elements on rank 0 but 8 on rank 2"),
-        (test_failures._roots, "root=0 on rank 0 but root=1 on rank 2"),
-        (
-            test_failures._collectives,
-            "broadcast(float64[9], root=0) on rank 0 but barrier() on rank 2",
-        ),
-        (test_failures._long_counts, "500000 elements on rank 0 but 400000 on rank 2"),
-    ],
-)
-def test_members_that_disagree_tell_one_story_and_no_output_is_touched(
-    call: Any, says: str
-) -> None:
-    outs = [np.full(9, 5.0) for _ in range(3)]
-
-    def member(comm: Communicator) -> None:
-        comm.barrier()
-        call(comm, comm.rank == 2, outs[comm.rank])
-
-    messages = test_failures.raised(member, 3, errors.MismatchError)
-    stories = {text.partition(": ")[2] for text in messages}
-    assert len(stories) == 1
-    story = stories.pop()
-    for index in range(3):
-        story = story.replace(f"replica {index} (rank 0)", f"rank {index}")
-    assert "#1" in story
-    assert says in story
-    assert all((out == 5.0).all() for out in outs)
 
 
 def test_a_long_wait_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,13 @@ POST, MESSAGE, OFFER, ACCEPT, CREDIT, FAULT, GOODBYE, DATA = range(1, 9)
 COUNT, HALF = 4096, 2048
 GUARD = 512
 CALL = Call("all_reduce", "sum", "float32", COUNT, None, "frames")
-SIGNATURE = tcp_calls.encode(CALL, "here")
+
+
+def signed(call: Call) -> bytes:
+    return tcp_calls.annotated(tcp_calls.encode(call, "here"), b"(8) a.py:3")
+
+
+SIGNATURE = signed(CALL)
 CHOICES = Table().choices("tcp", 2)
 # all_reduce along the ring: sum of float32, in chunks of 256 KiB
 CHAIN: tuple[object, ...] = (*(1, 2, 1, 1, 0, 0), COUNT, [], [], 1 << 18)
@@ -181,7 +187,7 @@ def fuzz(seed: int, rounds: int) -> None:
             work, x, room = begin(other)
             receive = np.full(GUARD, 77, "int64")
             call = Call("recv", None, "int64", 1, -1, "frames", tag=-1)
-            words, signature = tcp_calls.words(call, 2, CHOICES), tcp_calls.encode(call, "here")
+            words, signature = tcp_calls.words(call, 2, CHOICES), signed(call)
             message = other.member.start(words, signature, 0, receive.ctypes.data)
             other.send(scrambled(draw))
             other.member.abort("enough")

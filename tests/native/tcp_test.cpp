@@ -70,6 +70,7 @@ std::shared_ptr<Work> start(const std::shared_ptr<Member>& member, Request reque
   const auto agreed = static_cast<std::uint16_t>(text.size() + 2);
   request.signature.assign(reinterpret_cast<const char*>(&agreed), 2);
   request.signature += text;
+  request.signature += '\0';  // no note
   auto work = std::make_shared<Work>(std::move(request));
   Engine::instance().post([member, work] { member->start(work); });
   return work;

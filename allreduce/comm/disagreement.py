@@ -1,0 +1,64 @@
+"""What the error of members that made different calls says: both calls, where, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from allreduce.comm.call import Call
+from allreduce.comm.sites import Note
+
+_EQUAL = "must be equal on all ranks"
+_ORDER = "every rank must make the same calls in the same order"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two members that disagree."""
+
+    member: str  # "rank 2"
+    call: Call
+    note: Note
+    here: bool = False
+
+    def __str__(self) -> str:
+        """Say its call, with the shape where that is known, the caller's line, and whose it is."""
+        text = str(self.call)
+        if self.note.shape:
+            text = text.replace(f"[{self.call.count}]", f"[{self.note.shape.rstrip(',')}]", 1)
+        site = self.note.site or "(call site not known yet)"
+        place = f"at {site}" if self.note.site else site
+        return f"{text} {place} {'here' if self.here else f'on {self.member}'}"
+
+
+def story(what: str, first: Side, second: Side, hidden: str = "") -> str:
+    """Say what two members have called, the reader's own call first, and how to mend it.
+
+    Args:
+        what: "call #41", or "a message".
+        first: One side.
+        second: The other one.
+        hidden: What differs though the calls look alike.
+    """
+    low, high = (second, first) if second.here else (first, second)
+    same = first.note.shape == second.note.shape
+    rest = f"{'counts' if same else 'shapes'} {_EQUAL}"
+    mend = _remedy(first.call, second.call) or hidden or rest
+    return f"{what} differs: {low}, but {high}; {mend}"
+
+
+def _remedy(a: Call, b: Call) -> str:
+    if a.collective != b.collective and {a.collective, b.collective} != {"send", "recv"}:
+        return _ORDER
+    if a.dtype != b.dtype:
+        return f"types {_EQUAL}: cast before the call"
+    if a.op != b.op:
+        return "every rank must name the same operator"
+    if a.collective == b.collective and a.root != b.root:
+        return "every rank must name the same root"
+    if {a.collective, b.collective} == {"send", "recv"}:
+        return "both must have as many elements"
+    if a.receives is not None and b.receives is not None:
+        return ""  # what each sends may differ
+    if a.counts != b.counts:
+        return "every rank must name the same counts"
+    return f"shapes {_EQUAL}" if a.count != b.count else ""

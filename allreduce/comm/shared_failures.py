@@ -1,0 +1,48 @@
+"""What a member of a shared communicator can say about its end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from allreduce import _native
+from allreduce.comm.call import PATHS, Call, from_native
+from allreduce.comm.failures import Witness
+from allreduce.comm.sites import Note
+
+_NOTE_SECONDS = 0.5  # in which a member that fails tells the line of its call
+_POLL_SECONDS = 0.002
+
+
+@dataclass(frozen=True)
+class SharedWitness(Witness):
+    """It reads the memory that all members share."""
+
+    transport: ClassVar[str] = "shared"
+    group: _native.Group
+
+    def read(self, words: Any) -> Call:
+        return from_native(words, self.name)
+
+    def note(self, member: int, seq: int) -> Note:
+        """Return what a member tells of a call, which it may do only when the call has failed."""
+        until = time.monotonic() + _NOTE_SECONDS
+        while (told := self.group.note(member, seq)) is None and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+        return Note("", "") if told is None else Note.unpack(told)
+
+    def difference(self, low: int, high: int, seq: int) -> str:
+        paths = [self._path(member, seq) for member in (low, high)]
+        if paths[0] != paths[1]:
+            return (
+                "arrays must lie in memory of comm.empty on every rank or on none, input and "
+                "output alike"
+            )
+        if paths[0] == "direct" and self.note(low, seq).shape == self.note(high, seq).shape:
+            return "the arrays of comm.empty must be the same one on every rank"
+        return ""
+
+    def _path(self, member: int, seq: int) -> str:
+        words = self.group.posted_call(member, seq)
+        return PATHS[words[3]] if words is not None else "unknown"
