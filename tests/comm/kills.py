@@ -1,0 +1,176 @@
+"""Jobs under the launcher whose ranks are killed at random moments, and what is left of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.harness import clean_environment, script_of
+
+_START_SECONDS = 60.0
+_END_SECONDS = 20.0
+_LAUNCH = (sys.executable, "-m", "allreduce.run", "-n")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """How one survivor learnt of a death."""
+
+    survivor: int
+    seconds: float  # from the kill to the error
+    culprit: int
+    descriptors: int  # how many more it had open after close() than before it joined
+
+
+def _rank(folder: str, seed: int) -> None:
+    """Make calls of all kinds, until a death is reported; tell when that was."""
+    import os
+    import random
+    import time
+    from pathlib import Path
+
+    import numpy as np
+
+    from allreduce import errors
+    from allreduce.comm import init, world
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    place = Path(folder)
+    world()
+    before = descriptors()
+    comm = init()
+    rank = comm.rank
+    comm.barrier()
+    own, same = random.Random(f"{seed} {rank}"), random.Random(seed)
+    (place / f"{rank}.new").write_text(str(os.getpid()))
+    (place / f"{rank}.new").rename(place / f"{rank}.pid")
+    arrays = [np.ones(n, "float32") for n in (1, 1000, 300_000, 3_000_000)]
+    try:
+        while True:
+            kind, x = same.randrange(6), same.choice(arrays)
+            if kind == 0:
+                comm.barrier()
+            elif kind == 1:
+                comm.broadcast(x, root=same.randrange(comm.size))
+            elif kind == 2:
+                works = [comm.all_reduce(x, async_op=True) for _ in range(3)]
+                time.sleep(own.random() / 50)
+                for work in works:
+                    work.wait()
+            elif kind == 3:
+                time.sleep(own.random() / 50)
+            else:
+                comm.all_reduce(x)
+    except errors.PeerLostError as error:
+        now = time.monotonic()
+        comm.close()
+        text = f"{now} {descriptors() - before} {error}"
+        (place / f"{rank}.new").write_text(text)
+        (place / f"{rank}.new").rename(place / f"{rank}.lost")
+        raise
+
+
+@contextlib.contextmanager
+def _job(transport: str, size: int, seed: int) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+    """Start a job, wait until all its ranks work, and check in the end that nothing is left."""
+    with tempfile.TemporaryDirectory() as folder:
+        place, scratch = Path(folder), Path(folder) / "tmp"
+        scratch.mkdir()
+        script = place / "program.py"
+        script.write_text(script_of(_rank, folder, seed))
+        own = {"ALLREDUCE_TRANSPORT": transport, "ALLREDUCE_SECRET": folder, "TMPDIR": str(scratch)}
+        shared = set(os.listdir("/dev/shm"))
+        with (place / "output").open("w+b") as output:
+            process = subprocess.Popen(
+                [*_LAUNCH, str(size), str(script)],
+                env={**clean_environment(), **own},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            try:
+                _await(place, "pid", size, process)
+                yield place, process
+                process.wait(_END_SECONDS)
+            except BaseException:
+                output.seek(0)
+                sys.stderr.write(output.read().decode(errors="replace"))
+                raise
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        assert not _living(folder)
+        assert set(os.listdir("/dev/shm")) <= shared
+        assert not list(scratch.iterdir())
+
+
+def _await(place: Path, ending: str, count: int, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + _START_SECONDS
+    while len(list(place.glob(f"*.{ending}"))) < count:
+        assert process.poll() is None, "the job ended early"
+        assert time.monotonic() < until, "the ranks did not start"
+        time.sleep(0.01)
+
+
+def _living(secret: str) -> list[int]:
+    """List the processes of a job, which have its secret in their environment, a little later."""
+    until = time.monotonic() + _END_SECONDS
+    found = [0]
+    while found and time.monotonic() < until:
+        found = []
+        for place in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if f"ALLREDUCE_SECRET={secret}\0" in place.read_text(errors="replace"):
+                    found.append(int(place.parent.name))
+        time.sleep(0.02)
+    return found
+
+
+def kill_one(transport: str, size: int, seed: int) -> list[Loss]:
+    """Kill a random rank of a job at a random moment, and return what the survivors said."""
+    draw = random.Random(seed)
+    victim, delay = draw.randrange(size), draw.random() * 0.2
+    with _job(transport, size, seed) as (place, process):
+        pid = int((place / f"{victim}.pid").read_text())
+        time.sleep(delay)
+        killed = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        process.wait(_END_SECONDS)
+        losses = []
+        for survivor in sorted(set(range(size)) - {victim}):
+            text = (place / f"{survivor}.lost").read_text()
+            seconds, descriptors, message = text.split(" ", 2)
+            found = re.search(r"\]\s.*?: rank (\d+) \(process (\d+)\) died", message)
+            assert found, message
+            assert int(found[2]) == pid or int(found[1]) != victim
+            took = float(seconds) - killed
+            losses.append(Loss(survivor, took, int(found[1]), int(descriptors)))
+        assert {loss.culprit for loss in losses} == {victim}, losses
+    return losses
+
+
+def kill_all(transport: str, size: int, seed: int) -> None:
+    """Kill a job's launcher and all its ranks, one right after the other, at a random moment."""
+    draw = random.Random(seed)
+    with _job(transport, size, seed) as (place, process):
+        pids = [int((place / f"{rank}.pid").read_text()) for rank in range(size)]
+        time.sleep(draw.random() * 0.1)
+        everybody = [*pids, process.pid]
+        draw.shuffle(everybody)
+        for pid in everybody:
+            with contextlib.suppress(ProcessLookupError):  # it has died with the launcher
+                os.kill(pid, signal.SIGKILL)
