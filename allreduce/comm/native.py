@@ -10,10 +10,11 @@ import os
 import threading
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from allreduce.comm.base import Array, Quick, Transport, Work
-from allreduce.comm.failures import Witness
+from allreduce.comm.failures import MemberInfo, Witness
 from allreduce.errors import AllreduceError, ClosedError, UsageError
 from allreduce.events import logger
 
@@ -60,6 +61,20 @@ class NativeWork(Work, Generic[N]):
             self._transport.poll(self.native)
         return self.native.done
 
+    def pause(self, seconds: float) -> bool:
+        """Wait a moment; returns whether it is complete. That it is not is nobody's fault yet.
+
+        Raises:
+            AllreduceError: The communicator has failed.
+        """
+        if not self.native.done and not self._transport.wait_for(self.native, seconds):
+            self._transport.poll(self.native)
+        return self.native.done
+
+    def absent(self) -> list[int]:
+        """Say for which members it waits."""
+        return self._transport.absent(self.native)
+
     def finish(self, timeout: float | None) -> Any:
         if not self.native.done:
             self._transport.complete(self.native, timeout)
@@ -88,6 +103,20 @@ class NativeTransport(Transport, Generic[N]):
         self.quick_seconds = min(timeout, WARN_SECONDS)
 
     @property
+    def members(self) -> tuple[MemberInfo, ...]:
+        """All members."""
+        return self._witness.members
+
+    def verdict(self) -> tuple[str, int] | None:
+        """Say what killed the communicator, if it is dead: the fault, and the member to blame."""
+        found = self._witness.group.culprit()
+        return None if found is None else found[:2]
+
+    def rename(self, members: tuple[MemberInfo, ...]) -> None:
+        """Have messages name members as the larger communicator does that this one serves."""
+        self._witness = replace(self._witness, members=members)
+
+    @property
     @abstractmethod
     def _inherited(self) -> bool:
         """Whether this process was made by fork, from the one that joined."""
@@ -112,6 +141,14 @@ class NativeTransport(Transport, Generic[N]):
     def _leave(self) -> None:
         """Tell the others that this member leaves in good order, and let go of everything."""
 
+    @abstractmethod
+    def close_inherited(self) -> None:
+        """In a child made by fork: let go of the sockets, whose end of file tells of our parent."""
+
+    def payload_bytes(self) -> list[int]:
+        """Return the bytes of data that have gone to each member through a socket."""
+        return [0] * len(self.members)
+
     def quick(self) -> Quick | None:
         return None
 
@@ -133,6 +170,14 @@ class NativeTransport(Transport, Generic[N]):
         """Let go of a completed work's arrays."""
         with self._lock:
             self._pending.discard(work)
+
+    def wait_for(self, native: N, seconds: float) -> bool:
+        """Wait a moment for a work; False if it has failed or the time is over."""
+        return self._wait(native, seconds)
+
+    @abstractmethod
+    def absent(self, native: N) -> list[int]:
+        """Say for which members a work waits."""
 
     def poll(self, native: N) -> None:
         """Do what can be done now; raise if the work has failed."""

@@ -75,6 +75,9 @@ class SharedTransport(NativeTransport[_native.Work]):
     def _is_symmetric(self, array: Array) -> bool:
         return self._local.group.is_symmetric(self.index, array.ctypes.data, array.nbytes)
 
+    def absent(self, native: _native.Work) -> list[int]:
+        return self._local.group.missing(native.seq)
+
     def _drive(self, native: _native.Work, seconds: float) -> bool:
         return self._member.wait(native, seconds)
 

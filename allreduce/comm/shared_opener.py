@@ -34,44 +34,47 @@ def open_shared(
     Raises:
         OutOfMemoryError: A process cannot have the memory; raised on all of them.
     """
+    transports = shared_transports(world, local_members, name=name, timeout=timeout)
+    for transport in transports:
+        living.add(transport)
+    return [_communicator(world, transport, name) for transport in transports]
+
+
+def shared_transports(
+    world: World, local_members: int, *, name: str, timeout: float
+) -> list[SharedTransport]:
+    """As `open_shared`, for a larger transport: nobody but its caller ends these."""
     deadline = time.monotonic() + timeout
     if world.size == 1:
         links = Links(0, (Process(0, os.getpid(), local_members),))
     else:
         links = connect(world, name, local_members, timeout)
     try:
-        local = _share(links, deadline)
+        local = _share(world, links, deadline)
     except BaseException:
         links.close()
         raise
-    transports = [
-        SharedTransport(local, local.first + i, name, timeout) for i in range(local_members)
-    ]
-    for transport in transports:
-        living.add(transport)
-    return [_communicator(world, local, transport, name) for transport in transports]
+    return [SharedTransport(local, local.first + i, name, timeout) for i in range(local_members)]
 
 
-def _communicator(
-    world: World, local: LocalGroup, transport: SharedTransport, name: str
-) -> Communicator:
-    per_process = len(local.members) == world.size
+def _communicator(world: World, transport: SharedTransport, name: str) -> Communicator:
+    per_process = len(transport.members) == world.size
     return Communicator(
         transport,
         name=name,
-        label=str(local.members[transport.index]),
+        label=str(transport.members[transport.index]),
         rank=transport.index,
-        size=len(local.members),
+        size=len(transport.members),
         local_rank=world.local_rank if per_process else transport.index,
-        local_size=world.local_size if per_process else len(local.members),
+        local_size=world.local_size if per_process else len(transport.members),
     )
 
 
-def _share(links: Links, deadline: float) -> LocalGroup:
+def _share(world: World, links: Links, deadline: float) -> LocalGroup:
     """Map the control region that rank 0 allocates, in all processes or in none."""
     replicated = any(process.local_members > 1 for process in links.processes)
     members = tuple(
-        MemberInfo(index, process.rank, process.pid, replicated)
+        MemberInfo(index, world.members[process.rank].world_rank, process.pid, replicated)
         for index, process in enumerate(
             process for process in links.processes for _ in range(process.local_members)
         )
@@ -103,7 +106,7 @@ def _share(links: Links, deadline: float) -> LocalGroup:
             f"{len(members)} members: rank {rank} got {os.strerror(error)!r}; here "
             f"{memory.room()}"
         )
-    _watch(group, links, members)
+    _watch(group, links)
     own = links.processes[links.rank].local_members
     return LocalGroup(group, links, members, own, choices)
 
@@ -130,7 +133,7 @@ def _agree(links: Links, error: int) -> tuple[int, int]:
         ) from failure
 
 
-def _watch(group: _native.Group, links: Links, members: tuple[MemberInfo, ...]) -> None:
+def _watch(group: _native.Group, links: Links) -> None:
+    owners = [process.rank for process in links.processes for _ in range(process.local_members)]
     for rank, sock in links.sockets.items():
-        theirs = [member.index for member in members if member.rank == rank]
-        group.add_peer(sock.fileno(), theirs)
+        group.add_peer(sock.fileno(), [m for m, owner in enumerate(owners) if owner == rank])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
     """
 
     name = "tcp"
+    witness_class: ClassVar[type[TcpWitness]] = TcpWitness
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
     ) -> None:
         self._choices = choices
         self._member = _native.TcpMember(index, sockets, choices.largest_chunk())
-        super().__init__(index, TcpWitness(self._member, name, index, members), timeout)
+        super().__init__(index, self.witness_class(self._member, name, index, members), timeout)
         self._name = name
         self._size = len(members)
 
@@ -101,6 +102,9 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
             raise self._error(0.0)
         return work
 
+    def absent(self, native: _native.TcpWork) -> list[int]:
+        return self._member.missing(native.key)
+
     def _drive(self, native: _native.TcpWork, seconds: float) -> bool:
         return native.wait(seconds)
 
@@ -126,6 +130,9 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         tcp_calls.check(call, self._witness.where)
         placed = Placed(in_place=in_place(call, x, out, self.index))
         return plan(call, Topology(self.name, self.index, self._size), self._choices, placed)
+
+    def payload_bytes(self) -> list[int]:
+        return self._member.payload_bytes()
 
     def progress(self) -> None:
         """Nothing is left to do: the engine's thread drives all calls."""

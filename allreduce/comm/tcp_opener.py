@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TypeVar
 
 from allreduce.cluster import World
 from allreduce.comm import living, stored_choices
@@ -29,6 +30,24 @@ def open_tcp(world: World, local_members: int, *, name: str, timeout: float) -> 
         JoinError: A member cannot be reached, or is not of this job.
         TimeoutError: Members did not come.
     """
+    transports = tcp_transports(TcpTransport, world, local_members, name=name, timeout=timeout)
+    for transport in transports:
+        living.add(transport)
+    return [_communicator(world, transport, name) for transport in transports]
+
+
+T = TypeVar("T", bound=TcpTransport)
+
+
+def tcp_transports(
+    kind: type[T], world: World, local_members: int, *, name: str, timeout: float
+) -> list[T]:
+    """As `open_tcp`, for a larger transport: nobody but its caller ends these.
+
+    Args:
+        kind: The class of the transports.
+        world: As for `open_tcp`, like the others.
+    """
     if world.size * local_members == 1:
         alone = Process(world.rank, os.getpid(), 1, "", 0, 2)
         mesh = Mesh(world, Meeting(world.job, name, world.secret), (alone,))
@@ -37,38 +56,37 @@ def open_tcp(world: World, local_members: int, *, name: str, timeout: float) -> 
     replicated = any(process.local_members > 1 for process in mesh.processes)
     members = tuple(
         TcpMemberInfo(
-            *(index, rank, mesh.processes[rank].pid, replicated, world.members[rank].host)
+            *(index, world.members[rank].world_rank, mesh.processes[rank].pid, replicated),
+            world.members[rank].host,
         )
         for index, rank in enumerate(mesh.owners)
     )
-    return [_communicator(world, mesh, index, members, name, timeout) for index in mesh.local]
+    choices = stored_choices.current().choices("tcp", len(members))
+    return [
+        kind(index, _sockets(mesh, index), members, name, timeout, choices) for index in mesh.local
+    ]
 
 
-def _communicator(
-    world: World,
-    mesh: Mesh,
-    index: int,
-    members: tuple[TcpMemberInfo, ...],
-    name: str,
-    timeout: float,
-) -> Communicator:
-    sockets: list[list[int]] = [[] for _ in members]
-    for other in range(len(members)):
+def _sockets(mesh: Mesh, index: int) -> list[list[int]]:
+    """Take a member's sockets out of the mesh: of each other member, its channels'."""
+    sockets: list[list[int]] = [[] for _ in mesh.owners]
+    for other in range(len(sockets)):
         if other != index:
             sockets[other] = [
                 mesh.sockets.pop((index, other, channel)).detach()
                 for channel in range(mesh.channels)
             ]
-    choices = stored_choices.current().choices("tcp", len(members))
-    transport = TcpTransport(index, sockets, members, name, timeout, choices)
-    living.add(transport)
-    per_process = len(members) == world.size
+    return sockets
+
+
+def _communicator(world: World, transport: TcpTransport, name: str) -> Communicator:
+    per_process = len(transport.members) == world.size
     return Communicator(
         transport,
         name=name,
-        label=str(members[index]),
-        rank=index,
-        size=len(members),
-        local_rank=world.local_rank if per_process else index,
-        local_size=world.local_size if per_process else len(members),
+        label=str(transport.members[transport.index]),
+        rank=transport.index,
+        size=len(transport.members),
+        local_rank=world.local_rank if per_process else transport.index,
+        local_size=world.local_size if per_process else len(transport.members),
     )
