@@ -249,8 +249,8 @@ def _compare(world: World, key: str, failure: str, deadline: float) -> int:
         raise UnsupportedError(
             f"[shared] rank {world.rank}: rank {far[0]} on {hosts[far[0]]} cannot reach rank 0 on "
             f"{hosts[0]} through a Unix socket ({told[far[0]][0]}): they do not share a "
-            "host and its network namespace, and the only transport carries collectives within one "
-            "host; start all ranks there"
+            "host and its network namespace; use the transport hierarchical or tcp between hosts, "
+            "and give each a name of its own in ALLREDUCE_HOST if these were taken for one"
         )
     stored_choices.agree(f"[shared] rank {world.rank}", world, [offer for *_, offer in told])
     return len({core for _, cores, _ in told for core in cores})

@@ -24,19 +24,26 @@ REGISTRY: dict[str, tuple[str, str]] = {
     "shared": ("allreduce.comm.shared_opener", "open_shared"),
     "tcp": ("allreduce.comm.tcp_opener", "open_tcp"),
     "mpi": ("allreduce.comm.mpi_opener", "open_mpi"),
+    "hierarchical": ("allreduce.comm.hierarchical_opener", "open_hierarchical"),
 }
-DEFAULT = "shared"
 
 
 def opener(name: str | None) -> Opener:
-    """Look a transport up.
+    """Look a transport up; without a name it is the world's to choose.
 
     Raises:
         UsageError: There is none of this name; the message says which exist.
     """
-    wanted = DEFAULT if name is None else name
-    if wanted not in REGISTRY:
-        raise unknown_name("transport", wanted, REGISTRY)
-    module, function = REGISTRY[wanted]
+    if name is None:
+        return _by_world
+    if name not in REGISTRY:
+        raise unknown_name("transport", name, REGISTRY)
+    module, function = REGISTRY[name]
     found: Callable[..., list[Communicator]] = getattr(importlib.import_module(module), function)
     return cast(Opener, found)
+
+
+def _by_world(world: World, local_members: int, *, name: str, timeout: float) -> list[Communicator]:
+    """Open what suits where the ranks are."""
+    chosen = "shared" if len(world.hosts) == 1 else "hierarchical"
+    return opener(chosen)(world, local_members, name=name, timeout=timeout)

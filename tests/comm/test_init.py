@@ -156,7 +156,8 @@ def test_an_unknown_transport_is_named_with_those_there_are() -> None:
     (result,) = run_ranks(
         _unknown_transport, 1, env={"ALLREDUCE_TRANSPORT": "sharde"}, launcher="run"
     )
-    wanted = "unknown transport 'sharde': there are mpi, shared, tcp; did you mean 'shared'?"
+    there = "there are hierarchical, mpi, shared, tcp"
+    wanted = f"unknown transport 'sharde': {there}; did you mean 'shared'?"
     assert wanted in result.stdout
 
 
