@@ -26,10 +26,11 @@ from allreduce.comm import init, replica_communicators, stored_choices, world
 from allreduce.comm.choices import ALGORITHMS, Row
 from allreduce.comm.choosing import BUILT_IN, Choice, Table
 from allreduce.comm.communicator import Communicator
+from allreduce.comm.cores import own_cores
 from allreduce.comm.measuring import compare
 from allreduce.comm.plan import in_units
 from allreduce.comm.tuning import Cell, Outcome, cells, merged, table_of
-from allreduce.errors import AllreduceError, UsageError, unknown_name
+from allreduce.errors import AllreduceError, JoinError, UsageError, unknown_name
 
 _STARTING_SECONDS = 60.0  # for ranks to start and to end, beyond what they measure
 
@@ -70,11 +71,7 @@ def measure(transport: str | None, seconds: float) -> list[Outcome]:
 
 def _cores(home: Communicator) -> int:
     """Count the cores of all ranks."""
-    return len({core for own in home.all_gather_object(_affinity()) for core in own})
-
-
-def _affinity() -> list[int]:
-    return sorted(os.sched_getaffinity(0))
+    return len({core for own in home.all_gather_object(own_cores()) for core in own})
 
 
 def _communicators(transport: str, plan: list[Cell]) -> dict[Choice | None, Communicator]:
@@ -96,7 +93,9 @@ def started(ranks: int, transport: str, seconds: float) -> list[Outcome]:
         command = [sys.executable, "-m", "allreduce.run", "-n", str(ranks), "-m", "allreduce.tune"]
         command += ["--transport", transport, "--seconds", str(seconds), "--report", str(report)]
         quiet = {"ALLREDUCE_LOG_LEVEL": "WARNING", **os.environ}
-        subprocess.run(command, env=quiet, check=True, timeout=seconds + _STARTING_SECONDS)
+        ended = subprocess.run(command, env=quiet, timeout=seconds + _STARTING_SECONDS)
+        if ended.returncode:
+            raise JoinError(f"[tune] {ranks} ranks could not measure; they say why above")
         return [_outcome(found) for found in json.loads(report.read_text())]
 
 
@@ -146,7 +145,7 @@ def store(outcomes: list[Outcome], path: Path) -> None:
     Table(tuple(rows), str(path))
     if str(path).startswith("~"):
         raise UsageError("[tune] this user has no home to store it in; name a file with --output")
-    facts = {"cpu": _cpu(), "cores": len(_affinity()), "date": time.strftime("%Y-%m-%d %H:%M")}
+    facts = {"cpu": _cpu(), "cores": len(own_cores()), "date": time.strftime("%Y-%m-%d %H:%M")}
     stored_choices.write(path, rows, facts)
     better = sum(1 for one in outcomes if one.best)
     print(f"{better} of {len(outcomes)} choices can be bettered; stored in {path}")
@@ -184,7 +183,7 @@ def tune(
     rank = rank_of_several(os.environ)
     try:
         if rank is None:
-            counts = sorted(set(ranks or (2, max(2, len(_affinity())))))
+            counts = sorted(set(ranks or (2, max(2, len(own_cores())))))
             outcomes = [
                 one
                 for count in counts

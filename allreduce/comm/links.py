@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from allreduce.cluster import World
 from allreduce.comm import handshake, stored_choices
+from allreduce.comm.cores import own_cores
 from allreduce.comm.handshake import HandshakeError, Hello, Meeting
 from allreduce.errors import JoinError, TimeoutError, UnsupportedError
 from allreduce.events import logger
@@ -46,7 +47,7 @@ class Links:
     processes: tuple[Process, ...] = ()
     sockets: dict[int, socket.socket] = field(default_factory=dict)
     # All members' together, as all count them: where a launcher binds ranks, each has but its own.
-    cores: int = field(default_factory=lambda: len(_own_cores()))
+    cores: int = field(default_factory=lambda: len(own_cores()))
     _passed: int = 0  # files so far, also those that did not come in time
 
     def close(self) -> None:
@@ -234,13 +235,9 @@ def _receive_pair(links: Links, sock: socket.socket) -> None:
 
 
 def _compare(world: World, key: str, failure: str, deadline: float) -> int:
-    """Have all ranks learn whether every one could reach rank 0's socket, and chooses alike.
-
-    Returns:
-        How many cores they have together.
-    """
+    """Have all learn whether everyone reached rank 0's socket and chooses alike; counts cores."""
     remaining = max(0.001, deadline - time.monotonic())
-    mine = [failure, sorted(_own_cores()), stored_choices.offer()]
+    mine = [failure, own_cores(), stored_choices.offer()]
     answers = world.exchange(f"{key}/reached", json.dumps(mine).encode(), remaining)
     told = [json.loads(answer) for answer in answers]
     far = [rank for rank, (text, _, _) in enumerate(told) if text]
@@ -254,8 +251,3 @@ def _compare(world: World, key: str, failure: str, deadline: float) -> int:
         )
     stored_choices.agree(f"[shared] rank {world.rank}", world, [offer for *_, offer in told])
     return len({core for _, cores, _ in told for core in cores})
-
-
-def _own_cores() -> set[int]:
-    """Return the cores of this process, and of this thread where that is bound to others."""
-    return os.sched_getaffinity(os.getpid()) | os.sched_getaffinity(0)
