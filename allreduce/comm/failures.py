@@ -19,6 +19,18 @@ _STATES = {  # by the kernel's letter (proc(5))
 }
 
 
+def process_state(pid: int) -> str:
+    """Say whether a process of this host lives, or is stopped."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            letter = stat.read().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return f"process {pid} is dead"
+    except OSError:  # hidden from us
+        return f"process {pid}"
+    return f"process {pid} {_STATES.get(letter, 'is alive')}"
+
+
 @dataclass(frozen=True)
 class MemberInfo:
     """One member of a communicator: where it lives."""
@@ -36,14 +48,7 @@ class MemberInfo:
     @property
     def state(self) -> str:
         """Say whether its process lives."""
-        try:
-            with open(f"/proc/{self.pid}/stat") as stat:
-                letter = stat.read().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return f"process {self.pid} is dead"
-        except OSError:  # hidden from us
-            return f"process {self.pid}"
-        return f"process {self.pid} {_STATES.get(letter, 'is alive')}"
+        return process_state(self.pid)
 
 
 class Evidence(Protocol):
@@ -111,7 +116,7 @@ class Witness(ABC):
         assert found is not None, "only a dead communicator has an error"
         fault, member, witness, seq, reason = found
         blamed = self.members[member]
-        current = self._named(seq)
+        current = self._named(witness if fault == "timeout" else self.me, seq)
         if fault == "mismatch":
             return self._mismatch(member, witness, seq)
         if fault == "lost":
@@ -135,8 +140,8 @@ class Witness(ABC):
             "if it only needs longer, raise the timeout"
         )
 
-    def _named(self, seq: int) -> str:
-        call = self.call(self.me, seq)
+    def _named(self, member: int, seq: int) -> str:
+        call = self.call(member, seq)
         return f"call #{seq}" if call is None else f"{call} #{seq}"
 
     def _mismatch(self, member: int, witness: int, seq: int) -> MismatchError:

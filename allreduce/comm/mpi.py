@@ -17,25 +17,25 @@ the dead one.
 
 from __future__ import annotations
 
-import atexit
 import os
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce import _native
-from allreduce.cluster import World, failed
-from allreduce.comm import sites
-from allreduce.comm.base import Array, Quick, Transport, Work
-from allreduce.comm.call import Call, agreed_shape
+from allreduce.cluster import World
+from allreduce.comm import mpi_progress, sites
+from allreduce.comm.base import Array, Quick, Transport
+from allreduce.comm.call import Call
 from allreduce.comm.mpi_calls import Collective, Library
+from allreduce.comm.mpi_flight import Flight
 from allreduce.comm.mpi_messages import Message
-from allreduce.comm.mpi_news import WARN_SECONDS, News, Notice, Vigil, signature
+from allreduce.comm.mpi_news import News, Notice
+from allreduce.comm.mpi_progress import entered
+from allreduce.comm.mpi_vigil import WARN_SECONDS, Vigil
+from allreduce.comm.mpi_work import MpiWork
 from allreduce.comm.plan import Plan, Topology
 from allreduce.comm.plans import plan
 from allreduce.comm.stored_choices import current
@@ -53,49 +53,6 @@ _YIELD_SECONDS = 0.05  # how long a waiter for the others' calls only yields
 _NAP_SECONDS = 0.001
 _LOOK_SECONDS = 0.25  # between looks at the news
 _ALIGNMENT = 64  # bytes
-
-entered = threading.Lock()  # held in MPI: not every library lets several threads in
-_open: list[MpiTransport] = []
-_abandoned: list[MpiTransport] = []  # dead with calls started: MPI may still write to their arrays
-
-
-class MpiWork(Work):
-    """A started call of the mpi transport; keeps its arrays alive."""
-
-    def __init__(
-        self,
-        transport: MpiTransport,
-        call: Call,
-        seq: int,
-        task: Collective | Message,
-        result: Callable[[], Any],
-        note: bytes = b"",
-    ) -> None:
-        self.call, self.seq, self.task, self.note = call, seq, task, note
-        self.posted = self.complete = False
-        self.agreement: Any = None  # the request that reduces these:
-        self.mark = np.uint64(0)  # its signature
-        self.words = np.zeros(3, np.uint64)  # signature, its complement, the task's flag
-        self._transport = transport
-        self._result = result
-
-    @property
-    def agreed(self) -> bool:
-        """Whether all members' signatures are equal: then the largest is the smallest."""
-        return bool(self.words[0] == ~self.words[1])
-
-    def done(self) -> bool:
-        return self.complete or self._transport.poll(self)
-
-    def finish(self, timeout: float | None) -> Any:
-        if not self.complete:
-            self._transport.complete(self, timeout)
-        return self._result()
-
-    def origin(self) -> tuple[int, int]:
-        assert isinstance(self.task, Message), "only a recv is asked for its source"
-        assert self.task.found is not None, "it is complete"
-        return self.task.found
 
 
 class MpiTransport(Transport):
@@ -122,17 +79,13 @@ class MpiTransport(Transport):
         self._news = News(world, name)
         self._main_only = self._mpi.Query_thread() < self._mpi.THREAD_SERIALIZED
         self._pid = os.getpid()
-        self._calls = self._completed = 0  # collective ones
-        self._agreeing: deque[MpiWork] = deque()
-        self._moving: deque[MpiWork] = deque()
-        self._looking: list[MpiWork] = []  # receives that no message has been found for
-        self._messages: list[MpiWork] = []
+        self._flight = Flight(self._mpi, control)
         self._disputed: MpiWork | None = None
         self._failure: AllreduceError | None = None
         self._raised = False
         self._closed = False
         self.quick_seconds = min(timeout, WARN_SECONDS)
-        _open.append(self)
+        mpi_progress.add(self)
 
     def quick(self) -> Quick | None:
         return None
@@ -151,35 +104,25 @@ class MpiTransport(Transport):
         assert array is not None, "send has an input, recv an output"
         note = sites.note(array, None)
         message = Message(self._library, self._data, call, array, self._where, note)
-        work = MpiWork(self, call, -1, message, result)
+        work = MpiWork(self, call, message, result, note)
         with entered:
-            if message.incoming:
-                self._looking.append(work)
-            else:
-                message.send()
-                self._messages.append(work)
+            self._flight.begin_message(work)
         return work
 
     def _begin(self, task: Collective, result: Callable[[], Any], flag: bool) -> MpiWork:
-        """Post the agreement on a collective call; it also tells if any member's `flag` is set."""
-        note = sites.note(task.x, task.out)
-        array = task.x if task.x is not None else task.out
-        shape = () if array is None else agreed_shape(task.call, array.shape)
+        work = MpiWork(self, task.call, task, result, sites.note(task.x, task.out))
         with entered:
-            work = MpiWork(self, task.call, self._calls, task, result, note)
-            mine = np.uint64(signature(task.call, shape))
-            work.words[:] = mine, ~mine, flag
-            work.mark = mine
-            buffer = [work.words, work.words.size, self._mpi.UINT64_T]
-            work.agreement = self._control.Iallreduce(self._mpi.IN_PLACE, buffer, self._mpi.MAX)
-            self._calls += 1
-            self._agreeing.append(work)
+            self._flight.begin(work, flag)
         return work
+
+    def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
+        size = self._data.Get_size()
+        return plan(call, Topology(self.name, self._rank, size), current().choices("mpi", size))
 
     def poll(self, work: MpiWork) -> bool:
         """Do what can be done now, and say whether the work is complete; raise if it has failed."""
         self._check_usable()
-        _drive()
+        mpi_progress.drive()
         if not work.complete:
             self._check()
         return work.complete
@@ -199,14 +142,17 @@ class MpiTransport(Transport):
                 polls += 1
                 if polls < _SPINS:
                     continue
-                waited, vigil.arrived = time.monotonic() - began, work.posted
+                waited = time.monotonic() - began
+                vigil.arrived, vigil.last = work.posted, self._flight.last
                 if waited >= total and not self.poll(work):
                     self._expire(vigil)
                 if waited - looked >= _LOOK_SECONDS:
                     looked, error = waited, vigil.look(waited)
                     if error is not None:
                         self._fail(error)
-                time.sleep(_NAP_SECONDS if waited > _YIELD_SECONDS and not _moving() else 0)
+                time.sleep(
+                    _NAP_SECONDS if waited > _YIELD_SECONDS and not mpi_progress.moving() else 0
+                )
         except AllreduceError:
             raise
         except BaseException as error:  # a signal's handler raised in the middle of a collective
@@ -259,27 +205,17 @@ class MpiTransport(Transport):
         if self._failure is None and self._disputed is None:
             self._failure = error
             if kind:
-                self._news.tell(Notice(kind, self._rank, self._completed, text))
+                self._news.tell(Notice(kind, self._rank, self._flight.completed, text))
 
     def advance(self) -> None:
         """Do what can be done of this communicator's calls; the caller is alone in MPI."""
         if self._failure is not None or self._disputed is not None:
             return
         try:
-            while self._agreeing and self._agreeing[0].agreement.Test():
-                work = self._agreeing[0]
-                if not work.agreed:
-                    self._disputed = work
-                    self._news.dispute(work.seq, work.call, work.note, int(work.mark))
-                    return
-                assert isinstance(work.task, Collective)
-                work.task.post(simple=not work.words[2])
-                work.posted = True
-                self._moving.append(self._agreeing.popleft())
-            while self._moving and self._moving[0].task.complete():
-                self._moving.popleft().complete = True
-                self._completed += 1
-            self._advance_messages()
+            work = self._flight.advance()
+            if work is not None:
+                self._disputed = work
+                self._news.dispute(work.seq, work.call, work.note, int(work.mark))
         except AllreduceError as error:
             self._fail(type(error)(f"{self._where}: {error}"), "mismatch", str(error))
         except self._mpi.Exception as error:
@@ -289,27 +225,10 @@ class MpiTransport(Transport):
     @property
     def moving(self) -> bool:
         """Whether bytes are on their way, which advance with our polls only."""
-        return bool(self._moving or self._messages)
-
-    def _advance_messages(self) -> None:
-        looking: list[Message] = []
-        for work in list(self._looking):
-            assert isinstance(work.task, Message)
-            if work.task.look(looking):
-                self._looking.remove(work)
-                self._messages.append(work)
-            else:
-                looking.append(work.task)
-        for work in self._messages:
-            work.complete = work.task.complete()
-        self._messages = [work for work in self._messages if not work.complete]
-
-    def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
-        size = self._data.Get_size()
-        return plan(call, Topology(self.name, self._rank, size), current().choices("mpi", size))
+        return self._flight.moving
 
     def progress(self) -> None:
-        _drive()
+        mpi_progress.drive()
 
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
         self._check_usable()
@@ -339,7 +258,7 @@ class MpiTransport(Transport):
             return
         try:
             if drain and self._failure is None:
-                for work in [*self._agreeing, *self._moving, *self._looking, *self._messages]:
+                for work in self._flight.works:
                     if not work.complete:
                         self.complete(work, None)
         finally:
@@ -348,33 +267,11 @@ class MpiTransport(Transport):
     def _leave(self) -> None:
         """Free the communicators if nothing is left in them; otherwise keep what MPI may touch."""
         if self._failure is None:
-            self._news.tell(Notice("left", self._rank, self._completed, ""))
+            self._news.tell(Notice("left", self._rank, self._flight.completed, ""))
         with entered:
             self._closed = True
-            _open.remove(self)
-            if self._agreeing or self._moving or self._looking or self._messages or self._failure:
-                _abandoned.append(self)
-            elif not self._mpi.Is_finalized():
+            unfinished = bool(self._flight.works) or self._failure is not None
+            mpi_progress.remove(self, unfinished)
+            if not unfinished and not self._mpi.Is_finalized():
                 self._data.Free()  # a local matter once nothing is left in it
                 self._control.Free()
-
-
-def _drive() -> None:
-    """Perform this process's share of all started calls, over all communicators."""
-    with entered:
-        for transport in _open:
-            transport.advance()
-    _native.progress()
-
-
-def _moving() -> bool:
-    return any(transport.moving for transport in tuple(_open))
-
-
-@atexit.register
-def _leave_all() -> None:
-    """Leave in good order at the program's end, or say that it ends with an error."""
-    for transport in list(_open):
-        if failed():
-            transport.abort("its program ended with an error, which its own output tells")
-        transport.close(drain=False)

@@ -13,22 +13,17 @@ from functools import lru_cache
 from typing import Any
 
 from allreduce.cluster import World
-from allreduce.cluster.base import ranks_text
 from allreduce.comm.call import Call
 from allreduce.comm.disagreement import Side, story
+from allreduce.comm.failures import process_state
 from allreduce.comm.sites import Note
 from allreduce.errors import (
     AllreduceError,
-    ClosedError,
     MismatchError,
     PeerLostError,
     TimeoutError,
 )
-from allreduce.events import logger
 
-WARN_SECONDS = 10.0  # a wait this long is reported, once
-_ANNOUNCE_SECONDS = 1.0  # a wait this long is told to the others, for their messages
-_GRACE_SECONDS = 1.0  # in which what a member sent before it left must have come
 _ANSWER_SECONDS = 1.0  # in which all members have noticed that a call differs
 _ERRORS: dict[str, type[AllreduceError]] = {
     "left": PeerLostError,
@@ -98,18 +93,36 @@ class News:
         """Tell that this member waits in a call."""
         self._set(f"waits/{self.world.rank}", f"{seq} {call}")
 
-    def missing(self, seq: int) -> str:
-        """Say who is not known to wait in call `seq`, and what they waited in last."""
-        absent, told = [], []
+    def missing(self, seq: int, last: str) -> str:
+        """Say who is not known to wait in call `seq`, what they did last, and whether they live.
+
+        Args:
+            seq: The number of the call.
+            last: The last call that all members have made, with its number.
+        """
+        told = []
         for rank in range(self.world.size):
             text = self._get(f"waits/{rank}") if rank != self.world.rank else None
             number, _, call = (text or "-1 ").partition(" ")
-            if rank != self.world.rank and int(number) < seq:
-                absent.append(rank)
-                told += [f"rank {rank} last waited long in {call} #{number}"] if call else []
-        if not absent:
-            return "all ranks wait in it, but MPI has not completed it yet"
-        return "; ".join([f"{ranks_text(absent)} did not make the call", *told])
+            if rank == self.world.rank or int(number) >= seq:
+                continue
+            did = f"made its last call, {last}" if last else "has made no call yet"
+            newer = call and int(number) > int(last.rpartition("#")[2] or -1)
+            did = f"waits in call {call} #{number}" if newer else did
+            told.append(f"rank {rank} {did} ({self._state(rank)})")
+        return "; ".join(told) or f"all ranks wait in it, but MPI has not completed it{self.odd()}"
+
+    def odd(self) -> str:
+        """Say which processes are not just running."""
+        states = [(rank, self._state(rank)) for rank in range(self.world.size)]
+        told = [f"rank {rank}: {state}" for rank, state in states if "is stopped" in state]
+        return f" ({'; '.join(told)})" if told else ""
+
+    def _state(self, rank: int) -> str:
+        member = self.world.members[rank]
+        if member.host == self.world.members[self.world.rank].host:
+            return process_state(member.pid)
+        return f"process {member.pid} on {member.host}"
 
     def dispute(self, seq: int, call: Call, note: bytes, mark: int) -> None:
         """Tell one's own version of call `seq`, in which members disagree.
@@ -158,83 +171,3 @@ class News:
 
     def _key(self, key: str) -> str:
         return f"mpi/{self.name}/{key}"
-
-
-@dataclass
-class Vigil:
-    """One long wait of one member: what it hears of the others, and tells them and the user.
-
-    Args:
-        news: The communicator's.
-        where: "[mpi] rank 2", for messages.
-        seq: The number of the collective call that is waited for; -1 of a send or receive.
-        call: The call.
-        seconds: How long the wait may last.
-    """
-
-    news: News
-    where: str
-    seq: int
-    call: Call
-    seconds: float
-    arrived: bool = False  # whether all members are known to have made the call
-    _waited: float = 0.0
-    _announced: bool = False
-    _warned: bool = False
-    _left_seen: float | None = None
-
-    def __str__(self) -> str:
-        return f"{self.call} #{self.seq}" if self.seq >= 0 else str(self.call)
-
-    def look(self, waited: float) -> AllreduceError | None:
-        """Look around, `waited` seconds from the beginning; returns why the communicator is dead.
-
-        Warns the user, once, of those that are missing.
-        """
-        self._waited = waited
-        try:
-            notice = self.news.hear()
-            if notice is not None and self._concerns(notice):
-                return notice.error(self.where, str(self))
-            if not self._announced and waited >= _ANNOUNCE_SECONDS and self.seq >= 0:
-                self.news.wait_in(self.seq, self.call)
-                self._announced = True
-            if not self._warned and WARN_SECONDS <= waited < self.seconds:
-                self._warned = True
-                logger.warning(
-                    "%s has waited %.3g s in %s: %s", self.where, waited, self, self._missing()
-                )
-        except ClosedError:  # of the store: nobody tells anything any more, but MPI may go on
-            return None
-        except PeerLostError as error:
-            return PeerLostError(f"{self.where}: {self}: {error}; the communicator is dead")
-        return None
-
-    def surrender(self) -> str:
-        """Say why the wait is given up."""
-        try:
-            missing = self._missing()
-        except AllreduceError as error:  # of the store, whose leader is gone
-            missing = str(error)
-        return (
-            f"rank {self.news.world.rank} gave up {self} after {self.seconds:.3g} s: {missing}; "
-            "if it only needs longer, raise the timeout"
-        )
-
-    def _concerns(self, notice: Notice) -> bool:
-        if notice.kind != "left":
-            return True
-        if self.seq >= 0:
-            return self.seq >= notice.calls  # of earlier ones it has done its part
-        if self.call.root != notice.rank:
-            return False
-        self._left_seen = self._waited if self._left_seen is None else self._left_seen
-        return self._waited - self._left_seen >= _GRACE_SECONDS
-
-    def _missing(self) -> str:
-        if self.arrived:
-            return "all ranks have made the call, but MPI has not completed it yet"
-        if self.seq >= 0:
-            return self.news.missing(self.seq)
-        peer = "any rank" if self.call.root == -1 else f"rank {self.call.root}"
-        return f"no matching call of {peer} has come"

@@ -138,7 +138,8 @@ nb::object bytes_of(const std::optional<std::string>& text) {
 void die(const Handle& handle, tcp::Fault fault, int member, std::uint64_t key,
          const std::string& reason) {
   ask(handle, [&](Member& one) {
-    one.die({fault, member, one.index(), key, "", "", reason});
+    const auto own = one.posted(one.index(), key);
+    one.die({fault, member, one.index(), key, "", own.value_or(""), reason});
     one.flush();
     return true;
   });
@@ -180,7 +181,7 @@ void bind_member(nb::module_& m) {
           [](const Handle& handle, int member, std::uint64_t key, const std::string& reason) {
             die(handle, tcp::Fault::timeout, member, key, reason);
           },
-          nb::arg("member"), nb::arg("key"), nb::arg("reason"))
+          nb::arg("member"), nb::arg("key"), nb::arg("reason") = "")
       .def(
           "abort",
           [](const Handle& handle, const std::string& reason) {

@@ -36,9 +36,9 @@ std::vector<int> Member::missing(std::uint64_t key) const {
 }
 
 std::optional<std::string> Member::posted(int member, std::uint64_t key) const {
-  if (culprit_.fault == Fault::mismatch && ((culprit_.key ^ key) & ~kMessage) == 0) {
-    if (member == culprit_.member) return culprit_.of_member;
-    if (member == culprit_.witness) return culprit_.of_witness;
+  if (dead() && ((culprit_.key ^ key) & ~kMessage) == 0) {
+    if (member == culprit_.member && !culprit_.of_member.empty()) return culprit_.of_member;
+    if (member == culprit_.witness && !culprit_.of_witness.empty()) return culprit_.of_witness;
   }
   if (member != me_) return std::nullopt;
   if (dead()) return stopped_;

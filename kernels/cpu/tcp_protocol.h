@@ -85,10 +85,11 @@ enum class Fault : std::uint8_t { none, mismatch, lost, left, aborted, timeout }
 // Why a communicator is dead, as its members tell it to each other.
 struct Culprit {
   Fault fault = Fault::none;
-  int member = 0;                     // the one to blame
-  int witness = 0;                    // who noticed, or the other side of a mismatch
-  std::uint64_t key = 0;              // the call it happened in
-  std::string of_member, of_witness;  // signatures of their calls, after a mismatch
+  int member = 0;         // the one to blame
+  int witness = 0;        // who noticed, or the other side of a mismatch
+  std::uint64_t key = 0;  // the call it happened in
+  // Signatures of their calls: both after a mismatch, the witness's after a timeout.
+  std::string of_member, of_witness;
   std::string reason;
 };
 

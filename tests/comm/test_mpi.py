@@ -248,8 +248,8 @@ say("fine")
 
 def test_a_long_wait_is_reported_once() -> None:
     program = """
-from allreduce.comm import mpi_news
-mpi_news.WARN_SECONDS = 0.5
+from allreduce.comm import mpi_vigil
+mpi_vigil.WARN_SECONDS = 0.5
 if rank == 1:
     time.sleep(2.5)
 assert comm.all_reduce(1) == 2

@@ -1,0 +1,60 @@
+"""MPI's one entrance: who waits drives all transports of the process, and they leave together."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from typing import Protocol
+
+from allreduce import _native
+from allreduce.cluster import failed
+
+entered = threading.Lock()  # held in MPI: not every library lets several threads in
+
+
+class Driven(Protocol):
+    """A transport, as it is driven and ended here."""
+
+    @property
+    def moving(self) -> bool: ...
+    def advance(self) -> None: ...
+    def abort(self, reason: str) -> None: ...
+    def close(self, drain: bool) -> None: ...
+
+
+_open: list[Driven] = []
+_abandoned: list[Driven] = []  # dead with calls started: MPI may still write to their arrays
+
+
+def add(transport: Driven) -> None:
+    """Drive a transport from now on."""
+    _open.append(transport)
+
+
+def remove(transport: Driven, unfinished: bool) -> None:
+    """Drive it no more; keep its arrays for ever if MPI may still touch them."""
+    _open.remove(transport)
+    if unfinished:
+        _abandoned.append(transport)
+
+
+def drive() -> None:
+    """Perform this process's share of all started calls, over all communicators."""
+    with entered:
+        for transport in _open:
+            transport.advance()
+    _native.progress()
+
+
+def moving() -> bool:
+    """Say whether bytes are on their way, which advance with our polls only."""
+    return any(transport.moving for transport in tuple(_open))
+
+
+@atexit.register
+def _leave_all() -> None:
+    """Leave in good order at the program's end, or say that it ends with an error."""
+    for transport in list(_open):
+        if failed():
+            transport.abort("its program ended with an error, which its own output tells")
+        transport.close(drain=False)

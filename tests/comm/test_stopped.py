@@ -1,0 +1,78 @@
+"""A rank that is stopped, or does not come: a warning, then a timeout, that say who and how."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.processes import mpirun
+from tests.harness import run_ranks
+
+
+def _waits(folder: str, transport: str, stops: bool) -> None:
+    """Wait in rank 0 for rank 1, which stops itself; let it go on after that."""
+    import os
+    import signal
+    import time
+    from pathlib import Path
+
+    import numpy as np
+    import pytest
+
+    from allreduce import errors
+    from allreduce.comm import init, mpi_vigil, native, world
+
+    native.WARN_SECONDS = mpi_vigil.WARN_SECONDS = 0.8
+    comm = init(transport=transport, timeout=30)
+    comm.all_reduce(np.ones(7))
+    place = Path(folder)
+    began = time.monotonic()
+    if comm.rank == 1:
+        (place / "stops").touch()
+        if stops:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        while not (place / "told").exists():
+            time.sleep(0.01)
+    said = ""
+    try:
+        comm.all_reduce(np.ones(10), async_op=True).wait(timeout=2)
+    except errors.TimeoutError as error:
+        said = f"{time.monotonic() - began:.2f} {error}"
+    with pytest.raises(errors.ClosedError, match="dead since") as dead:
+        comm.barrier()
+    assert said.partition(" ")[2] in str(dead.value)
+    (place / f"{comm.rank}.said").write_text(f"{world().members[1].pid}\n{said}\n")
+    if comm.rank == 0:
+        (place / "told").touch()
+        os.kill(world().members[1].pid, signal.SIGCONT)
+    until = time.monotonic() + 20  # rank 0 tells rank 1, which may have been stopped for long
+    while not (place / "1.said").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    os._exit(0)
+
+
+@pytest.mark.parametrize("stops", [True, False])
+@pytest.mark.parametrize("transport", ["shared", "tcp", "mpi"])
+def test_one_that_does_not_come_is_named_with_its_last_call_and_its_state(
+    transport: str, stops: bool, tmp_path: Path
+) -> None:
+    if transport == "mpi":
+        mpirun(2, Path())
+    kind = "mpirun" if transport == "mpi" else "env"
+    arguments = (str(tmp_path), transport, stops)
+    results = run_ranks(_waits, 2, arguments=arguments, launcher=kind, timeout=60)
+    assert not any(result.returncode for result in results), results
+    pid, said = (tmp_path / "0.said").read_text().splitlines()
+    state = "is stopped, by a signal: kill -CONT lets it go on" if stops else "is alive"
+    missing = r"rank 1 made its last call, all_reduce(float64[7], op='sum') #0"
+    (warning,) = [line for line in results[0].stderr.splitlines() if "has waited" in line]
+    for text in (warning, said):
+        assert f"[{transport}] rank 0" in text
+        assert missing in text
+        assert f"(process {pid} {state})" in text
+    assert "call #1" in warning or "#1:" in warning
+    assert "rank 0 gave up all_reduce(float64[10], op='sum') #1 after 2 s" in said
+    assert 2 <= float(said.split()[0]) < 4
+    other = (tmp_path / "1.said").read_text().splitlines()[1]
+    assert f"[{transport}] rank 1: rank 0 gave up all_reduce(float64[10], op='sum') #1" in other
