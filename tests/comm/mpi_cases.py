@@ -285,3 +285,11 @@ def memory(comm: Communicator) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     assert comm.all_reduce(1) == comm.size  # it is still alive
+
+
+def plans(comm: Communicator) -> None:
+    """MPI does not say what it would do; how members agree is ours to say."""
+    for collective, steps in (("all_reduce", 2), ("barrier", 2), ("send", 1)):
+        planned = comm.plan(collective, np.ones(9), root=0 if collective == "send" else None)
+        assert (planned.algorithm, planned.sent, len(planned.steps)) == ("mpi", None, steps)
+        assert "MPI decides" in planned.steps[-1]

@@ -36,6 +36,7 @@ OWN = (
     "many_in_flight",
     "from_threads",
     "memory",
+    "plans",
 )
 JOB = """
 import sys, traceback
