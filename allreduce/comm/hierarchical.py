@@ -115,7 +115,7 @@ class HierarchicalTransport(Transport):
         if any("every" in chain.levels for chain in chains):
             return self._ledger.start(call, x, out, result)
         with self._lock:  # calls of several threads get one order
-            agreed = self._ledger.agree(call)
+            agreed = self._ledger.agree(call, x, out)
             work = HierarchicalWork(self, agreed, result)
             if call.collective == "barrier":  # whoever has passed it is done with what was before
                 work.runs = self._runs.unfinished
@@ -212,15 +212,14 @@ class HierarchicalTransport(Transport):
             if current is not None:
                 current[0].pause(seconds)
             elif not work.agreed.native.done:
-                work.agreed.pause(seconds)
+                self._ledger.wait_for(work.agreed.native, seconds)
             else:  # another thread is about to see to it
                 time.sleep(min(seconds, _SLICE_SECONDS))
         except AllreduceError as error:
+            if current is None:
+                raise
             with self._lock:
-                if current is None:
-                    self._end()
-                else:
-                    self._fail(LevelError(current[1].transport, error))
+                self._fail(LevelError(current[1].transport, error))
         except BaseException as error:  # a signal's handler raised in the middle of a collective
             self.abort(f"a wait was interrupted by {type(error).__name__}")
             raise

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from allreduce import _native
+from allreduce.comm.base import Array
 from allreduce.comm.call import Call
 from allreduce.comm.native import NativeTransport
 from allreduce.comm.tcp import TcpTransport, TcpWork
-from allreduce.comm.tcp_calls import check, encode, words
+from allreduce.comm.tcp_calls import check, words
 from allreduce.comm.tcp_failures import TcpWitness
 from allreduce.errors import AllreduceError, MismatchError, PeerLostError, TimeoutError
 
@@ -50,20 +51,13 @@ class Ledger(TcpTransport):
     witness_class = HierarchicalWitness
     drive: Callable[[], bool]  # does what can be done of all calls; says whether some wait
 
-    def agree(self, call: Call) -> TcpWork:
-        """Post a call to all members; done when all have posted the same."""
+    def agree(self, call: Call, x: Array | None, out: Array | None) -> TcpWork:
+        """Post a call to all members, and none of its data; done when all have posted the same."""
         self._check_own()
         check(call, self._witness.where)
-        signature = encode(call, self._witness.where)
         nothing = Call("barrier", None, "none", 0, None, call.group)
         barrier = words(nothing, self._size, self._choices)
-        with self._lock:
-            native = self._member.start(barrier, signature, 0, 0)
-            work = TcpWork(self, native, (), _nothing)
-            self._keep(work)
-        if self._closed or self._failure is not None:
-            raise self._error(0.0)
-        return work
+        return self._begin(barrier, self._told(call, x, out), None, None, _nothing)
 
     def tells(self, member: int) -> str:
         """Say what a member did last, and whether it lives."""
@@ -91,7 +85,7 @@ class Ledger(TcpTransport):
 
     def give_up(self, agreed: TcpWork, blamed: int) -> None:
         """End the communicator because a call takes too long; `blamed` keeps it."""
-        self._member.blame_timeout(blamed, agreed.native.key)
+        self._member.blame_timeout(blamed, agreed.native.key, self.tells(blamed))
 
     def _wait(self, native: _native.TcpWork, seconds: float) -> bool:
         limit = time.monotonic() + seconds

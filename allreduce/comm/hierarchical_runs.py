@@ -14,8 +14,8 @@ from allreduce.comm.native import NativeTransport, NativeWork
 from allreduce.comm.tcp import TcpWork
 from allreduce.errors import AllreduceError
 
-# Chains under way in one member: of four chunks, or of more that are smaller.
-_MEMORY = 24 << 20  # bytes of working memory
+# Chains under way in one member: of about three chunks, or of more that are smaller.
+_MEMORY = 12 << 20  # bytes of working memory
 _CHAINS = 16  # each look at them asks all
 
 

@@ -9,8 +9,8 @@ from itertools import accumulate, pairwise
 from allreduce.comm.call import Call, item_bytes
 from allreduce.comm.hierarchical_layout import Layout
 
-# Bytes of a call that take all steps together. The steps of several such overlap; with up to four
-# of them under way (hierarchical.py), and three buffers each, their memory stays below 32 MiB.
+# Bytes of a call that take all steps together, while others are at other steps: several of tcp's
+# chunks for each lane. Not measured: on one machine the levels share its cores and its memory.
 CHUNK = 2 << 20
 # Up to here (bytes) one lane carries a call: all of it goes with the post of a tcp member.
 ONE_LANE = 4096

@@ -84,15 +84,29 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         tcp_calls.check(call, self._witness.where)
         if x is not None:  # a NumPy scalar has no memory of its own
             x = np.asarray(x)
+        words = tcp_calls.words(call, self._size, self._choices)
+        return self._begin(words, self._told(call, x, out), x, out, result)
+
+    def _told(self, call: Call, x: Array | None, out: Array | None) -> bytes:
+        """Return what all members get to know of a call."""
         array = x if x is not None else out
         shape = () if array is None else agreed_shape(call, array.shape)
-        signature = tcp_calls.annotated(
+        return tcp_calls.annotated(
             tcp_calls.encode(call, self._witness.where, shape), sites.note(x, out)
         )
-        words = tcp_calls.words(call, self._size, self._choices)
+
+    def _begin(
+        self,
+        words: tuple[object, ...],
+        told: bytes,
+        x: Array | None,
+        out: Array | None,
+        result: Callable[[], Any],
+    ) -> TcpWork:
+        """Have the native side start a call."""
         try:
             with self._lock:  # calls of several threads get one order
-                native = self._member.start(words, signature, _address(x), _address(out))
+                native = self._member.start(words, told, _address(x), _address(out))
                 work = TcpWork(self, native, (x, out), result)
                 self._keep(work)
         except BaseException as error:

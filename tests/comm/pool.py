@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tests.comm import cases, exchanges
+from tests.comm import cases, crossings, exchanges
 from tests.harness import ROOT, clean_environment, explicit_ranks, run_threads
 
 Runner = Callable[..., list[Any]]  # (case, *arguments) -> what each rank returned
@@ -18,7 +18,8 @@ Runner = Callable[..., list[Any]]  # (case, *arguments) -> what each rank return
 
 def case(name: str) -> Callable[..., Any]:
     """Look a case up."""
-    found: Callable[..., Any] = getattr(cases, name, None) or getattr(exchanges, name)
+    places = (cases, exchanges, crossings)
+    found: Callable[..., Any] = next(getattr(p, name) for p in places if hasattr(p, name))
     return found
 
 
@@ -27,21 +28,22 @@ class ProcessPool:
 
     Args:
         size: How many.
-        transport: What carries their collectives.
+        transport: What carries their collectives; None has them choose.
         ranks: Each rank's variables, and the words before its command; on this host without it.
     """
 
     def __init__(
         self,
         size: int,
-        transport: str = "shared",
+        transport: str | None = "shared",
         ranks: Sequence[tuple[Mapping[str, str], Sequence[str]]] | None = None,
     ) -> None:
+        chosen = {} if transport is None else {"ALLREDUCE_TRANSPORT": transport}
         self._ranks = [
             subprocess.Popen(
                 [*before, sys.executable, "-m", "tests.comm.worker"],
                 cwd=ROOT,
-                env={**clean_environment(), "ALLREDUCE_TRANSPORT": transport, **own},
+                env={**clean_environment(), **chosen, **own},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

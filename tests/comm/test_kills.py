@@ -12,10 +12,12 @@ ENGINE_DESCRIPTORS = 2  # that a process which has used tcp keeps
 OF_ONE_HOST = [name for name in ("shared", "tcp", "hierarchical") if name in REGISTRY]
 
 
-@pytest.mark.parametrize("transport", ["shared", "tcp"])
-def test_survivors_of_a_kill_name_the_dead_in_time(transport: str) -> None:
-    for seed in range(3):
-        for loss in kill_one(transport, 3, seed):
+@pytest.mark.parametrize(
+    ("transport", "size", "kills"), [("shared", 3, 3), ("tcp", 3, 3), ("hierarchical", 4, 1)]
+)
+def test_survivors_of_a_kill_name_the_dead_in_time(transport: str, size: int, kills: int) -> None:
+    for seed in range(kills):
+        for loss in kill_one(transport, size, seed):
             assert loss.seconds <= LIMIT_SECONDS, (seed, loss)
             assert loss.descriptors <= ENGINE_DESCRIPTORS, (seed, loss)
 

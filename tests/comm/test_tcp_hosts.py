@@ -18,6 +18,7 @@ def four() -> Iterator[list[netns.Host]]:
         yield made
 
 
+@pytest.mark.torture  # hierarchical's tests cross the same hosts by tcp
 def test_two_ranks_on_each_of_four_hosts(four: list[netns.Host]) -> None:
     ranks = [(own, host.command()) for host, own in netns.explicit_ranks(four, 2)]
     pool = ProcessPool(8, "tcp", ranks)

@@ -1,0 +1,69 @@
+"""What a hierarchical communicator sends between hosts, against what its plans say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from allreduce.comm import Communicator
+from allreduce.comm.base import Array, Work
+from allreduce.comm.call import Call
+from allreduce.comm.hierarchical import HierarchicalTransport
+
+SMALL, MEDIUM, LARGE = 100, 20_000, 600_000  # elements: with the posts; one chunk; several
+
+
+def whereabouts(comm: Communicator) -> tuple[str, int, int]:
+    return comm.transport, comm.local_rank, comm.local_size
+
+
+def crossings(comm: Communicator) -> list[tuple[str, int, int]]:
+    """Make calls of every collective; returns for each what was planned to cross, and what did."""
+    transport = comm._transport
+    assert isinstance(transport, HierarchicalTransport)
+    made: list[Call] = []
+    start = transport.start
+
+    def noted(call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]) -> Work:
+        made.append(call)
+        return start(call, x, out, result)
+
+    transport.start = noted  # type: ignore[method-assign]
+    found = []
+    for name, call in [("barrier", comm.barrier), *_calls(comm)]:
+        comm.barrier()
+        made.clear()
+        before = transport.crossed()
+        call()
+        crossed = transport.crossed() - before
+        found.append((name, sum(transport.crossing(one) for one in made), crossed))
+    transport.start = start  # type: ignore[method-assign]
+    return found
+
+
+def _calls(comm: Communicator) -> Iterator[tuple[str, Callable[[], Any]]]:
+    size, rank = comm.size, comm.rank
+    for n in (SMALL, MEDIUM, LARGE):
+        x, whole = np.ones(n, "float32"), np.ones(n // size * size, "float32")
+        counts = [n // size + member for member in range(size)]
+        mine, cut = np.ones(counts[rank], "float32"), np.ones(sum(counts), "float32")
+        root = n % size
+        rows: dict[str, Callable[[], Any]] = {
+            "all_reduce": partial(comm.all_reduce, x),
+            "all_reduce float16": partial(comm.all_reduce, x.astype("float16")),
+            "reduce": partial(comm.reduce, x, root=root),
+            "broadcast": partial(comm.broadcast, x, root=root),
+            "reduce_scatter": partial(comm.reduce_scatter, whole),
+            "all_gather": partial(comm.all_gather, x),
+            "gather": partial(comm.gather, x, root=root),
+            "all_to_all": partial(comm.all_to_all, whole),
+            "scatter": partial(comm.scatter, whole if rank == root else None, root=root),
+            "unequal reduce_scatter": partial(comm.reduce_scatter, cut, counts=counts),
+            "unequal all_gather": partial(comm.all_gather, mine, counts=counts),
+            "unequal gather": partial(comm.gather, mine, counts=counts, root=root),
+            "unequal all_to_all": partial(comm.all_to_all, cut, counts=counts),
+        }
+        yield from ((f"{name} {n}", call) for name, call in rows.items())

@@ -1,0 +1,259 @@
+"""The hierarchical transport: what holds for any, on members laid out as if on several hosts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allreduce import errors
+from allreduce.comm import ANY, Communicator, hierarchical_opener
+from tests import netns
+from tests.comm.pool import ProcessPool, Runner, in_threads
+from tests.comm.test_tcp import Contract
+from tests.harness import explicit_ranks, settle_threads
+
+Lay = Callable[[str], None]
+
+
+@pytest.fixture
+def lay(monkeypatch: pytest.MonkeyPatch) -> Lay:
+    """Have communicators be hierarchical, of members on hosts that are named by letters."""
+    opened = hierarchical_opener.open_hierarchical
+
+    def lay(hosts: str) -> None:
+        monkeypatch.setenv("ALLREDUCE_TRANSPORT", "hierarchical")
+        laid = partial(opened, hosts=hosts.__getitem__)
+        monkeypatch.setattr(hierarchical_opener, "open_hierarchical", laid)
+
+    return lay
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, lay: Lay) -> Runner:
+    lay(request.param)
+    return in_threads(len(request.param))
+
+
+@pytest.mark.parametrize("run", ["aab"], indirect=True)
+class TestThreads(Contract):
+    pass
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("run", ["a", "aa", "ab", "abab", "abba", "aabb", "aaabb"], indirect=True)
+class TestAnyLayout(Contract):
+    pass
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[list[netns.Host]]:
+    with netns.hosts(4) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def namespaces(four: list[netns.Host]) -> Iterator[ProcessPool]:
+    """Two ranks on each of four hosts, which find out by themselves that they are four."""
+    ranks = [(own, host.command()) for host, own in netns.explicit_ranks(four, 2)]
+    pool = ProcessPool(8, None, ranks)
+    yield pool
+    assert pool.close() == [0] * 8
+
+
+def test_what_crosses_between_hosts_is_what_the_plan_says(namespaces: ProcessPool) -> None:
+    seen = namespaces.run("crossings")
+    for rank, calls in enumerate(seen):
+        for name, planned, crossed in calls:
+            assert planned == crossed, (rank, name)
+    everywhere = {name: sum(calls[i][1] for calls in seen) for i, (name, *_) in enumerate(seen[0])}
+    # Of 4 hosts, each has to send what it has reduced and to get what the others have: a ring's
+    # bytes, once for each host and not for each rank.
+    assert everywhere["all_reduce 600000"] == 2 * (4 - 1) * 600000 * 4
+    assert everywhere["barrier"] == 0
+
+
+def test_values_on_four_hosts(namespaces: ProcessPool) -> None:
+    for case, *where in (("in_flight",), ("unequal", "private"), ("plain_data",)):
+        namespaces.run(case, *where)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", ["every_length", "every_pair", "rooted", "into_out"])
+def test_four_hosts_at_length(namespaces: ProcessPool, case: str) -> None:
+    namespaces.run(case, "private", timeout=500)
+
+
+def test_hosts_are_told_apart_by_the_name_that_is_set() -> None:
+    ranks = [
+        ({**own, "ALLREDUCE_HOST": f"host{rank % 2}"}, ())
+        for rank, own in enumerate(explicit_ranks(3))
+    ]
+    pool = ProcessPool(3, None, ranks)
+    assert pool.run("whereabouts") == [
+        ["hierarchical", 0, 2],
+        ["hierarchical", 0, 1],
+        *([["hierarchical", 1, 2]]),
+    ]
+    pool.run("layouts")
+    assert pool.close() == [0] * 3
+
+
+def _types(comm: Communicator, odd: bool, out: Any) -> None:
+    dtype = "int64" if odd else "float64"
+    comm.all_reduce(np.ones(9, dtype), out=out.view(dtype))
+
+
+def _counts(comm: Communicator, odd: bool, out: Any) -> None:
+    big = np.full(2_000_000, 5.0)  # the first chunks of both are alike
+    count = 1_500_000 if odd else 2_000_000
+    try:
+        comm.all_reduce(np.ones(count), out=big[:count])
+    finally:
+        out[:] = big[:9]
+
+
+def _collectives(comm: Communicator, odd: bool, out: Any) -> None:
+    if odd:
+        comm.reduce(np.ones(9), root=comm.rank, out=out)
+    else:
+        comm.all_reduce(np.ones(9), out=out)
+
+
+@pytest.mark.parametrize("call", [_types, _counts, _collectives])
+@pytest.mark.parametrize("odd", [1, 2])  # beside rank 0 on its host; in its lane on the other
+def test_members_that_disagree_are_both_named_and_no_output_is_touched(
+    lay: Lay, call: Callable[[Communicator, bool, Any], None], odd: int
+) -> None:
+    lay("aabb")
+    outs = [np.full(9, 5.0) for _ in range(4)]
+
+    def disagree(comm: Communicator) -> None:
+        call(comm, comm.rank == odd, outs[comm.rank])
+
+    began = time.monotonic()
+    outcomes = settle_threads(disagree, 4)
+    for rank, outcome in enumerate(outcomes):
+        assert isinstance(outcome, errors.MismatchError), outcomes
+        assert f"replica {odd} " in str(outcome)
+        assert str(outcome).startswith(f"[hierarchical] replica {rank} (rank 0): ")
+        assert (outs[rank] == 5.0).all()
+    assert time.monotonic() - began < 3
+
+
+def test_a_member_that_never_comes_is_named_and_then_all_is_over(lay: Lay) -> None:
+    lay("aabb")
+    over = threading.Event()
+
+    def call(comm: Communicator) -> None:
+        if comm.rank == 3:
+            over.wait(10)
+            comm.barrier()
+        work = comm.all_reduce(np.ones(100000), async_op=True)
+        try:
+            work.wait(0.3)
+        finally:
+            if comm.rank == 0:
+                over.set()
+            with pytest.raises(errors.ClosedError, match="dead since"):
+                comm.barrier()
+
+    outcomes = settle_threads(call, 4)
+    kinds = [type(outcome) for outcome in outcomes]
+    assert kinds == [errors.TimeoutError] * 4, outcomes
+    for outcome in outcomes:
+        assert "replica 3 (rank 0) has made no call yet" in str(outcome)
+
+
+def test_a_member_that_leaves_in_the_middle_is_named_by_all(lay: Lay) -> None:
+    lay("aabb")
+
+    def call(comm: Communicator) -> None:
+        comm.barrier()
+        if comm.rank == 2:
+            comm.close()
+            return
+        comm.all_reduce(np.ones(1000))
+
+    outcomes = settle_threads(call, 4)
+    assert outcomes[2] is None
+    for rank in (0, 1, 3):
+        assert isinstance(outcomes[rank], errors.PeerLostError), outcomes
+        assert "replica 2 (rank 0) (process" in str(outcomes[rank])
+        assert "left normally" in str(outcomes[rank])
+
+
+def test_waiting_for_a_message_drives_what_was_started_before(lay: Lay) -> None:
+    lay("abab")
+
+    def call(comm: Communicator) -> float:
+        total = comm.all_reduce(np.full(300_000, 1.0 + comm.rank), async_op=True)
+        got = np.zeros(1)
+        if comm.rank == 0:  # waits for what comes after the others' waits
+            sources = []
+            for _ in range(3):
+                message = comm.recv(got, source=ANY, tag=7, async_op=True)
+                message.wait()
+                sources.append(message.source)
+            assert sorted(sources) == [1, 2, 3]
+        found: float = total.wait()[-1]
+        if comm.rank:
+            comm.send(np.ones(1), dest=0, tag=7)
+        return found
+
+    assert settle_threads(call, 4) == [10.0] * 4
+
+
+def test_two_communicators_waited_for_in_opposite_orders(lay: Lay) -> None:
+    lay("aabb")
+    from allreduce.comm import replica_communicators
+    from tests.harness import world_of_one
+
+    others = replica_communicators(world_of_one(), 4, name="other", timeout=20)
+
+    def call(comm: Communicator) -> list[float]:
+        works = [
+            one.all_reduce(np.full(200_000, 1.0), async_op=True)
+            for one in (comm, others[comm.rank])
+        ]
+        order = works if comm.rank % 2 else works[::-1]
+        return [float(work.wait()[0]) for work in order]
+
+    assert settle_threads(call, 4) == [[4.0, 4.0]] * 4
+    for other in others:
+        other.close()
+
+
+def test_replicas_get_the_same_bits(lay: Lay) -> None:
+    lay("aaabb")
+
+    def call(comm: Communicator) -> list[bytes]:
+        draw = np.random.default_rng(comm.rank)
+        found = []
+        for dtype in ("float32", "float16"):
+            x = draw.standard_normal(700_001).astype(dtype)
+            found += [comm.all_reduce(x, op=op).tobytes() for op in ("sum", "mean")]
+        return found
+
+    first, *rest = settle_threads(call, 5)
+    assert all(one == first for one in rest)
+
+
+def test_a_plan_tells_steps_and_bytes(lay: Lay) -> None:
+    lay("aabb")
+
+    def call(comm: Communicator) -> str:
+        return str(comm.plan("all_reduce", np.ones(1 << 20, "float32"), op="sum"))
+
+    text = settle_threads(call, 4)[0]
+    assert isinstance(text, str)
+    assert "2 hosts, 2 lanes through hierarchical" in text
+    assert "between hosts, in this member's lane: all_reduce(float32[262144], op='sum')" in text
+    assert "so for each of 2 chunks, whose steps overlap" in text
+    assert "sends 2 MiB" in text
