@@ -14,7 +14,8 @@ from allreduce.devices import DeviceName, blas_threads, limit_blas_threads
 from allreduce.errors import ShapeError, UsageError, unknown_name
 from allreduce.events import counted
 from allreduce.graph import PerReplica, Replicator, nest, scope_of
-from allreduce.training.ranks import PARTS, check_equal, digest, everyones, gather_rows
+from allreduce.training.facts import Fact, check_equal
+from allreduce.training.ranks import everyones, gather_rows
 
 REDUCTIONS = ("sum", "mean")
 
@@ -30,6 +31,7 @@ class Strategy(Replicator):
 
     def __init__(self, devices: Sequence[DeviceName], first_replica: int, total: int) -> None:
         super().__init__(devices, first_replica, total)
+        self._communicator: Communicator | None = None
         self.generation = world().generation
         # All ranks of a host bring as many replicas as this one, so that many share its cores.
         limit_blas_threads(blas_threads(len(devices) * world().local_size))
@@ -39,8 +41,13 @@ class Strategy(Replicator):
 
     @property
     def communicator(self) -> Communicator:
-        """The communicator with one member per process; the same one as `ar.init()`."""
-        return init()
+        """The communicator with one member per process; the same one as `ar.init()`.
+
+        It stays the same when it is closed, and `ar.init()` makes another one.
+        """
+        if self._communicator is None:
+            self._communicator = init()
+        return self._communicator
 
     def replica_communicators(self) -> list[Communicator]:
         return replica_communicators(world(), self.local_replicas, name="replicas")
@@ -125,12 +132,17 @@ class Strategy(Replicator):
             raise UsageError("scalars cannot be gathered along an axis; reduce them instead")
         _check_parts(parts, axis)
         local = np.moveaxis(np.concatenate(parts, axis=axis), axis, 0)
-        check_equal(self, "gather", {PARTS: digest((local.dtype.str, local.shape[1:]))})
+        check_equal(self, "gather", {"the dtype or shape of a part": _kind(local)})
         counts = everyones(self, [len(local)])[:, 0].tolist()
         return np.moveaxis(np.concatenate(gather_rows(self, local, counts)), 0, axis)
 
     experimental_distribute_dataset = distribute_dataset
     experimental_local_results = local_results
+
+
+def _kind(rows: np.ndarray) -> Fact:
+    sizes = ", ".join(["rows", *map(str, rows.shape[1:])])
+    return Fact(f"{rows.dtype} ({sizes})", "cast or reshape it before gathering")
 
 
 def _check_parts(parts: Sequence[np.ndarray], axis: int | None) -> None:

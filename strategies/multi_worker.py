@@ -27,6 +27,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         counts = communicator.all_gather(np.asarray([len(devices)], np.int64))
         first = int(counts[: communicator.rank].sum())
         super().__init__(devices, first, int(counts.sum()))
+        self._communicator = communicator
         _agree_on_seed(communicator)
         events.logger.info(
             "%s on %s; %s carries collectives",

@@ -11,6 +11,7 @@ import numpy as np
 
 from allreduce.comm import Communicator
 from allreduce.errors import MismatchError
+from allreduce.graph.outline import own_part
 from allreduce.graph.spec import show
 from allreduce.graph.variable import Variable
 
@@ -33,40 +34,37 @@ def check_same(communicator: Communicator, rank: int, variables: Sequence[Variab
         MismatchError: They differ; the message names the first difference. On all members.
     """
     rows = [(v.name, v.shape, v.dtype.name) for v in variables]
-    text = json.dumps([rank, rows]).encode()
-    compared = [(_own_part(name), shape, dtype) for name, shape, dtype in rows]
-    state = hashlib.blake2b(json.dumps(compared).encode(), digest_size=16).digest()
-    mine = np.append(np.frombuffer(state, np.int64), len(text))
-    found = np.asarray(communicator.all_gather(mine)).reshape(communicator.size, -1)
-    differing = np.flatnonzero((found[:, :2] != found[0, :2]).any(axis=1))
+    compared = [(own_part(name), shape, dtype) for name, shape, dtype in rows]
+    differing = differ(communicator, json.dumps(compared))
     if not len(differing):
         return
-    words = -(-int(found[:, 2].max()) // 8)
-    padded = np.frombuffer(text.ljust(words * 8), np.int64)
-    texts = np.asarray(communicator.all_gather(padded)).reshape(communicator.size, words)
-    first, other = (json.loads(texts[member].tobytes()) for member in (0, differing[0]))
-    raise MismatchError(f"rank {rank}: {_difference(*first, *other)}; {_REMEDY}")
+    told = communicator.all_gather_object([rank, rows])
+    found = _difference(*told[0], *told[int(differing[0])])
+    raise MismatchError(f"rank {rank}: {found}; {_REMEDY}")
 
 
-def _own_part(name: str) -> str:
-    """Leave out a model's own name: its number counts the models of one process."""
-    return name.partition("/")[2] or name
+def differ(communicator: Communicator, text: str) -> np.ndarray:
+    """Compare all members' texts by a digest; returns which members' are not the first one's."""
+    state = hashlib.blake2b(text.encode(), digest_size=16).digest()
+    mine = np.frombuffer(state, np.int64)
+    found = np.asarray(communicator.all_gather(mine)).reshape(communicator.size, -1)
+    return np.flatnonzero((found != found[0]).any(axis=1))
 
 
 def _difference(rank: int, rows: Sequence[Any], other_rank: int, others: Sequence[Any]) -> str:
     """Say where two ranks' lists of variables differ first."""
 
-    def differ(what: str, mine: str, theirs: str) -> str:
+    def both(what: str, mine: str, theirs: str) -> str:
         return f"{what} {mine} on rank {rank} but {theirs} on rank {other_rank}"
 
     for place, (row, other) in enumerate(zip(rows, others, strict=False)):
         (name, shape, dtype), (other_name, other_shape, other_dtype) = row, other
-        if _own_part(name) != _own_part(other_name):
-            return differ(f"variable {place} of the step is", repr(name), repr(other_name))
+        if own_part(name) != own_part(other_name):
+            return both(f"variable {place} of the step is", repr(name), repr(other_name))
         if shape != other_shape:
-            return differ(f"variable {name!r} has shape", show(shape), show(other_shape))
+            return both(f"variable {name!r} has shape", show(shape), show(other_shape))
         if dtype != other_dtype:
-            return differ(f"variable {name!r} has dtype", dtype, other_dtype)
+            return both(f"variable {name!r} has dtype", dtype, other_dtype)
     longer, count = max((rows, others), key=len), min(len(rows), len(others))
-    counts = differ("the step has", f"{len(rows)} variables", str(len(others)))
+    counts = both("the step has", f"{len(rows)} variables", str(len(others)))
     return f"{counts}, where {longer[count][0]!r} comes next"

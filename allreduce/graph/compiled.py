@@ -16,6 +16,7 @@ from allreduce.graph.arenas import ArenaPlan, Host, plan_for, synchronize
 from allreduce.graph.dependence import dependents, of_replica
 from allreduce.graph.executor import Executor
 from allreduce.graph.node import Graph
+from allreduce.graph.outline import Outline, outline
 from allreduce.graph.partition import partition
 from allreduce.graph.placement import place
 from allreduce.graph.replica import Replica
@@ -110,8 +111,11 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         synchronize(host, _variables(graph))
         updates = _updates(host, graph)
         plans = [plan for _, plan in updates]
+        # Replicas of one process run the same program; ranks make sure of it.
+        several_ranks = len(host.devices) < host.num_replicas_in_sync
+        said = outline(graph) if several_ranks else None
         graph = passes.bucket(graph, plans, host.num_replicas_in_sync)
-        executors = [_prepare(host, replica, graph, plans) for replica in host.replicas]
+        executors = [_prepare(host, replica, graph, plans, said) for replica in host.replicas]
         return Compiled(graph, executors, result, updates)
 
 
@@ -130,7 +134,7 @@ def compile_alone(
                 f"{_name(fn)} changes variables of {host.num_replicas_in_sync} replicas; call it "
                 "through strategy.run(...), so that all of them take part"
             )
-        return Compiled(graph, [_prepare(host, replica, graph, [])], result, [])
+        return Compiled(graph, [_prepare(host, replica, graph, [], None)], result, [])
 
 
 def _name(fn: Callable[..., Any]) -> str:
@@ -214,10 +218,12 @@ def _updates(host: Host, graph: Graph) -> list[tuple[UpdateRule, ArenaPlan]]:
     return updates
 
 
-def _prepare(host: Host, replica: Replica, graph: Graph, plans: list[ArenaPlan]) -> Executor:
+def _prepare(
+    host: Host, replica: Replica, graph: Graph, plans: list[ArenaPlan], said: Outline | None
+) -> Executor:
     available = [device.name for device in logical_devices()]
     placed, _ = place(graph, host.devices[replica.index], available)
     program = schedule(partition(placed))
     events.logger.debug("replica %d runs\n%s", replica.id, program)
     arenas = {id(plan): plan.arenas[replica.index] for plan in plans}
-    return Executor(program, replica, arenas)
+    return Executor(program, replica, arenas, said)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from allreduce.graph.frame import Frame
+from allreduce.graph.outline import Outline
 from allreduce.graph.program import Program
 from allreduce.graph.rendezvous import LocalRendezvous, Rendezvous
 from allreduce.graph.replica import Moment, Replica
@@ -22,12 +23,25 @@ class Executor:
     """Runs one program on one replica, one batch at a time.
 
     CPU streams run an instruction before the next is issued, so only collectives are ever pending.
+
+    Args:
+        program: What to run.
+        replica: Who runs it.
+        arenas: The replica's arenas, by id of their plan.
+        outline: What all ranks have to run alike; None where there is one rank.
     """
 
-    def __init__(self, program: Program, replica: Replica, arenas: Mapping[int, Arena]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        replica: Replica,
+        arenas: Mapping[int, Arena],
+        outline: Outline | None = None,
+    ) -> None:
         self.program = program
         self.replica = replica
-        self.arenas = arenas  # by id of the plan
+        self.arenas = arenas
+        self.outline = outline
         self.rendezvous: Rendezvous = LocalRendezvous()
         self._frames: OrderedDict[int, Frame] = OrderedDict()
 
@@ -46,7 +60,9 @@ class Executor:
         frame = self._frames.get(moment.rows)
         if frame is None:
             program = self.program.null() if batch and not moment.rows else self.program
-            frame = Frame(program, self.replica, self.arenas, self.rendezvous, moment.rows)
+            frame = Frame(
+                program, self.replica, self.arenas, self.rendezvous, moment.rows, self.outline
+            )
             self._frames[moment.rows] = frame
             if len(self._frames) > KEPT_FRAMES:
                 self._frames.popitem(last=False)

@@ -13,10 +13,12 @@ from allreduce.devices import lookup as lookup_device
 from allreduce.errors import NumericsError
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
+from allreduce.graph.outline import Outline
 from allreduce.graph.program import Instruction, Program
 from allreduce.graph.rendezvous import Key, Rendezvous
 from allreduce.graph.replica import Moment, Replica
 from allreduce.graph.spec import concrete
+from allreduce.graph.stamp import Stamp
 from allreduce.reduction import Arena
 
 Step = Callable[[], None]
@@ -31,6 +33,7 @@ class Frame:
         arenas: The replica's arenas, by id of their plan.
         rendezvous: Where transfers between the replica's devices meet.
         rows: The batch size.
+        outline: What all ranks have to run alike; None where there is one rank.
     """
 
     def __init__(
@@ -40,12 +43,15 @@ class Frame:
         arenas: Mapping[int, Arena],
         rendezvous: Rendezvous,
         rows: int,
+        outline: Outline | None,
     ) -> None:
         self.program = program
         self.replica = replica
         self.arenas = arenas
         self.rendezvous = rendezvous
         self.rows = rows
+        self.outline = outline
+        self.stamps: dict[int, Stamp] = {}  # by id of the plan
         self.values: dict[int, np.ndarray] = {}
         self.works: dict[int, Work] = {}  # started and not awaited, by instruction
         self.moment = Moment(rows, 0, 0)
@@ -201,21 +207,35 @@ class Frame:
     def _all_reduce(self, index: int, node: Node) -> Step:
         bucket, communicator = node.attrs["bucket"], self.replica.communicator
         assert communicator is not None, "a single replica has no collectives"
-        part = self._arena(node).gradients[bucket.start : bucket.stop]
+        arena, stamp = self._arena(node), self._stamp(node)
+        part = arena.gradients[bucket.start : bucket.stop]
 
         def run() -> None:
+            if stamp is not None:
+                stamp.put(arena.iterations)
             self.works[index] = communicator.all_reduce(part, op="sum", out=part, async_op=True)
 
         return run
+
+    def _stamp(self, node: Node) -> Stamp | None:
+        """Return what makes sure, with an arena's first bucket, that ranks do alike."""
+        communicator, arena = self.replica.communicator, self._arena(node)
+        if self.outline is None or communicator is None or node.attrs["bucket"].index != 0:
+            return None
+        place = arena.gradients[1 : arena.layout.header]
+        stamp = Stamp(self.outline, node.attrs["rule"], place, communicator)
+        return self.stamps.setdefault(id(node.attrs["plan"]), stamp)
 
     def _update_bucket(self, node: Node) -> Step:
         arena, bucket, rule = self._arena(node), node.attrs["bucket"], node.attrs["rule"]
         part = slice(bucket.parameters_start, bucket.stop)
         parameters, gradients = arena.parameters[part], arena.gradients[part]
         slots = {name: array[part] for name, array in arena.slots.items()}
-        is_first = bucket.index == 0
+        is_first, stamp = bucket.index == 0, self._stamp(node)
 
         def run() -> None:
+            if stamp is not None:
+                stamp.check()
             if is_first:
                 _check_count(float(arena.count[0]))
                 arena.iterations += 1

@@ -30,6 +30,9 @@ class UpdateRule(Protocol):
     def slots(self) -> tuple[str, ...]:
         """Names of the arrays it keeps beside each parameter."""
 
+    def get_config(self) -> dict[str, Any]:
+        """Give its settings as plain data; ranks compare them in every step."""
+
     def update(
         self,
         parameters: np.ndarray,

@@ -13,7 +13,7 @@ from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.spec import BATCH, Shape, Spec
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import Trace, recording
-from allreduce.nn import checks, saving
+from allreduce.nn import checks, facts, saving
 from allreduce.nn.naming import snake_case, unique_name
 from allreduce.nn.steps import Steps
 from allreduce.nn.summary import print_summary
@@ -115,7 +115,7 @@ class Model(Weights):
 
         Raises:
             UsageError, ShapeError: Arguments do not fit each other or the model.
-            MismatchError: Ranks passed different arrays.
+            MismatchError: Ranks passed different things, or have different models.
             NumericsError: The loss became NaN; names the epoch and the step.
         """
         self._steps()
@@ -171,6 +171,10 @@ class Model(Weights):
             self._prepared.add(sample)
         if y is not None and self._steps().takes_class_numbers:
             checks.class_numbers(self, y, f"{kind}y")
+
+    def facts(self, what: str) -> dict[str, str]:
+        """Say what has to be the same on all ranks; `training.Trainable` says for what."""
+        return facts.of_model(self, self._compiled, what)
 
     def _sketch(self, step: Callable[..., Any], *arrays: np.ndarray) -> Any:
         """Trace a step for its shapes alone; the first time makes the variables."""

@@ -31,7 +31,8 @@ class Layout:
     """Where everything lies, in elements of `dtype`; the same for parameters, gradients and slots.
 
     The first `header` elements are no parameter's: among the gradients the very first of them is
-    the number of samples, so that it is summed over the replicas with the first bucket.
+    the number of samples, so that it is summed over the replicas with the first bucket. So are the
+    others, which whoever reduces may use.
     """
 
     dtype: np.dtype[Any]

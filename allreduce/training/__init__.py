@@ -1,12 +1,14 @@
 """The fit loop: exact means over all ranks, progress for people, agreement between ranks."""
 
+from allreduce.training.facts import Fact, check_equal
 from allreduce.training.fit import evaluate, fit, predict
 from allreduce.training.history import History
 from allreduce.training.options import FitOptions
-from allreduce.training.ranks import check_equal, check_world, rank_of
+from allreduce.training.ranks import check_world, rank_of
 from allreduce.training.trainable import Trainable
 
 __all__ = [
+    "Fact",
     "FitOptions",
     "History",
     "Trainable",

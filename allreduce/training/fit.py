@@ -11,21 +11,26 @@ from allreduce.data import shuffled
 from allreduce.graph.seed import get_seed
 from allreduce.training import loop
 from allreduce.training.arrays import as_pair, as_samples, as_validation
+from allreduce.training.facts import (
+    SAME_ARRAYS,
+    SAME_ROWS,
+    SAME_SAMPLES,
+    Fact,
+    array,
+    check_equal,
+    digest,
+    option,
+)
 from allreduce.training.history import History
 from allreduce.training.loop import Rows, resolve_batch_size, share_out
-from allreduce.training.options import FitOptions, is_sharded
+from allreduce.training.options import SHARDED, FitOptions, is_sharded
 from allreduce.training.progress import Epoch, describe_batch, resolve
-from allreduce.training.ranks import (
-    EPOCHS,
-    OPTIONS,
-    VARIABLES,
-    check_equal,
-    check_world,
-    digest,
-    rank_of,
-    size_of,
-)
+from allreduce.training.ranks import check_world, rank_of, size_of
 from allreduce.training.trainable import Trainable
+
+_SAME_VALIDATION = "pass the same validation_data on every rank, or on none"
+_SAME_MODEL = "make and compile the same model on every rank"
+_SAME_VALUES = "call set_weights, load_weights and assign on every rank, with equal values"
 
 
 def fit(model: Trainable, x: Any, y: Any, options: FitOptions) -> History:
@@ -36,10 +41,15 @@ def fit(model: Trainable, x: Any, y: Any, options: FitOptions) -> History:
     batch_size = resolve_batch_size(options.batch_size, replicator)
     own = as_pair(x, y, ("x", "y"), may_be_empty=sharded)
     validation = as_validation(options.validation_data, may_be_empty=sharded)
-    tests: tuple[Any, ...] = validation or (None, None)
-    compared = {"x": own[0], "y": own[1], "validation x": tests[0], "validation y": tests[1]}
-    settled = (batch_size, options.epochs, bool(options.shuffle), options.data)
-    _agree(model, "fit", compared, settled, sharded)
+    settled = {
+        "batch_size": batch_size,
+        "epochs": int(options.epochs),
+        "shuffle": bool(options.shuffle),
+        "data": options.data,
+    }
+    tests = validation or (None, None)
+    with_tests = {"validation x": tests[0], "validation y": tests[1]}
+    _agree(model, "fit", {"x": own[0], "y": own[1]}, settled, with_tests)
     model.prepare(*own)
     rows = share_out(replicator, own, batch_size, sharded, "x")
     tested: Rows | None = None
@@ -69,7 +79,11 @@ def _train(
 
 
 def _agree(
-    model: Trainable, what: str, arrays: Mapping[str, Any], options: Any, sharded: bool = False
+    model: Trainable,
+    what: str,
+    arrays: Mapping[str, np.ndarray],
+    options: Mapping[str, Any],
+    validation: Mapping[str, np.ndarray | None] | None = None,
 ) -> None:
     """Check that ranks have equal arrays (or arrays of one kind), options and models.
 
@@ -79,15 +93,25 @@ def _agree(
     replicator = model.replicator
     if size_of(replicator) == 1:
         return
+    sharded = options.get("data") == SHARDED
+    remedy = SAME_ROWS if sharded else SAME_ARRAYS if "data" in options else SAME_SAMPLES
     # Variables that no step has met start as replica 0's, whatever they are here.
     values = [variable.storage[0] for variable in model.variables if variable.in_step]
-    compared = {
-        **{name: digest(value, contents=not sharded) for name, value in arrays.items()},
-        OPTIONS: digest(options),
-        VARIABLES: digest([digest(value).tolist() for value in values]),
-        EPOCHS: digest(model.epochs_done),
+    facts = {
+        **{name: option(value) for name, value in options.items()},
+        **{name: array(value, remedy, contents=not sharded) for name, value in arrays.items()},
+        **{
+            name: array(value, _SAME_VALIDATION, contents=not sharded)
+            for name, value in (validation or {}).items()
+        },
+        **{name: Fact(shown, _SAME_MODEL) for name, shown in model.facts(what).items()},
+        "the seed": Fact(str(get_seed()), "call ar.set_seed with one number on every rank"),
+        "the value of the model's variables": Fact("", _SAME_VALUES, ",".join(map(digest, values))),
+        "the number of epochs that the model was trained for": Fact(
+            str(model.epochs_done), "train the model, or load it with load_model, on every rank"
+        ),
     }
-    check_equal(replicator, what, compared)
+    check_equal(replicator, what, facts)
 
 
 def _validate(model: Trainable, rows: Rows | None) -> dict[str, float]:
@@ -116,7 +140,8 @@ def evaluate(
     sharded, mode = is_sharded(data), resolve(verbose, rank_of(replicator))
     batch_size = resolve_batch_size(batch_size, replicator)
     own = as_pair(x, y, ("x", "y"), may_be_empty=sharded)
-    _agree(model, "evaluate", {"x": own[0], "y": own[1]}, (batch_size, data), sharded)
+    options = {"batch_size": batch_size, "data": data}
+    _agree(model, "evaluate", {"x": own[0], "y": own[1]}, options)
     model.prepare(*own)
     rows = share_out(replicator, own, batch_size, sharded, "x")
     with Epoch("evaluate", rows.plan.steps, rows.total, mode) as shown:
@@ -134,7 +159,7 @@ def predict(
     mode = resolve(verbose, rank_of(replicator))
     batch_size = resolve_batch_size(batch_size, replicator)
     samples = as_samples(x, "x")
-    _agree(model, "predict", {"x": samples}, batch_size)
+    _agree(model, "predict", {"x": samples}, {"batch_size": batch_size})
     model.prepare(samples, None)
     rows = share_out(replicator, (samples,), batch_size, False, "x")
     with Epoch("predict", rows.plan.steps, rows.total, mode) as shown:

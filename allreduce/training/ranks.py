@@ -1,32 +1,14 @@
-"""What ranks tell each other around the steps: that they agree, and rows of results."""
+"""What ranks are, and what they tell each other around the steps: counts, and rows of results."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from allreduce import comm
-from allreduce.errors import MismatchError, UsageError
+from allreduce.errors import ClosedError, UsageError
 from allreduce.graph.replicator import Replicator, default_replicator
-
-# What ranks compare beside arrays, and what to do where it differs.
-OPTIONS = "a batch_size, epochs, shuffle or data option"
-VARIABLES = "the value of the model's variables"
-EPOCHS = "the number of epochs that the model was trained for"
-PARTS = "the dtype or shape of a part"
-_SAME_ARRAYS = (
-    'load the same on every rank, in the same order, or pass data="sharded" if each rank has rows '
-    "of its own"
-)
-_REMEDIES: Mapping[str, str] = {
-    OPTIONS: "pass the same options on every rank",
-    VARIABLES: "call set_weights, load_weights and assign on every rank, with equal values",
-    EPOCHS: "train the model, or load it with load_model, on every rank",
-    PARTS: "cast or reshape it before gathering",
-}
 
 
 def rank_of(replicator: Replicator) -> int:
@@ -40,12 +22,19 @@ def size_of(replicator: Replicator) -> int:
 
 
 def check_world(replicator: Replicator, what: str) -> None:
-    """Refuse to train one replica per process as if the others were not there.
+    """Refuse to train one replica per process as if the others were not there, or no more there.
 
     Raises:
         UsageError: The replicator is the default one, and there are several processes.
+        ClosedError: Its communicator is closed.
     """
     if replicator is not default_replicator():
+        communicator = replicator.communicator
+        if communicator is not None and communicator.closed:
+            raise ClosedError(
+                f"{what} on rank {communicator.rank}: the communicator of {replicator!r} is "
+                "closed; make a new strategy, and the model in its scope"
+            )
         return
     world = comm.world()
     if world.size > 1:
@@ -54,58 +43,6 @@ def check_world(replicator: Replicator, what: str) -> None:
             "so every process would work by itself; make it, or load it, inside `with "
             "ar.MultiWorkerMirroredStrategy().scope():`"
         )
-
-
-def digest(value: Any, *, contents: bool = True) -> np.ndarray:
-    """Summarise an array or plain data in 128 bits, as two int64; equal for equal values.
-
-    Args:
-        value: An array, or something whose repr says all.
-        contents: Whether an array's rows count, or its dtype and the shape of a row alone.
-    """
-    state = hashlib.blake2b(digest_size=16)
-    if isinstance(value, np.ndarray):
-        shape = value.shape if contents else value.shape[1:]
-        state.update(f"{value.dtype.str} {shape}".encode())
-        if contents:
-            state.update(np.ascontiguousarray(value).view(np.uint8).reshape(-1).data)
-    else:
-        state.update(repr(value).encode())
-    return np.frombuffer(state.digest(), np.int64)
-
-
-def check_equal(replicator: Replicator, what: str, digests: Mapping[str, np.ndarray]) -> None:
-    """Compare what ranks have by its digests.
-
-    Args:
-        replicator: Knows the ranks.
-        what: Who got it: "fit".
-        digests: By name; the names are the same on every rank.
-
-    Raises:
-        MismatchError: They differ; the message says which one, and on which ranks. On all ranks.
-    """
-    communicator = replicator.communicator
-    if communicator is None or communicator.size == 1:
-        return
-    mine = np.concatenate(list(digests.values()))
-    everyones = np.asarray(communicator.all_gather(mine)).reshape(communicator.size, -1, 2)
-    for index, name in enumerate(digests):
-        groups: dict[tuple[int, int], list[int]] = {}
-        for rank, pair in enumerate(everyones[:, index].tolist()):
-            groups.setdefault((pair[0], pair[1]), []).append(rank)
-        if len(groups) > 1:
-            raise MismatchError(_disagreement(communicator.rank, what, name, list(groups.values())))
-
-
-def _disagreement(rank: int, what: str, name: str, groups: Sequence[Sequence[int]]) -> str:
-    usual, *others = sorted(groups, key=len, reverse=True)
-    listed = ", ".join(str(r) for r in sorted(r for group in others for r in group))
-    agree = ", ".join(str(r) for r in usual)
-    return (
-        f"{what} on rank {rank}: {name} is not the same on all ranks: that of rank {listed} "
-        f"differs from that of rank {agree}; {_REMEDIES.get(name, _SAME_ARRAYS)}"
-    )
 
 
 def everyones(replicator: Replicator, values: Sequence[int]) -> np.ndarray:

@@ -30,6 +30,10 @@ class Trainable(Protocol):
         """All of its variables; none before `prepare`, where their layers are built lazily."""
         ...
 
+    def facts(self, what: str) -> Mapping[str, str]:
+        """Say what has to be the same on all ranks, by name, for "fit", "evaluate" or "predict"."""
+        ...
+
     def prepare(self, x: np.ndarray, y: np.ndarray | None, kind: str = "") -> None:
         """Make the variables if there are none yet, and check that samples and targets fit.
 

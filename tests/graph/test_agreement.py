@@ -64,9 +64,16 @@ def _other_widths() -> None:
         other = ar.nn.Sequential([ar.nn.Dense(8 + strategy.communicator.rank), ar.nn.Dense(3)])
     x, y = blobs(20)
     for model in (same, other):
-        model.compile("sgd", ar.nn.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.build((None, x.shape[1]))
+        optimizer = ar.optim.SGD(0.1)
+
+        @ar.function
+        def step(x, y, model=model, optimizer=optimizer):  # type: ignore[no-untyped-def]
+            loss = ar.nn.losses.sparse_categorical_crossentropy(y, model(x), from_logits=True)
+            optimizer.minimize(loss, model.trainable_variables)
+
         try:
-            model.fit(x, y, epochs=1, verbose=0)
+            strategy.run(step, args=(x, y))
             print("trained")
         except ar.MismatchError as error:
             print(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,6 +37,9 @@ class Descent:
     def __init__(self, rate: float = 0.5) -> None:
         self.rate = rate
         self.iterations = 0
+
+    def get_config(self) -> dict[str, Any]:
+        return {"rate": self.rate}
 
     def update(
         self,

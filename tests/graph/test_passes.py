@@ -31,6 +31,9 @@ class Rule:
     slots: tuple[str, ...] = ()
     iterations = 0
 
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
     def update(
         self,
         parameters: np.ndarray,

@@ -78,50 +78,97 @@ def test_threads_and_processes_agree_to_the_bit() -> None:
     assert all(rank == threads for rank in processes)
 
 
-def differ(what: str) -> None:
+def differ() -> None:
+    import json
+
+    import allreduce as ar
+    from tests.nn.common import blobs
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    other = strategy.communicator.rank == 1
+    x, y = blobs(20)
+    wrong = y.copy()
+    wrong[3] = (y[3] + 1) % 3
+    SGD, nn = ar.optim.SGD, ar.nn
+
+    mine: list[tuple[str, Any, Any, dict[str, Any], dict[str, Any]]] = [
+        ("fit", x, wrong, {}, {}),
+        ("fit", x[:-1], y[:-1], {}, {}),
+        ("fit", x, y, {"batch_size": 9}, {}),
+        ("fit", x, y, {"validation_data": (x, y)}, {}),
+        ("evaluate", x, y, {}, {}),
+        ("fit", x, y, {}, {"optimizer": ar.optim.Adam(0.1)}),
+        ("fit", x, y, {}, {"optimizer": SGD(0.2)}),
+        ("fit", x, y, {}, {"loss": nn.losses.SparseCategoricalCrossentropy(from_logits=True)}),
+        ("fit", x, y, {}, {"metrics": ["accuracy"]}),
+        ("fit", x, y, {}, {"activation": "tanh"}),
+        ("fit", x, y, {}, {"rate": 0.5}),
+        ("fit", x.astype("float64"), y, {}, {}),
+    ]
+    calls = mine if other else [("fit", x, y, {}, {})] * len(mine)
+    found = []
+    for number, (method, samples, labels, options, made) in enumerate(calls, 1):
+        if number == len(mine):
+            options["data"] = "sharded"
+        with strategy.scope():
+            model = nn.Sequential()
+            model.add(nn.Dense(4, activation=made.pop("activation", "relu")))
+            model.add(nn.Dropout(made.pop("rate", 0.25)))
+            model.add(nn.Dense(3, activation="softmax"))
+        usual = {"optimizer": SGD(0.1), "loss": "sparse_categorical_crossentropy", "metrics": []}
+        model.compile(**{**usual, **made})
+        try:
+            getattr(model, method)(samples, labels, **{"batch_size": 8, "verbose": 0, **options})
+        except ar.MismatchError as error:
+            found.append(str(error))
+    print(json.dumps(found))
+
+
+NOT_THE_SAME = [
+    "y is not the same on all ranks: that of rank 1 differs from that of rank 0, 2 (all are int64 "
+    "(20,)); load the same",
+    "x is not the same on all ranks: float32 (19, 6) on rank 1 but float32 (20, 6) on rank 0, 2;",
+    "batch_size is not the same on all ranks: 9 on rank 1 but 8 on rank 0, 2; pass the same",
+    "validation x is not the same on all ranks: float32 (20, 6) on rank 1 but None on rank 0, 2; "
+    "pass the same validation_data on every rank, or on none",
+    "ranks call different methods: evaluate on rank 1 but fit on rank 0, 2;",
+    "the optimizer is not the same on all ranks: Adam(learning_rate=0.1, beta_1=0.9, beta_2=0.999,",
+    "the optimizer is not the same on all ranks: SGD(learning_rate=0.2, momentum=0.0, nesterov="
+    "False) on rank 1 but SGD(learning_rate=0.1,",
+    "the loss is not the same on all ranks: sparse_categorical_crossentropy(from_logits=True) on",
+    "the list of metrics is not the same on all ranks: [accuracy] on rank 1 but [] on rank 0, 2",
+    "activation of layer 0 (Dense) is not the same on all ranks: 'tanh' on rank 1 but 'relu' on",
+    "rate of layer 1 (Dropout) is not the same on all ranks: 0.5 on rank 1 but 0.25 on rank 0, 2",
+    "x is not the same on all ranks: float64 (rows, 6) on rank 1 but float32 (rows, 6) on rank 0",
+]
+
+
+def test_ranks_that_pass_or_made_different_things_are_told_which() -> None:
+    for rank, messages in enumerate(printed(run_ranks(differ, 3))):
+        for message, named in zip(messages, NOT_THE_SAME, strict=True):
+            method = "evaluate" if rank == 1 and "different methods" in named else "fit"
+            assert message.startswith(f"{method} on rank {rank}: {named}")
+
+
+def closed() -> None:
+    import json
+
     import allreduce as ar
     from tests.nn.common import blobs, classifier
 
     strategy = ar.MultiWorkerMirroredStrategy()
-    x, y = blobs(20)
-    options: dict[str, Any] = {"batch_size": 8, "verbose": 0}
-    if strategy.communicator.rank == 1:
-        if what == "y":
-            y[3] = (y[3] + 1) % 3
-        if what == "rows":
-            x, y = x[:-1], y[:-1]
-        if what == "options":
-            options["batch_size"] = 9
-        if what == "validation":
-            options["validation_data"] = (x, y)
-        if what == "dtype":
-            x = x.astype("float64")
-    if what == "dtype":
-        options["data"] = "sharded"
     with strategy.scope():
         model = classifier()
+    strategy.communicator.close()
     try:
-        model.fit(x, y, **options)
-    except ar.MismatchError as error:
-        import json
-
+        model.fit(*blobs(20), verbose=0)
+    except ar.ClosedError as error:
         print(json.dumps(str(error)))
 
 
-@pytest.mark.parametrize(
-    ("what", "named"),
-    [
-        ("y", "y is not"),
-        ("rows", "x is not"),
-        ("options", "a batch_size, epochs, shuffle or data option is not"),
-        ("validation", "validation x is not"),
-        ("dtype", "x is not"),
-    ],
-)
-def test_ranks_that_pass_different_things_are_told_which(what: str, named: str) -> None:
-    for rank, message in enumerate(printed(run_ranks(differ, 3, arguments=(what,)))):
-        assert message.startswith(f"fit on rank {rank}: {named}")
-        assert "that of rank 1 differs from that of rank 0, 2" in message
+def test_no_training_goes_on_without_the_communicator() -> None:
+    for rank, message in enumerate(printed(run_ranks(closed, 2))):
+        assert message.startswith(f"fit on rank {rank}: the communicator of MultiWorkerMirrored")
 
 
 def weights_of_one_rank(when: str) -> None:

@@ -72,13 +72,13 @@ def _expand(rewriter: Rewriter, node: Node, plan: Plan, reduce: bool) -> dict[An
     for part in plan.buckets:
         ready = [stores[i] for i in range(part.first, part.last)]
         ready += [counted] if part.index == 0 else []
-        attrs = {"plan": plan, "bucket": part}
+        attrs = {"plan": plan, "bucket": part, "rule": node.attrs["rule"]}
         if reduce:
             ready = [_add(rewriter, node, "all_reduce_bucket", (), attrs, ready)]
             first = ready[0] if part.index == 0 else first
         waits = [*ready, first, *_readers(rewriter, node, plan, part), *_order(rewriter, node)]
         changed = tuple(plan.variables[part.first : part.last])
-        attrs = {**attrs, "rule": node.attrs["rule"], "changes": changed}
+        attrs = {**attrs, "changes": changed}
         update = _add(rewriter, node, "update_bucket", (), attrs, waits)
         updates.update(dict.fromkeys(changed, update))
     return updates

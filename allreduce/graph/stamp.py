@@ -1,0 +1,123 @@
+"""Ranks make sure in every step that they do alike: by bits that are summed with the gradients.
+
+An arena's header has room beside the number of samples. Each replica puts bits of a digest there,
+of the step's program and the optimizer's settings. If all have the same, each bit's sum is 0 or the
+number of replicas; otherwise some sum lies in between, on all replicas, and all raise before
+anything is updated. So the check takes no message of its own, and finds a learning rate that only
+one rank has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+
+from allreduce.comm import Communicator, world
+from allreduce.errors import MismatchError
+from allreduce.graph.outline import Outline
+from allreduce.graph.update import UpdateRule
+
+_DIGEST_BYTES = 64  # blake2b's most; a few bits of it fit into one step, others into the next
+
+
+class Stamp:
+    """One replica's bits of one optimizer in one program.
+
+    Args:
+        program: What the step does.
+        rule: The optimizer.
+        place: Where the bits go: what is free of the arena's header.
+        communicator: Has one member per replica.
+    """
+
+    def __init__(
+        self, program: Outline, rule: UpdateRule, place: np.ndarray, communicator: Communicator
+    ) -> None:
+        self._program = program
+        self._rule = rule
+        self._place = place
+        self._communicator = communicator
+        self._steps = _DIGEST_BYTES * 8 // place.size  # how many a digest's bits last for
+        self._settings: dict[str, Any] | None = None
+        self._period = -1
+        self._rows: list[tuple[np.ndarray, bytes]] = []  # for each of them: the bits, their sums
+        self._sums = b""
+        self._iterations = 0
+
+    def put(self, iterations: int) -> None:
+        """Put this step's bits into the header, before it is reduced."""
+        settings = self._rule.get_config()
+        period, step = divmod(iterations, self._steps)
+        if period != self._period or settings != self._settings:
+            self._draw(settings, period)
+        self._iterations = iterations
+        bits, self._sums = self._rows[step]
+        self._place[...] = bits
+
+    def check(self) -> None:
+        """Look at what became of the bits.
+
+        Raises:
+            MismatchError: Ranks run different programs, or have different settings; on all of them.
+        """
+        if self._place.tobytes() != self._sums:
+            raise self._difference()
+
+    def _draw(self, settings: dict[str, Any], period: int) -> None:
+        self._settings, self._period = settings, period
+        words = [line for line, _ in self._program]
+        text = json.dumps([words, self._shown(), period]).encode()
+        digest = np.frombuffer(hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest(), np.uint8)
+        bits = np.unpackbits(digest)[: self._steps * self._place.size]
+        rows = bits.reshape(self._steps, -1).astype(self._place.dtype)
+        sums = (rows * self._communicator.size).astype(self._place.dtype)
+        self._rows = [(row, sum_.tobytes()) for row, sum_ in zip(rows, sums, strict=True)]
+
+    def _shown(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in (self._settings or {}).items())
+        return f"{type(self._rule).__name__}({values})"
+
+    def _difference(self) -> MismatchError:
+        """Have all members tell what they do; say where two of them differ first."""
+        here = world().rank
+        mine = [here, self._shown(), self._iterations, self._program]
+        told = self._communicator.all_gather_object(mine)
+        first = told[0]
+        other = next((each for each in told if each[1:] != first[1:]), first)
+        return MismatchError(f"rank {here}: {_said(*first, *other)}")
+
+
+def _said(
+    rank: int,
+    optimizer: str,
+    iterations: int,
+    program: list[list[str]],
+    other_rank: int,
+    other_optimizer: str,
+    other_iterations: int,
+    other_program: list[list[str]],
+) -> str:
+    """Say where two ranks differ first."""
+
+    def differ(what: str, mine: str, theirs: str, remedy: str) -> str:
+        return f"{what} {mine} on rank {rank} but {theirs} on rank {other_rank}; {remedy}"
+
+    same = "run the same function on every rank"
+    for place, (mine, theirs) in enumerate(zip(program, other_program, strict=False)):
+        if mine[0] != theirs[0]:
+            shown = [f"{words} ({source})" for words, source in (mine, theirs)]
+            return differ(f"operation {place} of the step is", shown[0], shown[1], same)
+    if len(program) != len(other_program):
+        return differ("the step has", f"{len(program)} operations", str(len(other_program)), same)
+    if optimizer != other_optimizer:
+        remedy = "give it the same settings on every rank, and change them on all"
+        return differ("the optimizer is", optimizer, other_optimizer, remedy)
+    return differ(
+        "the optimizer has done",
+        f"{iterations} steps",
+        str(other_iterations),
+        "load its state on every rank",
+    )

@@ -1,0 +1,128 @@
+"""What has to be the same on all ranks: compared by digests, told in words where it differs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from allreduce.errors import MismatchError
+from allreduce.graph.agreement import differ
+from allreduce.graph.replicator import Replicator
+
+SAME_SAMPLES = "load the same on every rank, in the same order"
+SAME_ARRAYS = f'{SAME_SAMPLES}, or pass data="sharded" if each rank has rows of its own'
+SAME_ROWS = "give rows of one dtype and shape on every rank"
+SAME_OPTIONS = "pass the same options on every rank"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something that has to be the same on all ranks.
+
+    Attributes:
+        shown: Says it, or what can be said of it in a few words.
+        remedy: What to do where it differs.
+        digest: Of what `shown` does not say.
+    """
+
+    shown: str
+    remedy: str
+    digest: str = ""
+
+
+def option(value: Any) -> Fact:
+    """Make a fact of an option."""
+    return Fact(repr(value), SAME_OPTIONS)
+
+
+def array(value: np.ndarray | None, remedy: str, *, contents: bool = True) -> Fact:
+    """Make a fact of an array, or of None.
+
+    Args:
+        value: The array.
+        remedy: What to do where it differs.
+        contents: Whether its rows count, or its dtype and the shape of a row alone.
+    """
+    if value is None:
+        return Fact("None", remedy)
+    shape = value.shape if contents else ("rows", *value.shape[1:])
+    sizes = ", ".join(map(str, shape))
+    shown = f"{value.dtype} ({sizes}{',' if len(shape) == 1 else ''})"
+    return Fact(shown, remedy, digest(value) if contents else "")
+
+
+def digest(value: np.ndarray) -> str:
+    """Summarise an array's bytes in 128 bits."""
+    state = hashlib.blake2b(digest_size=16)
+    state.update(np.ascontiguousarray(value).view(np.uint8).reshape(-1).data)
+    return state.hexdigest()
+
+
+def check_equal(replicator: Replicator, what: str, facts: Mapping[str, Fact]) -> None:
+    """Compare what ranks have: one small exchange where they agree, a second where they do not.
+
+    Args:
+        replicator: Knows the ranks.
+        what: Who asks, and the same on every rank: "fit".
+        facts: By name, what matters most first.
+
+    Raises:
+        MismatchError: They differ; the message says what, and on which ranks. On all ranks.
+    """
+    communicator = replicator.communicator
+    if communicator is None or communicator.size == 1:
+        return
+    mine = {name: [fact.shown, fact.digest] for name, fact in facts.items()}
+    if not len(differ(communicator, json.dumps([what, mine]))):
+        return
+    rank = communicator.rank
+    told = communicator.all_gather_object([what, mine])
+    called = _groups([each for each, _ in told])
+    if len(called) > 1:
+        raise MismatchError(
+            f"{what} on rank {rank}: ranks call different methods: {_listed(called)}; call the "
+            "same ones, in the same order, on every rank"
+        )
+    everyones = [facts_of for _, facts_of in told]
+    names = dict.fromkeys(name for each in (mine, *everyones) for name in each)
+    for name in names:
+        values = [tuple(each.get(name, ("missing", ""))) for each in everyones]
+        if len(set(values)) > 1:
+            remedy = facts[name].remedy if name in facts else SAME_OPTIONS
+            raise MismatchError(f"{what} on rank {rank}: {_disagreement(name, values)}; {remedy}")
+
+
+def _groups(values: Sequence[Any]) -> dict[Any, list[int]]:
+    """Give the ranks that have each value; what most have comes last."""
+    groups: dict[Any, list[int]] = {}
+    for rank, value in enumerate(values):
+        groups.setdefault(value, []).append(rank)
+    return dict(sorted(groups.items(), key=lambda item: len(item[1])))
+
+
+def _listed(groups: Mapping[str, Sequence[int]]) -> str:
+    """Say which ranks have what: `9 on rank 1 but 8 on rank 0, 2`."""
+    parts = [f"{value} on rank {_ranks(ranks)}" for value, ranks in groups.items()]
+    return " but ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def _disagreement(name: str, values: Sequence[tuple[str, str]]) -> str:
+    shown = _groups([text for text, _ in values])
+    if len(shown) > 1:
+        return f"{name} is not the same on all ranks: {_listed(shown)}"
+    *others, usual = _groups(values).values()
+    listed = sorted(rank for ranks in others for rank in ranks)
+    text = f" (all are {values[0][0]})" if values[0][0] else ""
+    return (
+        f"{name} is not the same on all ranks: that of rank {_ranks(listed)} differs from that of "
+        f"rank {_ranks(usual)}{text}"
+    )

@@ -1,0 +1,79 @@
+"""Ranks whose steps or optimizers differ find out before anything is updated."""
+
+from __future__ import annotations
+
+import json
+
+from tests.harness import run_ranks
+
+
+def steps() -> None:
+    import json
+    from typing import Any
+
+    import numpy as np
+
+    import allreduce as ar
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    rank, ops = strategy.communicator.rank, ar.ops
+
+    def run(at: int = 9, dtype: str = "float32", rate: float = 0.5, **own: Any) -> Any:
+        """Take four steps; what is `own` holds for rank 1, from step `at` on."""
+        with strategy.scope():
+            weights = ar.Variable(np.ones(3, dtype), name="m/weights")
+            optimizer = own["optimizer"] if rank and "optimizer" in own else ar.optim.SGD(0.5)
+
+        @ar.function
+        def step(x: Any) -> Any:
+            y = ops.tanh(x * weights) if rank and "tanh" in own else ops.relu(x * weights)
+            loss = ops.mean(ops.dropout(y, rate), axis=-1)
+            optimizer.minimize(loss, [weights])
+            return (loss, y) if rank else loss  # what is only looked at may differ
+
+        rows = 2 + rank  # and so may the rows, and what they are
+        for number in range(4):
+            if number == at and rank and "learning_rate" in own:
+                optimizer.learning_rate = own["learning_rate"]
+            if number == at and rank and "iterations" in own:
+                optimizer.load_state({"iterations": np.asarray(own["iterations"])})
+            before = weights.numpy()
+            try:
+                strategy.run(step, args=(np.full((rows, 3), rank + 1, dtype),))
+            except ar.MismatchError as error:
+                assert (weights.numpy() == before).all()
+                return [number, str(error)]
+        return weights.numpy().tolist()
+
+    found = [
+        run(),
+        run(dtype="float64"),
+        run(optimizer=ar.optim.Adam(0.5)),
+        run(tanh=True),
+        run(rate=0.5 + rank / 4),
+        run(at=2, learning_rate=0.25),
+        run(at=2, iterations=40),
+    ]
+    print(json.dumps([found, float(strategy.communicator.all_reduce(1.0))]))
+
+
+NAMED = [
+    (0, "the optimizer is SGD(learning_rate=0.5, momentum=0.0, nesterov=False) on rank 0 but Adam"),
+    (0, "operation 3 of the step is relu("),
+    (0, "operation 6 of the step is dropout("),
+    (2, "the optimizer is SGD(learning_rate=0.5, momentum=0.0, nesterov=False) on rank 0 but SGD("),
+    (2, "the optimizer has done 2 steps on rank 0 but 40 on rank 1; load its state on every rank"),
+]
+
+
+def test_steps_that_differ_are_named_by_all_before_an_update() -> None:
+    results = run_ranks(steps, 2)
+    for result in results:
+        assert result.returncode == 0, result.stderr
+    zero, one = (json.loads(result.stdout) for result in results)
+    assert zero[0][:2] == one[0][:2]  # alike, these go on
+    assert zero[1] == one[1] == 2.0  # and so can those that have differed
+    for rank, (found, _) in enumerate((zero, one)):
+        for (step, message), (wanted, named) in zip(found[2:], NAMED, strict=True):
+            assert step == wanted
+            assert message.startswith(f"rank {rank}: {named}")
