@@ -7,7 +7,7 @@ from dataclasses import dataclass
 # Positions are the native enums' values (kernels/cpu/protocol.h, reduce_kernels.h).
 COLLECTIVES = (
     *("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "empty"),
-    *("reduce", "gather", "scatter", "all_to_all"),
+    *("reduce", "gather", "scatter", "all_to_all", "send", "recv"),
 )
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 OPERATORS = (

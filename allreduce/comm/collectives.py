@@ -220,7 +220,7 @@ class Collectives(ABC):
         work = self._meet()
         return work if async_op else work.wait()
 
-    def send(self, x: Any, dest: int, tag: int = 0, *, async_op: bool = False) -> Work | None:
+    def send(self, x: Any, dest: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Give one member an array or number, which it takes by a `recv` of its own.
 
         Only these two take part: sends and recvs have no place in the order of the collectives. A

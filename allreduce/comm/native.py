@@ -202,8 +202,8 @@ class NativeTransport(Transport, Generic[N]):
             waited = WARN_SECONDS
         if WARN_SECONDS <= waited < total and not native.failed:
             logger.warning(
-                "%s has waited %g s in call #%d: %s",
-                *(self._witness.where, waited, native.seq, self._missing(native)),
+                "%s has waited %g s in %s",
+                *(self._witness.where, waited, self._waiting(native)),
             )
         if self._wait(native, max(0.0, total - waited)):
             return
@@ -212,8 +212,8 @@ class NativeTransport(Transport, Generic[N]):
         raise self._error(total)
 
     @abstractmethod
-    def _missing(self, native: N) -> str:
-        """Say for whom a work waits, what they did last and whether they live."""
+    def _waiting(self, native: N) -> str:
+        """Say in which call a work waits, for whom, what they did last and whether they live."""
 
     def _wait(self, native: N, seconds: float) -> bool:
         self._check_own()

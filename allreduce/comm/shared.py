@@ -13,16 +13,19 @@ from allreduce.comm import sites
 from allreduce.comm.base import Array, Quick
 from allreduce.comm.call import Call, kind
 from allreduce.comm.local_group import LocalGroup
+from allreduce.comm.message_failures import MessageWitness
 from allreduce.comm.native import NativeTransport, NativeWork
 from allreduce.comm.plan import Placed, Plan, Topology
 from allreduce.comm.plans import plan
 from allreduce.comm.segments import in_place
-from allreduce.comm.shared_failures import SharedWitness
 from allreduce.comm.symmetric import Symmetric
 
 
 class SharedWork(NativeWork[_native.Work]):
     """A started call of the shared transport."""
+
+    def origin(self) -> tuple[int, int]:
+        return self.native.peer, self.native.tag
 
 
 class SharedTransport(NativeTransport[_native.Work]):
@@ -31,7 +34,8 @@ class SharedTransport(NativeTransport[_native.Work]):
     name = "shared"
 
     def __init__(self, local: LocalGroup, index: int, name: str, timeout: float) -> None:
-        super().__init__(index, SharedWitness(local.group, name, index, local.members), timeout)
+        self._told = MessageWitness(local.group, name, index, local.members)
+        super().__init__(index, self._told, timeout)
         self._local = local
         self._member = _native.Member(local.group, index)
         self._symmetric = Symmetric(local, self._member, index, timeout)
@@ -51,10 +55,8 @@ class SharedTransport(NativeTransport[_native.Work]):
     def start(
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> SharedWork:
-        packed = kind(call.collective, call.op, call.root or 0)
-        note = sites.note(x, out)
         try:
-            native = self._member.start(packed, x, out, call.counts, call.receives, note)
+            native = self._post(call, x, out)
             work = SharedWork(self, native, (x, out), result)
             with self._lock:
                 self._keep(work)
@@ -64,6 +66,13 @@ class SharedTransport(NativeTransport[_native.Work]):
         if native.failed:
             self.complete(native, None)
         return work
+
+    def _post(self, call: Call, x: Array | None, out: Array | None) -> _native.Work:
+        if call.tag is not None and call.root is not None:  # a send or recv
+            return self._member.start_message(x, out, call.root, call.tag)
+        packed = kind(call.collective, call.op, call.root or 0)
+        note = sites.note(x, out)
+        return self._member.start(packed, x, out, call.counts, call.receives, note)
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
         here = Topology(self.name, self.index, len(self._local.members))
@@ -81,10 +90,13 @@ class SharedTransport(NativeTransport[_native.Work]):
     def _drive(self, native: _native.Work, seconds: float) -> bool:
         return self._member.wait(native, seconds)
 
-    def _missing(self, native: _native.Work) -> str:
-        return self._witness.missing(native.seq)
+    def _waiting(self, native: _native.Work) -> str:
+        return self._told.waiting(native)
 
     def _surrender(self, native: _native.Work) -> bool:
+        if native.seq & _native.MESSAGE:
+            self._member.give_up_message(native)
+            return native.done
         missing = self._local.group.missing(native.seq)
         blamed = next((m for m in missing if m != self.index), self.index)
         self._local.group.blame_timeout(blamed, self.index, native.seq)

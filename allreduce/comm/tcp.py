@@ -122,13 +122,13 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
     def _drive(self, native: _native.TcpWork, seconds: float) -> bool:
         return native.wait(seconds)
 
-    def _missing(self, native: _native.TcpWork) -> str:
-        return self._witness.missing(native.key)
+    def _waiting(self, native: _native.TcpWork) -> str:
+        return f"call #{native.seq}: {self._witness.missing(native.key)}"
 
     def _surrender(self, native: _native.TcpWork) -> bool:
         missing = self._member.missing(native.key)
         blamed = next((m for m in missing if m != self.index), self.index)
-        self._member.blame_timeout(blamed, native.key, self._missing(native))
+        self._member.blame_timeout(blamed, native.key, self._witness.missing(native.key))
         return self._wait(native, _FAIL_SECONDS)
 
     def _kill(self, reason: str) -> None:

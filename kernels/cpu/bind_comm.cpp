@@ -58,6 +58,16 @@ std::vector<int> missing(const Group& group, std::uint64_t seq) {
   return absent.empty() ? unfinished : absent;
 }
 
+// The message in which a witness blamed somebody, and what the other side had made of it.
+nb::tuple told(const Group& group, int witness) {
+  const auto tuple = [](const Told& told) {
+    return nb::make_tuple(static_cast<int>(told.collective), static_cast<int>(told.type), told.peer,
+                          told.count, told.tag);
+  };
+  const MemberState& state = group.control().state(witness);
+  return nb::make_tuple(tuple(state.told[0]), tuple(state.told[1]));
+}
+
 nb::object culprit(const Group& group) {
   const Culprit culprit = group.culprit();
   if (culprit.fault == Fault::none) return nb::none();
@@ -140,6 +150,7 @@ void bind_group(nb::module_& m) {
       .def("claim", &claim, nb::arg("id"), nb::arg("member"))
       .def("culprit", &culprit)
       .def("missing", &missing, nb::arg("seq"))
+      .def("told", &told, nb::arg("witness"))
       .def("posted_call", &posted_call, nb::arg("member"), nb::arg("seq"))
       .def("last_call", &last_call, nb::arg("member"))
       .def("note", &note, nb::arg("member"), nb::arg("seq"))
@@ -159,6 +170,7 @@ void bind_comm(nb::module_& m) {
   m.attr("PLACE_BYTES") = kPlace;
   m.attr("RING_BYTES") = kRing * kPlace;
   bind_member(m);
+  m.attr("MESSAGE") = kMessage;
   m.def(
       "progress", [] { Engine::instance().drive_others(nullptr); },
       nb::call_guard<nb::gil_scoped_release>());

@@ -179,6 +179,23 @@ nb::object quick(Member& member, std::uint32_t kind, nb::handle in, nb::handle o
   return nb::make_tuple(work, in);
 }
 
+// A send if it has an input, a recv if it has an output.
+std::shared_ptr<Work> start_message(Member& member, nb::handle in, nb::handle out, int peer,
+                                    std::int64_t tag) {
+  const View source(in.ptr(), false), target(out.ptr(), true);
+  const View& array = source.held() ? source : target;
+  Call call;
+  call.collective = source.held() ? Collective::send : Collective::recv;
+  call.type = array.type();
+  call.root = peer;
+  call.count = array.count();
+  if (call.type == Type::none || source.held() == target.held())
+    throw nb::type_error("a message is one C-contiguous array of a supported type");
+  if (peer >= member.group().members() || peer < (source.held() ? 0 : kAny))
+    throw nb::value_error("the communicator has no such member");
+  return member.start_message(call, tag, source.data(), target.data());
+}
+
 }  // namespace
 
 void bind_member(nb::module_& m) {
@@ -193,7 +210,9 @@ void bind_member(nb::module_& m) {
                                            work.way.streaming);
                    })
       .def_prop_ro("moved",
-                   [](const Work& work) { return nb::make_tuple(work.read, work.written); });
+                   [](const Work& work) { return nb::make_tuple(work.read, work.written); })
+      .def_prop_ro("peer", [](const Work& work) { return work.call.root; })
+      .def_prop_ro("tag", [](const Work& work) { return work.tag; });
   nb::class_<Member>(m, "Member")
       .def(nb::init<std::shared_ptr<Group>, int>(), nb::arg("group"), nb::arg("index"))
       .def("start", &start, nb::arg("kind"), nb::arg("x").none(), nb::arg("out").none(),
@@ -206,6 +225,10 @@ void bind_member(nb::module_& m) {
                                 nullptr);
           },
           nb::arg("pages"))
+      .def("start_message", &start_message, nb::arg("x").none(), nb::arg("out").none(),
+           nb::arg("peer"), nb::arg("tag"))
+      .def("give_up_message", &Member::give_up_message, nb::arg("work"),
+           nb::call_guard<nb::gil_scoped_release>())
       .def("quick", &quick, nb::arg("kind"), nb::arg("x").none(), nb::arg("out").none(),
            nb::arg("seconds"))
       .def(

@@ -58,6 +58,10 @@ struct Work {
   std::uint64_t cursor = 0;
   int peer = 0;
   bool stored = false;
+
+  // send and recv: `call.root` is the other member, `cursor` the bytes that have been moved. What a
+  // recv that takes any knows of its message when they have met, it keeps here.
+  std::int64_t tag = 0;
 };
 
 // What the steps of one member work with.

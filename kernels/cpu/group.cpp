@@ -100,6 +100,13 @@ std::shared_ptr<SymmetricRegion> Group::find_region(int member, const std::byte*
   return nullptr;
 }
 
+std::shared_ptr<SymmetricRegion> Group::find_region(std::uint32_t id) {
+  std::lock_guard lock(regions_mutex_);
+  for (const auto& weak : regions_)
+    if (auto region = weak.lock(); region && region->id == id) return region;
+  return nullptr;
+}
+
 void Group::release_region(std::uint32_t id) {
   std::lock_guard lock(regions_mutex_);
   std::erase_if(unclaimed_, [id](const Unclaimed& entry) { return entry.region->id == id; });

@@ -47,6 +47,8 @@ class Group {
   // The region whose part of `member` holds the bytes, or null.
   std::shared_ptr<SymmetricRegion> find_region(int member, const std::byte* pointer,
                                                std::size_t bytes);
+  // The region of this id, or null if nothing here uses it any more.
+  std::shared_ptr<SymmetricRegion> find_region(std::uint32_t id);
   // Unmaps a region that another process could not map.
   void release_region(std::uint32_t id);
 

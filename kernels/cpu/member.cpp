@@ -9,7 +9,10 @@
 namespace allreduce {
 
 Member::Member(std::shared_ptr<Group> group, int index)
-    : group_(std::move(group)), small_(group_->choices().small()), share_(*group_, index) {
+    : group_(std::move(group)),
+      small_(group_->choices().small()),
+      share_(*group_, index),
+      messages_(share_) {
   Engine::instance().add(this);
 }
 
@@ -44,6 +47,24 @@ std::shared_ptr<Work> Member::start(Call call, const std::byte* in, std::byte* o
   queue_.push_back(work);
   pending_.store(queue_.size(), std::memory_order_release);
   post_ready();
+  return work;
+}
+
+std::shared_ptr<Work> Member::start_message(const Call& call, std::int64_t tag, const std::byte* in,
+                                            std::byte* out) {
+  auto work = std::make_shared<Work>();
+  work->call = call;
+  work->tag = tag;
+  work->in = in;
+  work->out = out;
+  if (!group_->inherited()) {
+    std::lock_guard lock(mutex_);
+    if (!left_ && group_->culprit_word() == 0) {
+      messages_.start(work);
+      return work;
+    }
+  }
+  work->state.store(State::failed, std::memory_order_release);
   return work;
 }
 
@@ -144,18 +165,21 @@ void Member::fail_all() {
   for (const auto& work : queue_) work->state.store(State::failed, std::memory_order_release);
   queue_.clear();
   pending_.store(0, std::memory_order_release);
+  messages_.fail_all();
 }
 
 Progress Member::advance() {
   std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock || queue_.empty()) return Progress::blocked;
+  if (!lock || (queue_.empty() && !messages_.busy())) return Progress::blocked;
   if (group_->culprit_word() != 0) {
     fail_all();
     return Progress::finished;
   }
+  const Progress messages = messages_.advance();
+  if (queue_.empty()) return messages;
   if (posted_ < started_) post_ready();
   Work& head = *queue_.front();
-  if (posted_ <= head.seq) return Progress::blocked;
+  if (posted_ <= head.seq) return messages;
   Progress progress = Progress::blocked;
   switch (head.call.path) {
     case Path::small:
@@ -176,16 +200,22 @@ Progress Member::advance() {
     queue_.pop_front();
     pending_.store(queue_.size(), std::memory_order_release);
   }
-  return progress;
+  return progress == Progress::blocked ? messages : progress;
 }
 
 void Member::check_peers() {
   std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock || queue_.empty()) return;
-  Work& head = *queue_.front();
-  if (posted_ > head.seq) check_posts(share_, head);
-  group_->check_left(index(), head.seq);
-  group_->check_peers(index(), head.seq);
+  if (!lock) return;
+  messages_.check_left();
+  std::uint64_t number = 0;
+  if (!queue_.empty()) {
+    Work& head = *queue_.front();
+    if (posted_ > head.seq) check_posts(share_, head);
+    group_->check_left(index(), head.seq);
+    group_->check_peers(index(), head.seq);
+  } else if (messages_.tell_first(number)) {
+    group_->check_peers(index(), number);
+  }
 }
 
 void Member::leave() {
@@ -218,6 +248,12 @@ void Member::abort(const char* reason, std::size_t length) {
   group_->blame({Fault::aborted, index(), index(), next});
   std::lock_guard lock(mutex_);
   fail_all();
+}
+
+void Member::give_up_message(const Work& work) {
+  std::lock_guard lock(mutex_);
+  messages_.give_up(work);
+  if (group_->culprit_word() != 0) fail_all();
 }
 
 }  // namespace allreduce

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "collectives.h"
+#include "p2p.h"
 
 namespace allreduce {
 
@@ -26,7 +27,12 @@ class Member {
   // Chooses the call's path and queues it; posts it if the ring of slots has room, never blocks.
   // An array that the call does not need here is null.
   std::shared_ptr<Work> start(Call call, const std::byte* in, std::byte* out, Details details = {});
-  // Does what can be done of the first unfinished call; blocked also if another thread is at it.
+  // Starts a send to the member `call.root`, or a recv from it. A tag, and a recv's source, may be
+  // kAny.
+  std::shared_ptr<Work> start_message(const Call& call, std::int64_t tag, const std::byte* in,
+                                      std::byte* out);
+  // Does what can be done of the first unfinished call, and of the messages; blocked also if
+  // another thread is at it.
   Progress advance();
   // Works on the control plane while a wait lasts: dead processes, members that left, mismatches.
   void check_peers();
@@ -36,8 +42,10 @@ class Member {
   void note(std::uint64_t seq, std::string_view text);
   // Kills the communicator in this member's name.
   void abort(const char* reason, std::size_t length);
+  // Kills it because a message did not come, or go, in time; unless it has by now.
+  void give_up_message(const Work& work);
 
-  bool busy() const { return pending_.load(std::memory_order_acquire) != 0; }
+  bool busy() const { return pending_.load(std::memory_order_acquire) != 0 || messages_.busy(); }
   // Threads that wait for this member's works, and so drive it.
   std::atomic<int> waiters{0};
 
@@ -53,6 +61,7 @@ class Member {
   const std::array<std::uint64_t, kCollectives> small_;  // largest contribution with the post
   std::mutex mutex_;
   Share share_;
+  Messages messages_;
   std::deque<std::shared_ptr<Work>> queue_;
   std::atomic<std::size_t> pending_{0};
   std::uint64_t started_ = 0;        // calls so far

@@ -34,6 +34,20 @@ inline constexpr std::size_t kSmall = 4096;
 // turns. (choices.h says how many places a chunk takes.)
 inline constexpr std::size_t kRing = 128;
 inline constexpr std::size_t kPlace = 4 << 10;
+// Letters that may lie in a member's box, and a message's bytes that travel with its letter.
+inline constexpr std::size_t kLetters = 32;
+inline constexpr std::size_t kEager = 4096;
+// A member's windows for the chunks of what it sends, bytes of each, and how many of them one
+// receiver may have: one that is busy elsewhere does not hold up the others.
+inline constexpr std::size_t kWindows = 8;
+inline constexpr std::size_t kWindow = 32 << 10;
+inline constexpr int kWindowsPerReceiver = 4;
+// Small messages that one member has sent to another and that no recv has taken yet.
+inline constexpr int kUntaken = 32;
+// What a recv that takes every source, or tag, names.
+inline constexpr int kAny = -1;
+// Told apart from numbers of calls.
+inline constexpr std::uint64_t kMessage = 1ull << 35;
 
 enum class Collective : std::uint8_t {
   barrier,
@@ -45,7 +59,9 @@ enum class Collective : std::uint8_t {
   reduce,
   gather,
   scatter,
-  all_to_all
+  all_to_all,
+  send,
+  recv
 };
 // small: through the slots; direct: symmetric memory, in place; staged: through the chunk rings.
 enum class Path : std::uint8_t { small, direct, staged };
@@ -124,6 +140,54 @@ struct alignas(kLine) Counter {
   std::atomic<std::uint64_t> value;
 };
 
+// What members write to each other about sends and recvs.
+enum class Mail : std::uint8_t {
+  message,  // a small message, in the letter's payload
+  offer,    // a message that the sender keeps, or that lies in symmetric memory
+  accept,   // the receiver has a place for an offered message
+  chunk,    // a part of an accepted message lies in a window of the sender
+  fetched,  // the receiver has read the offered message in symmetric memory
+  taken     // recvs have taken so many small messages
+};
+
+struct Letter {
+  Mail kind = Mail::message;
+  Type type = Type::none;
+  std::uint16_t from = 0;
+  std::uint32_t where = 0;   // chunk: the window; offer: the symmetric region, or 0
+  std::int64_t tag = 0;      // message, offer
+  std::uint64_t count = 0;   // message, offer: elements; chunk: bytes; taken: messages
+  std::uint64_t send = 0;    // the number of the send
+  std::uint64_t recv = 0;    // the number of the recv, once they have met
+  std::uint64_t offset = 0;  // chunk: bytes into the message; offer: bytes into the region's part
+};
+
+// Twice the lap of the box in which it is to be written next, and one more while it waits to be
+// read.
+struct alignas(kLine) LetterBox {
+  std::atomic<std::uint64_t> turn;
+  Letter letter;
+};
+static_assert(sizeof(LetterBox) == kLine);
+
+// What is written to a member, by any of the others, and the windows out of which they read.
+struct alignas(kPage) Mailbox {
+  alignas(kLine) std::atomic<std::uint64_t> next;  // positions that writers have taken
+  Counter filled[kWindows];  // 1 from when the owner gives a chunk till its receiver has copied it
+  LetterBox letters[kLetters];
+  alignas(kLine) std::byte payloads[kLetters][kEager];
+  alignas(kLine) std::byte windows[kWindows][kWindow];
+};
+
+// A send or recv, for others to tell of.
+struct Told {
+  Collective collective = Collective::send;
+  Type type = Type::none;
+  int peer = 0;
+  std::int64_t tag = 0;
+  std::uint64_t count = 0;
+};
+
 // One member's words. Calls are numbered from 0, and places of the ring through all staged calls.
 struct MemberState {
   Counter done;      // calls this member has completed: their slots may be reused
@@ -133,6 +197,9 @@ struct MemberState {
   Counter consumed;  // places this member will never touch again, in any ring
   alignas(kLine) std::atomic<std::uint32_t> left;  // closed in good order
   char reason[kLine * 4 - sizeof(left)];           // why this member aborted
+  // The message in which this member blamed somebody, and what the other made of it. Written before
+  // the culprit's word, which names this member as the witness.
+  Told told[2];
 };
 
 enum class Fault : std::uint8_t { none, mismatch, lost, left, aborted, timeout };
@@ -187,16 +254,21 @@ class Control {
   std::byte* place(int member, std::uint64_t position) const {
     return own(member) + kSlots * kPerSlot + position % kRing * kPlace;
   }
+  Mailbox& mailbox(int member) const {
+    std::byte* end = own(member + 1);
+    return *std::launder(reinterpret_cast<Mailbox*>(end - sizeof(Mailbox)));
+  }
 
  private:
   static constexpr std::size_t kPerSlot = kLine + kSmall + sizeof(Note);
+  static_assert(kSlots * kPerSlot % alignof(Mailbox) == 0);
 
   static std::size_t sizeof_states(int members) {
     std::size_t bytes = kPage + static_cast<std::size_t>(members) * sizeof(MemberState);
     return (bytes + kPage - 1) / kPage * kPage;
   }
   static std::size_t per_member(int members) {
-    return kSlots * kPerSlot + (members > 1 ? kRing * kPlace : 0);
+    return kSlots * kPerSlot + (members > 1 ? kRing * kPlace + sizeof(Mailbox) : 0);
   }
   std::byte* own(int member) const {
     return base_ + sizeof_states(members_) +

@@ -86,6 +86,8 @@ inline Segment given(const Work& work, int from, int to) {
       return share_of(work, to);
     case Collective::barrier:
     case Collective::allocate:
+    case Collective::send:
+    case Collective::recv:
       return {};
   }
   return {};

@@ -39,7 +39,10 @@ void Member::start_send(const std::shared_ptr<Work>& work) {
     receives_.erase(receiver);
     return match(taken, std::move(arrival));
   }
-  if (peer(to).left) return blame(Fault::left, to, work->key);
+  if (peer(to).left) {
+    offers_[work->key] = work;  // so that it fails with the rest
+    return blame(Fault::left, to, work->key);
+  }
   const bool small = request.path == Path::small && peer(to).unaccepted < kUnaccepted;
   Header header{};
   header.kind = small ? Kind::message : Kind::offer;

@@ -13,6 +13,7 @@ from allreduce.comm.mpi_opener import open_mpi
 from allreduce.comm.transports import REGISTRY, opener
 from allreduce.errors import UnsupportedError, UsageError
 from tests.cluster.processes import mpirun
+from tests.comm import message_cases
 from tests.harness import Result, run_ranks, world_of_one
 
 SHARED = (  # of tests.comm.cases; "bits" is the shared transport's promise alone
@@ -26,6 +27,7 @@ SHARED = (  # of tests.comm.cases; "bits" is the shared transport's promise alon
     "layouts",
     "many_small",
 )
+MESSAGES = (*message_cases.CASES, "symmetric")
 OWN = (
     "moved",
     "reduced",
@@ -41,12 +43,14 @@ OWN = (
 JOB = """
 import sys, traceback
 from allreduce.comm import init
-from tests.comm import cases, mpi_cases
+from tests.comm import mpi_cases
+from tests.comm.pool import case
 
 comm = init(transport="mpi", timeout=60)
 for text in {cases!r}:
     name, *arguments = text.split(":")
-    getattr(mpi_cases if hasattr(mpi_cases, name) else cases, name)(comm, *arguments)
+    (getattr(mpi_cases, name, None) or case(name))(comm, *arguments)
+    comm.barrier()  # a recv of any source would take what the next case sends
     print(f"{{text}} passed on {{comm.rank}} over {{comm.transport}}", flush=True)
 comm.close()
 """
@@ -89,9 +93,9 @@ class TestCases:
     @classmethod
     def done(cls, request: pytest.FixtureRequest) -> tuple[int, Result]:
         size: int = request.param
-        return size, job(JOB.format(cases=SHARED + OWN), size, timeout=110)
+        return size, job(JOB.format(cases=SHARED + MESSAGES + OWN), size, timeout=110)
 
-    @pytest.mark.parametrize("case", SHARED + OWN)
+    @pytest.mark.parametrize("case", SHARED + MESSAGES + OWN)
     def test_case(self, done: tuple[int, Result], case: str) -> None:
         size, result = done
         for rank in range(size):

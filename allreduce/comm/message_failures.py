@@ -1,0 +1,69 @@
+"""What a member of a shared communicator can say about its end in a send or recv."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from allreduce import _native
+from allreduce.comm.call import ANY, COLLECTIVES, DTYPES, Call
+from allreduce.comm.shared_failures import SharedWitness
+from allreduce.errors import AllreduceError, MismatchError, PeerLostError, TimeoutError
+
+
+@dataclass(frozen=True)
+class MessageWitness(SharedWitness):
+    """Only two members take part in a message; the one who blamed the other tells of it."""
+
+    def waiting(self, work: _native.Work) -> str:
+        """Say which call a work waits in, and for whom."""
+        if not work.seq & _native.MESSAGE:
+            return f"call #{work.seq}: {self.missing(work.seq)}"
+        collective, _, dtype, _, peer, count = work.call
+        call = self._message((collective, dtype, peer, count, work.tag))
+        return f"{call}: {self._absent(call)}"
+
+    def error(self, seconds: float) -> AllreduceError:
+        found = self.group.culprit()
+        assert found is not None, "only a dead communicator has an error"
+        fault, member, witness, seq, _ = found
+        if not seq & _native.MESSAGE:
+            return super().error(seconds)
+        call, other = (self._message(words) for words in self.group.told(witness))
+        blamed, teller = self.members[member], self.members[witness]
+        if fault == "mismatch":
+            return MismatchError(
+                f"{self.where}: {teller} called {call}, but {blamed} sent {other.dtype}"
+                f"[{other.count}] with tag {other.tag}; both must name one dtype and number of "
+                "elements"
+            )
+        if fault == "lost":
+            return PeerLostError(
+                f"{self.where}: {blamed} (process {blamed.pid}) died while {teller} was in {call}, "
+                "without a word: it was killed or it crashed; what started it tells its exit "
+                "status; the communicator is dead"
+            )
+        if fault == "left":
+            return PeerLostError(
+                f"{self.where}: {blamed} (process {blamed.pid}) left normally, by close() or the "
+                f"end of its program, while {teller} was in {call}; every send needs its recv, and "
+                "every recv its send"
+            )
+        after = f" after {seconds:.3g} s" if witness == self.me else ""
+        return TimeoutError(
+            f"{self.where}: {teller} gave up {call}{after}: {self._absent(call)}; if it only needs "
+            "longer, raise the timeout"
+        )
+
+    def _absent(self, call: Call) -> str:
+        """Say who has not done its part of a message."""
+        if call.root is None or call.root == ANY:
+            return "no other member has sent what fits it"
+        peer = self.members[call.root]
+        did = "has not received it" if call.collective == "send" else "has not sent it"
+        found = self.group.last_call(call.root)
+        last = f"; its last collective was {self.read(found[1])} #{found[0]}" if found else ""
+        return f"{peer} {did} ({peer.state}{last})"
+
+    def _message(self, words: tuple[int, int, int, int, int]) -> Call:
+        collective, dtype, peer, count, tag = words
+        return Call(COLLECTIVES[collective], None, DTYPES[dtype], count, peer, self.name, tag=tag)

@@ -1,0 +1,421 @@
+#include "p2p.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace allreduce {
+namespace {
+
+// Bytes that a step reads out of symmetric memory: some tens of microseconds.
+constexpr std::uint64_t kStep = 256 << 10;
+
+std::uint64_t bytes_of(const Work& work) { return work.call.count * size_of(work.call.type); }
+
+bool fits(const Work& recv, const Letter& letter) {
+  return (recv.call.root == kAny || recv.call.root == letter.from) &&
+         (recv.tag == kAny || recv.tag == letter.tag);
+}
+
+Told told(const Work& work) {
+  return {work.call.collective, work.call.type, work.call.root, work.tag, work.call.count};
+}
+
+std::uint64_t lap_turn(std::uint64_t position) { return position / kLetters * 2; }
+
+}  // namespace
+
+Messages::Messages(Share& share)
+    : share_(share),
+      untaken_(static_cast<std::size_t>(share.members)),
+      taken_(static_cast<std::size_t>(share.members)) {}
+
+bool Messages::busy() const {
+  if (ended_.load(std::memory_order_acquire)) return false;
+  if (waiting_.load(std::memory_order_acquire) != 0) return true;
+  if (share_.members == 1) return false;
+  const std::uint64_t position = read_.load(std::memory_order_acquire);
+  const LetterBox& box = own().letters[position % kLetters];
+  return box.turn.load(std::memory_order_seq_cst) == lap_turn(position) + 1;
+}
+
+// --- starting, and meeting -----------------------------------------------------------------------
+
+void Messages::start(const std::shared_ptr<Work>& work) {
+  work->seq = kMessage | started_++;
+  if (work->call.collective == Collective::send)
+    start_send(work);
+  else
+    start_recv(work);
+  count();
+}
+
+void Messages::start_send(const std::shared_ptr<Work>& work) {
+  const int to = work->call.root;
+  Letter letter{.type = work->call.type,
+                .from = static_cast<std::uint16_t>(share_.me),
+                .tag = work->tag,
+                .count = work->call.count,
+                .send = work->seq};
+  const bool small = bytes_of(*work) <= kEager && untaken_[static_cast<std::size_t>(to)] < kUntaken;
+  if (to == share_.me) {
+    wait_for(work, Stage::offered);
+    if (small) ++untaken_[static_cast<std::size_t>(to)];
+    return arrive(letter, work->in, small ? nullptr : work);
+  }
+  if (small) {
+    ++untaken_[static_cast<std::size_t>(to)];
+  } else {
+    letter.kind = Mail::offer;
+    work->in_region = share_.group.find_region(share_.me, work->in, bytes_of(*work));
+    if (work->in_region) {
+      letter.where = work->in_region->id;
+      letter.offset = static_cast<std::uint64_t>(work->in - work->in_region->part(share_.me));
+    }
+  }
+  wait_for(work, Stage::offered);
+  if (left(to)) {
+    blame(Fault::left, to, *work);
+    return;
+  }
+  write(to, letter, small ? work : nullptr);
+}
+
+void Messages::start_recv(const std::shared_ptr<Work>& work) {
+  wait_for(work, Stage::looking);
+  const auto first = std::find_if(arrivals_.begin(), arrivals_.end(), [&](const Arrival& arrival) {
+    return fits(*work, arrival.letter);
+  });
+  if (first == arrivals_.end()) return looking_.push_back(work);
+  const Arrival arrival = std::move(*first);
+  arrivals_.erase(first);
+  meet(work, arrival.letter, arrival.payload.data(), arrival.own);
+}
+
+// A message finds the first recv that takes it, or is kept. One to oneself is `own` if it stays
+// where it is; its send is done otherwise, as of any small message.
+void Messages::arrive(const Letter& letter, const std::byte* payload,
+                      const std::shared_ptr<Work>& own) {
+  const auto first = std::find_if(looking_.begin(), looking_.end(),
+                                  [&](const auto& recv) { return fits(*recv, letter); });
+  if (first != looking_.end()) {
+    const auto recv = *first;
+    looking_.erase(first);
+    meet(recv, letter, payload, own);
+  } else {
+    Arrival arrival{letter, {}, own};
+    if (!own && letter.kind == Mail::message)
+      arrival.payload.assign(payload, payload + letter.count * size_of(letter.type));
+    arrivals_.push_back(std::move(arrival));
+  }
+  if (letter.from == share_.me && !own)
+    if (const auto send = find(letter.send)) settle(send);
+}
+
+void Messages::meet(const std::shared_ptr<Work>& recv, const Letter& letter,
+                    const std::byte* payload, const std::shared_ptr<Work>& own) {
+  if (letter.type != recv->call.type || letter.count != recv->call.count) {
+    const Told sent{Collective::send, letter.type, share_.me, letter.tag, letter.count};
+    blame(Fault::mismatch, letter.from, *recv, &sent);
+    return;
+  }
+  recv->call.root = letter.from;
+  recv->tag = letter.tag;
+  if (letter.kind == Mail::offer) return meet_offer(recv, letter);
+  if (own) payload = own->in;
+  if (bytes_of(*recv) != 0) std::memmove(recv->out, payload, bytes_of(*recv));
+  settle(recv);
+  if (own) return settle(own);
+  const auto from = static_cast<std::size_t>(letter.from);
+  if (letter.from == share_.me) {
+    --untaken_[from];
+  } else if (++taken_[from] == kUntaken / 2) {
+    write(letter.from, {.kind = Mail::taken,
+                        .from = static_cast<std::uint16_t>(share_.me),
+                        .count = static_cast<std::uint64_t>(std::exchange(taken_[from], 0))});
+  }
+}
+
+void Messages::meet_offer(const std::shared_ptr<Work>& recv, const Letter& letter) {
+  pending_.find(recv->seq)->second.stage = Stage::moving;
+  // Its own memory of the region may be gone here: then the message moves as any other.
+  auto region = letter.where == 0 ? nullptr : share_.group.find_region(letter.where);
+  if (region) return fetching_.push_back({recv, letter, std::move(region)});
+  Letter answer = letter;
+  answer.kind = Mail::accept;
+  answer.from = static_cast<std::uint16_t>(share_.me);
+  answer.recv = recv->seq;
+  write(letter.from, answer);
+}
+
+// --- letters -------------------------------------------------------------------------------------
+
+// Writes a letter as soon as there is room for it, after those that wait; `work` is done then.
+void Messages::write(int to, const Letter& letter, const std::shared_ptr<Work>& work) {
+  if (!unsent_.contains(to) && try_write(to, letter, work ? work->in : nullptr)) {
+    if (work) settle(work);
+  } else {
+    unsent_[to].push_back({letter, work});
+  }
+}
+
+bool Messages::try_write(int to, const Letter& letter, const std::byte* payload) {
+  Mailbox& mailbox = share_.control().mailbox(to);
+  std::uint64_t position = mailbox.next.load(std::memory_order_seq_cst);
+  for (;;) {
+    LetterBox& box = mailbox.letters[position % kLetters];
+    const std::uint64_t turn = box.turn.load(std::memory_order_seq_cst);
+    const std::uint64_t free = lap_turn(position);
+    if (turn < free) return false;  // not read yet: the box is full
+    if (turn > free) {              // another member was faster
+      position = mailbox.next.load(std::memory_order_seq_cst);
+    } else if (mailbox.next.compare_exchange_weak(position, position + 1,
+                                                  std::memory_order_seq_cst)) {
+      box.letter = letter;
+      const std::size_t bytes = letter.count * size_of(letter.type);
+      if (letter.kind == Mail::message && bytes != 0)
+        std::memcpy(mailbox.payloads[position % kLetters], payload, bytes);
+      // Pairs with the loads of `turn` in read_letter() and busy().
+      share_.group.publish(box.turn, free + 1);
+      return true;
+    }
+  }
+}
+
+bool Messages::write_unsent() {
+  bool moved = false;
+  for (auto entry = unsent_.begin(); entry != unsent_.end();) {
+    auto& [to, letters] = *entry;
+    while (!letters.empty()) {
+      const auto& [letter, work] = letters.front();
+      // Who has left needs no answer; a message that it lacks is found by check_left().
+      const bool dropped = !work && left(to);
+      if (!dropped && !try_write(to, letter, work ? work->in : nullptr)) break;
+      if (work) settle(work);
+      letters.pop_front();
+      moved = true;
+    }
+    entry = letters.empty() ? unsent_.erase(entry) : std::next(entry);
+  }
+  return moved;
+}
+
+bool Messages::read_letter() {
+  if (share_.members == 1) return false;
+  const std::uint64_t position = read_.load(std::memory_order_relaxed);
+  LetterBox& box = own().letters[position % kLetters];
+  if (box.turn.load(std::memory_order_seq_cst) != lap_turn(position) + 1) return false;
+  const Letter letter = box.letter;
+  take(letter, own().payloads[position % kLetters]);
+  read_.store(position + 1, std::memory_order_release);
+  // Pairs with the load of `turn` in try_write(), whose member may sleep until there is room.
+  share_.group.publish(box.turn, lap_turn(position) + 2);
+  return true;
+}
+
+void Messages::take(const Letter& letter, const std::byte* payload) {
+  switch (letter.kind) {
+    case Mail::message:
+    case Mail::offer:
+      return arrive(letter, payload, nullptr);
+    case Mail::accept:
+      if (const auto send = find(letter.send)) {
+        pending_.find(letter.send)->second.stage = Stage::moving;
+        sending_.push_back({send, letter, nullptr});
+      }
+      return;
+    case Mail::chunk:
+      return take_chunk(letter);
+    case Mail::fetched:
+      if (const auto send = find(letter.send)) settle(send);
+      return;
+    case Mail::taken:
+      untaken_[letter.from] -= static_cast<int>(letter.count);
+      return;
+  }
+}
+
+// --- bytes ---------------------------------------------------------------------------------------
+
+// Copies a chunk out of its sender's window, and overwrites it there: the lines then move to and
+// fro between the two instead of being shared (staged.cpp tells what that is worth).
+void Messages::take_chunk(const Letter& letter) {
+  Mailbox& theirs = share_.control().mailbox(letter.from);
+  const auto recv = find(letter.recv);
+  if (recv) {
+    kernels().swap(recv->out + letter.offset, theirs.windows[letter.where], nullptr, letter.count);
+    recv->cursor += letter.count;
+  }
+  // Pairs with the load in free_window().
+  share_.group.publish(theirs.filled[letter.where].value, 0);
+  if (recv && recv->cursor == bytes_of(*recv)) settle(recv);
+}
+
+int Messages::free_window(int receiver) const {
+  int free = -1, held = 0;
+  for (std::size_t i = 0; i < kWindows; ++i) {
+    // A receiver that has left will read no more, and has stored its last word.
+    if (own().filled[i].value.load(std::memory_order_seq_cst) == 0 || left(receivers_[i]))
+      free = static_cast<int>(i);
+    else if (receivers_[i] == receiver)
+      ++held;
+  }
+  return held < kWindowsPerReceiver ? free : -1;
+}
+
+// Puts one chunk of one message into a window; the messages take turns.
+bool Messages::stage_chunk() {
+  for (std::size_t tried = 0; tried < sending_.size(); ++tried) {
+    const Move move = std::move(sending_.front());
+    sending_.pop_front();
+    const int to = move.work->call.root;
+    const int window = unsent_.contains(to) ? -1 : free_window(to);
+    if (window < 0) {
+      sending_.push_back(move);
+      continue;
+    }
+    Work& work = *move.work;
+    const std::uint64_t bytes = std::min<std::uint64_t>(kWindow, bytes_of(work) - work.cursor);
+    kernels().copy(own().windows[window], work.in + work.cursor, bytes);
+    receivers_[window] = to;
+    own().filled[window].value.store(1, std::memory_order_seq_cst);
+    const Letter letter{.kind = Mail::chunk,
+                        .from = static_cast<std::uint16_t>(share_.me),
+                        .where = static_cast<std::uint32_t>(window),
+                        .count = bytes,
+                        .recv = move.letter.recv,
+                        .offset = work.cursor};
+    work.cursor += bytes;
+    const bool last = work.cursor == bytes_of(work);
+    if (!last) sending_.push_back(move);
+    write(to, letter, last ? move.work : nullptr);
+    return true;
+  }
+  return false;
+}
+
+// Reads a part of one message out of symmetric memory; the messages take turns.
+bool Messages::fetch() {
+  if (fetching_.empty()) return false;
+  Move move = std::move(fetching_.front());
+  fetching_.pop_front();
+  Work& recv = *move.work;
+  const std::uint64_t bytes = std::min(kStep, bytes_of(recv) - recv.cursor);
+  std::memmove(recv.out + recv.cursor,
+               move.region->part(move.letter.from) + move.letter.offset + recv.cursor, bytes);
+  recv.cursor += bytes;
+  if (recv.cursor < bytes_of(recv)) {
+    fetching_.push_back(std::move(move));
+  } else {
+    // Done when that is written: whoever leaves after it owes nothing.
+    write(move.letter.from,
+          {.kind = Mail::fetched,
+           .from = static_cast<std::uint16_t>(share_.me),
+           .send = move.letter.send},
+          move.work);
+  }
+  return true;
+}
+
+Progress Messages::advance() {
+  if (!busy()) return Progress::blocked;
+  bool moved = write_unsent();
+  moved |= read_letter();
+  moved |= stage_chunk();
+  moved |= fetch();
+  count();
+  return moved ? Progress::moved : Progress::blocked;
+}
+
+// --- the end -------------------------------------------------------------------------------------
+
+std::shared_ptr<Work> Messages::find(std::uint64_t number) const {
+  const auto found = pending_.find(number);
+  return found == pending_.end() ? nullptr : found->second.work;
+}
+
+void Messages::wait_for(const std::shared_ptr<Work>& work, Stage stage) {
+  pending_.emplace(work->seq, Pending{work, stage});
+}
+
+void Messages::settle(const std::shared_ptr<Work>& work) {
+  pending_.erase(work->seq);
+  work->state.store(State::done, std::memory_order_seq_cst);
+  // Another thread may sleep in a wait for it. Pairs with the re-check in Group::sleep().
+  if (share_.control().header().sleepers.load(std::memory_order_seq_cst) != 0) share_.group.wake();
+}
+
+void Messages::count() {
+  waiting_.store(pending_.size() + unsent_.size(), std::memory_order_release);
+}
+
+void Messages::fail_all() {
+  ended_.store(true, std::memory_order_release);
+  for (const auto& [number, pending] : pending_)
+    pending.work->state.store(State::failed, std::memory_order_release);
+  pending_.clear();
+  looking_.clear();
+  arrivals_.clear();
+  sending_.clear();
+  fetching_.clear();
+  unsent_.clear();
+  count();
+}
+
+bool Messages::left(int member) const {
+  return share_.control().state(member).left.load(std::memory_order_seq_cst) != 0;
+}
+
+// Whether a message waits for one of these.
+bool Messages::needs(const Pending& pending, const std::vector<bool>& gone) const {
+  const int peer = pending.work->call.root;
+  if (peer != kAny) return gone[static_cast<std::size_t>(peer)];
+  for (int member = 0; member < share_.members; ++member)
+    if (member != share_.me && !gone[static_cast<std::size_t>(member)]) return false;
+  return share_.members > 1;
+}
+
+void Messages::check_left() {
+  if (pending_.empty()) return;
+  std::vector<bool> gone(static_cast<std::size_t>(share_.members));
+  for (int member = 0; member < share_.members; ++member)
+    gone[static_cast<std::size_t>(member)] = member != share_.me && left(member);
+  if (std::find(gone.begin(), gone.end(), true) == gone.end()) return;
+  // `left` is a member's last store: what it had written before is all there is.
+  while (write_unsent() || read_letter()) {
+  }
+  for (const auto& [number, pending] : pending_) {
+    const bool fetching = std::any_of(fetching_.begin(), fetching_.end(),
+                                      [&](const Move& move) { return move.work == pending.work; });
+    if (fetching || !needs(pending, gone)) continue;
+    const int peer = pending.work->call.root;
+    const auto first = std::find(gone.begin(), gone.end(), true) - gone.begin();
+    blame(Fault::left, peer == kAny ? static_cast<int>(first) : peer, *pending.work);
+    return;
+  }
+  count();
+}
+
+// Whether the word is ours: what we tell of belongs to it then.
+bool Messages::blame(Fault fault, int member, const Work& work, const Told* other) {
+  if (share_.group.culprit_word() != 0) return false;
+  share_.own().told[0] = told(work);
+  share_.own().told[1] = other == nullptr ? Told{} : *other;
+  share_.group.blame({fault, member, share_.me, work.seq});
+  return true;
+}
+
+bool Messages::tell_first(std::uint64_t& number) {
+  if (pending_.empty() || share_.group.culprit_word() != 0) return false;
+  const Work& work = *pending_.begin()->second.work;
+  share_.own().told[0] = told(work);
+  number = work.seq;
+  return true;
+}
+
+void Messages::give_up(const Work& work) {
+  if (!pending_.contains(work.seq)) return;
+  blame(Fault::timeout, work.call.root == kAny ? share_.me : work.call.root, work);
+}
+
+}  // namespace allreduce

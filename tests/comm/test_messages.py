@@ -1,0 +1,254 @@
+"""Sends and recvs: one class of tests for all transports, and how they fail."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allreduce import ANY, errors
+from allreduce.comm import Communicator, native
+from tests.comm.message_cases import CASES
+from tests.comm.pool import ProcessPool, Runner, in_threads
+from tests.harness import run_ranks, run_threads, settle_threads
+
+THREADS = [("shared", 1), ("shared", 2), ("shared", 5), ("tcp", 1), ("tcp", 3)]
+PROCESSES = [("shared", 2), ("shared", 4), ("tcp", 2)]
+
+
+class Contract:
+    """What holds for any ranks of any transport; `run` is made by the subclass."""
+
+    @pytest.mark.parametrize("case", [*CASES, "symmetric"])
+    def test_case(self, run: Runner, case: str) -> None:
+        run(case)
+        run(case)  # on what the first time has left
+
+
+@pytest.mark.parametrize("run", THREADS, indirect=True)
+class TestThreads(Contract):
+    @pytest.fixture
+    def run(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Runner:
+        transport, size = request.param
+        monkeypatch.setenv("ALLREDUCE_TRANSPORT", transport)
+        return in_threads(size)
+
+
+@pytest.mark.parametrize("run", PROCESSES, indirect=True)
+class TestProcesses(Contract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def run(cls, request: pytest.FixtureRequest) -> Iterator[Runner]:
+        transport, size = request.param
+        pool = ProcessPool(size, transport)
+        yield pool.run
+        assert pool.close() == [0] * size
+
+
+@pytest.fixture
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    name: str = request.param
+    monkeypatch.setenv("ALLREDUCE_TRANSPORT", name)
+    return name
+
+
+def texts(outcomes: list[Any], kind: type[BaseException]) -> list[str]:
+    for outcome in outcomes:
+        assert isinstance(outcome, kind), outcomes
+    return [str(outcome) for outcome in outcomes]
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda comm: comm.send(np.ones(3), 2), "send got dest=2; expected a rank from 0 to 1"),
+        (lambda comm: comm.send(np.ones(3), ANY), "send got dest=-1; expected a rank"),
+        (lambda comm: comm.send(np.ones(3), True), "send got dest=True"),
+        (lambda comm: comm.send(np.ones(3), 1.0), "send got dest=1.0"),
+        (lambda comm: comm.send(np.ones(3), 1, ANY), "send got tag=-1; expected a whole number"),
+        (lambda comm: comm.send(np.ones(3), 1, 1 << 31), "expected a whole number from 0 to 2147"),
+        (lambda comm: comm.send(None, 1), "send takes an array or a number, but got NoneType"),
+        (lambda comm: comm.send([np.ones(3)], 1), "but got list"),
+        (lambda comm: comm.recv(np.ones(3), -2), "recv got source=-2; expected a rank from 0 to"),
+        (lambda comm: comm.recv(np.ones(3), 0, "a"), "got tag='a'; expected .*, or ANY"),
+        (lambda comm: comm.recv(None), "recv takes an array to receive into, but got None"),
+        (lambda comm: comm.recv(3.0, 1), "to receive into, but got float"),
+        (lambda comm: comm.recv(np.broadcast_to(1.0, 3), 1), "recv: out is read-only"),
+        (lambda comm: comm.recv(np.ones(3, ">f4"), 1), "recv does not carry >f4"),
+    ],
+)
+def test_bad_arguments_say_what_was_expected(
+    call: Callable[[Communicator], Any], says: str
+) -> None:
+    def member(comm: Communicator) -> None:
+        with pytest.raises((errors.UsageError, errors.UnsupportedError), match=says):
+            call(comm)
+        comm.barrier()
+
+    run_threads(member, 2)
+
+
+def test_a_recv_knows_its_source_after_its_wait() -> None:
+    def member(comm: Communicator) -> None:
+        work = comm.recv(np.zeros(3), async_op=True)
+        with pytest.raises(errors.UsageError, match="after wait"):
+            _ = work.source
+        comm.send(np.ones(3), 1 - comm.rank)
+        work.wait()
+        assert work.source == 1 - comm.rank
+
+    run_threads(member, 2)
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"], indirect=True)
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [(np.zeros(4), "4"), (np.zeros(3, "f4"), "float32"), (np.zeros(9000), "9000")],
+)
+def test_a_message_of_another_type_or_length_fails_on_all_members(
+    transport: str, sent: Any, says: str
+) -> None:
+    out = np.full(3, 7.0)
+
+    def member(comm: Communicator) -> None:
+        if comm.rank == 1:
+            comm.send(sent, 2, tag=3)
+        if comm.rank == 2:
+            comm.recv(out, tag=3)
+        comm.barrier()
+
+    for text in texts(settle_threads(member, 3), errors.MismatchError):
+        assert re.match(rf"\[{transport}\] replica \d", text)
+        assert "replica 1 (rank 0)" in text
+        assert "replica 2 (rank 0)" in text
+        assert says in text
+    assert (out == 7.0).all()
+
+
+def test_a_timeout_says_which_message_did_not_come() -> None:
+    def member(comm: Communicator) -> None:
+        comm.all_reduce(1)
+        if comm.rank == 0:
+            comm.recv(np.zeros(10, "f4"), 1, 3, async_op=True).wait(timeout=0.3)
+        time.sleep(0.5)
+        comm.all_reduce(1)
+
+    said = texts(settle_threads(member, 2), errors.TimeoutError)
+    assert "gave up recv(float32[10], source=1, tag=3) after 0.3 s: replica 1 " in said[0]
+    assert "is alive; its last collective was all_reduce(int64[1], op='sum') #0)" in said[0]
+    assert "gave up recv(float32[10], source=1, tag=3): replica 1 " in said[1]
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"], indirect=True)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm: comm.recv(np.zeros(4)),
+        lambda comm: comm.send(np.zeros(100000), 1, tag=4),
+        lambda comm: comm.recv(np.zeros(4), 1, 8),
+    ],
+)
+def test_every_wait_for_a_message_ends(transport: str, call: Callable[[Any], Any]) -> None:
+    def member(comm: Communicator) -> None:
+        if comm.rank == 0:
+            call(comm)
+        time.sleep(0.8)
+        comm.barrier()
+
+    for text in texts(settle_threads(member, 2, comm_timeout=0.3), errors.AllreduceError):
+        assert text.startswith(f"[{transport}] replica ")
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"], indirect=True)
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda comm: comm.recv(np.zeros(4), 1), r"recv\(float64\[4\], source=1, tag=ANY\)"),
+        (lambda comm: comm.recv(np.zeros(4)), r"recv\(float64\[4\], source=ANY, tag=ANY\)"),
+        (lambda comm: comm.send(np.zeros(90000), 1), r"send\(float64\[90000\], dest=1, tag=0\)"),
+    ],
+)
+def test_whoever_left_while_a_message_needs_it_is_named(
+    transport: str, call: Callable[[Any], Any], named: str
+) -> None:
+    def member(comm: Communicator) -> None:
+        comm.barrier()
+        if comm.rank == 1:
+            comm.send(np.ones(2), 0, tag=5)
+            comm.close()
+            return
+        assert (comm.recv(np.zeros(2), tag=5) == 1).all()  # what it had sent before
+        call(comm)
+
+    first, second = settle_threads(member, 2)
+    assert second is None
+    assert isinstance(first, errors.PeerLostError)
+    assert "replica 1 (rank 0) " in str(first)
+    assert "left normally" in str(first)
+    if transport == "shared":
+        assert re.search(named, str(first))
+
+
+def test_an_abort_ends_messages_that_wait() -> None:
+    def member(comm: Communicator) -> None:
+        if comm.rank == 0:
+            time.sleep(0.2)
+            comm.abort("enough")
+            comm.barrier()
+        comm.recv(np.zeros(4), 0)
+
+    first, second = settle_threads(member, 2)
+    assert isinstance(first, errors.ClosedError)
+    assert isinstance(second, errors.PeerLostError)
+    assert "aborted the communicator: enough" in str(second)
+
+
+def test_a_long_wait_is_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native, "WARN_SECONDS", 0.2)
+    monkeypatch.setattr("allreduce.events.logger.propagate", True)
+
+    def member(comm: Communicator) -> None:
+        if comm.rank == 0:
+            comm.recv(np.zeros(4), 1, 6)
+        else:
+            time.sleep(0.5)
+            comm.send(np.zeros(4), 0, 6)
+
+    run_threads(member, 2)
+    assert "has waited 0.2 s in recv(float64[4], source=1, tag=6): replica 1 " in caplog.text
+
+
+def _killed(transport: str) -> None:
+    import os
+    import signal
+    import time
+
+    import numpy as np
+
+    import allreduce as ar
+
+    comm = ar.init(transport=transport, timeout=30)
+    comm.barrier()
+    if comm.rank == 1:
+        works = [comm.send(np.zeros(10**6), 0, async_op=True) for _ in range(3)]
+        works[0].done()
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        comm.recv(np.zeros(10**6), 1, 9)
+    except ar.PeerLostError as error:
+        print(time.monotonic() - began < 5, "rank 1" in str(error), str(error))
+    os._exit(0)
+
+
+@pytest.mark.parametrize("name", ["shared", "tcp"])
+def test_whoever_dies_with_messages_under_way_is_named(name: str) -> None:
+    results = run_ranks(_killed, 3, arguments=(name,))
+    for rank in (0, 2):
+        assert results[rank].stdout.startswith("True True"), results
