@@ -47,7 +47,7 @@ def open_hierarchical(
     ledgers = meeting.open(partial(tcp_transports, Ledger), range(layout.size), "all")
     levels: dict[int, dict[str, Level]] = {member: {} for member in ledgers}
     for members in layout.hosts:
-        for part in ("in", "out") if len(members) > 1 else ():
+        for part in _parts(layout, members):
             _add(levels, part, members, meeting.open(shared_transports, members, part))
     for number in range(layout.lanes if len(layout.hosts) > 1 else 0):
         members = tuple(sorted(host[number] for host in layout.hosts))
@@ -62,6 +62,13 @@ def open_hierarchical(
             level.transport.rename(tuple(transport.members[member] for member in level.numbers))
         living.add(transport)
     return [_communicator(world, transport, name) for transport in transports]
+
+
+def _parts(layout: Layout, members: Sequence[int]) -> tuple[str, ...]:
+    """Return what levels a host has."""
+    if len(layout.hosts) == 1:
+        return ("in",)  # it carries calls whole
+    return ("in", "out") if len(members) > 1 else ()
 
 
 T = TypeVar("T", bound=NativeTransport[Any])

@@ -197,3 +197,23 @@ def test_threads_of_several_processes_make_one_communicator() -> None:
     assert results[0].stdout == f"[0, 1] [{expected}, {expected}]\n", results
     assert results[1].stdout == f"[2] [{expected}]\n", results
     assert results[2].stdout.startswith("[3, 4, 5]"), results
+
+
+def _set_up() -> None:
+    import time
+
+    from allreduce.comm import init
+
+    began = time.monotonic()
+    comm = init()
+    took = time.monotonic() - began
+    assert comm.all_reduce(1) == 32
+    print(took)
+
+
+@pytest.mark.torture
+def test_32_ranks_on_one_host_are_set_up_in_5_seconds() -> None:
+    (result,) = run_ranks(_set_up, 32, launcher="run", timeout=100)
+    seconds = [float(line.split()[1]) for line in result.stdout.splitlines()]
+    assert len(seconds) == 32, result
+    assert max(seconds) < 5
