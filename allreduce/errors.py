@@ -76,17 +76,19 @@ class InternalError(AllreduceError):
     """A bug of this library."""
 
 
-def unknown_name(kind: str, name: object, known: Iterable[str]) -> UsageError:
+def unknown_name(kind: str, name: object, known: Iterable[str], where: str = "") -> UsageError:
     """Build the error for a name that is not in a table: what exists, and the nearest.
 
     Args:
         kind: What the name stands for, as people say it: "loss", "optimizer".
         name: What was given.
         known: The names that exist.
+        where: Who is calling what, if that helps.
     """
     names = sorted(known)
     hint = did_you_mean(name, names)
-    return UsageError(f"unknown {kind} {name!r}: there are {', '.join(names)}{hint}")
+    before = f"{where}: " if where else ""
+    return UsageError(f"{before}unknown {kind} {name!r}: there are {', '.join(names)}{hint}")
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

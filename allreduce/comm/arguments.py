@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm import checks
-from allreduce.comm.arrays import borrow
+from allreduce.comm import checks, scaling
+from allreduce.comm.arrays import borrow, borrow_out
 from allreduce.comm.base import Array
 from allreduce.comm.call import COUNT_LIMIT, ROOTED, Call
-from allreduce.comm.checks import Context, Options
-from allreduce.errors import ShapeError, UnsupportedError, UsageError
+from allreduce.comm.checks import UNSCALED, Context, Options
+from allreduce.errors import OutOfMemoryError, ShapeError, UnsupportedError
 
 _TO_ROOT = ("reduce", "gather")
 
@@ -41,48 +41,67 @@ def prepare(context: Context, x: Any, options: Options, out: Any, whole: Any = N
         UsageError: An argument is of the wrong kind; ShapeError if only its shape or dtype is.
         UnsupportedError: The transport does not carry this operator on this type.
     """
-    lent = None if x is None else borrow(context.where, x)
+    lent = borrow(context.where, x, _takes(context)) if whole is None or x is not None else None
     dtype, shape = whole if lent is None else (lent.array.dtype, lent.array.shape)
-    checks.check_op(context, options.op, dtype)
-    if context.collective in ROOTED:
-        options = replace(options, root=checks.check_root(context, options.root))
-    source = None if lent is None else _source(context, lent.array, options)
+    options = _checked(context, x, options, dtype)
+    wanted = _result_shape(context, shape, options)
+    call = _call(context, options, dtype, shape)  # before anything so large is allocated
     target = buffer = answer = None
     if context.collective not in _TO_ROOT or context.rank == options.root:
-        wanted = _result_shape(context, shape, options)
         target, answer = _target(context, out, wanted, dtype)
         if answer is None:
             answer = lent.answer if lent is not None else _same
-        buffer = target if target.flags.c_contiguous else np.empty(wanted, dtype)
-    if source is not None and buffer is not None and buffer is target:
+        buffer = target if target.flags.c_contiguous else _room(context, wanted, dtype)
+    source = None
+    if lent is not None:
+        own = buffer if out is None or buffer is not target else None
+        source = _source(context, lent.array, options, own)
+    if source is not None and buffer is not None and out is not None and buffer is target:
         checks.check_overlap(context, source, buffer, options)
 
     def result() -> Any:
         if target is None or answer is None or buffer is None:
             return None
         if options.scale[1] != 1:
-            np.multiply(buffer, options.scale[1], out=buffer, casting="same_kind")
+            scaling.apply(buffer, options.scale[1], buffer)
         if buffer is not target:
             target[...] = buffer
         return answer(target)
 
-    return Prepared(_call(context, options, dtype, shape), source, buffer, result)
+    return Prepared(call, source, buffer, result)
+
+
+def _takes(context: Context) -> str:
+    if context.collective == "broadcast":
+        return "takes an array or a number on every rank, of the root's shape and dtype"
+    return "takes an array or a number"
+
+
+def _checked(context: Context, x: Any, options: Options, dtype: np.dtype[Any]) -> Options:
+    """Check what comes with the arrays, and bring it into plain numbers."""
+    checks.check_op(context, options.op, dtype)
+    checks.check_number(context, x, options.op)
+    changes: dict[str, Any] = {}
+    if options.scale is not UNSCALED:
+        changes["scale"] = scaling.check_factors(context, options.scale, options.op, dtype)
+    if context.collective in ROOTED:
+        changes["root"] = checks.check_root(context, options.root)
+    if options.counts is not None:
+        changes["counts"] = checks.check_counts(context, options.counts)
+    return replace(options, **changes) if changes else options
 
 
 def _same(result: Any) -> Any:
     return result
 
 
-def _source(context: Context, array: Array, options: Options) -> Array:
-    if options.scale[0] != 1 or options.scale[1] != 1:
-        if options.op not in ("sum", "mean") or array.dtype.kind not in "fcV":
-            raise UnsupportedError(
-                f"{context.where} with operator {options.op} does not scale {array.dtype}: there "
-                "are sum and mean of floating-point and complex types"
-            )
-        if options.scale[0] != 1:
-            array = np.asarray(array * options.scale[0]).astype(array.dtype)
-    return np.ascontiguousarray(array).reshape(array.shape)
+def _source(context: Context, array: Array, options: Options, own: Array | None) -> Array:
+    """Return the contiguous input; a scaled one in the call's `own` result, if it fits there."""
+    if options.scale[0] == 1:
+        return np.ascontiguousarray(array).reshape(array.shape)
+    fits = own is not None and context.collective in ("all_reduce", "reduce")
+    scaled = own if fits and own is not None else _room(context, array.shape, array.dtype)
+    return scaling.apply(array, options.scale[0], scaled)
 
 
 def _target(
@@ -90,11 +109,19 @@ def _target(
 ) -> tuple[Array, Callable[[Array], Any] | None]:
     """Return the output array, and how it is answered if that is not as the input was given."""
     if out is None:
-        return np.empty(shape, dtype), None
-    if isinstance(out, np.generic | int | float | complex):
-        raise UsageError(f"{context.where}: out must be an array, not {type(out).__name__}")
-    array = borrow(f"{context.where}: out", out).array
+        return _room(context, shape, dtype), None
+    array = borrow_out(f"{context.where}: out", out)
     return checks.check_out(context, array, shape, dtype), lambda _: out
+
+
+def _room(context: Context, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError) as error:  # the latter where an address cannot say so much
+        raise OutOfMemoryError(
+            f"{context.where}: this rank has no memory for an array of shape {shape} and dtype "
+            f"{dtype}: {error}"
+        ) from error
 
 
 def _call(context: Context, options: Options, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Call:
@@ -103,17 +130,18 @@ def _call(context: Context, options: Options, dtype: np.dtype[Any], shape: tuple
     size = math.prod(shape)
     counts = receives = None
     if options.counts is not None:
-        counts = tuple(int(count) * row for count in options.counts)
+        counts = tuple(count * row for count in options.counts)
         size = 0 if context.collective == "all_to_all" else sum(counts)
     elif context.collective in (*checks.CUTS, "all_to_all"):
         size //= context.size
-    if max(size, sum(counts or ())) >= COUNT_LIMIT:
+    if options.receives is not None:
+        receives = tuple(count * row for count in options.receives)
+    most = max(size, sum(counts or ()), sum(receives or ()))
+    if most >= COUNT_LIMIT:
         raise UnsupportedError(
-            f"{context.where} carries fewer than {COUNT_LIMIT} elements, but got {size}; "
+            f"{context.where} carries fewer than {COUNT_LIMIT} elements, but got {most}; "
             "pass the array in pieces"
         )
-    if options.receives is not None:
-        receives = tuple(int(count) * row for count in options.receives)
     return Call(
         context.collective,
         options.op,
@@ -132,7 +160,6 @@ def _result_shape(context: Context, shape: tuple[int, ...], options: Options) ->
         rows, rest = (shape[0], shape[1:]) if shape else (1, ())
         if counts is None:
             return (rows * size, *rest)
-        checks.check_counts(context, counts, None)
         if counts[context.rank] != rows:
             raise ShapeError(
                 f"{context.where} got {rows} rows, but counts say {counts[context.rank]} for this "
@@ -146,9 +173,12 @@ def _result_shape(context: Context, shape: tuple[int, ...], options: Options) ->
             f"{context.where} cuts axis 0 into {size} equal shares, but the array's shape is "
             f"{shape}{'' if not shape else '; pass counts of rows per member'}"
         )
-    if counts is not None:
-        checks.check_counts(context, counts, shape[0])
+    if counts is not None and sum(counts) != shape[0]:
+        raise ShapeError(
+            f"{context.where} got counts {list(counts)}, {sum(counts)} rows in all, for an array "
+            f"of {shape[0]} rows"
+        )
     if name == "all_to_all":
         return shape if options.receives is None else (sum(options.receives), *shape[1:])
     own = shape[0] // size if counts is None else counts[context.rank]
-    return (int(own), *shape[1:])
+    return (own, *shape[1:])

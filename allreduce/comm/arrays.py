@@ -24,7 +24,7 @@ class Lent:
     answer: Callable[[Array], Any]
 
 
-def borrow(where: str, x: Any) -> Lent:
+def borrow(where: str, x: Any, takes: str = "takes an array or a number") -> Lent:
     """View a caller's array, or number, as a NumPy array that shares its memory.
 
     Args:
@@ -32,28 +32,82 @@ def borrow(where: str, x: Any) -> Lent:
         x: A NumPy array or scalar, a Python number, an array on the CPU of a library that speaks
             DLPack (PyTorch, JAX, ...), or anything with the buffer protocol, which is answered with
             NumPy arrays.
+        takes: What is expected, for errors.
 
     Raises:
-        UsageError: It is none of these, or lies on another device.
+        UsageError: It is none of these, lies on another device, or is of a kind whose memory is not
+            simply its values.
     """
+    try:
+        lent = _view(where, x)
+    except UsageError:
+        raise
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{where} cannot read this {type(x).__name__}: {error}; pass a plain copy of it, "
+            "of a type that NumPy has"
+        ) from error
+    if lent is None:
+        hint = "" if x is None else "; convert it with numpy.asarray"
+        raise UsageError(f"{where} {takes}, but got {_named(x)}{hint}")
+    return lent
+
+
+def borrow_out(where: str, out: Any) -> Array:
+    """View an array that a result goes to.
+
+    Raises:
+        UsageError: It is no array; a number is none.
+    """
+    takes = "must be an array"
+    if isinstance(out, np.generic | int | float | complex):
+        raise UsageError(f"{where} {takes}, but got {_named(out)}")
+    return borrow(where, out, takes).array
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """Return the dtype whose `str` it is."""
+    if name == "bfloat16":  # a type that NumPy knows only with this library
+        import ml_dtypes
+
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return found
+    return np.dtype(name)
+
+
+def _view(where: str, x: Any) -> Lent | None:
+    """Return None of what is neither an array nor a number."""
     if isinstance(x, np.ndarray):
-        return Lent(x, _same)
+        return _numpy(where, x)
     if isinstance(x, np.generic):
         return Lent(np.asarray(x), lambda result: result if result.ndim else result[()])
     if type(x) in _NUMBERS:
         return _number(where, x)
-    library = type(x).__module__.partition(".")[0]
-    if library in _LIBRARIES:
-        return _LIBRARIES[library](where, x)
+    for kind in type(x).__mro__:  # a subclass may be the caller's own
+        library = kind.__module__.partition(".")[0]
+        if library in _LIBRARIES:
+            return _LIBRARIES[library](where, x)
     if hasattr(x, "__dlpack__"):
         _check_device(where, x)
         return Lent(np.from_dlpack(x), _by_namespace(x))
-    if isinstance(x, bytearray | memoryview) or type(x).__module__ == "array":
-        return Lent(np.asarray(memoryview(x)), _same)
-    raise UsageError(
-        f"{where} takes an array or a number, but got {type(x).__name__}; convert it with "
-        "numpy.asarray"
-    )
+    try:
+        memory = memoryview(x)
+    except TypeError:
+        return None
+    return Lent(np.asarray(memory), _same)
+
+
+def _numpy(where: str, x: Array) -> Lent:
+    """View an array, of a subclass as a plain one: its memory is not the values of a masked one."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise UsageError(
+            f"{where} got a masked array, whose mask would be lost; fill it first, as by filled()"
+        )
+    return Lent(np.asarray(x), _same)
+
+
+def _named(x: Any) -> str:
+    return "None" if x is None else type(x).__name__
 
 
 def _same(result: Array) -> Array:
@@ -82,12 +136,12 @@ def _by_namespace(x: Any) -> Callable[[Array], Any]:
     return _same if find is None else find().from_dlpack
 
 
-def _torch(where: str, x: Any) -> Lent:
+def _torch(where: str, x: Any) -> Lent | None:
     """View a tensor; NumPy has no bfloat16 of its own, so that goes as 16 bits."""
     torch = importlib.import_module("torch")
     if not isinstance(x, torch.Tensor):
-        raise UsageError(f"{where} takes an array or a number, but got {type(x).__name__}")
-    _check_device(where, x)
+        return None
+    _check_tensor(where, torch, x)
     if x.dtype != torch.bfloat16:
         return Lent(x.detach().numpy(), torch.from_numpy)
     bfloat16 = importlib.import_module("ml_dtypes").bfloat16
@@ -97,11 +151,49 @@ def _torch(where: str, x: Any) -> Lent:
     )
 
 
-def _jax(where: str, x: Any) -> Lent:
+def _check_tensor(where: str, torch: Any, x: Any) -> None:
+    """Refuse tensors whose values do not lie in the CPU's memory as they are."""
+    if x.device.type == "meta":
+        raise UsageError(f"{where} got a meta tensor, which has no values; give it a device first")
+    kinds = {
+        "nested": (x.is_nested, "to_padded_tensor()"),
+        "sparse": (x.layout != torch.strided, "to_dense()"),
+        "quantized": (x.is_quantized, "dequantize() or int_repr()"),
+    }
+    for kind, (found, remedy) in kinds.items():
+        if found:
+            raise UsageError(f"{where} takes no {kind} tensor; pass that of {remedy}")
+    _check_device(where, x)
+    for found, kind, remedy in (
+        (x.is_conj(), "conjugate", "resolve_conj()"),
+        (x.is_neg(), "negative", "resolve_neg()"),
+    ):
+        if found:
+            raise UsageError(
+                f"{where} got a view that stands for the {kind} of its memory; pass that of "
+                f"{remedy}"
+            )
+
+
+def _jax(where: str, x: Any) -> Lent | None:
     """View a JAX array, which cannot be written."""
+    jax = importlib.import_module("jax")
+    if isinstance(x, jax.core.Tracer):
+        raise UsageError(
+            f"{where} is called while JAX traces a function, where arrays have no values; call it "
+            "outside jax.jit and the like"
+        )
+    if not isinstance(x, jax.Array):
+        return None
+    if x.is_deleted():
+        raise UsageError(f"{where} got a JAX array that was deleted or donated; pass a live one")
     _check_device(where, x)
     return Lent(np.asarray(x), importlib.import_module("jax.numpy").asarray)
 
 
 # Libraries whose arrays need more than DLPack gives: its arrays come read-only, or lack a type.
-_LIBRARIES: dict[str, Callable[[str, Any], Lent]] = {"torch": _torch, "jax": _jax, "jaxlib": _jax}
+_LIBRARIES: dict[str, Callable[[str, Any], Lent | None]] = {
+    "torch": _torch,
+    "jax": _jax,
+    "jaxlib": _jax,
+}

@@ -50,7 +50,7 @@ class Work(ABC):
             MismatchError: Members made different calls.
         """
         if timeout is not None:
-            timeout = _seconds(timeout)
+            timeout = _seconds(self.where, timeout)
         with self.__dict__.setdefault("_waiting", threading.RLock()):
             if not self._finished:
                 self._value = self.finish(timeout)
@@ -61,14 +61,18 @@ class Work(ABC):
         """Return the source and the tag of the message that a completed recv got."""
         raise UsageError("only the work of a recv has a source and a tag")
 
+    where: str = ""  # who started what, for messages: "[shared] rank 2: all_reduce"
     _finished = False
     _value: Any = None
 
 
-def _seconds(timeout: Any) -> float:
-    if isinstance(timeout, int | float | np.number) and 0 <= timeout < math.inf:
+def _seconds(where: str, timeout: Any) -> float:
+    kinds = int | float | np.integer | np.floating
+    if isinstance(timeout, kinds) and 0 <= timeout < math.inf:
         return float(timeout)
-    raise UsageError(f"wait() takes a timeout in seconds, 0 or more, or None, but got {timeout!r}")
+    raise UsageError(
+        f"{where}: wait() takes a timeout in seconds, 0 or more, or None, but got {timeout!r}"
+    )
 
 
 # The quick way for a synchronous call: (kind, x, out, seconds) -> True when it is done, None if the

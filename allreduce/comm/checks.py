@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import math
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from allreduce.comm.arrays import dtype_named
 from allreduce.comm.base import Array
-from allreduce.comm.call import CARRIES, DTYPES, OPERATORS, remedy
-from allreduce.errors import ShapeError, UnsupportedError, UsageError, unknown_name
+from allreduce.comm.call import CARRIES, COUNT_LIMIT, DTYPES, OPERATORS, remedy
+from allreduce.errors import (
+    OutOfMemoryError,
+    ShapeError,
+    UnsupportedError,
+    UsageError,
+    unknown_name,
+)
 
 CUTS = ("reduce_scatter", "scatter")  # axis 0 of the input is cut into shares
 JOINS = ("all_gather", "gather")  # axis 0 of the output is made of shares
 _REDUCE = ("all_reduce", "reduce", "reduce_scatter")
+UNSCALED: tuple[Any, Any] = (1.0, 1.0)
+_BYTES_LIMIT = 1 << 62  # what no address says, and transports need not count
+_INT64_MOST = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -26,10 +38,11 @@ class Context:
     group: str
     rank: int
     size: int
+    item: str = ""  # of a list of arrays, which one
 
     @property
     def where(self) -> str:
-        return f"{self.member}: {self.collective}"
+        return f"{self.member}: {self.collective}{self.item and ': '}{self.item}"
 
 
 @dataclass(frozen=True)
@@ -48,14 +61,14 @@ class Options:
     root: int | None = None
     counts: Sequence[int] | None = None
     receives: Sequence[int] | None = None
-    scale: tuple[float, float] = (1.0, 1.0)
+    scale: tuple[Any, Any] = UNSCALED
 
 
 def check_op(context: Context, op: str | None, dtype: np.dtype[Any]) -> None:
     """Check that the operator exists, and makes sense on the type."""
     name = str(dtype)
     if (op is not None or context.collective in _REDUCE) and op not in OPERATORS[1:]:
-        raise unknown_name("operator", op, OPERATORS[1:])
+        raise unknown_name("operator", op, OPERATORS[1:], context.where)
     suffix = f" with operator {op}" if op else ""
     if name not in DTYPES[1:]:
         raise UnsupportedError(
@@ -80,21 +93,55 @@ def check_root(context: Context, root: Any) -> int:
     return int(root)  # a NumPy integer of 8 bits could not be packed
 
 
-def check_counts(context: Context, counts: Sequence[int], rows: int | None) -> None:
-    """Check rows per member; `rows` is how many there are to be cut."""
+def check_counts(context: Context, counts: Any) -> tuple[int, ...]:
+    """Return rows per member as plain integers: NumPy's narrow ones would wrap around in sums."""
+    listed = counts.tolist() if isinstance(counts, np.ndarray) else counts
     if (
-        not isinstance(counts, Sequence | np.ndarray)
-        or len(counts) != context.size
-        or not all(isinstance(count, int | np.integer) and count >= 0 for count in counts)
+        not isinstance(listed, Sequence)
+        or len(listed) != context.size
+        or not all(is_whole(count) and 0 <= count < COUNT_LIMIT for count in listed)
     ):
         raise UsageError(
-            f"{context.where} takes counts of {context.size} members' rows, but got {counts!r}"
+            f"{context.where} takes counts of {context.size} members' rows, each a whole number "
+            f"from 0 to {COUNT_LIMIT - 1}, but got {reprlib.repr(counts)}"
         )
-    if rows is not None and sum(counts) != rows:
-        raise ShapeError(
-            f"{context.where} got counts {list(counts)}, {sum(counts)} rows in all, for an array "
-            f"of {rows} rows"
+    return tuple(int(count) for count in listed)
+
+
+def check_number(context: Context, x: Any, op: str | None) -> None:
+    """Refuse a Python integer whose sum with others like it would wrap around unseen."""
+    most = _INT64_MOST // context.size
+    if type(x) is int and op == "sum" and abs(x) > most:
+        raise UsageError(
+            f"{context.where} sums Python integers in 64 bits, which {context.size} of up to "
+            f"{most} fit, but got {x}; pass a float, or a NumPy integer to let it wrap around"
         )
+
+
+def check_empty(context: Context, shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return the shape and dtype of an array to be allocated."""
+    try:
+        kind = dtype_named(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+    except (TypeError, ValueError, ImportError) as error:
+        raise UsageError(f"{context.where}: {dtype!r} is no dtype: {error}") from error
+    if str(kind) not in DTYPES[1:]:
+        raise UsageError(
+            f"{context.where}: dtype {kind} is none that collectives carry: {', '.join(DTYPES[1:])}"
+        )
+    lengths = (shape,) if is_whole(shape) else shape
+    if isinstance(lengths, str) or not isinstance(lengths, Sequence | np.ndarray):
+        raise UsageError(f"{context.where} takes a length or a shape, but got {shape!r}")
+    if not all(is_whole(length) and length >= 0 for length in lengths):
+        raise UsageError(
+            f"{context.where}: shape {shape!r} has a length that is negative or no whole number"
+        )
+    plain = tuple(int(length) for length in lengths)
+    if math.prod(plain) * kind.itemsize >= _BYTES_LIMIT:
+        raise OutOfMemoryError(
+            f"{context.where}: no machine has the {math.prod(plain) * kind.itemsize} bytes that "
+            f"shape {shape!r} of {kind} takes"
+        )
+    return plain, kind
 
 
 def check_out(context: Context, out: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm import lists, objects
-from allreduce.comm.base import Array, Work
+from allreduce.comm import checks, lists, objects
+from allreduce.comm.base import Array, Quick, Work
 from allreduce.comm.call import ANY
-from allreduce.comm.checks import Options
+from allreduce.comm.checks import UNSCALED, Context, Options
 
 _PLAIN = Options()
+_ONE: complex = 1.0  # a factor that was not given, which is this very object
 
 
 class Collectives(ABC):
@@ -42,6 +43,11 @@ class Collectives(ABC):
 
     rank: int
     size: int
+    _quick: Quick | None  # the transport's quick way
+
+    @abstractmethod
+    def _context(self, collective: str) -> Context:
+        """Return who is calling what; refuses a closed communicator."""
 
     @abstractmethod
     def _start(
@@ -70,8 +76,8 @@ class Collectives(ABC):
         x: Any,
         *,
         op: str = "sum",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        prescale: complex = _ONE,
+        postscale: complex = _ONE,
         out: Any = None,
         async_op: bool = False,
     ) -> Any:
@@ -79,12 +85,12 @@ class Collectives(ABC):
 
         `x` may be a list of arrays; `out` and the result are such lists then.
         """
-        scaled = prescale != 1 or postscale != 1
-        if type(x) is np.ndarray and not async_op and not scaled:
+        plain = prescale is _ONE and postscale is _ONE
+        if plain and type(x) is np.ndarray and not async_op and self._quick is not None:
             target = np.empty_like(x) if out is None else out
             if type(target) is np.ndarray and self._try_quick("all_reduce", op, 0, x, target):
                 return target
-        options = Options(op, scale=(prescale, postscale)) if scaled else Options(op)
+        options = Options(op) if plain else Options(op, scale=_factors(prescale, postscale))
         return self._finish("all_reduce", x, options, out, async_op)
 
     def reduce(
@@ -93,19 +99,20 @@ class Collectives(ABC):
         *,
         root: int = 0,
         op: str = "sum",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        prescale: complex = _ONE,
+        postscale: complex = _ONE,
         out: Any = None,
         async_op: bool = False,
     ) -> Any:
         """Combine the members' arrays (or lists of them) element by element, for the root."""
-        if type(x) is np.ndarray and not async_op and prescale == 1 and postscale == 1:
+        scale = _factors(prescale, postscale)
+        if scale is UNSCALED and type(x) is np.ndarray and not async_op and type(root) is int:
             here = self.rank == root
             shape = x.shape if here else 0
             done = self._shortcut("reduce", x, out if here else None, shape, op, root)
             if done is not None:
                 return done if here else None
-        options = Options(op, root, scale=(prescale, postscale))
+        options = Options(op, root, scale=scale)
         return self._finish("reduce", x, options, out, async_op)
 
     def reduce_scatter(
@@ -114,19 +121,20 @@ class Collectives(ABC):
         *,
         op: str = "sum",
         counts: Sequence[int] | None = None,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        prescale: complex = _ONE,
+        postscale: complex = _ONE,
         out: Any = None,
         async_op: bool = False,
     ) -> Any:
         """Combine the members' arrays `(rows, ...)`; every member gets its share of the rows."""
-        plain = type(x) is np.ndarray and counts is None and prescale == 1 and postscale == 1
+        scale = _factors(prescale, postscale)
+        plain = type(x) is np.ndarray and counts is None and scale is UNSCALED
         if plain and x.ndim and not async_op:
             shape = (len(x) // self.size, *x.shape[1:])
             done = self._shortcut("reduce_scatter", x, out, shape, op)
             if done is not None:
                 return done
-        options = Options(op, counts=counts, scale=(prescale, postscale))
+        options = Options(op, counts=counts, scale=scale)
         return self._finish("reduce_scatter", x, options, out, async_op)
 
     def all_gather(
@@ -173,7 +181,9 @@ class Collectives(ABC):
         The others pass None, and learn of the array's shape and dtype first: that blocks until the
         root has called, with `async_op`, too.
         """
-        whole = objects.announce(self, x, root)
+        context = self._context("scatter")
+        root = checks.check_root(context, root)
+        whole = objects.announce(self, context, x, root)
         options = Options(root=root, counts=counts)
         work = self._start("scatter", x if self.rank == root else None, options, out, whole)
         return work if async_op else work.wait()
@@ -208,7 +218,8 @@ class Collectives(ABC):
                 return done
         receives = None
         if counts is not None:
-            mine = objects.checked_counts(self, "all_to_all", counts)
+            counts = checks.check_counts(self._context("all_to_all"), counts)
+            mine = np.array(counts, np.int64)
             receives = self._start("all_to_all", mine, _PLAIN).wait().tolist()
         options = Options(counts=counts, receives=receives)
         return self._finish("all_to_all", x, options, out, async_op)
@@ -285,6 +296,8 @@ class Collectives(ABC):
 
         The careful way takes some 15 us longer, as long as the collective itself takes at 256 KiB.
         """
+        if self._quick is None:
+            return None
         target = np.empty(shape, x.dtype) if out is None else out
         if type(target) is np.ndarray and self._try_quick(collective, op, root, x, target):
             return target
@@ -297,3 +310,9 @@ class Collectives(ABC):
         else:
             work = self._start(collective, x, options, out)
         return work if async_op else work.wait()
+
+
+def _factors(prescale: Any, postscale: Any) -> tuple[Any, Any]:
+    """Return `UNSCALED` for two ones, which need no way of their own; others are checked later."""
+    ones = all(type(factor) in (int, float) and factor == 1 for factor in (prescale, postscale))
+    return UNSCALED if ones else (prescale, postscale)

@@ -7,17 +7,16 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from allreduce.comm import messages, planning
-from allreduce.comm.arguments import prepare
+from allreduce.comm import checks, messages, planning
+from allreduce.comm.arguments import Prepared, prepare
 from allreduce.comm.base import Transport, Work
-from allreduce.comm.call import DTYPES, OPERATORS, Call, kind
+from allreduce.comm.call import OPERATORS, Call, kind
 from allreduce.comm.checks import Context, Options
 from allreduce.comm.collectives import Collectives
 from allreduce.comm.plan import Plan
-from allreduce.errors import ClosedError, UsageError
+from allreduce.errors import ClosedError
 
 # The calls that have a quick way, as the native side names them, but for their roots.
 _QUICK: dict[tuple[str, str | None], int] = {
@@ -86,19 +85,9 @@ class Communicator(Collectives):
             OutOfMemoryError: A member cannot have the memory; raised on all members.
             MismatchError: Members asked for different sizes.
         """
-        self._check_open()
-        wanted = np.dtype(dtype)
-        if str(wanted) not in DTYPES[1:]:
-            raise UsageError(
-                f"{self._where}: empty: dtype {wanted} is none that "
-                f"collectives carry: {', '.join(DTYPES[1:])}"
-            )
-        dimensions = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
-        if any(length < 0 for length in dimensions):
-            raise UsageError(f"{self._where}: empty: shape {dimensions} has a negative length")
-        count = math.prod(int(length) for length in dimensions)
-        part = self._transport.empty(count * wanted.itemsize)
-        return part[: count * wanted.itemsize].view(wanted).reshape(dimensions)
+        lengths, kind = checks.check_empty(self._context("empty"), shape, dtype)
+        nbytes = math.prod(lengths) * kind.itemsize
+        return self._transport.empty(nbytes)[:nbytes].view(kind).reshape(lengths)
 
     def plan(
         self,
@@ -184,22 +173,27 @@ class Communicator(Collectives):
     def _start(
         self, collective: str, x: Any, options: Options, out: Any = None, whole: Any = None
     ) -> Work:
-        ready = prepare(self._context(collective), x, options, out, whole)
-        return self._transport.start(ready.call, ready.x, ready.out, ready.result)
+        context = self._context(collective)
+        return self._begin(context, prepare(context, x, options, out, whole))
 
     def _send(self, x: Any, dest: int, tag: int) -> Work:
-        ready = messages.prepare_send(self._context("send"), x, dest, tag)
-        return self._transport.start(ready.call, ready.x, ready.out, ready.result)
+        context = self._context("send")
+        return self._begin(context, messages.prepare_send(context, x, dest, tag))
 
     def _meet(self) -> Work:
-        self._check_open()
+        context = self._context("barrier")
         call = Call("barrier", None, "none", 0, None, self._name)
-        return self._transport.start(call, None, None, lambda: None)
+        return self._begin(context, Prepared(call, None, None, lambda: None))
 
     def _receive(self, out: Any, source: int, tag: int) -> Work:
-        ready = messages.prepare_recv(self._context("recv"), out, source, tag)
-        work = self._transport.start(ready.call, ready.x, ready.out, ready.result)
+        context = self._context("recv")
+        work = self._begin(context, messages.prepare_recv(context, out, source, tag))
         return messages.Receive(work)
+
+    def _begin(self, context: Context, ready: Prepared) -> Work:
+        work = self._transport.start(ready.call, ready.x, ready.out, ready.result)
+        work.where = context.where
+        return work
 
     def _context(self, collective: str) -> Context:
         self._check_open()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from allreduce.comm.arrays import Lent, borrow
+from allreduce.comm import checks
+from allreduce.comm.arrays import Lent, borrow, borrow_out
 from allreduce.comm.base import Array, Work
-from allreduce.comm.checks import Options
+from allreduce.comm.checks import Context, Options
 from allreduce.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +24,10 @@ _CARRIERS = ("all_reduce", "reduce", "broadcast")  # the result is shaped as the
 class ListWork(Work):
     """The works that carry one list."""
 
-    def __init__(self, works: Sequence[Work], unpack: Callable[[Sequence[Any]], Any]) -> None:
+    def __init__(
+        self, where: str, works: Sequence[Work], unpack: Callable[[Sequence[Any]], Any]
+    ) -> None:
+        self.where = where
         self._works = works
         self._unpack = unpack
 
@@ -51,23 +56,31 @@ def start(
         options: The call's.
         out: As many arrays for the results, or None for new ones.
     """
-    where = f"rank {comm.rank}: {collective}"
+    context = comm._context(collective)
+    where = context.where
     if collective not in _CARRIERS:
         raise UsageError(f"{where} takes one array, not a list; lists go to {', '.join(_CARRIERS)}")
-    lent = [borrow(f"{where}: item {i} of the list", one) for i, one in enumerate(x)]
+    lent = [_borrow(context, i, one, options) for i, one in enumerate(x)]
     targets = _targets(where, lent, out)
     by_dtype: dict[np.dtype[Any], list[int]] = {}
     for i, one in enumerate(lent):
         by_dtype.setdefault(one.array.dtype, []).append(i)
     works = []
+    alone = out is None or len(lent) == 1  # no output can be another item's input
     for positions in by_dtype.values():
-        flat = np.concatenate([lent[i].array.ravel() for i in positions])
+        if alone and len(positions) == 1:  # it needs no packing
+            (i,) = positions
+            works.append(comm._start(collective, lent[i].array, options, targets[i]))
+            continue
+        flat = np.concatenate([lent[i].array.reshape(-1) for i in positions])
         works.append(comm._start(collective, flat, options, flat))
 
     def unpack(flats: Sequence[Any]) -> Any:
         if any(flat is None for flat in flats):
             return None
         for positions, flat in zip(by_dtype.values(), flats, strict=True):
+            if alone and len(positions) == 1:
+                continue  # it is in its place
             low = 0
             for i in positions:
                 size = lent[i].array.size
@@ -77,7 +90,16 @@ def start(
             return out
         return [one.answer(target) for one, target in zip(lent, targets, strict=True)]
 
-    return ListWork(works, unpack)
+    return ListWork(where, works, unpack)
+
+
+def _borrow(context: Context, i: int, x: Any, options: Options) -> Lent:
+    """View an item of the list, which is refused as it would be alone."""
+    item = replace(context, item=f"item {i} of the list")
+    lent = borrow(item.where, x)
+    checks.check_op(item, options.op, lent.array.dtype)
+    checks.check_number(item, x, options.op)
+    return lent
 
 
 def _targets(where: str, lent: Sequence[Lent], out: Any) -> list[Array]:
@@ -86,7 +108,7 @@ def _targets(where: str, lent: Sequence[Lent], out: Any) -> list[Array]:
     if not isinstance(out, list | tuple) or len(out) != len(lent):
         got = f"{len(out)}" if isinstance(out, list | tuple) else type(out).__name__
         raise UsageError(f"{where}: out must be a list of {len(lent)} arrays, but is {got}")
-    targets = [borrow(f"{where}: item {i} of out", one).array for i, one in enumerate(out)]
+    targets = [borrow_out(f"{where}: item {i} of out", one) for i, one in enumerate(out)]
     for i, (one, target) in enumerate(zip(lent, targets, strict=True)):
         if (target.shape, target.dtype) != (one.array.shape, one.array.dtype):
             raise ShapeError(

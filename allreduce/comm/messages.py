@@ -8,7 +8,7 @@ import numpy as np
 
 from allreduce.comm import checks
 from allreduce.comm.arguments import Prepared
-from allreduce.comm.arrays import borrow
+from allreduce.comm.arrays import borrow, borrow_out
 from allreduce.comm.base import Array, Work
 from allreduce.comm.call import ANY, COUNT_LIMIT, Call
 from allreduce.comm.checks import Context
@@ -22,6 +22,7 @@ class Receive(Work):
 
     def __init__(self, work: Work) -> None:
         self._work = work
+        self.where = work.where
 
     def done(self) -> bool:
         return self._work.done()
@@ -83,7 +84,7 @@ def prepare_recv(context: Context, out: Any, source: Any, tag: Any) -> Prepared:
             f"{'None' if out is None else type(out).__name__}; make one of the message's dtype "
             "and size, as by numpy.empty"
         )
-    target = borrow(f"{context.where}: out", out).array
+    target = borrow_out(f"{context.where}: out", out)
     if not target.flags.writeable:
         raise UsageError(f"{context.where}: out is read-only")
     buffer = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)

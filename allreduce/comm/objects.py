@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import numpy as np
 
-from allreduce.comm.arrays import borrow
+from allreduce.comm import checks
+from allreduce.comm.arrays import borrow, dtype_named
 from allreduce.comm.base import Array
-from allreduce.errors import UsageError
+from allreduce.comm.checks import Context
+from allreduce.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from allreduce.comm.collectives import Collectives
@@ -19,85 +21,115 @@ _BYTE = np.uint8
 
 
 def encode(where: str, value: Any) -> Array:
-    """Write plain data as bytes."""
+    """Write plain data as bytes.
+
+    Raises:
+        UsageError: It is not plain, or could not be read again.
+    """
     try:
         packed = msgpack.packb(value, use_bin_type=True)
-    except (TypeError, ValueError, OverflowError) as error:
+        _unpack(packed)  # a key that arrives as a list is none
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(
-            f"{where} carries numbers of up to 64 bits, strings, bytes, None, lists and dicts, but "
-            f"not this {type(value).__name__}: {error}"
+            f"{where} carries numbers of up to 64 bits, strings, bytes, None, lists and dicts with "
+            f"keys that are no tuples, but not this {type(value).__name__}: {error}"
         ) from error
     return np.frombuffer(packed, _BYTE)
 
 
 def decode(data: Array) -> Any:
     """Read what `encode` wrote."""
-    return msgpack.unpackb(data.tobytes(), raw=False, strict_map_key=False)
+    return _unpack(data.tobytes())
 
 
-def broadcast(comm: Collectives, value: Any, root: int) -> Any:
-    """Give every member the root's data: its length, then its bytes."""
-    data = np.empty(0, _BYTE)
+def broadcast(comm: Collectives, value: Any, root: Any) -> Any:
+    """Give every member the root's data: its length, then its bytes.
+
+    A root whose data cannot be carried tells the others why, under a negative length.
+    """
+    context = comm._context("broadcast_object")
+    root = checks.check_root(context, root)
+    room, length = np.empty(0, _BYTE), 0
     if comm.rank == root:
-        data = encode(f"rank {comm.rank}: broadcast_object", value)
-    length = comm.broadcast(len(data), root=root)
-    room = data if comm.rank == root else np.empty(length, _BYTE)
-    return decode(comm.broadcast(room, root=root))
+        try:
+            room = encode(context.where, value)
+            length = len(room)
+        except UsageError as failure:
+            room = np.frombuffer(str(failure).encode(errors="replace"), _BYTE)
+            length = -len(room)
+    length = comm.broadcast(length, root=root)
+    if comm.rank != root:
+        room = np.empty(abs(length), _BYTE)
+    told = comm.broadcast(room, root=root)
+    if length < 0:
+        raise UsageError(told.tobytes().decode())
+    return decode(told)
 
 
-def gather(comm: Collectives, value: Any, root: int) -> list[Any] | None:
+def gather(comm: Collectives, value: Any, root: Any) -> list[Any] | None:
     """Give the root every member's data."""
-    data = encode(f"rank {comm.rank}: gather_object", value)
-    lengths = comm.all_gather(len(data)).tolist()
+    context = comm._context("gather_object")
+    root = checks.check_root(context, root)
+    data, lengths = _exchange_lengths(comm, context, value)
     joined = comm.gather(data, root=root, counts=lengths)
     return None if joined is None else _split(joined, lengths)
 
 
 def all_gather(comm: Collectives, value: Any) -> list[Any]:
     """Give every member every member's data."""
-    data = encode(f"rank {comm.rank}: all_gather_object", value)
-    lengths = comm.all_gather(len(data)).tolist()
+    data, lengths = _exchange_lengths(comm, comm._context("all_gather_object"), value)
     return _split(comm.all_gather(data, counts=lengths), lengths)
 
 
-def announce(comm: Collectives, x: Any, root: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def _exchange_lengths(
+    comm: Collectives, context: Context, value: Any
+) -> tuple[Array, Sequence[int]]:
+    """Return this member's encoded data, and the lengths of all.
+
+    Raises:
+        UsageError: A member's data cannot be carried; raised on all members.
+    """
+    failure: UsageError | None = None
+    data = np.empty(0, _BYTE)
+    try:
+        data = encode(context.where, value)
+    except UsageError as error:
+        failure = error
+    lengths: list[int] = comm.all_gather(-1 if failure else len(data)).tolist()
+    if failure is not None:
+        raise failure
+    if -1 in lengths:
+        raise UsageError(
+            f"{context.where}: rank {lengths.index(-1)} has passed what cannot be carried; its own "
+            "error tells what"
+        )
+    return data, lengths
+
+
+def announce(
+    comm: Collectives, context: Context, x: Any, root: int
+) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Tell every member the dtype and shape of the root's array.
 
     A root that has none, or none that can be carried, fails after it has told the others.
     """
-    error = ""
-    facts: list[Any] = []
+    told: list[Any] = []
     if comm.rank == root:
         try:
-            if x is None:
-                raise UsageError(f"rank {comm.rank}: scatter takes an array on its root, not None")
-            array = borrow(f"rank {comm.rank}: scatter", x).array
-            facts = [str(array.dtype), list(array.shape)]
-        except UsageError as failure:
-            error = str(failure)
-    found = comm.broadcast_object([error, *facts], root=root)
+            array = borrow(context.where, x, "takes an array on its root").array
+            checks.check_op(context, None, array.dtype)
+            told = ["", str(array.dtype), list(array.shape)]
+        except (UsageError, UnsupportedError) as failure:
+            told = ["unsupported" if isinstance(failure, UnsupportedError) else "usage"]
+            told.append(str(failure))
+    found = comm.broadcast_object(told, root=root)
     if found[0]:
-        raise UsageError(found[0])
-    return _dtype(found[1]), tuple(found[2])
+        raise (UnsupportedError if found[0] == "unsupported" else UsageError)(found[1])
+    return dtype_named(found[1]), tuple(found[2])
 
 
-def checked_counts(comm: Collectives, collective: str, counts: Sequence[int]) -> Array:
-    """Return counts of rows per member as an array."""
-    if len(counts) != comm.size or any(int(count) != count or count < 0 for count in counts):
-        raise UsageError(
-            f"rank {comm.rank}: {collective} takes counts of {comm.size} members' rows, but got "
-            f"{list(counts)!r}"
-        )
-    return np.asarray(counts, np.int64)
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":  # a type that NumPy knows only with this library
-        import ml_dtypes
-
-        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return found
-    return np.dtype(name)
+def _unpack(packed: bytes) -> Any:
+    return msgpack.unpackb(packed, raw=False, strict_map_key=False)
 
 
 def _split(joined: Array, lengths: Sequence[int]) -> list[Any]:

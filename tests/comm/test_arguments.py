@@ -53,9 +53,9 @@ def comm() -> Iterator[Communicator]:
             np.ones(3),
             {"out": [0] * 3},
             errors.UsageError,
-            "out takes an array or a number, but got list",
+            "out must be an array, but got list",
         ),
-        (np.array(3.0), {"out": 3.0}, errors.UsageError, "out must be an array, not float"),
+        (np.array(3.0), {"out": 3.0}, errors.UsageError, "out must be an array, but got float"),
         (np.ones(3), {"out": np.ones(4)}, errors.ShapeError, "shape (3,) and dtype float64"),
         (np.ones(3), {"out": np.ones(3, "f4")}, errors.ShapeError, "but has (3,) and float32"),
     ],
@@ -126,9 +126,18 @@ def test_more_elements_than_a_signature_counts_are_refused(
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "says"),
-    [(3, "longdouble", "dtype float128 is none"), ((2, -1), "float32", "negative length")],
+    [
+        (3, "longdouble", "dtype float128 is none"),
+        (3, "foo", "'foo' is no dtype"),
+        (3, 3, "3 is no dtype"),
+        ((2, -1), "float32", "is negative"),
+        ((1.5,), "float32", "no whole number"),
+        ("12", "float32", "takes a length or a shape, but got '12'"),
+        (None, "float32", "takes a length or a shape, but got None"),
+        (True, "float32", "takes a length or a shape, but got True"),
+    ],
 )
-def test_empty(comm: Communicator, shape: Any, dtype: str, says: str) -> None:
+def test_empty(comm: Communicator, shape: Any, dtype: Any, says: str) -> None:
     with pytest.raises(errors.UsageError, match=says):
         comm.empty(shape, dtype)
 
@@ -172,3 +181,88 @@ def test_a_root_is_a_number(comm: Communicator) -> None:
     for root in roots:
         with pytest.raises(errors.UsageError, match="expected a rank from 0 to 1"):
             comm.broadcast(np.ones(3), root=root)
+
+
+def test_no_machine_has_so_much_memory(comm: Communicator) -> None:
+    with pytest.raises(errors.OutOfMemoryError, match="no machine has"):
+        comm.empty(1 << 62)
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "gather", "all_to_all"])
+def test_nothing_is_no_array(comm: Communicator, collective: str) -> None:
+    with pytest.raises(errors.UsageError, match=f"{collective} takes an array or .* got None"):
+        getattr(comm, collective)(None)
+
+
+COUNTS: tuple[Any, ...] = (
+    5,
+    "11",
+    [1.0, 1.0],
+    ["a", "b"],
+    {0, 1},
+    [1 << 70, 1],
+    [2, -1],
+    [1, None],
+)
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("collective", ["all_gather", "all_to_all", "reduce_scatter"])
+def test_counts_that_are_none(comm: Communicator, collective: str, counts: Any) -> None:
+    with pytest.raises(errors.UsageError, match=f"{collective} takes counts of 2 members' rows"):
+        getattr(comm, collective)(np.ones(2), counts=counts)
+
+
+def test_counts_that_can_be_read_once_only_are_none(comm: Communicator) -> None:
+    with pytest.raises(errors.UsageError, match="takes counts of 2 members' rows"):
+        comm.all_to_all(np.ones(2), counts=(1 for _ in range(2)))  # type: ignore[arg-type]
+
+
+def test_more_than_a_signature_counts_is_refused_before_it_is_allocated(comm: Communicator) -> None:
+    with pytest.raises(errors.UnsupportedError, match="carries fewer than"):
+        comm.all_gather(np.ones((1, 8), np.int8), counts=[(1 << 35), 1])
+
+
+def test_narrow_counts_do_not_wrap_around() -> None:
+    counts: Any = np.array([200, 200], np.uint8)
+
+    def member(comm: Communicator) -> tuple[int, int]:
+        x = np.full(200, comm.rank + 1.0)
+        joined = comm.all_gather(x, counts=counts)
+        return int(joined.sum()), len(comm.reduce_scatter(joined, counts=counts))
+
+    assert run_threads(member, 2) == [(600, 200)] * 2
+
+
+def test_integers_whose_sum_could_wrap_around_are_refused(comm: Communicator) -> None:
+    for x in (1 << 62, -(1 << 62)):
+        for call in (x, [x]):
+            with pytest.raises(errors.UsageError, match="sums Python integers in 64 bits"):
+                comm.all_reduce(call)
+
+
+def test_the_largest_integers_sum_exactly() -> None:
+    most = (1 << 62) - 1
+    assert run_threads(lambda comm: comm.all_reduce(most), 2) == [2 * most] * 2
+    assert run_threads(lambda comm: comm.all_reduce(most + 1, op="max"), 2) == [most + 1] * 2
+
+
+def test_a_scatter_that_its_root_cannot_make_fails_on_all() -> None:
+    structured = np.zeros(2, [("a", "<f4")])
+
+    def member(comm: Communicator, x: Any) -> list[str]:
+        said = []
+        roots: tuple[Any, ...] = (1, np.array([0, 1]), 2)
+        for root in roots:
+            try:
+                comm.scatter(x if comm.rank == 1 else None, root=root)
+            except errors.AllreduceError as error:
+                said.append(f"{type(error).__name__} {error}")
+        assert comm.all_reduce(1) == 2  # it lives
+        return said
+
+    for x, name in ((structured, "[('a', '<f4')]"), (np.zeros(2, "M8[s]"), "datetime64[s]")):
+        for said in run_threads(lambda comm, x=x: member(comm, x), 2):  # type: ignore[misc]
+            assert said[0].startswith("UnsupportedError")
+            assert f"replica 1 (rank 0): scatter does not carry {name}" in said[0]
+            assert all("scatter got root=" in text for text in said[1:])

@@ -1,0 +1,104 @@
+"""A list of arrays as one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allreduce import errors
+from allreduce.comm import Communicator, replica_communicators
+from tests.harness import run_threads, world_of_one
+
+
+@pytest.fixture
+def comm() -> Iterator[Communicator]:
+    """One of two members: a call that gets past its checks would wait for the other."""
+    members = replica_communicators(world_of_one(), 2, name="lists", timeout=1)
+    yield members[1]
+    for member in members:
+        member.close()
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_items_of_all_kinds_come_back_as_they_are() -> None:
+    def member(comm: Communicator) -> None:
+        items = [
+            np.matrix([[1.0, 2.0]]),
+            np.ones(3),
+            np.ones((2, 2), "i4"),
+            4,
+            2.5,
+            np.ones((0, 3)),
+            np.float32(1),
+        ]
+        got = comm.all_reduce(items)
+        assert [np.asarray(one).shape for one in got] == [np.asarray(one).shape for one in items]
+        assert [type(one) for one in got[3:5]] == [int, float]
+        for one, item in zip(got, items, strict=True):
+            np.testing.assert_array_equal(one, 2 * np.asarray(item))
+
+    run_threads(member, 2)
+
+
+@pytest.mark.parametrize("dtypes", [("f4",), ("f4", "f4"), ("f4", "f8"), ("f4", "f8", "f4")])
+def test_outputs_may_be_the_inputs_in_any_order(dtypes: tuple[str, ...]) -> None:
+    def member(comm: Communicator) -> None:
+        items = [np.full(3, i + 1, dtype) for i, dtype in enumerate(dtypes)]
+        assert comm.all_reduce(items, out=items) is items
+        for i, item in enumerate(items):
+            np.testing.assert_array_equal(item, 2 * (i + 1))
+
+    run_threads(member, 2)
+
+
+def test_outputs_that_are_other_items_inputs_get_their_own_results() -> None:
+    def member(comm: Communicator) -> None:
+        a, b = np.full(3, 1.0), np.full(3, 2.0)
+        comm.all_reduce([a, b], out=[b, a])
+        np.testing.assert_array_equal([a, b], [[4] * 3, [2] * 3])
+
+    run_threads(member, 2)
+
+
+def test_a_list_of_one_array_is_not_packed() -> None:
+    """The array itself takes part: nothing as large is allocated."""
+
+    def member(comm: Communicator) -> None:
+        seen: list[Any] = []
+        start = comm._transport.start
+
+        def spy(call: Any, x: Any, out: Any, result: Any) -> Any:
+            seen.extend((x, out))
+            return start(call, x, out, result)
+
+        comm._transport.start = spy  # type: ignore[method-assign]
+        x = np.ones((4, 5))
+        comm.all_reduce([x], out=[x])
+        assert all(np.shares_memory(one, x) for one in seen)
+        np.testing.assert_array_equal(x, 2)
+
+    run_threads(member, 2)
+
+
+WRONG: tuple[tuple[Any, type[Exception], str], ...] = (
+    ([np.ones(2, ">f4")], errors.UnsupportedError, "item 0 of the list does not carry >f4"),
+    ([1.0, np.ma.array([1.0], mask=[False])], errors.UsageError, "item 1 of the list got a masked"),
+    ([None], errors.UsageError, "item 0 of the list takes an array or a number, but got None"),
+)
+
+
+@pytest.mark.parametrize(("items", "error", "says"), WRONG)
+def test_an_item_is_refused_as_it_would_be_alone(
+    comm: Communicator, items: Any, error: type[Exception], says: str
+) -> None:
+    where = r"^\[shared\] replica 1 \(rank 0\): broadcast: "
+    with pytest.raises(error, match=where + says):
+        comm.broadcast(items)
+
+
+def test_a_collective_of_no_lists_says_so(comm: Communicator) -> None:
+    with pytest.raises(errors.UsageError, match=r"rank 0\): all_gather takes one array"):
+        comm.all_gather([np.ones(2)])
