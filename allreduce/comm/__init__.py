@@ -56,13 +56,14 @@ def init(
         size: How many ranks the job has.
         leader: `host:port` of the group leader.
         secret: What all ranks have to know.
-        transport: What carries collectives: "shared" (the default; one host), "tcp" or "mpi".
+        transport: What carries collectives: "shared" (one host), "hierarchical" (several), "tcp" or
+            "mpi". Without it, "shared" or "hierarchical", as the ranks' hosts ask for.
         timeout: Seconds that joining, and any wait, may last; 300 without it.
 
     Raises:
         UsageError: An argument is wrong, or differs from the first call's.
         JoinError: The job cannot be joined.
-        UnsupportedError: The ranks are spread over hosts.
+        UnsupportedError: The ranks are spread over hosts that the transport does not connect.
     """
     place = {"rank": rank, "size": size, "leader": leader, "secret": secret}
     given = _checked(place | {"transport": transport, "timeout": timeout})
