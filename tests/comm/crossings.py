@@ -48,6 +48,7 @@ def _calls(comm: Communicator) -> Iterator[tuple[str, Callable[[], Any]]]:
     size, rank = comm.size, comm.rank
     for n in (SMALL, MEDIUM, LARGE):
         x, whole = np.ones(n, "float32"), np.ones(n // size * size, "float32")
+        share = np.ones(n // size, "float32")
         counts = [n // size + member for member in range(size)]
         mine, cut = np.ones(counts[rank], "float32"), np.ones(sum(counts), "float32")
         root = n % size
@@ -57,8 +58,8 @@ def _calls(comm: Communicator) -> Iterator[tuple[str, Callable[[], Any]]]:
             "reduce": partial(comm.reduce, x, root=root),
             "broadcast": partial(comm.broadcast, x, root=root),
             "reduce_scatter": partial(comm.reduce_scatter, whole),
-            "all_gather": partial(comm.all_gather, x),
-            "gather": partial(comm.gather, x, root=root),
+            "all_gather": partial(comm.all_gather, share),
+            "gather": partial(comm.gather, share, root=root),
             "all_to_all": partial(comm.all_to_all, whole),
             "scatter": partial(comm.scatter, whole if rank == root else None, root=root),
             "unequal reduce_scatter": partial(comm.reduce_scatter, cut, counts=counts),
