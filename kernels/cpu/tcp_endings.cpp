@@ -202,6 +202,7 @@ void Member::close_all() {
   for (Peer& one : peers_)
     for (auto& connection : one.connections)
       if (connection) drop(*connection);
+  gone_.clear();  // no call of theirs is on the stack: who waits finds their descriptors closed
   closed_ = true;
   if (farewell_) farewell_->settle(State::done);
   Engine::instance().remove(*this);

@@ -142,8 +142,9 @@ void Engine::loop() {
       }
       const auto found = watched_.find(event.data.u64);  // gone, if an earlier event ended it
       if (found == watched_.end()) continue;
-      found->second.member->on_ready(*found->second.connection,
-                                     (event.events & ~static_cast<std::uint32_t>(EPOLLOUT)) != 0);
+      const bool readable = (event.events & ~static_cast<std::uint32_t>(EPOLLOUT)) != 0;
+      const bool broken = (event.events & (EPOLLERR | EPOLLHUP)) != 0;
+      found->second.member->on_ready(*found->second.connection, readable, broken);
     }
     take_posts();
     const auto now = Clock::now();

@@ -58,7 +58,8 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   std::optional<std::string> posted(int member, std::uint64_t key) const;
   std::optional<std::pair<std::uint64_t, std::string>> last_call(int member) const;
 
-  void on_ready(Connection& connection, bool readable);
+  // `broken`: no byte can be sent any more.
+  void on_ready(Connection& connection, bool readable, bool broken);
   // Sends what has been queued since.
   void flush();
   // When to call `tick` next, if ever.

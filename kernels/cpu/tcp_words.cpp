@@ -47,11 +47,11 @@ void Member::flush() {
   gone_.clear();
 }
 
-void Member::on_ready(Connection& connection, bool readable) {
+void Member::on_ready(Connection& connection, bool readable, bool broken) {
   if (dead() || leaving_) {
-    // Nothing that comes matters any more; an error means that nothing can be sent either.
-    if (readable) return drop(connection);
-    return touch(connection);
+    // Nothing that comes matters any more; an error means that nothing can be sent either. It may
+    // have become readable before this member died of what another connection told.
+    return broken ? drop(connection) : touch(connection);
   }
   if (readable) {
     const Flow flow = connection.receive(*this);

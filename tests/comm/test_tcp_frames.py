@@ -208,3 +208,22 @@ def test_scrambled_frames() -> None:
 @pytest.mark.timeout(1800)
 def test_scrambled_frames_for_long() -> None:
     fuzz(20263, 100_000)
+
+
+def test_last_words_reach_a_peer_that_speaks_when_another_one_dies() -> None:
+    for _ in range(200):
+        pairs = [[socket.socketpair() for _ in range(2)] for _ in range(2)]
+        sockets = [[mine.detach() for mine, _ in channels] for channels in pairs]
+        member = _native.TcpMember(0, [[], *sockets], 1 << 20)
+        dying, speaking = ([theirs for _, theirs in channels] for channels in pairs)
+        post = frame(POST, 0, payload=SIGNATURE, signature=len(SIGNATURE))
+        for sock in dying:
+            sock.close()
+        speaking[0].sendall(post)
+        speaking[0].settimeout(5)
+        header = HEADER.unpack(speaking[0].recv(HEADER.size, socket.MSG_WAITALL))
+        assert header[1] == FAULT
+        assert header[5] >> 8 & 0xFFFFFF == 1  # the culprit
+        for sock in speaking:
+            sock.close()
+        assert member.leave(2).wait(4)
