@@ -37,6 +37,7 @@ from allreduce.events import logger
 _SLICE_SECONDS = 0.001  # of a wait while other calls may need this thread
 _IDLE_SECONDS = 0.02
 _LOOK_SECONDS = 0.005  # between looks at whether all is well
+_YIELD_SECONDS = 0.3
 _END = "the hierarchical communicator that this belongs to has ended"
 
 
@@ -86,7 +87,7 @@ class HierarchicalTransport(Transport):
         timeout: float,
     ) -> None:
         self.index, self.members = ledger.index, ledger.members
-        self.layout = layout
+        self.layout, self._host = layout, layout.places[ledger.index][0]
         self._ledger = ledger
         self._levels, self._runs = levels, Runs(levels)
         self._works: set[HierarchicalWork] = set()
@@ -136,7 +137,7 @@ class HierarchicalTransport(Transport):
 
     def crossed(self) -> int:
         """Return the bytes of data that this member has sent to other hosts."""
-        mates = self.layout.hosts[self.layout.places[self.index][0]]
+        mates = self.layout.hosts[self._host]
         sent = self._ledger.payload_bytes()
         total = sum(count for member, count in enumerate(sent) if member not in mates)
         if "across" in self._levels:
@@ -267,7 +268,11 @@ class HierarchicalTransport(Transport):
         return next((member for member in absent if member != self.index), self.index)
 
     def _give_up(self, work: HierarchicalWork, waited: float) -> None:
-        self._ledger.give_up(work.agreed, self._absent(work))
+        blamed = self._absent(work)
+        if work.agreed.native.done and blamed not in self.layout.hosts[self._host]:
+            # It may wait itself, for a member of its host: who waits for that one is to speak.
+            self._ledger.await_verdict(_YIELD_SECONDS)
+        self._ledger.give_up(work.agreed, blamed)
         self._end()
         raise self._ledger.failure(waited)
 

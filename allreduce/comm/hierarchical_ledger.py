@@ -76,12 +76,15 @@ class Ledger(TcpTransport):
             text: What it says of its end.
         """
         fault, _ = level.verdict() or ("aborted", level.index)
-        patience = _MISMATCH_SECONDS if fault == "mismatch" else _VERDICT_SECONDS
-        limit = time.monotonic() + patience
+        if not self.await_verdict(_MISMATCH_SECONDS if fault == "mismatch" else _VERDICT_SECONDS):
+            self._member.abort(f"{_MARK}{fault} {text}")
+
+    def await_verdict(self, seconds: float) -> bool:
+        """Wait for the communicator's end; returns whether it has come in this time."""
+        limit = time.monotonic() + seconds
         while self.verdict() is None and time.monotonic() < limit:
             time.sleep(_LOOK_SECONDS)
-        if self.verdict() is None:
-            self._member.abort(f"{_MARK}{fault} {text}")
+        return self.verdict() is not None
 
     def give_up(self, agreed: TcpWork, blamed: int) -> None:
         """End the communicator because a call takes too long; `blamed` keeps it."""
