@@ -16,7 +16,7 @@ from allreduce.comm import ANY, Communicator, hierarchical_opener
 from tests import netns
 from tests.comm.pool import ProcessPool, Runner, in_threads
 from tests.comm.test_tcp import Contract
-from tests.harness import explicit_ranks, settle_threads
+from tests.harness import explicit_ranks, run_ranks, settle_threads
 
 Lay = Callable[[str], None]
 
@@ -187,6 +187,38 @@ def test_a_member_that_leaves_in_the_middle_is_named_by_all(lay: Lay) -> None:
         assert isinstance(outcomes[rank], errors.PeerLostError), outcomes
         assert "replica 2 (rank 0) (process" in str(outcomes[rank])
         assert "left normally" in str(outcomes[rank])
+
+
+def _stopped_rank() -> None:
+    import os
+    import signal
+    import subprocess
+    import threading
+
+    import numpy as np
+
+    from allreduce import errors
+    from allreduce.comm import init
+
+    rank = int(os.environ["ALLREDUCE_RANK"])
+    os.environ["ALLREDUCE_HOST"] = f"host{rank % 2}"
+    comm = init(timeout=1)
+    comm.barrier()
+    if rank == 2:  # in the middle of it; it ends when the others have
+        subprocess.Popen(["sh", "-c", f"sleep 4; kill -KILL {os.getpid()}"])
+        threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+    works = [comm.all_reduce(np.ones(3_000_000, "f4"), async_op=True) for _ in range(9)]
+    try:
+        for work in works:
+            work.wait()
+    except errors.TimeoutError as error:
+        print("rank 2 made its last call" in str(error), "is stopped" in str(error))
+
+
+@pytest.mark.torture
+def test_a_rank_that_is_stopped_in_the_middle_is_named_on_all_hosts() -> None:
+    results = run_ranks(_stopped_rank, 4, timeout=40)
+    assert [results[rank].stdout for rank in (0, 1, 3)] == ["True True\n"] * 3, results
 
 
 def test_waiting_for_a_message_drives_what_was_started_before(lay: Lay) -> None:
