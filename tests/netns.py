@@ -41,7 +41,7 @@ def hosts(count: int) -> Iterator[list[Host]]:
     """
     if why := _missing():
         pytest.skip(why)
-    _remove_leftovers()
+    remove_leftovers()
     base = f"{_PREFIX}-{os.getpid()}"
     switch = f"{base}-switch"
     made = [Host(f"{base}-{i}", f"10.77.0.{i + 1}") for i in range(count)]
@@ -103,7 +103,8 @@ def _remove(name: str) -> None:
     subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=_SECONDS)
 
 
-def _remove_leftovers() -> None:
+def remove_leftovers() -> None:
+    """Remove the hosts of tests that have died."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
     for name, pid in re.findall(rf"^({_PREFIX}-(\d+)-\w+)", listed, re.MULTILINE):
         if not os.path.exists(f"/proc/{pid}"):
