@@ -71,6 +71,7 @@ class Member:
         counts: Sequence[int] | None = None,
         receives: Sequence[int] | None = None,
         note: bytes = b"",
+        digest: int = 0,
     ) -> Work: ...
     def start_message(
         self, x: NDArray[Any] | None, out: NDArray[Any] | None, peer: int, tag: int

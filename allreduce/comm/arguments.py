@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm import checks, scaling
+from allreduce.comm import checks, scaling, typed
 from allreduce.comm.arrays import borrow, borrow_out
 from allreduce.comm.base import Array
 from allreduce.comm.call import COUNT_LIMIT, ROOTED, Call
@@ -151,6 +151,7 @@ def _call(context: Context, options: Options, dtype: np.dtype[Any], shape: tuple
         context.group,
         counts,
         receives,
+        typed=options.typed or typed.of_array(context.collective, dtype, shape, options),
     )
 
 

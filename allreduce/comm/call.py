@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 
 # Positions are the native enums' values (kernels/cpu/protocol.h, reduce_kernels.h).
 COLLECTIVES = (
@@ -82,11 +84,16 @@ class Call:
     # all_to_all, what this member sends to each
     receives: tuple[int, ...] | None = None  # of all_to_all with counts: what it gets from each
     tag: int | None = None  # of send and recv; -1 is any
+    typed: str = ""  # what the caller wrote, where that is not just this (typed.py); it must agree
 
     def __str__(self) -> str:
         """Say it as the caller wrote it: `all_reduce(float32[1000], op='sum')`."""
+        if self.typed:
+            return self.typed
         if self.collective == "barrier":
             return "barrier()"
+        if self.collective == "empty":
+            return f"empty({self.count} bytes)"
         text = f"{self.dtype}[{self.count}]"
         if self.op is not None:
             text += f", op={self.op!r}"
@@ -106,6 +113,13 @@ def agreed_shape(call: Call, shape: tuple[int, ...]) -> tuple[int, ...]:
     if call.collective in ("send", "recv"):
         return ()
     return shape if call.collective in ("all_reduce", "reduce", "broadcast") else shape[1:]
+
+
+@lru_cache(maxsize=1024)
+def digest(typed: str) -> int:
+    """Return 64 bits of what was typed, for comparisons; 0 of nothing."""
+    told = hashlib.blake2b(typed.encode(), digest_size=8).digest()
+    return int.from_bytes(told, "little") if typed else 0
 
 
 _PEERS = {"send": "dest", "recv": "source"}  # what callers name the peer

@@ -13,7 +13,7 @@ from allreduce.comm.base import Array, Quick, Work
 from allreduce.comm.call import ANY
 from allreduce.comm.checks import UNSCALED, Context, Options
 
-_PLAIN = Options()
+_COUNTS = Options(typed="all_to_all(..., counts=[...])")  # the exchange of these
 _ONE: complex = 1.0  # a factor that was not given, which is this very object
 
 
@@ -220,7 +220,7 @@ class Collectives(ABC):
         if counts is not None:
             counts = checks.check_counts(self._context("all_to_all"), counts)
             mine = np.array(counts, np.int64)
-            receives = self._start("all_to_all", mine, _PLAIN).wait().tolist()
+            receives = self._start("all_to_all", mine, _COUNTS).wait().tolist()
         options = Options(counts=counts, receives=receives)
         return self._finish("all_to_all", x, options, out, async_op)
 
@@ -273,7 +273,7 @@ class Collectives(ABC):
                 tuples arrive as lists. Ignored on the others.
             root: The member whose data counts.
         """
-        return objects.broadcast(self, value, root)
+        return objects.broadcast(self, self._context("broadcast_object"), value, root)
 
     def gather_object(self, value: Any, *, root: int = 0) -> list[Any] | None:
         """Give the root every member's plain data, by rank; the others get None."""

@@ -22,12 +22,24 @@ class Side:
 
     def __str__(self) -> str:
         """Say its call, with the shape where that is known, the caller's line, and whose it is."""
-        text = str(self.call)
-        if self.note.shape:
-            text = text.replace(f"[{self.call.count}]", f"[{self.note.shape.rstrip(',')}]", 1)
+        text = self.typed or str(self.call)
+        if self.note.shape and not self.typed:
+            text = text.replace(
+                f"[{self.call.count}]", f"[{self.note.shape.rstrip(',').strip('()')}]", 1
+            )
         site = self.note.site or "(call site not known yet)"
         place = f"at {site}" if self.note.site else site
         return f"{text} {place} {'here' if self.here else f'on {self.member}'}"
+
+    @property
+    def typed(self) -> str:
+        """What the caller wrote, where it is more than the call."""
+        return self.call.typed or self.note.typed
+
+    @property
+    def name(self) -> str:
+        """What the caller called."""
+        return self.typed.partition("(")[0] or self.call.collective
 
 
 def story(what: str, first: Side, second: Side, hidden: str = "") -> str:
@@ -42,13 +54,19 @@ def story(what: str, first: Side, second: Side, hidden: str = "") -> str:
     low, high = (second, first) if second.here else (first, second)
     same = first.note.shape == second.note.shape
     rest = f"{'counts' if same else 'shapes'} {_EQUAL}"
-    mend = _remedy(first.call, second.call) or hidden or rest
+    mend = _remedy_of(first, second) or hidden or rest
     return f"{what} differs: {low}, but {high}; {mend}"
 
 
-def _remedy(a: Call, b: Call) -> str:
-    if a.collective != b.collective and {a.collective, b.collective} != {"send", "recv"}:
+def _remedy_of(first: Side, second: Side) -> str:
+    if first.name != second.name and {first.name, second.name} != {"send", "recv"}:
         return _ORDER
+    return _remedy(first.call, second.call) or (
+        f"arrays and factors {_EQUAL}" if first.typed != second.typed else ""
+    )
+
+
+def _remedy(a: Call, b: Call) -> str:
     if a.dtype != b.dtype:
         return f"types {_EQUAL}: cast before the call"
     if a.op != b.op:
@@ -61,4 +79,7 @@ def _remedy(a: Call, b: Call) -> str:
         return ""  # what each sends may differ
     if a.counts != b.counts:
         return "every rank must name the same counts"
-    return f"shapes {_EQUAL}" if a.count != b.count else ""
+    if a.count == b.count:
+        return ""
+    joined = a.collective in ("all_gather", "gather")
+    return f"shapes {_EQUAL}{', or counts= must tell the rows of each' if joined else ''}"

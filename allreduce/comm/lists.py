@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from allreduce.comm import checks
+from allreduce.comm import checks, scaling, typed
 from allreduce.comm.arrays import Lent, borrow, borrow_out
 from allreduce.comm.base import Array, Work
-from allreduce.comm.checks import Context, Options
+from allreduce.comm.call import ROOTED
+from allreduce.comm.checks import UNSCALED, Context, Options
 from allreduce.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
@@ -65,14 +66,16 @@ def start(
     by_dtype: dict[np.dtype[Any], list[int]] = {}
     for i, one in enumerate(lent):
         by_dtype.setdefault(one.array.dtype, []).append(i)
+    arrays = [one.array for one in lent]
+    options = _checked(context, arrays, options)
     works = []
     alone = out is None or len(lent) == 1  # no output can be another item's input
     for positions in by_dtype.values():
         if alone and len(positions) == 1:  # it needs no packing
             (i,) = positions
-            works.append(comm._start(collective, lent[i].array, options, targets[i]))
+            works.append(comm._start(collective, arrays[i], options, targets[i]))
             continue
-        flat = np.concatenate([lent[i].array.reshape(-1) for i in positions])
+        flat = np.concatenate([arrays[i].reshape(-1) for i in positions])
         works.append(comm._start(collective, flat, options, flat))
 
     def unpack(flats: Sequence[Any]) -> Any:
@@ -91,6 +94,17 @@ def start(
         return [one.answer(target) for one, target in zip(lent, targets, strict=True)]
 
     return ListWork(where, works, unpack)
+
+
+def _checked(context: Context, arrays: Sequence[Array], options: Options) -> Options:
+    """Return the options in plain numbers, with what the caller wrote, which has to agree."""
+    if context.collective in ROOTED:
+        options = replace(options, root=checks.check_root(context, options.root))
+    if options.scale is not UNSCALED:
+        for array in arrays:
+            factors = scaling.check_factors(context, options.scale, options.op, array.dtype)
+            options = replace(options, scale=factors)
+    return replace(options, typed=typed.of_list(context, arrays, options))
 
 
 def _borrow(context: Context, i: int, x: Any, options: Options) -> Lent:

@@ -41,7 +41,9 @@ def signature(call: Call, shape: tuple[int, ...] = ()) -> int:
         call: The call.
         shape: Lengths of the array's axes that have to agree.
     """
-    shared: tuple[Any, ...] = (call.collective, call.op, call.dtype, call.root, shape)
+    shared: tuple[Any, ...] = (
+        *(call.collective, call.op, call.dtype, call.root, shape, call.typed),
+    )
     if call.collective == "all_to_all" and call.counts is not None:
         shared += ("counts",)  # each member has its own
     else:

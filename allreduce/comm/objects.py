@@ -11,7 +11,7 @@ import numpy as np
 from allreduce.comm import checks
 from allreduce.comm.arrays import borrow, dtype_named
 from allreduce.comm.base import Array
-from allreduce.comm.checks import Context
+from allreduce.comm.checks import Context, Options
 from allreduce.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -42,13 +42,13 @@ def decode(data: Array) -> Any:
     return _unpack(data.tobytes())
 
 
-def broadcast(comm: Collectives, value: Any, root: Any) -> Any:
+def broadcast(comm: Collectives, context: Context, value: Any, root: Any) -> Any:
     """Give every member the root's data: its length, then its bytes.
 
     A root whose data cannot be carried tells the others why, under a negative length.
     """
-    context = comm._context("broadcast_object")
     root = checks.check_root(context, root)
+    options = Options(root=root, typed=f"{context.collective}(root={root})")
     room, length = np.empty(0, _BYTE), 0
     if comm.rank == root:
         try:
@@ -57,10 +57,10 @@ def broadcast(comm: Collectives, value: Any, root: Any) -> Any:
         except UsageError as failure:
             room = np.frombuffer(str(failure).encode(errors="replace"), _BYTE)
             length = -len(room)
-    length = comm.broadcast(length, root=root)
+    length = comm._start("broadcast", length, options).wait()
     if comm.rank != root:
         room = np.empty(abs(length), _BYTE)
-    told = comm.broadcast(room, root=root)
+    told = comm._start("broadcast", room, options).wait()
     if length < 0:
         raise UsageError(told.tobytes().decode())
     return decode(told)
@@ -70,19 +70,22 @@ def gather(comm: Collectives, value: Any, root: Any) -> list[Any] | None:
     """Give the root every member's data."""
     context = comm._context("gather_object")
     root = checks.check_root(context, root)
-    data, lengths = _exchange_lengths(comm, context, value)
-    joined = comm.gather(data, root=root, counts=lengths)
+    typed = f"gather_object(root={root})"
+    data, lengths = _exchange_lengths(comm, context, value, typed)
+    joined = comm._start("gather", data, Options(root=root, counts=lengths, typed=typed)).wait()
     return None if joined is None else _split(joined, lengths)
 
 
 def all_gather(comm: Collectives, value: Any) -> list[Any]:
     """Give every member every member's data."""
-    data, lengths = _exchange_lengths(comm, comm._context("all_gather_object"), value)
-    return _split(comm.all_gather(data, counts=lengths), lengths)
+    typed = "all_gather_object()"
+    data, lengths = _exchange_lengths(comm, comm._context("all_gather_object"), value, typed)
+    joined = comm._start("all_gather", data, Options(counts=lengths, typed=typed)).wait()
+    return _split(joined, lengths)
 
 
 def _exchange_lengths(
-    comm: Collectives, context: Context, value: Any
+    comm: Collectives, context: Context, value: Any, typed: str
 ) -> tuple[Array, Sequence[int]]:
     """Return this member's encoded data, and the lengths of all.
 
@@ -95,7 +98,8 @@ def _exchange_lengths(
         data = encode(context.where, value)
     except UsageError as error:
         failure = error
-    lengths: list[int] = comm.all_gather(-1 if failure else len(data)).tolist()
+    mine = np.array([-1 if failure else len(data)])
+    lengths: list[int] = comm._start("all_gather", mine, Options(typed=typed)).wait().tolist()
     if failure is not None:
         raise failure
     if -1 in lengths:
@@ -122,7 +126,7 @@ def announce(
         except (UsageError, UnsupportedError) as failure:
             told = ["unsupported" if isinstance(failure, UnsupportedError) else "usage"]
             told.append(str(failure))
-    found = comm.broadcast_object(told, root=root)
+    found = broadcast(comm, context, told, root)
     if found[0]:
         raise (UnsupportedError if found[0] == "unsupported" else UsageError)(found[1])
     return dtype_named(found[1]), tuple(found[2])

@@ -52,6 +52,7 @@ def _check_factor(context: Context, name: str, factor: Any, dtype: np.dtype[Any]
             number = float(factor)
         elif is_complex and isinstance(factor, complex | np.complexfloating):
             number = complex(factor)
+            number = number if number.imag else number.real  # as it is compared
     except OverflowError:
         factor = "an integer beyond all floats"
     if number is None or not _is_finite(number, dtype):

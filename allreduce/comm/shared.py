@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from allreduce import _native
 from allreduce.comm import sites
 from allreduce.comm.base import Array, Quick
-from allreduce.comm.call import Call, kind
+from allreduce.comm.call import Call, digest, kind
 from allreduce.comm.local_group import LocalGroup
 from allreduce.comm.message_failures import MessageWitness
 from allreduce.comm.native import NativeTransport, NativeWork
@@ -71,8 +71,10 @@ class SharedTransport(NativeTransport[_native.Work]):
         if call.tag is not None and call.root is not None:  # a send or recv
             return self._member.start_message(x, out, call.root, call.tag)
         packed = kind(call.collective, call.op, call.root or 0)
-        note = sites.note(x, out)
-        return self._member.start(packed, x, out, call.counts, call.receives, note)
+        note = sites.note(x, out, call.typed)
+        return self._member.start(
+            packed, x, out, call.counts, call.receives, note, digest(call.typed)
+        )
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
         here = Topology(self.name, self.index, len(self._local.members))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from allreduce import _native
@@ -24,6 +24,13 @@ class SharedWitness(Witness):
 
     def read(self, words: Any) -> Call:
         return from_native(words, self.name)
+
+    def call(self, member: int, seq: int) -> Call | None:
+        found = super().call(member, seq)
+        told = self.group.note(member, seq)
+        if found is None or told is None:
+            return found
+        return replace(found, typed=Note.unpack(told).typed)
 
     def note(self, member: int, seq: int) -> Note:
         """Return what a member tells of a call, which it may do only when the call has failed."""

@@ -14,6 +14,7 @@ import types
 from dataclasses import dataclass
 
 from allreduce.comm.base import Array
+from allreduce.comm.typed import TEXT_BYTES
 
 NOTE_BYTES = 180  # native kNoteText
 _SHAPE_BYTES = 60
@@ -28,26 +29,36 @@ Place = tuple[types.CodeType, int]  # a function's code, and the offset of the i
 class Note:
     """What a member tells of a call beyond its signature; empty where it is not known."""
 
-    shape: str  # of the array: "2, 500"
+    shape: str  # of the array: "2, 500"; "()" of a number
     site: str  # the caller's line: "train.py:31"
+    typed: str = ""  # what the caller wrote, where the transport's own words have no room for it
 
     def pack(self) -> bytes:
         """Return it as bytes, at most `NOTE_BYTES`; of a long path the end counts."""
         shape = self.shape.encode()[:_SHAPE_BYTES]
+        typed = self.typed.encode()[:TEXT_BYTES]
         site = self.site.encode()
-        most = NOTE_BYTES - len(shape) - 1
-        return shape + b"\n" + (site if len(site) <= most else b"..." + site[3 - most :])
+        most = NOTE_BYTES - len(shape) - len(typed) - 2
+        end = site if len(site) <= most else b"..." + site[3 - most :]
+        return b"\n".join((shape, typed, end))
 
     @staticmethod
     def unpack(data: bytes) -> Note:
-        shape, _, site = data.decode(errors="replace").partition("\n")
-        return Note(shape, site)
+        shape, typed, site = (*data.decode(errors="replace").split("\n", 2), "", "")[:3]
+        return Note(shape, site, typed)
 
 
-def note(x: Array | None, out: Array | None) -> bytes:
-    """Return the packed note of a call of these arrays that is being made now."""
+def note(x: Array | None, out: Array | None, typed: str = "") -> bytes:
+    """Return the packed note of a call of these arrays that is being made now.
+
+    Args:
+        x: The input, or None.
+        out: The output, or None.
+        typed: What the caller wrote, if that is to be in the note: it tells the shapes, too.
+    """
     array = x if x is not None else out
-    return Note("" if array is None else str(array.shape)[1:-1], text(*place())).pack()
+    shape = "" if array is None or typed else str(array.shape)[1:-1] or "()"
+    return Note(shape, text(*place()), typed).pack()
 
 
 def place() -> Place:

@@ -106,7 +106,7 @@ std::shared_ptr<Work> begin(Member& member, const Call& call, const View& in, st
 std::shared_ptr<Work> start(Member& member, std::uint32_t kind, nb::handle in, nb::handle out,
                             const std::optional<std::vector<std::uint64_t>>& counts,
                             const std::optional<std::vector<std::uint64_t>>& receives,
-                            nb::bytes note) {
+                            nb::bytes note, std::uint64_t digest) {
   Call call = decode(kind);
   std::string told(note.c_str(), note.size());
   if (call.collective == Collective::barrier)
@@ -124,7 +124,7 @@ std::shared_ptr<Work> start(Member& member, std::uint32_t kind, nb::handle in, n
   if (!arrays_fit(shape, source, target, members, member.index()) || call.count >> kCountBits != 0)
     throw nb::value_error("the arrays' sizes do not fit the collective");
   if (lacks_kernel(call)) throw nb::type_error("no kernel for this operator and type");
-  shape.details.hash = detail_hash(call, shape.details, either);
+  shape.details.hash = detail_hash(call, shape.details, either) ^ digest;
   shape.details.note = std::move(told);
   return begin(member, call, source, target.data(), std::move(shape.details));
 }
@@ -217,7 +217,7 @@ void bind_member(nb::module_& m) {
       .def(nb::init<std::shared_ptr<Group>, int>(), nb::arg("group"), nb::arg("index"))
       .def("start", &start, nb::arg("kind"), nb::arg("x").none(), nb::arg("out").none(),
            nb::arg("counts") = nb::none(), nb::arg("receives") = nb::none(),
-           nb::arg("note") = nb::bytes("", 0))
+           nb::arg("note") = nb::bytes("", 0), nb::arg("digest") = 0)
       .def(
           "start_allocate",
           [](Member& member, std::uint64_t pages) {

@@ -127,6 +127,12 @@ class TestCases:
             "all_reduce(float64[9, 1], op='sum')",
         ),
         (
+            "comm.all_reduce([x[:6], x[6:]], out=[out[:6], out[6:]])",
+            "comm.all_reduce([x[:3], x[3:]], out=[out[:3], out[3:]], prescale=2)",
+            "all_reduce([float64[6], float64[3]], op='sum')",
+            "all_reduce([float64[3], float64[6]], op='sum', prescale=2.0)",
+        ),
+        (
             "comm.broadcast(x, root=0, out=out)",
             "comm.broadcast(x, root=2, out=out)",
             "broadcast(float64[9], root=0)",

@@ -1,0 +1,69 @@
+"""How callers wrote a call that is more than its arrays: a list, factors, plain data.
+
+Such a text has to agree on all members, as part of the call, and stands in errors for the call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from allreduce.comm.base import Array
+from allreduce.comm.checks import Context, Options
+from allreduce.comm.scaling import Factor
+
+TEXT_BYTES = 100  # a longer text ends with a digest of all of it
+_DIGEST_BYTES = 6
+
+_Kind = tuple[np.dtype[np.generic], tuple[int, ...]]
+
+
+def of_array(
+    collective: str, dtype: np.dtype[np.generic], shape: tuple[int, ...], options: Options
+) -> str:
+    """Say a call of one array, if it has factors: `all_reduce(float64[3], op='sum', prescale=2.0)`.
+
+    Args:
+        collective: Its name.
+        dtype: The array's.
+        shape: The array's.
+        options: The call's, checked.
+    """
+    if options.scale == (1, 1):
+        return ""
+    return _spell(collective, ((dtype, shape),), False, options.op, options.root, options.scale)
+
+
+def of_list(context: Context, arrays: Sequence[Array], options: Options) -> str:
+    """Say a call of a list: `all_reduce([float64[8], int32[2, 2]], op='sum')`."""
+    kinds = tuple((array.dtype, array.shape) for array in arrays)
+    return _spell(context.collective, kinds, True, options.op, options.root, options.scale)
+
+
+@lru_cache(maxsize=256)
+def _spell(
+    collective: str,
+    kinds: tuple[_Kind, ...],
+    listed: bool,
+    op: str | None,
+    root: int | None,
+    scale: tuple[Factor, Factor],
+) -> str:
+    arrays = ", ".join(f"{dtype}[{', '.join(map(str, shape))}]" for dtype, shape in kinds)
+    options = {"op": op, "root": root}
+    factors = {"prescale": scale[0], "postscale": scale[1]}
+    said = [f"[{arrays}]" if listed else arrays]
+    said += [f"{name}={value!r}" for name, value in options.items() if value is not None]
+    said += [f"{name}={value!r}" for name, value in factors.items() if value != 1]
+    return _bounded(f"{collective}({', '.join(said)})")
+
+
+def _bounded(text: str) -> str:
+    if len(text) <= TEXT_BYTES:
+        return text
+    mark = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+    end = f"... #{mark})"
+    return text[: TEXT_BYTES - len(end)] + end
