@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, field
 
 from allreduce.cluster import World
-from allreduce.comm import handshake, stored_choices
+from allreduce.comm import descriptors, handshake, stored_choices
 from allreduce.comm.cores import own_cores
 from allreduce.comm.handshake import HandshakeError, Hello, Meeting
 from allreduce.errors import JoinError, TimeoutError, UnsupportedError
@@ -102,6 +102,8 @@ class Links:
         if len(message) != _STATUS.size:
             raise ConnectionResetError(errno.ECONNRESET, "rank 0 died while it shared memory")
         number, error = _STATUS.unpack(message)
+        if error == 0 and not fds:  # there was no descriptor for it
+            error = errno.EMFILE
         return number, error, (fds[0] if fds else None)
 
 
@@ -119,7 +121,7 @@ def connect(world: World, name: str, local_members: int, timeout: float) -> Link
 
     Raises:
         UnsupportedError: Ranks do not share a host.
-        JoinError: A process could not prove that it belongs to the job.
+        JoinError: A process could not prove that it belongs to the job, or has no descriptors left.
         TimeoutError: Ranks did not come.
     """
     deadline = time.monotonic() + timeout
@@ -127,6 +129,10 @@ def connect(world: World, name: str, local_members: int, timeout: float) -> Link
     meeting = Meeting(world.job, key, world.secret)
     hello = Hello(world.generation, world.size, world.rank, os.getpid(), local_members)
     try:
+        if short := descriptors.shortage(world.size):
+            if world.rank == 0:
+                world.store.set(f"{key}/address", b"")
+            _compare(world, key, "", deadline, short)
         if world.rank == 0:
             return _host(world, key, meeting, hello, deadline)
         return _visit(world, key, meeting, hello, deadline)
@@ -234,13 +240,16 @@ def _receive_pair(links: Links, sock: socket.socket) -> None:
     links.sockets[_PAIR.unpack(message)[0]] = socket.socket(fileno=fds[0])
 
 
-def _compare(world: World, key: str, failure: str, deadline: float) -> int:
+def _compare(world: World, key: str, failure: str, deadline: float, short: str = "") -> int:
     """Have all learn whether everyone reached rank 0's socket and chooses alike; counts cores."""
     remaining = max(0.001, deadline - time.monotonic())
-    mine = [failure, own_cores(), stored_choices.offer()]
+    mine = [failure, own_cores(), short, stored_choices.offer()]
     answers = world.exchange(f"{key}/reached", json.dumps(mine).encode(), remaining)
     told = [json.loads(answer) for answer in answers]
-    far = [rank for rank, (text, _, _) in enumerate(told) if text]
+    for rank, (_, _, text, _) in enumerate(told):
+        if text:
+            raise JoinError(f"[shared] rank {world.rank}: not joined: rank {rank}: {text}")
+    far = [rank for rank, (text, *_) in enumerate(told) if text]
     if far:
         hosts = {rank: world.members[rank].host for rank in (0, far[0])}
         raise UnsupportedError(
@@ -250,4 +259,4 @@ def _compare(world: World, key: str, failure: str, deadline: float) -> int:
             "and give each a name of its own in ALLREDUCE_HOST if these were taken for one"
         )
     stored_choices.agree(f"[shared] rank {world.rank}", world, [offer for *_, offer in told])
-    return len({core for _, cores, _ in told for core in cores})
+    return len({core for _, cores, *_ in told for core in cores})

@@ -8,10 +8,10 @@ whoever fails it is dropped and logged, and accepting goes on.
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import json
 import os
-import selectors
 import socket
 import threading
 import time
@@ -19,15 +19,14 @@ from dataclasses import dataclass, field
 
 from allreduce import settings
 from allreduce.cluster import World
-from allreduce.comm import stored_choices, tcp_handshake, tcp_interface
+from allreduce.comm import descriptors, stored_choices, tcp_handshake, tcp_interface
 from allreduce.comm.handshake import HandshakeError, Meeting
-from allreduce.comm.tcp_handshake import STRANGER_SECONDS, Challenge, Hello
-from allreduce.errors import JoinError, TimeoutError, UsageError
-from allreduce.events import logger
+from allreduce.comm.tcp_handshake import Hello
+from allreduce.comm.tcp_reception import Reception
+from allreduce.errors import AllreduceError, JoinError, PeerLostError, UsageError
 
 _BACKLOG = 1024
-_MAX_CALLERS = 256  # unproved at a time; further ones wait in the backlog
-_POLL_SECONDS = 0.05
+_ENGINE_FILES = 2
 
 
 @dataclass(frozen=True)
@@ -92,19 +91,23 @@ def connect(world: World, name: str, local_members: int, timeout: float) -> Mesh
     """
     deadline = time.monotonic() + timeout
     key = f"{world.generation}/tcp/{name}"
+    each = local_members * (settings.load().tcp_connections + 1)
+    short = descriptors.shortage(each * (world.size * local_members - 1) + _ENGINE_FILES)
     listener, trouble = None, ""
     try:
-        listener = _listen(world)
+        listener = None if short else _listen(world)
     except UsageError as error:
         trouble = str(error)
     with listener or contextlib.nullcontext():
-        processes = _introduce(world, key, listener, trouble, local_members, timeout)
+        processes = _introduce(world, key, listener, (short, trouble), local_members, timeout)
         assert listener is not None, "a rank without a listener has raised"
         mesh = Mesh(world, Meeting(world.job, key, world.secret), processes)
         try:
             _connect_all(mesh, listener, deadline)
-        except BaseException:
+        except BaseException as error:
             mesh.close()
+            if isinstance(error, AllreduceError | OSError) and not isinstance(error, PeerLostError):
+                world.store.set(f"{key}/failed", str(error).encode())
             raise
     return mesh
 
@@ -127,29 +130,43 @@ def _listen(world: World) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UsageError(
-            f"[tcp] rank {world.rank}: cannot listen on {host}: {error}; set "
-            "ALLREDUCE_TCP_INTERFACE to an interface of this host that is up"
+            f"[tcp] rank {world.rank}: cannot listen on {host}: {error}; {_remedy(error)}"
         ) from error
     return listener
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+        return (
+            "no port is free, or the address is not this host's any more: widen "
+            "net.ipv4.ip_local_port_range, or name another in ALLREDUCE_TCP_INTERFACE"
+        )
+    return "set ALLREDUCE_TCP_INTERFACE to an interface that is up and connects the hosts"
 
 
 def _introduce(
     world: World,
     key: str,
     listener: socket.socket | None,
-    trouble: str,
+    troubles: tuple[str, str],
     local_members: int,
     timeout: float,
 ) -> tuple[Process, ...]:
-    """Tell all processes where this one listens, or have all of them raise why it cannot."""
+    """Tell all processes where this one listens, or have all of them raise why it cannot.
+
+    Args:
+        troubles: That there are too few descriptors here, and why it does not listen; or nothing.
+    """
     host, port = listener.getsockname()[:2] if listener is not None else ("", 0)
     channels = settings.load().tcp_connections + 1
-    mine = [os.getpid(), local_members, host, port, channels, trouble, stored_choices.offer()]
+    mine = [os.getpid(), local_members, host, port, channels, *troubles, stored_choices.offer()]
     told = [json.loads(text) for text in world.exchange(key, json.dumps(mine).encode(), timeout)]
-    for rank, (*_, theirs, _) in enumerate(told):
-        if theirs:
+    for rank, (*_, short, trouble, _) in enumerate(told):
+        if short:
+            raise JoinError(f"[tcp] rank {world.rank}: not joined: rank {rank}: {short}")
+        if trouble:
             own = rank == world.rank
-            raise UsageError(theirs if own else f"[tcp] rank {world.rank}: not joined: {theirs}")
+            raise UsageError(trouble if own else f"[tcp] rank {world.rank}: not joined: {trouble}")
     stored_choices.agree(f"[tcp] rank {world.rank}", world, [facts[-1] for facts in told])
     processes = tuple(Process(rank, *facts[:5]) for rank, facts in enumerate(told))
     first = processes[0].channels
@@ -180,7 +197,7 @@ def _connect_all(mesh: Mesh, listener: socket.socket, deadline: float) -> None:
     thread = threading.Thread(target=call_all, name="tcp-meeting", daemon=True)
     thread.start()
     try:
-        _Reception(mesh, listener, failures).run(deadline)
+        Reception(mesh, listener, failures).run(deadline)
     except BaseException:
         stop.set()  # its sockets are closed by the caller: none may come later
         raise
@@ -200,8 +217,7 @@ def _call(mesh: Mesh, mine: int, other: int, channel: int, deadline: float) -> s
     except OSError as error:
         raise JoinError(
             f"[tcp] rank {world.rank} cannot reach rank {process.rank} at "
-            f"{process.host}:{process.port}: {error}; if another interface connects them, name it "
-            "in ALLREDUCE_TCP_INTERFACE"
+            f"{process.host}:{process.port}: {error}; {_remedy(error)}"
         ) from error
     try:
         sock.settimeout(max(0.001, deadline - time.monotonic()))
@@ -213,110 +229,3 @@ def _call(mesh: Mesh, mine: int, other: int, channel: int, deadline: float) -> s
             f"{process.host}:{process.port}: {error}"
         ) from error
     return sock
-
-
-@dataclass
-class _Caller:
-    """A connection that has not proved itself."""
-
-    sock: socket.socket
-    address: str
-    challenge: Challenge
-    until: float
-    message: bytes = b""
-
-
-class _Reception:
-    """Takes callers in, all at once, until all members that have to call are there."""
-
-    def __init__(self, mesh: Mesh, listener: socket.socket, failures: list[BaseException]) -> None:
-        self._mesh = mesh
-        self._listener = listener
-        self._failures = failures
-        self._missing = mesh.expected(caller=False)
-        self._callers: dict[int, _Caller] = {}
-        self._selector = selectors.DefaultSelector()
-
-    def run(self, deadline: float) -> None:
-        try:
-            self._selector.register(self._listener, selectors.EVENT_READ)
-            while self._missing and not self._failures:
-                if time.monotonic() >= deadline:
-                    raise self._late()
-                for ready, _ in self._selector.select(_POLL_SECONDS):
-                    if ready.fileobj is self._listener:
-                        self._accept()
-                    else:
-                        self._read(self._callers[ready.fd])
-                self._drop_slow()
-        finally:
-            for caller in list(self._callers.values()):
-                self._forget(caller).close()
-            self._selector.close()
-
-    def _late(self) -> TimeoutError:
-        owners = self._mesh.owners
-        ranks = sorted({owners[other] for _, other, _ in self._missing})
-        return TimeoutError(
-            f"[tcp] rank {self._mesh.world.rank}: nobody called in time from rank"
-            f"{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-        )
-
-    def _accept(self) -> None:
-        if len(self._callers) >= _MAX_CALLERS:
-            oldest = next(iter(self._callers.values()))
-            self._drop(oldest, "too many connections prove nothing")
-        try:
-            sock, address = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return
-        sock.setblocking(False)
-        world = self._mesh.world
-        challenge = Challenge(self._mesh.meeting, world.generation, world.size)
-        until = time.monotonic() + STRANGER_SECONDS
-        self._callers[sock.fileno()] = _Caller(sock, f"{address[0]}:{address[1]}", challenge, until)
-        self._selector.register(sock, selectors.EVENT_READ)
-
-    def _read(self, caller: _Caller) -> None:
-        try:
-            part = caller.sock.recv(caller.challenge.expects - len(caller.message))
-            if not part:
-                raise HandshakeError("it closed the connection")
-            caller.message += part
-            if len(caller.message) < caller.challenge.expects:
-                return
-            reply, hello = caller.challenge.answer(caller.message)
-            caller.message = b""
-            if hello is not None:
-                self._check(hello)
-            caller.sock.sendall(reply)  # less than any socket's buffer
-        except BlockingIOError:
-            return
-        except (HandshakeError, OSError) as error:
-            self._drop(caller, str(error))
-            return
-        if hello is not None:
-            sock = self._forget(caller)
-            self._mesh.sockets[hello.callee, hello.caller, hello.channel] = sock
-            self._missing.discard((hello.callee, hello.caller, hello.channel))
-
-    def _check(self, hello: Hello) -> None:
-        owners = self._mesh.owners
-        if (hello.callee, hello.caller, hello.channel) not in self._missing:
-            raise HandshakeError(f"member {hello.caller} is here already, or not expected")
-        if owners[hello.caller] != hello.rank or hello.channels != self._mesh.channels:
-            raise HandshakeError(f"it is rank {hello.rank} of another world")
-
-    def _drop_slow(self) -> None:
-        now = time.monotonic()
-        for caller in [one for one in self._callers.values() if now >= one.until]:
-            self._drop(caller, f"it proved nothing within {STRANGER_SECONDS:g} s")
-
-    def _drop(self, caller: _Caller, why: str) -> None:
-        logger.warning("[tcp] dropped a connection from %s: %s", caller.address, why)
-        self._forget(caller).close()
-
-    def _forget(self, caller: _Caller) -> socket.socket:
-        self._selector.unregister(caller.sock)
-        del self._callers[caller.sock.fileno()]
-        return caller.sock

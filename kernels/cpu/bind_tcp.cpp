@@ -9,6 +9,8 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <system_error>
 
 #include "tcp_engine.h"
 #include "tcp_plan.h"
@@ -52,6 +54,13 @@ std::shared_ptr<Handle> make_member(int index, const std::vector<std::vector<int
                                     std::size_t block) {
   if (block == 0 || block > tcp::kMaxChunk) throw nb::value_error("chunks of such a size");
   auto handle = std::make_shared<Handle>();
+  try {
+    Engine::instance();
+  } catch (const std::system_error& error) {  // it is made once, and needs descriptors
+    errno = error.code().value();
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+  }
   handle->member = std::make_shared<Member>(index, fds, block);
   ask(*handle, [](Member& member) {
     member.attach();

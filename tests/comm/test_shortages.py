@@ -1,0 +1,86 @@
+"""What is not to be had is said on all ranks, before anybody waits for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness import clean_environment, run_ranks, script_of
+from tests.netns import hosts
+
+
+def _few_files(victim: int, room: int) -> None:
+    import os
+    import resource
+    import time
+
+    from allreduce import errors
+    from allreduce.comm import init, world
+
+    mine = world()
+    began = time.monotonic()
+    if mine.rank == victim:
+        used = len(os.listdir("/proc/self/fd")) - 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + room, used + room))
+    try:
+        init(timeout=20)
+    except errors.JoinError as error:
+        print(f"{time.monotonic() - began < 5} {error}")
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_too_few_file_descriptors_are_an_error_on_all_ranks(transport: str, victim: int) -> None:
+    own = {"ALLREDUCE_TRANSPORT": transport}
+    results = run_ranks(_few_files, 3, arguments=(victim, 5), env=own)
+    for rank, result in enumerate(results):
+        said = f"True [{transport}] rank {rank}: not joined: rank {victim}: it needs "
+        assert result.stdout.startswith(said), results
+        assert "file descriptors, but 5 are left of the " in result.stdout
+        assert "ulimit -n" in result.stdout
+    assert all(result.returncode == 0 for result in results), results
+
+
+def _no_ports() -> None:
+    import multiprocessing
+    import os
+    import time
+
+    from allreduce import errors
+    from allreduce.comm import init
+
+    def rank(number: int) -> None:
+        try:
+            init(rank=number, size=4, leader="127.0.0.1:29000", transport="tcp", timeout=20)
+        except errors.AllreduceError as error:
+            os.write(1, f"{number} {type(error).__name__} {error}\n".encode())  # in one piece
+        time.sleep(0 if number else 2)  # rank 0 has the leader, whom the others still ask
+
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=rank, args=(number,)) for number in range(4)]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join()
+
+
+def test_no_free_port_is_an_error_on_all_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(script_of(_no_ports))
+    limit = "echo 41000 41004 > /proc/sys/net/ipv4/ip_local_port_range"
+    with hosts(1) as (host,):
+        subprocess.run(host.command("sh", "-c", limit), check=True, timeout=20)
+        result = subprocess.run(
+            host.command(sys.executable, str(script)),
+            env={**clean_environment(), "ALLREDUCE_SECRET": "test"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    said = sorted(result.stdout.splitlines())
+    assert [line.split()[0] for line in said] == ["0", "1", "2", "3"], result
+    assert all("no port is free" in line for line in said), said
+    assert all("ip_local_port_range" in line for line in said), said
