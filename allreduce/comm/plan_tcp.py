@@ -21,7 +21,7 @@ def plan_tcp(call: Call, topology: Topology, choices: Choices, placed: Placed) -
         return _small(call, topology.rank, topology.size, choice)
     item, me = item_bytes(call.dtype), topology.rank
     words = tcp_calls.words(call, topology.size, choices)
-    chunk, stages = _native.tcp_plan(words, me, topology.size)
+    chunk, window, stages = _native.tcp_plan(words, me, topology.size)
     message = call.collective in ("send", "recv")
     steps = ["offer it, and wait until its receiver asks for it" if message else _AGREE]
     read = written = sent = staging = 0
@@ -38,14 +38,14 @@ def plan_tcp(call: Call, topology: Topology, choices: Choices, placed: Placed) -
             read += nbytes
             written += nbytes
         if staged:
-            staging += min(number, _native.TCP_WINDOW) * chunk * item * len(sources)
+            staging += min(number, window) * min(chunk, elements) * item * len(sources)
     return Plan(
         *(str(call), "tcp", choice.algorithm, tuple(steps)),
         chunk=chunk * item,
         read=read,
         written=written,
         sent=sent,
-        staging=min(staging, _native.TCP_STAGING_BYTES),
+        staging=staging,
     )
 
 

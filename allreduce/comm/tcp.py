@@ -68,7 +68,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         choices: Choices,
     ) -> None:
         self._choices = choices
-        self._member = _native.TcpMember(index, sockets, choices.largest_chunk())
+        self._member = _native.TcpMember(index, sockets)
         super().__init__(index, self.witness_class(self._member, name, index, members), timeout)
         self._name = name
         self._size = len(members)

@@ -12,6 +12,7 @@ from allreduce.comm.handshake import Meeting
 from allreduce.comm.tcp import TcpTransport
 from allreduce.comm.tcp_failures import TcpMemberInfo
 from allreduce.comm.tcp_meeting import Mesh, Process, connect
+from allreduce.errors import JoinError
 
 
 def open_tcp(world: World, local_members: int, *, name: str, timeout: float) -> list[Communicator]:
@@ -27,7 +28,8 @@ def open_tcp(world: World, local_members: int, *, name: str, timeout: float) -> 
 
     Raises:
         UsageError: There is no interface to meet on.
-        JoinError: A member cannot be reached, or is not of this job.
+        JoinError: A member cannot be reached, or is not of this job; or the system is short of
+            descriptors or threads.
         TimeoutError: Members did not come.
     """
     transports = tcp_transports(TcpTransport, world, local_members, name=name, timeout=timeout)
@@ -62,9 +64,21 @@ def tcp_transports(
         for index, rank in enumerate(mesh.owners)
     )
     choices = stored_choices.current().choices("tcp", len(members))
-    return [
-        kind(index, _sockets(mesh, index), members, name, timeout, choices) for index in mesh.local
-    ]
+    made: list[T] = []
+    try:
+        for index in mesh.local:
+            made.append(kind(index, _sockets(mesh, index), members, name, timeout, choices))
+    except OSError as error:
+        for transport in made:
+            transport.abort("another member of this process could not join")
+        refused = members[mesh.local[len(made)]]
+        raise JoinError(
+            f"[tcp] {refused}: the system refuses what drives its connections: {error}; raise this "
+            "process's limits: ulimit -n for descriptors, -u and -v for threads"
+        ) from error
+    finally:
+        mesh.close()  # what nobody has taken over
+    return made
 
 
 def _sockets(mesh: Mesh, index: int) -> list[list[int]]:

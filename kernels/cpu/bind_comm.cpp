@@ -9,6 +9,7 @@
 
 #include <cstring>
 
+#include "bind_text.h"
 #include "engine.h"
 
 namespace nb = nanobind;
@@ -75,7 +76,7 @@ nb::object culprit(const Group& group) {
   const MemberState& state = group.control().state(culprit.member);
   return nb::make_tuple(names[static_cast<int>(culprit.fault)], culprit.member, culprit.witness,
                         culprit.seq,
-                        std::string(state.reason, strnlen(state.reason, sizeof(state.reason))));
+                        text_of({state.reason, strnlen(state.reason, sizeof(state.reason))}));
 }
 
 [[noreturn]] void raise_errno(int code) {

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <system_error>
 
+#include "bind_text.h"
 #include "tcp_engine.h"
 #include "tcp_plan.h"
 
@@ -26,18 +27,25 @@ using tcp::Request;
 using tcp::Work;
 
 constexpr auto kSignals = std::chrono::milliseconds(50);
+constexpr double kLongest = 1e9;             // seconds that a wait may last: 30 years
 constexpr std::uint64_t kLeastElement = 16;  // bytes: a chunk holds one of any type
 
 // The member whose objects live on the engine's thread.
 struct Handle {
-  std::shared_ptr<Member> member;
+  explicit Handle(std::shared_ptr<Member> given) : member(std::move(given)) {}
   ~Handle() {
-    if (!member || member->inherited()) return;
-    const auto last = member;
-    // Closed already, unless Python forgot it: what it holds must not be destroyed elsewhere.
-    Engine::instance().post(
-        [last] { last->leave(tcp::Clock::now(), std::make_shared<Work>(Request{})); });
+    if (member->inherited()) return;
+    try {
+      // Closed already, unless Python forgot it: what it holds must not be destroyed elsewhere.
+      Engine::instance().post(member, [last = member.get()] {
+        last->leave(tcp::Clock::now(), std::make_shared<Work>(Request{}));
+      });
+    } catch (const std::bad_alloc&) {
+      // Then the engine has it until the process ends: no harm is done where memory is short.
+    }
   }
+
+  const std::shared_ptr<Member> member;
 };
 
 // Runs a function on the engine's thread and returns what it gives.
@@ -50,23 +58,14 @@ auto ask(const Handle& handle, const Function& function) {
   return result;
 }
 
-std::shared_ptr<Handle> make_member(int index, const std::vector<std::vector<int>>& fds,
-                                    std::size_t block) {
-  if (block == 0 || block > tcp::kMaxChunk) throw nb::value_error("chunks of such a size");
-  auto handle = std::make_shared<Handle>();
-  try {
-    Engine::instance();
-  } catch (const std::system_error& error) {  // it is made once, and needs descriptors
-    errno = error.code().value();
-    PyErr_SetFromErrno(PyExc_OSError);
-    throw nb::python_error();
+// The sockets are closed if this fails.
+std::shared_ptr<Handle> make_member(int index, const std::vector<std::vector<int>>& fds) {
+  auto member = std::make_shared<Member>(index, fds);
+  {
+    const nb::gil_scoped_release release;
+    Engine::instance().run([&] { member->attach(); });
   }
-  handle->member = std::make_shared<Member>(index, fds, block);
-  ask(*handle, [](Member& member) {
-    member.attach();
-    return true;
-  });
-  return handle;
+  return std::make_shared<Handle>(std::move(member));
 }
 
 // A call as Python's tcp_calls.words has it.
@@ -88,7 +87,7 @@ Request decode(const nb::tuple& words) {
 std::shared_ptr<Work> start(const Handle& handle, const nb::tuple& words, nb::bytes signature,
                             std::uintptr_t in, std::uintptr_t out) {
   Request request = decode(words);
-  if (request.chunk < kLeastElement || request.chunk > handle.member->block())
+  if (request.chunk < kLeastElement || request.chunk > tcp::kMaxChunk)
     throw nb::value_error("a chunk that no block holds");
   request.signature.assign(signature.c_str(), signature.size());
   request.in = reinterpret_cast<const std::byte*>(in);
@@ -98,12 +97,14 @@ std::shared_ptr<Work> start(const Handle& handle, const nb::tuple& words, nb::by
     work->settle(tcp::State::failed);
     return work;
   }
-  Engine::instance().post([member = handle.member, work] { member->start(work); });
+  const nb::gil_scoped_release release;
+  handle.member->submit(work);
   return work;
 }
 
-// A member's plan: elements of a chunk, and of each stage its sources, its elements, and to whom
-// they go; whether they are reduced, stored in the output, and staged here.
+// A member's plan: elements of a chunk, staged chunks of a source at a time, and of each stage its
+// sources, its elements, and to whom they go; whether they are reduced, stored in the output, and
+// staged here.
 nb::tuple plan(const nb::tuple& words, int index, int members) {
   const tcp::Plan made = tcp::make_plan(decode(words), index, members);
   nb::list stages;
@@ -113,12 +114,19 @@ nb::tuple plan(const nb::tuple& words, int index, int members) {
     stages.append(nb::make_tuple(stage.from, stage.elements, to, stage.reduce,
                                  stage.out != tcp::kNowhere, stage.windowed));
   }
-  return nb::make_tuple(made.chunk, stages);
+  return nb::make_tuple(made.chunk, made.window, stages);
+}
+
+tcp::Clock::time_point after(double seconds) {
+  // Compared before it is converted: it may be any number, or none.
+  const double sane = seconds < kLongest ? std::max(seconds, 0.0) : kLongest;
+  return tcp::Clock::now() +
+         std::chrono::duration_cast<tcp::Clock::duration>(std::chrono::duration<double>(sane));
 }
 
 // True when it is done; false when it has failed, or the time is over.
 bool wait(Work& work, double seconds) {
-  const auto end = tcp::Clock::now() + std::chrono::duration<double>(seconds);
+  const auto end = after(seconds);
   for (;;) {
     {
       const nb::gil_scoped_release release;
@@ -136,12 +144,34 @@ nb::object culprit(const Handle& handle) {
   if (found.fault == tcp::Fault::none) return nb::none();
   const char* names[] = {"none", "mismatch", "lost", "left", "aborted", "timeout"};
   return nb::make_tuple(names[static_cast<int>(found.fault)], found.member, found.witness,
-                        found.key & ~tcp::kMessage, found.reason);
+                        found.key & ~tcp::kMessage, text_of(found.reason));
 }
 
 nb::object bytes_of(const std::optional<std::string>& text) {
   if (!text) return nb::none();
   return nb::bytes(text->data(), text->size());
+}
+
+nb::object posted_call(const Handle& handle, int of, std::uint64_t key) {
+  return bytes_of(ask(handle, [&](Member& member) { return member.posted(of, key); }));
+}
+
+nb::object last_call(const Handle& handle, int of) {
+  const auto found = ask(handle, [&](Member& member) { return member.last_call(of); });
+  if (!found) return nb::none();
+  return nb::make_tuple(found->first, bytes_of(found->second));
+}
+
+std::vector<int> missing(const Handle& handle, std::uint64_t key) {
+  return ask(handle, [&](Member& member) { return member.missing(key); });
+}
+
+std::vector<std::uint64_t> payload_bytes(const Handle& handle) {
+  return ask(handle, [](Member& member) { return member.payload_bytes(); });
+}
+
+std::size_t staging_bytes(const Handle& handle) {
+  return ask(handle, [](Member& member) { return member.staging_bytes(); });
 }
 
 void die(const Handle& handle, tcp::Fault fault, int member, std::uint64_t key,
@@ -154,67 +184,43 @@ void die(const Handle& handle, tcp::Fault fault, int member, std::uint64_t key,
   });
 }
 
+void blame_timeout(const Handle& handle, int member, std::uint64_t key, const std::string& reason) {
+  die(handle, tcp::Fault::timeout, member, key, reason);
+}
+
+void abort_member(const Handle& handle, const std::string& reason) {
+  die(handle, tcp::Fault::aborted, handle.member->index(), 0, reason);
+}
+
+std::shared_ptr<Work> leave(const Handle& handle, double seconds) {
+  auto farewell = std::make_shared<Work>(Request{});
+  const auto limit = after(seconds);
+  ask(handle, [&](Member& member) {
+    member.leave(limit, farewell);
+    return true;
+  });
+  return farewell;
+}
+
 void bind_member(nb::module_& m) {
   nb::class_<Handle>(m, "TcpMember")
-      .def(nb::new_(&make_member), nb::arg("index"), nb::arg("sockets"), nb::arg("block"))
+      .def(nb::new_(&make_member), nb::arg("index"), nb::arg("sockets"))
       .def_prop_ro("inherited", [](const Handle& handle) { return handle.member->inherited(); })
       .def("close_inherited", [](const Handle& handle) { handle.member->close_inherited(); })
       .def("start", &start, nb::arg("words"), nb::arg("signature"), nb::arg("x"), nb::arg("out"))
       .def("culprit", &culprit)
-      .def(
-          "missing",
-          [](const Handle& handle, std::uint64_t key) {
-            return ask(handle, [&](Member& member) { return member.missing(key); });
-          },
-          nb::arg("seq"))
-      .def("payload_bytes",
-           [](const Handle& handle) {
-             return ask(handle, [](Member& member) { return member.payload_bytes(); });
-           })
-      .def(
-          "posted_call",
-          [](const Handle& handle, int of, std::uint64_t key) {
-            return bytes_of(ask(handle, [&](Member& member) { return member.posted(of, key); }));
-          },
-          nb::arg("member"), nb::arg("seq"))
-      .def(
-          "last_call",
-          [](const Handle& handle, int of) -> nb::object {
-            const auto found = ask(handle, [&](Member& member) { return member.last_call(of); });
-            if (!found) return nb::none();
-            return nb::make_tuple(found->first, bytes_of(found->second));
-          },
-          nb::arg("member"))
-      .def(
-          "blame_timeout",
-          [](const Handle& handle, int member, std::uint64_t key, const std::string& reason) {
-            die(handle, tcp::Fault::timeout, member, key, reason);
-          },
-          nb::arg("member"), nb::arg("key"), nb::arg("reason") = "")
-      .def(
-          "abort",
-          [](const Handle& handle, const std::string& reason) {
-            die(handle, tcp::Fault::aborted, handle.member->index(), 0, reason);
-          },
-          nb::arg("reason"))
-      .def(
-          "leave",
-          [](const Handle& handle, double seconds) {
-            auto farewell = std::make_shared<Work>(Request{});
-            const auto limit = tcp::Clock::now() + std::chrono::duration_cast<tcp::Clock::duration>(
-                                                       std::chrono::duration<double>(seconds));
-            ask(handle, [&](Member& member) {
-              member.leave(limit, farewell);
-              return true;
-            });
-            return farewell;
-          },
-          nb::arg("seconds"));
+      .def("missing", &missing, nb::arg("seq"))
+      .def("payload_bytes", &payload_bytes)
+      .def("staging_bytes", &staging_bytes)
+      .def("posted_call", &posted_call, nb::arg("member"), nb::arg("seq"))
+      .def("last_call", &last_call, nb::arg("member"))
+      .def("blame_timeout", &blame_timeout, nb::arg("member"), nb::arg("key"),
+           nb::arg("reason") = "")
+      .def("abort", &abort_member, nb::arg("reason"))
+      .def("leave", &leave, nb::arg("seconds"));
 }
 
-}  // namespace
-
-void bind_tcp(nb::module_& m) {
+void bind_work(nb::module_& m) {
   nb::class_<Work>(m, "TcpWork")
       .def_prop_ro("key", [](const Work& work) { return work.key.load(); })
       .def_prop_ro("seq", [](const Work& work) { return work.key & ~tcp::kMessage; })
@@ -224,11 +230,26 @@ void bind_tcp(nb::module_& m) {
       .def_prop_ro("tag", [](const Work& work) { return work.request.tag; })
       .def_prop_ro("path", [](const Work& work) { return static_cast<int>(work.request.path); })
       .def("wait", &wait, nb::arg("seconds"));
+}
+
+// What the system refuses is an OSError with its number.
+void translate(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const std::system_error& error) {
+    errno = error.code().value();
+    PyErr_SetFromErrno(PyExc_OSError);
+  }
+}
+
+}  // namespace
+
+void bind_tcp(nb::module_& m) {
+  nb::register_exception_translator(&translate);
+  bind_work(m);
   bind_member(m);
   m.attr("TCP_EAGER_BYTES") = tcp::kEager;
   m.attr("TCP_CHUNK_BYTES") = tcp::kMaxChunk;
-  m.attr("TCP_STAGING_BYTES") = tcp::kStaging;
-  m.attr("TCP_WINDOW") = tcp::kWindow;
   m.def("tcp_plan", &plan, nb::arg("words"), nb::arg("index"), nb::arg("members"));
   m.def(
       "tcp_carries",

@@ -85,12 +85,6 @@ struct Share {
   bool all_reached(Counter MemberState::* counter, std::uint64_t value) const;
 };
 
-// The elements [low, high) of `count` that belong to one member, cut at whole cache lines.
-struct Slice {
-  std::uint64_t low, high;
-};
-Slice slice_of(std::uint64_t count, Type type, int members, int member);
-
 // Writes the call into the member's slot, for the others to see and to compare.
 void post(Share& share, Work& work);
 // Whether all members have posted this same call; blames the first that posted another.

@@ -58,7 +58,7 @@ bool advance(Share& share, Work& work) {
   if (reduces(call.collective)) {
     Segment from = given(work, share.me, share.me), to{0, from.count};
     if (call.collective == Collective::all_reduce) {
-      const Slice own = slice_of(call.count, call.type, share.members, share.me);
+      const Slice own = slice_of(call.count, size_of(call.type), share.members, share.me);
       from = to = {own.low, own.high - own.low};
     }
     if (work.cursor == from.count) return false;

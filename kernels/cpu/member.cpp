@@ -5,6 +5,7 @@
 
 #include "engine.h"
 #include "segments.h"
+#include "utf8.h"
 
 namespace allreduce {
 
@@ -243,7 +244,7 @@ void Member::abort(const char* reason, std::size_t length) {
     MemberState& own = share_.own();
     // Written once at most, before the word that makes others read it.
     if (group_->culprit_word() == 0 && own.reason[0] == 0)
-      std::memcpy(own.reason, reason, std::min(length, sizeof(own.reason) - 1));
+      std::memcpy(own.reason, reason, fitting({reason, length}, sizeof(own.reason) - 1));
   }
   group_->blame({Fault::aborted, index(), index(), next});
   std::lock_guard lock(mutex_);

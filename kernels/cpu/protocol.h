@@ -17,10 +17,10 @@
 #include <string_view>
 
 #include "reduce_kernels.h"
+#include "slices.h"
 
 namespace allreduce {
 
-inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kPage = 4096;
 // Calls a member may have posted before the slowest member finished the first of them.
 inline constexpr std::size_t kSlots = 64;

@@ -15,13 +15,6 @@ bool Share::all_reached(Counter MemberState::* counter, std::uint64_t value) con
   return true;
 }
 
-Slice slice_of(std::uint64_t count, Type type, int members, int member) {
-  const std::uint64_t line = kLine / size_of(type);
-  const auto n = static_cast<std::uint64_t>(members);
-  const auto cut = [&](std::uint64_t m) { return m == n ? count : count * m / n / line * line; };
-  return {cut(static_cast<std::uint64_t>(member)), cut(static_cast<std::uint64_t>(member) + 1)};
-}
-
 namespace {
 
 // Bytes that a member's payload holds, on the small path.

@@ -71,7 +71,7 @@ bool in_rings(const Call& call) {
 void copy_others(const Share& share, Work& work, Copy copy, std::byte* to, const std::byte* from,
                  std::uint64_t elements) {
   const std::size_t unit = size_of(work.call.type);
-  const Slice mine = slice_of(elements, work.call.type, share.members, share.me);
+  const Slice mine = slice_of(elements, size_of(work.call.type), share.members, share.me);
   const std::size_t low = mine.low * unit, high = mine.high * unit;
   copy(to, from, low);
   copy(to + high, from + high, elements * unit - high);
@@ -84,7 +84,7 @@ void copy_others(const Share& share, Work& work, Copy copy, std::byte* to, const
 void swap_others(const Share& share, Work& work, std::byte* out, std::byte* ring,
                  const std::byte* next, std::uint64_t elements) {
   const std::size_t unit = size_of(work.call.type);
-  const Slice mine = slice_of(elements, work.call.type, share.members, share.me);
+  const Slice mine = slice_of(elements, size_of(work.call.type), share.members, share.me);
   const std::size_t low = mine.low * unit, high = mine.high * unit;
   kernels().swap(out, ring, next, low);
   kernels().swap(out + high, ring + high, next + high, elements * unit - high);
@@ -119,7 +119,7 @@ void reduce(Share& share, Work& work, std::uint64_t chunk) {
   const std::size_t unit = size_of(call.type);
   Segment part = part_of(given(work, share.me, share.me), chunk, chunk_elements(share, work));
   Slice mine{0, part.count};
-  if (in_rings(call)) mine = slice_of(part.count, call.type, share.members, share.me);
+  if (in_rings(call)) mine = slice_of(part.count, size_of(call.type), share.members, share.me);
   std::size_t outs = 0;
   for (int member = 0; member < share.members; ++member) {
     const bool own = member == share.me;

@@ -30,12 +30,20 @@ bool one_hop_counts(const Request& request) {
 
 }  // namespace
 
+bool well_formed(const std::string& signature) {
+  const std::string_view body = without_note(signature);
+  std::uint16_t agreed = 0;
+  if (body.size() >= sizeof(agreed)) std::memcpy(&agreed, body.data(), sizeof(agreed));
+  return agreed >= sizeof(agreed) && agreed <= body.size();
+}
+
 bool differ(int a, const std::string& told_a, int b, const std::string& told_b, int members) {
   const std::string_view of_a = without_note(told_a), of_b = without_note(told_b);
-  if (of_a.size() != of_b.size() || of_a.size() < 2) return true;
+  if (of_a.size() != of_b.size() || !well_formed(told_a)) return true;
   std::uint16_t agreed;
   std::memcpy(&agreed, of_a.data(), sizeof(agreed));
-  if (agreed > of_a.size() || of_a.compare(0, agreed, of_b, 0, agreed) != 0) return true;
+  // With its own length: where they are equal, it is also the other's.
+  if (of_a.compare(0, agreed, of_b, 0, agreed) != 0) return true;
   const auto n = static_cast<std::size_t>(members);
   if (of_a.size() - agreed != 2 * n * sizeof(std::uint64_t)) return of_a != of_b;
   const std::string_view tail_a = of_a.substr(agreed), tail_b = of_b.substr(agreed);
@@ -47,15 +55,15 @@ void Member::compare(Pending& pending, int member) {
   const Request& request = pending.work->request;
   const std::uint64_t key = pending.work->key;
   const Post& post = peer(member).posts.at(key);
-  if (differ(me_, request.signature, member, post.signature, n_)) return suspect(key);
+  if (differ(me_, request.signature, member, post.signature, n_)) return suspect(key, member);
   const std::size_t expected =
       request.path == Path::small ? contribution(request, member, me_).second : 0;
   if (post.payload.size() != expected) return blame(Fault::lost, member, key);
   ++pending.agreed;
 }
 
-void Member::suspect(std::uint64_t key) {
-  if (!suspicion_) suspicion_ = {key, Clock::now() + kJudgeAfter};
+void Member::suspect(std::uint64_t key, int member) {
+  if (!suspicion_) suspicion_ = {key, member, Clock::now() + kJudgeAfter};
   judge(false);
 }
 
@@ -63,7 +71,6 @@ void Member::suspect(std::uint64_t key) {
 void Member::judge(bool late) {
   if (!suspicion_ || dead()) return;
   const std::uint64_t key = suspicion_->key;
-  if (pending_.count(key) == 0) return;
   std::vector<std::pair<int, const std::string*>> calls;
   for (int member = 0; member < n_; ++member) {
     const auto& posts = peer(member).posts;
@@ -81,6 +88,8 @@ void Member::judge(bool late) {
       if (differ(a, *of_a, b, *of_b, n_))
         return die({Fault::mismatch, b, a, key, *of_b, *of_a, ""});
     }
+  // Who was suspected has told different things.
+  blame(Fault::lost, std::exchange(suspicion_, std::nullopt)->member, key);
 }
 
 // Begins a call when everybody has posted it.
@@ -96,7 +105,7 @@ void Member::agree(std::uint64_t key) {
       for (int b = a + 1; b < n_; ++b)
         if (a != me_ && b != me_ &&
             differ(a, peer(a).posts.at(key).signature, b, peer(b).posts.at(key).signature, n_))
-          return suspect(key);
+          return suspect(key, a);
   }
   pending.begun = true;
   if (request.path == Path::small) {

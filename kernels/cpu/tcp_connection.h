@@ -1,18 +1,19 @@
 // One socket to a peer: frames out, in order of urgency; frames in, straight to where they belong.
 #pragma once
 
+#include <sys/types.h>
+
 #include <deque>
 #include <memory>
 #include <queue>
 #include <vector>
 
 #include "tcp_protocol.h"
+#include "tcp_staging.h"
 
 namespace allreduce::tcp {
 
 class Execution;
-// Staged bytes of one chunk; goes back to where it came from with its last owner.
-using Block = std::shared_ptr<std::byte[]>;
 
 // A frame to send: its payload is either its own or lies in an array of its call.
 struct Outgoing {
@@ -84,6 +85,9 @@ class Connection {
     }
   };
   bool accept_header(Owner& owner);
+  ssize_t read_some(Header& next);
+  bool advance(Owner& owner, std::size_t got, const Header& next);
+  bool hand_over(Owner& owner);
 
   const int fd_;
   const int peer_;

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "tcp_engine.h"
+#include "utf8.h"
 
 namespace allreduce::tcp {
 namespace {
@@ -13,6 +14,8 @@ namespace {
 constexpr auto kGoodbyePatience = std::chrono::milliseconds(200);
 // A death leaves calls alone that the dead had done its part of, for so long.
 constexpr auto kLastCalls = std::chrono::milliseconds(100);
+// What is kept of the reason that an abort gives, for the others' messages.
+constexpr std::size_t kReason = 250;
 // How often a member that leaves looks whether its last words have been delivered.
 constexpr auto kLeaveInterval = std::chrono::milliseconds(2);
 
@@ -87,26 +90,58 @@ void Member::die(Culprit culprit) {
   if (!own && !receives_.empty()) own = receives_.front();
   if (own) stopped_ = own->request.signature;
   culprit_ = std::move(culprit);
+  const std::size_t room = culprit_.fault == Fault::aborted ? kReason : kMaxSignature;
+  culprit_.reason.resize(fitting(culprit_.reason, room));
   for (int member = 0; member < n_; ++member)
     if (member != me_ && !peer(member).left) send_fault(member);
+  drop_data();
   fail_all();
   for (Peer& one : peers_)
     if (!one.connections.empty() && one.connections[0])
       Engine::instance().update(*one.connections[0], false);
 }
 
-// No array is touched after this.
-void Member::fail_all() {
+void Member::collapse(const char* why) noexcept {
+  try {
+    if (!dead() && !leaving_) {
+      const std::string reason = std::string("it cannot go on: ") + why;
+      return die({Fault::aborted, me_, me_, first_pending(), "", "", reason});
+    }
+  } catch (const std::exception&) {
+    // Not even for the words that say so: the others see the connections end.
+    if (!dead()) culprit_.fault = Fault::aborted, culprit_.member = culprit_.witness = me_;
+  }
+  drop_all();
+  fail_all();
+}
+
+// No array is touched after this, and the settling of its works.
+void Member::drop_data() {
   for (Peer& one : peers_)
     for (std::size_t channel = 1; channel < one.connections.size(); ++channel)
       if (one.connections[channel]) drop(*one.connections[channel]);
+}
+
+void Member::drop_all() {
+  drop_data();
+  for (Peer& one : peers_)
+    if (!one.connections.empty() && one.connections[0]) drop(*one.connections[0]);
+}
+
+// Settles what is not complete, after the last access to its arrays.
+void Member::fail_all() {
   const auto fail = [](const std::shared_ptr<Work>& work) { work->settle(State::failed); };
-  for (auto& [key, pending] : std::exchange(pending_, {})) fail(pending.work);
-  for (auto& [key, work] : std::exchange(offers_, {})) fail(work);
-  for (auto& work : std::exchange(receives_, {})) fail(work);
-  for (auto& [key, execution] : std::exchange(exchanges_, {})) fail(execution->work());
-  for (Arrival& arrival : std::exchange(arrivals_, {}))
+  for (auto& [key, pending] : pending_) fail(pending.work);
+  for (auto& [key, work] : offers_) fail(work);
+  for (auto& work : receives_) fail(work);
+  for (auto& [key, execution] : exchanges_) fail(execution->work());
+  for (Arrival& arrival : arrivals_)
     if (arrival.own) fail(arrival.own);
+  pending_.clear();
+  offers_.clear();
+  receives_.clear();
+  exchanges_.clear();
+  arrivals_.clear();
 }
 
 // Lets go of a connection; it is destroyed when no call of it is on the stack.
@@ -175,12 +210,10 @@ void Member::tick(Clock::time_point now) {
 }
 
 void Member::leave(Clock::time_point deadline, std::shared_ptr<Work> farewell) {
-  if (leaving_) {
-    if (closed_) return farewell->settle(State::done);
-    return;
-  }
-  leave_by_ = deadline;
-  farewell_ = std::move(farewell);
+  if (closed_) return farewell->settle(State::done);
+  farewells_.push_back(std::move(farewell));
+  leave_by_ = leaving_ ? std::min(leave_by_, deadline) : deadline;
+  if (std::exchange(leaving_, true)) return;
   const std::uint64_t completed = first_pending();
   for (int member = 0; member < n_ && !dead(); ++member) {
     if (member == me_) continue;
@@ -189,22 +222,22 @@ void Member::leave(Clock::time_point deadline, std::shared_ptr<Work> farewell) {
     header.key = completed;
     send_words(member, header, {});
   }
-  leaving_ = true;
-  // Data that is complete here may still be on its way: those connections stay open until then.
-  const bool unfinished = !pending_.empty() || !exchanges_.empty();
-  if (unfinished) fail_all();
+  // What the system has of complete calls may still be on its way: those connections stay open.
   for (Peer& one : peers_)
-    for (auto& connection : one.connections)
-      if (connection) Engine::instance().update(*connection, false);
+    for (auto& connection : one.connections) {
+      if (!connection) continue;
+      if (connection->channel() != 0) connection->forget();
+      Engine::instance().update(*connection, false);
+    }
+  fail_all();
 }
 
 void Member::close_all() {
-  for (Peer& one : peers_)
-    for (auto& connection : one.connections)
-      if (connection) drop(*connection);
+  drop_all();
+  dirty_.clear();
   gone_.clear();  // no call of theirs is on the stack: who waits finds their descriptors closed
   closed_ = true;
-  if (farewell_) farewell_->settle(State::done);
+  for (const auto& farewell : farewells_) farewell->settle(State::done);
   Engine::instance().remove(*this);
 }
 

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <condition_variable>
+#include <exception>
 #include <system_error>
 #include <thread>
 
@@ -26,7 +27,43 @@ void forget_engine() {
   new (&engine_mutex) std::mutex;
 }
 
+[[noreturn]] void fail(const char* what) {
+  throw std::system_error(errno, std::generic_category(), what);
+}
+
+// Runs what a member has to do; what it lacks for that ends the member, not the process.
+template <class Function>
+void guard(Member& member, const Function& function) {
+  try {
+    function();
+  } catch (const std::exception& error) {
+    member.collapse(error.what());
+  }
+}
+
+// Keeps signals from threads that are made meanwhile: they are for those of Python.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
 }  // namespace
+
+Descriptor::Descriptor(int fd) : fd_(fd) {
+  if (fd < 0) fail("a descriptor of the tcp engine");
+}
+
+Descriptor::~Descriptor() { close(fd_); }
 
 Engine& Engine::instance() {
   static const int registered = pthread_atfork(nullptr, nullptr, forget_engine);
@@ -38,47 +75,47 @@ Engine& Engine::instance() {
 
 Engine::Engine()
     : epoll_(epoll_create1(EPOLL_CLOEXEC)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (epoll_ < 0 || wake_ < 0) {
-    const int code = errno;
-    if (epoll_ >= 0) close(epoll_);
-    if (wake_ >= 0) close(wake_);
-    throw std::system_error(code, std::generic_category(), "tcp engine");
-  }
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = 0;
-  epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event);
-  // Signals are for the threads of Python.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0) fail("epoll_ctl");
+  const SignalsBlocked blocked;
   std::thread([this] { loop(); }).detach();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-void Engine::post(std::function<void()> function) {
+void Engine::queue(Post post) {
   bool first;
   {
     const std::lock_guard lock(mutex_);
     first = posts_.empty();
-    posts_.push_back(std::move(function));
+    posts_.push_back(std::move(post));
   }
   const std::uint64_t one = 1;
-  if (first && write(wake_, &one, sizeof(one)) < 0) return;  // full: it is awake
+  if (first && write(wake_.get(), &one, sizeof(one)) < 0) return;  // full: it is awake
+}
+
+void Engine::post(std::shared_ptr<Member> member, std::function<void()> function) {
+  queue({std::move(member), std::move(function)});
 }
 
 void Engine::run(const std::function<void()>& function) {
   std::mutex mutex;
   std::condition_variable changed;
+  std::exception_ptr failure;
   bool done = false;
-  post([&] {
-    function();
-    const std::lock_guard lock(mutex);
-    done = true;
-    changed.notify_all();
-  });
+  queue({nullptr, [&] {
+           try {
+             function();
+           } catch (...) {
+             failure = std::current_exception();
+           }
+           const std::lock_guard lock(mutex);
+           done = true;
+           changed.notify_all();
+         }});
   std::unique_lock lock(mutex);
   changed.wait(lock, [&] { return done; });
+  if (failure) std::rethrow_exception(failure);
 }
 
 void Engine::add(const std::shared_ptr<Member>& member) { members_.push_back(member); }
@@ -88,17 +125,19 @@ void Engine::remove(Member& member) {
 }
 
 void Engine::watch(Connection& connection, Member& member) {
-  connection.registration = next_++;
-  watched_[connection.registration] = {&connection, &member};
+  const std::uint64_t registration = next_++;
   epoll_event event{};
   event.events = EPOLLIN;
-  event.data.u64 = connection.registration;
-  epoll_ctl(epoll_, EPOLL_CTL_ADD, connection.fd(), &event);
+  event.data.u64 = registration;
+  watched_[registration] = {&connection, &member};
+  connection.registration = registration;
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection.fd(), &event) != 0) fail("epoll_ctl");
 }
 
 void Engine::unwatch(Connection& connection) {
   if (watched_.erase(connection.registration) == 0) return;
-  epoll_ctl(epoll_, EPOLL_CTL_DEL, connection.fd(), nullptr);
+  // Fails only for what could not be watched.
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.fd(), nullptr);
 }
 
 void Engine::update(Connection& connection, bool listens) {
@@ -106,16 +145,21 @@ void Engine::update(Connection& connection, bool listens) {
   epoll_event event{};
   event.events = (listens ? EPOLLIN : 0u) | (connection.wants_send ? EPOLLOUT : 0u);
   event.data.u64 = connection.registration;
-  epoll_ctl(epoll_, EPOLL_CTL_MOD, connection.fd(), &event);
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.fd(), &event) != 0) fail("epoll_ctl");
 }
 
 void Engine::take_posts() {
-  std::vector<std::function<void()>> posts;
+  std::vector<Post> posts;
   {
     const std::lock_guard lock(mutex_);
     posts.swap(posts_);
   }
-  for (const auto& function : posts) function();
+  for (const Post& post : posts) {
+    if (post.member)
+      guard(*post.member, post.function);
+    else
+      post.function();
+  }
 }
 
 int Engine::patience() const {
@@ -129,29 +173,34 @@ int Engine::patience() const {
   return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1000));
 }
 
+void Engine::take(const epoll_event& event) {
+  if (event.data.u64 == 0) {
+    std::uint64_t wakes;
+    if (read(wake_.get(), &wakes, sizeof(wakes)) < 0) return;  // an earlier one took them all
+    return;
+  }
+  const auto found = watched_.find(event.data.u64);  // gone, if an earlier event ended it
+  if (found == watched_.end()) return;
+  const Watched watched = found->second;
+  const Member::Ready ready{(event.events & ~static_cast<std::uint32_t>(EPOLLOUT)) != 0,
+                            (event.events & (EPOLLHUP | EPOLLERR)) != 0};
+  guard(*watched.member, [&] { watched.member->on_ready(*watched.connection, ready); });
+}
+
 void Engine::loop() {
   std::array<epoll_event, kEvents> events;
   for (;;) {
-    const int count = epoll_wait(epoll_, events.data(), kEvents, patience());
-    for (int i = 0; i < count; ++i) {
-      const epoll_event& event = events[static_cast<std::size_t>(i)];
-      if (event.data.u64 == 0) {
-        std::uint64_t wakes;
-        if (read(wake_, &wakes, sizeof(wakes)) < 0) continue;
-        continue;
-      }
-      const auto found = watched_.find(event.data.u64);  // gone, if an earlier event ended it
-      if (found == watched_.end()) continue;
-      const bool readable = (event.events & ~static_cast<std::uint32_t>(EPOLLOUT)) != 0;
-      const bool broken = (event.events & (EPOLLERR | EPOLLHUP)) != 0;
-      found->second.member->on_ready(*found->second.connection, readable, broken);
-    }
+    const int count = epoll_wait(epoll_.get(), events.data(), kEvents, patience());
+    for (int i = 0; i < count; ++i) take(events[static_cast<std::size_t>(i)]);
     take_posts();
     const auto now = Clock::now();
-    const auto members = members_;  // a tick may remove one
-    for (const auto& member : members) {
-      member->tick(now);
-      member->flush();
+    for (std::size_t i = 0; i < members_.size();) {
+      const std::shared_ptr<Member> member = members_[i];
+      guard(*member, [&] {
+        member->tick(now);
+        member->flush();
+      });
+      if (i < members_.size() && members_[i] == member) ++i;  // else it has left
     }
   }
 }

@@ -1,6 +1,8 @@
 // The thread of a process that drives all its tcp members: one epoll loop.
 #pragma once
 
+#include <sys/epoll.h>
+
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -11,17 +13,31 @@
 
 namespace allreduce::tcp {
 
+// A descriptor of the kernel's, closed with its owner.
+class Descriptor {
+ public:
+  // Takes what a system call gave; throws std::system_error if it failed.
+  explicit Descriptor(int fd);
+  ~Descriptor();
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  const int fd_;
+};
+
 class Engine {
  public:
   // One per process, with its thread; a child made by fork gets a new one when it asks.
   static Engine& instance();
 
-  // Has the thread run a function, and returns at once.
-  void post(std::function<void()> function);
-  // Waits until it has run.
+  // Has the thread run a function of a member, and returns at once. If it throws, the member ends.
+  void post(std::shared_ptr<Member> member, std::function<void()> function);
+  // Waits until a function has run, and throws what it throws.
   void run(const std::function<void()>& function);
 
-  // --- the engine's thread ---
+  // --- the engine's thread; what may fail throws std::system_error ---
   void add(const std::shared_ptr<Member>& member);
   void remove(Member& member);
   void watch(Connection& connection, Member& member);
@@ -34,15 +50,21 @@ class Engine {
     Connection* connection;
     Member* member;
   };
+  struct Post {
+    std::shared_ptr<Member> member;  // null: the function throws nothing
+    std::function<void()> function;
+  };
   Engine();
+  void queue(Post post);
   void loop();
+  void take(const epoll_event& event);
   void take_posts();
   int patience() const;
 
-  int epoll_;
-  int wake_;
+  const Descriptor epoll_;
+  const Descriptor wake_;
   std::mutex mutex_;
-  std::vector<std::function<void()>> posts_;
+  std::vector<Post> posts_;
   std::vector<std::shared_ptr<Member>> members_;
   std::unordered_map<std::uint64_t, Watched> watched_;
   std::uint64_t next_ = 1;

@@ -1,6 +1,7 @@
 #include "tcp_execution.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace allreduce::tcp {
@@ -38,6 +39,12 @@ std::uint64_t Execution::elements_of(const Stage& stage, std::uint64_t chunk) co
   return std::min(plan_.chunk, stage.elements - chunk * plan_.chunk);
 }
 
+// Bytes that hold any chunk of a stage. Few sizes, so that other calls' blocks fit.
+std::size_t Execution::block_of(const Stage& stage) const {
+  const std::size_t element = work_->request.element();
+  return std::min(std::bit_ceil(stage.elements * element), plan_.chunk * element);
+}
+
 std::byte* Execution::out_at(const Stage& stage, std::uint64_t chunk) const {
   if (stage.out == kNowhere) return nullptr;
   return work_->request.out +
@@ -69,7 +76,8 @@ void Execution::grant() {
   granted_ = true;
   for (const Stage& stage : plan_.stages)
     if (stage.windowed)
-      for (const int peer : stage.from) wires_.send_credit(peer, remote_key_, stage.id, kWindow);
+      for (const int peer : stage.from)
+        wires_.send_credit(peer, remote_key_, stage.id, plan_.window);
 }
 
 // Sends off chunks of a flow that begins here.
@@ -101,10 +109,10 @@ Landing Execution::land(int peer, const Header& header) {
   auto slot = progress.got[static_cast<std::size_t>(source)][header.offset];
   const std::size_t bytes = elements_of(stage, header.offset) * work_->request.element();
   if (slot || header.length != bytes) return {};
-  if (stage.windowed && (!granted_ || header.offset >= progress.released + kWindow)) return {};
+  if (stage.windowed && (!granted_ || header.offset >= progress.released + plan_.window)) return {};
   slot = true;
   if (!stage.reduce) return {out_at(stage, header.offset), nullptr, nullptr};
-  Block block = wires_.take();
+  Block block = wires_.take(block_of(stage));
   std::byte* at = block.get();
   return {at, std::move(block), nullptr};
 }
@@ -211,7 +219,7 @@ void Execution::release(std::size_t index) {
   const Stage& stage = plan_.stages[index];
   if (!stage.windowed) return;
   Progress& progress = progress_[index];
-  const std::uint64_t allowed = ++progress.released + kWindow;
+  const std::uint64_t allowed = ++progress.released + plan_.window;
   if (allowed > progress.chunks) return;
   for (const int peer : stage.from) wires_.send_credit(peer, remote_key_, stage.id, allowed);
 }

@@ -20,7 +20,7 @@ class Wires {
   virtual void send_credit(int peer, std::uint64_t key, std::uint32_t stage,
                            std::uint64_t allowed) = 0;
   // Room for a chunk.
-  virtual Block take() = 0;
+  virtual Block take(std::size_t bytes) = 0;
 };
 
 class Execution : public std::enable_shared_from_this<Execution> {
@@ -68,6 +68,7 @@ class Execution : public std::enable_shared_from_this<Execution> {
   };
 
   std::uint64_t elements_of(const Stage& stage, std::uint64_t chunk) const;
+  std::size_t block_of(const Stage& stage) const;
   std::byte* out_at(const Stage& stage, std::uint64_t chunk) const;
   const std::byte* in_at(const Stage& stage, std::uint64_t chunk) const;
   std::size_t index_of(std::uint32_t id) const;

@@ -8,18 +8,9 @@
 #include "tcp_engine.h"
 
 namespace allreduce::tcp {
-namespace {
 
-constexpr std::size_t kSpareBytes = 16 << 20;  // kept for further chunks
-
-}  // namespace
-
-Member::Member(int index, const std::vector<std::vector<int>>& fds, std::size_t block)
-    : me_(index),
-      n_(static_cast<int>(fds.size())),
-      process_(getpid()),
-      block_(block),
-      peers_(fds.size()) {
+Member::Member(int index, const std::vector<std::vector<int>>& fds)
+    : me_(index), n_(static_cast<int>(fds.size())), process_(getpid()), peers_(fds.size()) {
   std::vector<int> all;
   for (int member = 0; member < n_; ++member) {
     int channel = 0;
@@ -30,6 +21,7 @@ Member::Member(int index, const std::vector<std::vector<int>>& fds, std::size_t 
   }
   fds_ = std::vector<std::atomic<int>>(all.size());
   for (std::size_t i = 0; i < all.size(); ++i) fds_[i].store(all[i]);
+  gone_.reserve(all.size());  // letting go must not need memory
 }
 
 Member::~Member() {
@@ -50,21 +42,58 @@ void Member::close_inherited() {
 void Member::attach() {
   Engine& engine = Engine::instance();
   engine.add(shared_from_this());
-  for (Peer& one : peers_)
-    for (auto& connection : one.connections) engine.watch(*connection, *this);
+  try {
+    for (Peer& one : peers_)
+      for (auto& connection : one.connections) engine.watch(*connection, *this);
+  } catch (const std::exception&) {
+    drop_all();
+    engine.remove(*this);
+    throw;
+  }
+}
+
+void Member::submit(const std::shared_ptr<Work>& work) {
+  Engine& engine = Engine::instance();
+  const Collective collective = work->request.collective;
+  if (n_ > 1 || collective == Collective::send || collective == Collective::recv)
+    return engine.post(shared_from_this(), [this, work] { start(work); });
+  bool admitted = false;
+  engine.run([&] { admitted = admit(work); });
+  if (!admitted) return;
+  finish_small(work->request, me_, n_, {nullptr});
+  work->settle(State::done);
 }
 
 void Member::start(const std::shared_ptr<Work>& work) {
-  if (dead() || leaving_) return work->settle(State::failed);
+  try {
+    begin(work);
+  } catch (const std::exception& error) {
+    collapse(error.what());
+    if (!work->settled()) work->settle(State::failed);  // it was not kept yet
+  }
+}
+
+// Gives a call its number, or lets it fail.
+bool Member::admit(const std::shared_ptr<Work>& work) {
+  if (dead() || leaving_) {
+    work->settle(State::failed);
+    return false;
+  }
+  const Collective collective = work->request.collective;
+  if (collective == Collective::send || collective == Collective::recv) {
+    work->key = kMessage | messages_++;
+  } else {
+    work->key = started_++;
+    last_ = {work->key, work->request.signature};
+  }
+  return true;
+}
+
+void Member::begin(const std::shared_ptr<Work>& work) {
+  if (!admit(work)) return;
   const Request& request = work->request;
   if (request.collective == Collective::send) return start_send(work);
   if (request.collective == Collective::recv) return start_receive(work);
-  work->key = started_++;
-  last_ = {work->key, request.signature};
-  if (n_ == 1) {
-    finish_small(request, me_, n_, {nullptr});
-    return work->settle(State::done);
-  }
   Pending pending{work, nullptr};
   if (request.path != Path::small)
     pending.execution =
@@ -198,14 +227,6 @@ void Member::send_credit(int to, std::uint64_t key, std::uint32_t stage, std::ui
   header.offset = allowed;
   header.stage = stage;
   send_words(to, header, {});
-}
-
-Block Member::take() {
-  for (const Block& block : spare_)
-    if (block.use_count() == 1) return block;
-  Block block(new std::byte[block_]);
-  if ((spare_.size() + 1) * block_ <= kSpareBytes) spare_.push_back(block);
-  return block;
 }
 
 }  // namespace allreduce::tcp

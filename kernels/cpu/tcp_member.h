@@ -29,21 +29,24 @@ using Clock = std::chrono::steady_clock;
 class Member final : public Owner, public Wires, public std::enable_shared_from_this<Member> {
  public:
   // `fds`: for each member, its sockets: one for words, then those for data. Taken over.
-  // `block`: bytes of the longest chunk of any call.
-  Member(int index, const std::vector<std::vector<int>>& fds, std::size_t block);
+  Member(int index, const std::vector<std::vector<int>>& fds);
   ~Member() override;
 
   // --- any thread ---
   int index() const { return me_; }
   int members() const { return n_; }
-  std::size_t block() const { return block_; }
   bool inherited() const;
   // In a child made by fork: closes its copies of the sockets.
   void close_inherited();
+  // Starts a call in the engine; one that nobody else takes part in is carried out here.
+  void submit(const std::shared_ptr<Work>& work);
 
   // --- the engine's thread ---
+  // Throws std::system_error where the system cannot watch the connections.
   void attach();
   void start(const std::shared_ptr<Work>& work);
+  // Ends a member that lacks what it needs to go on: memory, or something of the system's.
+  void collapse(const char* why) noexcept;
   // Kills the communicator, for all members.
   void die(Culprit culprit);
   // Says goodbye, or the fault, and lets go of everything when it is out; at the deadline anyhow.
@@ -54,12 +57,18 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   std::vector<int> missing(std::uint64_t key) const;
   // Bytes of calls' data, by peer, that were handed to its connections.
   std::vector<std::uint64_t> payload_bytes() const;
+  // Bytes of memory that it has for staged chunks.
+  std::size_t staging_bytes() const { return staging_->bytes(); }
   // The signature of a member's call, if it is known.
   std::optional<std::string> posted(int member, std::uint64_t key) const;
   std::optional<std::pair<std::uint64_t, std::string>> last_call(int member) const;
 
-  // `broken`: no byte can be sent any more.
-  void on_ready(Connection& connection, bool readable, bool broken);
+  // What the system says of a connection. One that has hung up takes nothing any more.
+  struct Ready {
+    bool readable;
+    bool hung_up;
+  };
+  void on_ready(Connection& connection, Ready ready);
   // Sends what has been queued since.
   void flush();
   // When to call `tick` next, if ever.
@@ -73,7 +82,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   void send_data(int peer, Outgoing frame) override;
   void send_credit(int peer, std::uint64_t key, std::uint32_t stage,
                    std::uint64_t allowed) override;
-  Block take() override;
+  Block take(std::size_t bytes) override { return staging_->take(bytes); }
 
  private:
   struct Post {
@@ -111,6 +120,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   };
   struct Suspicion {  // posts differ: who is to blame is judged when all are there
     std::uint64_t key;
+    int member;  // whose post differs from another
     Clock::time_point until;
   };
 
@@ -118,6 +128,8 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   const Peer& peer(int member) const { return peers_[static_cast<std::size_t>(member)]; }
 
   // tcp_member.cpp: collectives
+  bool admit(const std::shared_ptr<Work>& work);
+  void begin(const std::shared_ptr<Work>& work);
   void post_ready();
   void post(Pending& pending);
   void take_post(int from, std::uint64_t key, Post post);
@@ -130,7 +142,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
 
   // tcp_agreement.cpp: whether all have made the same call
   void compare(Pending& pending, int member);
-  void suspect(std::uint64_t key);
+  void suspect(std::uint64_t key, int member);
   void judge(bool late);
   void agree(std::uint64_t key);
 
@@ -147,6 +159,8 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   void blame(Fault fault, int member, std::uint64_t key);
   void condemn(Culprit culprit);
   bool calls_begun() const;
+  void drop_data();
+  void drop_all();
   void fail_all();
   void drop(Connection& connection);
   void close_all();
@@ -160,17 +174,17 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   bool take_message(int from, const Header& header, const std::vector<std::byte>& payload);
   bool take_accept(int from, const Header& header);
   void match(const std::shared_ptr<Work>& work, Arrival arrival);
+  void forget_offers(int member);
   void finish_message(std::uint64_t key);
   bool message_needs(int member) const;
 
   const int me_;
   const int n_;
   const int process_;
-  const std::size_t block_;
   std::vector<Peer> peers_;
   std::vector<std::atomic<int>> fds_;  // for a child made by fork
   std::vector<Connection*> dirty_;
-  std::vector<Block> spare_;
+  const std::shared_ptr<Staging> staging_ = std::make_shared<Staging>();
 
   std::map<std::uint64_t, Pending> pending_;
   std::uint64_t started_ = 0;
@@ -194,7 +208,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   bool leaving_ = false;
   bool closed_ = false;
   Clock::time_point leave_by_{};
-  std::shared_ptr<Work> farewell_;
+  std::vector<std::shared_ptr<Work>> farewells_;
   std::vector<std::unique_ptr<Connection>> gone_;  // until no callback can be inside them
 };
 

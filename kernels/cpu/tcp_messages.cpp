@@ -26,7 +26,6 @@ void append(std::vector<std::byte>& payload, const void* from, std::size_t bytes
 
 void Member::start_send(const std::shared_ptr<Work>& work) {
   const Request& request = work->request;
-  work->key = kMessage | messages_++;
   const int to = request.root;
   if (to == me_) {
     Arrival arrival{me_, work->key, request.tag, request.type, request.count, request.signature,
@@ -64,7 +63,6 @@ void Member::start_send(const std::shared_ptr<Work>& work) {
 }
 
 void Member::start_receive(const std::shared_ptr<Work>& work) {
-  work->key = kMessage | messages_++;
   const auto arrival = std::find_if(arrivals_.begin(), arrivals_.end(), [&](const Arrival& one) {
     return fits(work->request, one.source, one.tag);
   });
@@ -83,14 +81,25 @@ void Member::start_receive(const std::shared_ptr<Work>& work) {
 bool Member::message_needs(int member) const {
   for (const auto& [key, work] : offers_)
     if (work->request.root == member) return true;
-  for (const auto& [key, execution] : exchanges_)
-    if (execution->work()->request.root == member) return true;
+  // What it had sent when it left still comes, as long as a connection may bring it.
+  const auto& connections = peer(member).connections;
+  const bool ended = std::all_of(connections.begin() + 1, connections.end(),
+                                 [](const auto& connection) { return !connection; });
+  for (const auto& [key, execution] : exchanges_) {
+    const Request& request = execution->work()->request;
+    if (request.root == member && (request.collective == Collective::send || ended)) return true;
+  }
   const bool all_left = std::all_of(peers_.begin(), peers_.end(), [this](const Peer& one) {
     return one.left || &one == &peer(me_);
   });
   for (const auto& work : receives_)
     if (work->request.root == member || (work->request.root == kAny && all_left)) return true;
   return false;
+}
+
+// What a member offered when it left can be had no more.
+void Member::forget_offers(int member) {
+  std::erase_if(arrivals_, [&](const Arrival& one) { return one.offered && one.source == member; });
 }
 
 bool Member::take_message(int from, const Header& header, const std::vector<std::byte>& payload) {

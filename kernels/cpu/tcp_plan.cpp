@@ -1,12 +1,11 @@
 #include "tcp_plan.h"
 
 #include <algorithm>
-#include <numeric>
+
+#include "slices.h"
 
 namespace allreduce::tcp {
 namespace {
-
-constexpr std::uint64_t kLine = 64;
 
 // Builds the stages of one member.
 class Planner {
@@ -91,8 +90,8 @@ class Planner {
 
 void plan_all_reduce(Planner& planner, const Request& r, int me, int n) {
   for (int s = 0; s < n; ++s) {
-    const std::uint64_t low = cut(r.count, r.element(), n, s);
-    const std::uint64_t size = cut(r.count, r.element(), n, s + 1) - low;
+    const auto [low, high] = slice_of(r.count, r.element(), n, s);
+    const std::uint64_t size = high - low;
     const auto id = static_cast<std::uint32_t>(s), second = static_cast<std::uint32_t>(n + s);
     const std::int64_t out = Planner::signed_of(low);
     planner.reduce(id, s, size, low, out, out, planner.spread_links(second, s));
@@ -105,8 +104,8 @@ void plan_reduce(Planner& planner, const Request& r, int me, int n) {
     return planner.reduce(0, r.root, r.count, 0, me == r.root ? 0 : kNowhere, kNowhere, {});
   // Each member reduces its slice, and the root gathers them.
   for (int s = 0; s < n; ++s) {
-    const std::uint64_t low = cut(r.count, r.element(), n, s);
-    const std::uint64_t size = cut(r.count, r.element(), n, s + 1) - low;
+    const auto [low, high] = slice_of(r.count, r.element(), n, s);
+    const std::uint64_t size = high - low;
     const auto id = static_cast<std::uint32_t>(s), second = static_cast<std::uint32_t>(n + s);
     const bool at_root = s == r.root;
     planner.reduce(id, s, size, low, at_root ? Planner::signed_of(low) : kNowhere, kNowhere,
@@ -175,19 +174,50 @@ void plan_all_to_all(Planner& planner, const Request& r, int me, int n) {
   }
 }
 
-// Chunks are smaller where many have to be staged, so that a call's staging stays bounded. All
-// members have to cut alike.
-std::uint64_t chunk_elements(const Request& request, int members) {
+void plan_stages(Planner& planner, const Request& request, int me, int members) {
+  switch (request.collective) {
+    case Collective::all_reduce:
+      return plan_all_reduce(planner, request, me, members);
+    case Collective::reduce:
+      return plan_reduce(planner, request, me, members);
+    case Collective::reduce_scatter:
+      return plan_reduce_scatter(planner, request, members);
+    case Collective::all_gather:
+      return plan_all_gather(planner, request, me, members);
+    case Collective::gather:
+      return plan_gather(planner, request, me, members);
+    case Collective::scatter:
+      return plan_scatter(planner, request, me, members);
+    case Collective::broadcast:
+      return plan_broadcast(planner, request, me);
+    case Collective::all_to_all:
+      return plan_all_to_all(planner, request, me, members);
+    case Collective::send:
+      return planner.origin(0, {{request.root, 0, false}}, request.count, 0, kNowhere);
+    case Collective::recv:
+      return planner.store(0, request.root, request.count, 0);
+    case Collective::barrier:
+    case Collective::empty:
+      return;
+  }
+}
+
+// Chunks are shorter, and then fewer, where many have to be staged, so that a call's staging stays
+// bounded. All members have to cut alike.
+void cut_chunks(Plan& plan, const Request& request, int members) {
   const bool staged =
       request.collective == Collective::reduce ||
       request.collective == Collective::reduce_scatter ||
       (request.collective == Collective::all_reduce && request.path == Path::direct);
-  // At most as many flows meet at a member as there are others.
-  const std::size_t fits =
-      kStaging / (kWindow * static_cast<std::size_t>(std::max(1, members - 1)));
-  const std::uint64_t bytes =
-      staged ? std::min<std::uint64_t>(std::max(fits, kLeastChunk), request.chunk) : request.chunk;
-  return bytes / request.element();
+  std::uint64_t bytes = request.chunk;
+  plan.window = kWindow;
+  if (staged) {
+    // At most as many flows meet at a member as there are others.
+    const auto flows = static_cast<std::uint64_t>(std::max(1, members - 1));
+    plan.window = std::clamp<std::uint64_t>(kStaging / (flows * kLeastChunk), 1, kWindow);
+    bytes = std::min(bytes, kStaging / (flows * plan.window));
+  }
+  plan.chunk = std::max<std::uint64_t>(1, bytes / request.element());
 }
 
 }  // namespace
@@ -196,52 +226,11 @@ bool Plan::windowed() const {
   return std::any_of(stages.begin(), stages.end(), [](const Stage& s) { return s.windowed; });
 }
 
-std::uint64_t cut(std::uint64_t count, std::size_t element, int members, int member) {
-  if (member == members) return count;
-  const std::uint64_t line = kLine / element;
-  const auto n = static_cast<std::uint64_t>(members), m = static_cast<std::uint64_t>(member);
-  return (count / n * m + count % n * m / n) / line * line;
-}
-
 Plan make_plan(const Request& request, int me, int members) {
   Planner planner(request, me, members);
-  switch (request.collective) {
-    case Collective::all_reduce:
-      plan_all_reduce(planner, request, me, members);
-      break;
-    case Collective::reduce:
-      plan_reduce(planner, request, me, members);
-      break;
-    case Collective::reduce_scatter:
-      plan_reduce_scatter(planner, request, members);
-      break;
-    case Collective::all_gather:
-      plan_all_gather(planner, request, me, members);
-      break;
-    case Collective::gather:
-      plan_gather(planner, request, me, members);
-      break;
-    case Collective::scatter:
-      plan_scatter(planner, request, me, members);
-      break;
-    case Collective::broadcast:
-      plan_broadcast(planner, request, me);
-      break;
-    case Collective::all_to_all:
-      plan_all_to_all(planner, request, me, members);
-      break;
-    case Collective::send:
-      planner.origin(0, {{request.root, 0, false}}, request.count, 0, kNowhere);
-      break;
-    case Collective::recv:
-      planner.store(0, request.root, request.count, 0);
-      break;
-    case Collective::barrier:
-    case Collective::empty:
-      break;
-  }
-  Plan plan{std::move(planner.stages), 1};
-  plan.chunk = chunk_elements(request, members);
+  plan_stages(planner, request, me, members);
+  Plan plan{std::move(planner.stages)};
+  cut_chunks(plan, request, members);
   return plan;
 }
 

@@ -37,14 +37,12 @@ struct Stage {
 
 struct Plan {
   std::vector<Stage> stages;
-  std::uint64_t chunk = 1;  // elements
+  std::uint64_t chunk = 1;   // elements
+  std::uint64_t window = 1;  // staged chunks that a source may have on their way
   bool windowed() const;
 };
 
 // Pure: the same on every member but for its place.
 Plan make_plan(const Request& request, int me, int members);
-
-// Where the slice of one member begins when `count` elements are cut at whole cache lines.
-std::uint64_t cut(std::uint64_t count, std::size_t element, int members, int member);
 
 }  // namespace allreduce::tcp

@@ -37,12 +37,14 @@ inline constexpr int kAny = -1;
 // Room for a contribution that travels with a post or a message.
 inline constexpr std::size_t kEager = 4096;
 inline constexpr std::size_t kMaxSignature = 60000;
-// What one transfer may move: at most what a block of a member holds, and of what is staged by many
-// not less than pays for a system call.
+// What one transfer may move: at most this, and of what is staged by many not less than pays for a
+// system call, as long as staging is bounded then.
 inline constexpr std::size_t kMaxChunk = 1 << 20;
 inline constexpr std::size_t kLeastChunk = 16 << 10;
 // Staged chunks that a source may have on their way to one place of a call, and the bytes that all
-// of these may take for one call. With kActive calls at a time, 16 MiB is what a member stages.
+// of these take at most for one call: where many members' meet, chunks get shorter and fewer. With
+// kActive calls at a time a member stages 16 MiB. Along a ring, where a chunk is reduced as soon as
+// it is there, each connection has one more: kMaxChunk at most.
 inline constexpr std::uint64_t kWindow = 4;
 inline constexpr std::size_t kStaging = 8 << 20;
 inline constexpr std::size_t kActive = 2;
@@ -93,10 +95,12 @@ struct Culprit {
   std::string reason;
 };
 
-// Whether two members' signatures are of different calls. A signature's first two bytes say how
-// many of its bytes must be equal; after them come, of all_to_all with counts, what the member
-// sends to each and what it gets from each, which must fit the others'. Its last byte says how many
-// before it are a note for errors, which may differ.
+// A signature's first two bytes say how many of its bytes must be equal, themselves included; after
+// them come, of all_to_all with counts, what the member sends to each and what it gets from each,
+// which must fit the others'. Its last byte says how many before it are a note for errors, which
+// may differ.
+bool well_formed(const std::string& signature);
+// Whether two members' signatures are of different calls.
 bool differ(int a, const std::string& of_a, int b, const std::string& of_b, int members);
 
 // A call as one member makes it. Its arrays belong to it until it is settled.

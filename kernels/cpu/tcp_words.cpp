@@ -47,29 +47,34 @@ void Member::flush() {
   gone_.clear();
 }
 
-void Member::on_ready(Connection& connection, bool readable, bool broken) {
+void Member::on_ready(Connection& connection, Ready ready) {
   if (dead() || leaving_) {
-    // Nothing that comes matters any more; an error means that nothing can be sent either. It may
-    // have become readable before this member died of what another connection told.
-    return broken ? drop(connection) : touch(connection);
+    // Nothing that comes matters any more, but what is queued has to go. It may have become
+    // readable before this member died of what another connection told.
+    if (ready.hung_up) return drop(connection);
+    return touch(connection);
   }
-  if (readable) {
+  if (ready.readable) {
     const Flow flow = connection.receive(*this);
-    if (flow != Flow::open && connection.registration != 0) return ended(connection);
+    if (connection.registration == 0) return;  // dropped
+    // Who is dead by what came tells the sender of it, too.
+    if (flow != Flow::open && !dead()) return ended(connection);
   }
-  if (!connection.idle() && connection.registration != 0) touch(connection);
+  if (!connection.idle()) touch(connection);
 }
 
 bool Member::take_words(Connection& from, const Header& header) {
   const std::vector<std::byte>& payload = from.words;
   if (header.signature > payload.size() || header.signature > kMaxSignature) return false;
   const int who = from.peer();
+  if (peer(who).left) return false;  // it has said its last words
   switch (header.kind) {
     case Kind::post: {
       if ((header.key & kMessage) != 0 || header.key >= started_ + kAhead) return false;
       if (peer(who).posts.count(header.key) != 0) return false;
       Post post{text(payload, 0, header.signature),
                 {payload.begin() + header.signature, payload.end()}};
+      if (!well_formed(post.signature)) return false;
       take_post(who, header.key, std::move(post));
       return true;
     }
@@ -90,6 +95,7 @@ bool Member::take_words(Connection& from, const Header& header) {
     case Kind::goodbye:
       peer(who).left = true;
       peer(who).completed = header.key;
+      forget_offers(who);
       check_left(who);
       return true;
     case Kind::data:

@@ -60,7 +60,7 @@ class Peer:
 def peer() -> Iterator[Peer]:
     pairs = [socket.socketpair() for _ in range(2)]
     sockets = [mine.detach() for mine, _ in pairs]
-    member = _native.TcpMember(0, [[], sockets], 1 << 20)
+    member = _native.TcpMember(0, [[], sockets])
     with pairs[0][1] as words, pairs[1][1] as data:
         for sock in (words, data):
             sock.settimeout(2)
@@ -214,7 +214,7 @@ def test_last_words_reach_a_peer_that_speaks_when_another_one_dies() -> None:
     for _ in range(200):
         pairs = [[socket.socketpair() for _ in range(2)] for _ in range(2)]
         sockets = [[mine.detach() for mine, _ in channels] for channels in pairs]
-        member = _native.TcpMember(0, [[], *sockets], 1 << 20)
+        member = _native.TcpMember(0, [[], *sockets])
         dying, speaking = ([theirs for _, theirs in channels] for channels in pairs)
         post = frame(POST, 0, payload=SIGNATURE, signature=len(SIGNATURE))
         for sock in dying:

@@ -59,7 +59,7 @@ Members connect(int members, int channels) {
       }
   Members made;
   for (int m = 0; m < members; ++m)
-    made.push_back(std::make_shared<Member>(m, fds[static_cast<std::size_t>(m)], kMaxChunk));
+    made.push_back(std::make_shared<Member>(m, fds[static_cast<std::size_t>(m)]));
   for (const auto& member : made) Engine::instance().run([&] { member->attach(); });
   return made;
 }
@@ -72,7 +72,7 @@ std::shared_ptr<Work> start(const std::shared_ptr<Member>& member, Request reque
   request.signature += text;
   request.signature += '\0';  // no note
   auto work = std::make_shared<Work>(std::move(request));
-  Engine::instance().post([member, work] { member->start(work); });
+  member->submit(work);
   return work;
 }
 

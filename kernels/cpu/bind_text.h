@@ -1,0 +1,18 @@
+// Text of the native side for Python.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <string_view>
+
+namespace allreduce {
+
+// UTF-8 that may have been cut short: what is no character becomes U+FFFD.
+inline nanobind::object text_of(std::string_view text) {
+  PyObject* made =
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+  if (made == nullptr) throw nanobind::python_error();
+  return nanobind::steal(made);
+}
+
+}  // namespace allreduce
