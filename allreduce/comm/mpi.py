@@ -29,11 +29,12 @@ from allreduce.cluster import World
 from allreduce.comm import mpi_progress, sites
 from allreduce.comm.base import Array, Quick, Transport
 from allreduce.comm.call import Call
-from allreduce.comm.mpi_calls import Collective, Library
+from allreduce.comm.mpi_calls import Collective
 from allreduce.comm.mpi_flight import Flight
 from allreduce.comm.mpi_messages import Message
 from allreduce.comm.mpi_news import News, Notice
 from allreduce.comm.mpi_progress import entered
+from allreduce.comm.mpi_types import Library
 from allreduce.comm.mpi_vigil import WARN_SECONDS, Vigil
 from allreduce.comm.mpi_work import MpiWork
 from allreduce.comm.plan import Plan, Topology

@@ -7,7 +7,6 @@ what is larger is reduced in pieces, and moved with one derived type per peer.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,52 +15,18 @@ import numpy as np
 
 from allreduce.comm.base import Array
 from allreduce.comm.call import CARRIES, Call, remedy
+from allreduce.comm.mpi_types import (
+    MOVED,
+    OPERATORS,
+    REDUCING,
+    TYPES,
+    Library,
+    address,
+    cut,
+    typed,
+    wire_dtype,
+)
 from allreduce.errors import UnsupportedError
-
-REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-_TYPES = {
-    "float32": "FLOAT",
-    "float64": "DOUBLE",
-    "int8": "INT8_T",
-    "int16": "INT16_T",
-    "int32": "INT32_T",
-    "int64": "INT64_T",
-    "uint8": "UINT8_T",
-    "uint16": "UINT16_T",
-    "uint32": "UINT32_T",
-    "uint64": "UINT64_T",
-    "complex64": "C_FLOAT_COMPLEX",
-    "complex128": "C_DOUBLE_COMPLEX",
-}
-_MOVED = {1: "UINT8_T", 2: "UINT16_T", 4: "UINT32_T", 8: "UINT64_T", 16: "C_DOUBLE_COMPLEX"}
-_OPERATORS = {
-    "sum": "SUM",
-    "mean": "SUM",
-    "min": "MIN",
-    "max": "MAX",
-    "prod": "PROD",
-    "logical_and": "LAND",
-    "logical_or": "LOR",
-    "bitwise_and": "BAND",
-    "bitwise_or": "BOR",
-    "bitwise_xor": "BXOR",
-}
-_HALVES = ("float16", "bfloat16")
-
-
-def wire_dtype(op: str, dtype: str) -> str:
-    """Return the type as which MPI reduces a type."""
-    if dtype == "bool" or op.startswith("logical"):
-        return "uint8"
-    return "float32" if dtype in _HALVES else dtype
-
-
-@dataclass(frozen=True)
-class Library:
-    """What the loaded MPI offers: the module, and how many elements one call can count."""
-
-    mpi: Any
-    most: int
 
 
 @dataclass
@@ -99,7 +64,7 @@ class Collective:
             return
         array = self._x if self._out is None else self._out
         if array is not None:
-            self._type = getattr(mpi, _MOVED[array.dtype.itemsize])
+            self._type = getattr(mpi, MOVED[array.dtype.itemsize])
 
     def _prepare_reduction(self, mpi: Any) -> None:
         call = self.call
@@ -110,7 +75,7 @@ class Collective:
                 f"{call.dtype}: {remedy(call.op, call.dtype)}"
             )
         wire = wire_dtype(call.op, call.dtype)
-        self._type, self._op = getattr(mpi, _TYPES[wire]), getattr(mpi, _OPERATORS[call.op])
+        self._type, self._op = getattr(mpi, TYPES[wire]), getattr(mpi, OPERATORS[call.op])
         if wire == call.dtype and not call.op.startswith("logical"):
             return
         if self._x is not None:
@@ -154,7 +119,7 @@ class Collective:
     def _all_reduce(self, shares: Sequence[int], simple: bool) -> None:  # noqa: ARG002
         assert self._x is not None
         assert self._out is not None
-        same = _address(self._x) == _address(self._out)
+        same = address(self._x) == address(self._out)
         for part in self._pieces(0, self.call.count):
             source = self.library.mpi.IN_PLACE if same else self._spec(self._x, part)
             self._add(self.comm.Iallreduce(source, self._spec(self._out, part), self._op))
@@ -165,7 +130,7 @@ class Collective:
 
     def _reduce_scatter(self, shares: Sequence[int], simple: bool) -> None:
         if not simple:
-            for root, (first, count) in enumerate(_cut(shares)):
+            for root, (first, count) in enumerate(cut(shares)):
                 self._reduce_range(first, count, root, first)
             return
         target = self._spec(self._out, (0, shares[self.rank]))
@@ -178,7 +143,7 @@ class Collective:
 
     def _reduce_range(self, begin: int, count: int, root: int, origin: int) -> None:
         """Reduce elements of the input to one member, whose output begins at input's `origin`."""
-        in_place = self.rank == root and _address(self._x) == _address(self._out)
+        in_place = self.rank == root and address(self._x) == address(self._out)
         for first, length in self._pieces(begin, count):
             source: Any = self._spec(self._x, (first, length))
             target: Any = None
@@ -196,7 +161,7 @@ class Collective:
 
     def _broadcast(self, shares: Sequence[int], simple: bool) -> None:  # noqa: ARG002
         assert self._out is not None
-        if self.rank == self.call.root and _address(self._x) != _address(self._out):
+        if self.rank == self.call.root and address(self._x) != address(self._out):
             np.copyto(self._out, self._x)  # type: ignore[arg-type]  # the root has an input
         for part in self._pieces(0, self.call.count):
             self._add(self.comm.Ibcast(self._spec(self._out, part), root=self.call.root))
@@ -204,7 +169,7 @@ class Collective:
     def _all_gather(self, shares: Sequence[int], simple: bool) -> None:
         if not simple:
             own = [(0, shares[self.rank])] * self.size
-            return self._exchange(own, _cut(shares))
+            return self._exchange(own, cut(shares))
         source = self._own_or_place(shares, self._x, self._out)
         if self.call.counts is None:
             target = self._spec(self._out, (0, self.call.count))
@@ -217,7 +182,7 @@ class Collective:
             nothing = [(0, 0)] * self.size
             own = list(nothing)
             own[root or 0] = (0, shares[self.rank])
-            return self._exchange(own, _cut(shares) if self.rank == root else nothing)
+            return self._exchange(own, cut(shares) if self.rank == root else nothing)
         source: Any = self._own_or_place(shares, self._x, self._out)
         equal = self.call.counts is None
         target: Any = None
@@ -232,7 +197,7 @@ class Collective:
             nothing = [(0, 0)] * self.size
             own = list(nothing)
             own[root or 0] = (0, shares[self.rank])
-            return self._exchange(_cut(shares) if self.rank == root else nothing, own)
+            return self._exchange(cut(shares) if self.rank == root else nothing, own)
         target: Any = self._own_or_place(shares, self._out, self._x)
         equal = self.call.counts is None
         source: Any = None
@@ -243,11 +208,11 @@ class Collective:
         return self._add(post(source, target, root))
 
     def _all_to_all(self, shares: Sequence[int], simple: bool) -> None:
-        if _address(self._x) == _address(self._out):
+        if address(self._x) == address(self._out):
             self._x = None if self._x is None else self._x.copy()
         receives = self.call.receives if self.call.receives is not None else shares
         if not simple:
-            return self._exchange(_cut(shares), _cut(receives))
+            return self._exchange(cut(shares), cut(receives))
         if self.call.counts is None:
             whole = (0, self.call.count)
             source, target = self._spec(self._x, whole), self._spec(self._out, whole)
@@ -260,33 +225,14 @@ class Collective:
         begin, count = sends[self.rank]
         place, _ = receives[self.rank]
         if self._x is not None and self._out is not None:
-            if _address(self._x) == _address(self._out):
+            if address(self._x) == address(self._out):
                 self._x = self._x.copy()  # Open MPI takes one address for MPI_IN_PLACE (5.0)
             np.copyto(self._out[place : place + count], self._x[begin : begin + count])
         sends[self.rank] = receives[self.rank] = (0, 0)
-        source, target = (
-            self._typed(array, parts) for array, parts in ((self._x, sends), (self._out, receives))
-        )
+        source, made = typed(self.library, self._type, self._x, sends)
+        target, more = typed(self.library, self._type, self._out, receives)
+        self._types += made + more
         self._add(self.comm.Ialltoallw(source, target))
-
-    def _typed(self, array: Array | None, parts: Sequence[tuple[int, int]]) -> list[Any]:
-        raw = np.empty(0, np.uint8) if array is None else array.view(np.uint8)
-        types = [self._long_type(*part) if part[1] else self._type for part in parts]
-        self._types += [kind for kind, part in zip(types, parts, strict=True) if part[1]]
-        return [raw, [int(count > 0) for _, count in parts], [0] * self.size, types]
-
-    def _long_type(self, first: int, count: int) -> Any:
-        """Make a type of `count` elements that lie behind `first` others, however many."""
-        width, most = self._type.Get_size(), self.library.most
-        block = self._type.Create_contiguous(min(most, count))
-        blocks, rest = divmod(count, min(most, count))
-        made = self.library.mpi.Datatype.Create_struct(
-            [blocks, rest],
-            [first * width, (first + count - rest) * width],
-            [block, self._type],
-        ).Commit()
-        block.Free()
-        return made
 
     # --- what they share -------------------------------------------------------------------------
 
@@ -306,7 +252,7 @@ class Collective:
 
     def _parts(self, array: Array | None, shares: Sequence[int]) -> list[Any]:
         assert array is not None
-        offsets = [first for first, _ in _cut(shares)]
+        offsets = [first for first, _ in cut(shares)]
         return [array.view(np.uint8), (list(shares), offsets), self._type]
 
     def _own_or_place(self, shares: Sequence[int], part: Array | None, whole: Array | None) -> Any:
@@ -314,17 +260,6 @@ class Collective:
         assert part is not None
         if whole is not None and shares[self.rank]:
             first = sum(shares[: self.rank]) * whole.dtype.itemsize
-            if _address(part) == _address(whole) + first:
+            if address(part) == address(whole) + first:
                 return self.library.mpi.IN_PLACE
         return self._spec(part, (0, shares[self.rank]))
-
-
-def _address(array: Array | None) -> int:
-    assert array is not None
-    address: int = array.ctypes.data
-    return address
-
-
-def _cut(shares: Sequence[int]) -> list[tuple[int, int]]:
-    """Return each member's (first element, elements)."""
-    return list(zip(itertools.accumulate(shares, initial=0), shares, strict=False))

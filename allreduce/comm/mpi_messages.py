@@ -17,7 +17,7 @@ import numpy as np
 from allreduce.comm.base import Array
 from allreduce.comm.call import ANY, Call
 from allreduce.comm.disagreement import Side, story
-from allreduce.comm.mpi_calls import Library
+from allreduce.comm.mpi_types import Library
 from allreduce.comm.sites import NOTE_BYTES, Note
 from allreduce.errors import MismatchError, UsageError
 

@@ -12,8 +12,8 @@ from allreduce.cluster import World, mpi_library
 from allreduce.cluster.launchers import launcher
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.mpi import MpiTransport
-from allreduce.comm.mpi_calls import Library
 from allreduce.comm.mpi_progress import entered
+from allreduce.comm.mpi_types import Library
 from allreduce.errors import AllreduceError, UnsupportedError, UsageError
 
 

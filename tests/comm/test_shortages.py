@@ -84,3 +84,56 @@ def test_no_free_port_is_an_error_on_all_ranks(tmp_path: Path) -> None:
     assert [line.split()[0] for line in said] == ["0", "1", "2", "3"], result
     assert all("no port is free" in line for line in said), said
     assert all("ip_local_port_range" in line for line in said), said
+
+
+def _short_of_memory() -> None:
+    import resource
+
+    import numpy as np
+
+    from allreduce import errors
+    from allreduce.comm import init
+
+    comm = init()
+    if comm.rank == 1:
+        with open("/proc/self/statm") as statm:
+            used = int(statm.read().split()[0]) * 4096
+        resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))
+    try:
+        comm.empty(32 << 20, "float32")
+    except errors.OutOfMemoryError as error:
+        print(error)
+    print(comm.all_reduce(np.ones(3))[0])
+    comm.close()
+
+
+def test_memory_that_one_rank_cannot_map_is_refused_on_all() -> None:
+    for result in run_ranks(_short_of_memory, 3):
+        assert "rank 1 got 'Cannot allocate memory'" in result.stdout, result
+        assert result.stdout.endswith("3.0\n")
+
+
+def _short_at_the_start() -> None:
+    import os
+    import resource
+
+    import allreduce.comm
+    from allreduce import errors
+    from allreduce.cluster import join
+
+    world = allreduce.comm.world()
+    assert join is not None
+    if world.rank == 1:
+        with open("/proc/self/statm") as statm:
+            used = int(statm.read().split()[0]) * 4096
+        resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 20), used + (2 << 20)))
+    try:
+        allreduce.comm.init()
+    except errors.OutOfMemoryError as error:
+        print(str(error), flush=True)
+        os._exit(0)
+
+
+def test_too_little_memory_for_the_communicator_is_an_error_on_all() -> None:
+    for result in run_ranks(_short_at_the_start, 3):
+        assert "rank 1 got 'Cannot allocate memory'" in result.stdout, result

@@ -12,7 +12,7 @@ import pytest
 from allreduce import errors
 from allreduce.comm import Communicator, native
 from allreduce.events import logger
-from tests.comm import test_endings, test_failures
+from tests.comm import test_endings, test_failures, test_forks
 from tests.harness import run_ranks, settle_threads, world_of_one
 
 # What is promised of any transport.
@@ -33,10 +33,8 @@ test_own_timeout = test_failures.test_a_work_has_a_timeout_of_its_own
 test_no_memory = test_failures.test_absurd_symmetric_memory_is_refused_on_all_members
 test_killed = test_endings.test_survivors_name_the_killed_rank_within_half_a_second
 test_killed_inside = test_endings.test_a_rank_killed_inside_a_collective_is_named
-test_fork = test_endings.test_a_forked_child_cannot_take_part_nor_hide_its_parents_death
-test_fork_works = (
-    test_endings.test_a_child_forked_while_works_run_gets_an_error_and_leaves_them_alone
-)
+test_fork = test_forks.test_a_forked_child_cannot_take_part_nor_hide_its_parents_death
+test_fork_works = test_forks.test_a_child_forked_while_works_run_gets_an_error_and_leaves_them_alone
 test_without_close = test_endings.test_ranks_may_end_without_close
 
 
@@ -44,7 +42,8 @@ test_without_close = test_endings.test_ranks_may_end_without_close
 def _tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALLREDUCE_TRANSPORT", "tcp")
     on_tcp = functools.partial(run_ranks, env={"ALLREDUCE_TRANSPORT": "tcp"})
-    monkeypatch.setattr(test_endings, "run_ranks", on_tcp)
+    for module in (test_endings, test_forks):
+        monkeypatch.setattr(module, "run_ranks", on_tcp)
 
 
 def test_a_long_wait_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,113 @@
+"""What a fork of a member's process may do: nothing with its communicator, and it hides nothing."""
+
+from __future__ import annotations
+
+from tests.harness import run_ranks
+
+
+def _forked() -> None:
+    import multiprocessing
+    import os
+    import signal
+    import time
+    import warnings
+
+    import numpy as np
+
+    from allreduce import errors
+    from allreduce.comm import init
+
+    warnings.simplefilter("ignore")
+    comm = init()
+
+    def child(queue: object) -> None:
+        for attempt in (lambda: comm.all_reduce(np.ones(3)), init):
+            try:
+                attempt()
+            except errors.AllreduceError as error:
+                print(type(error).__name__, error, flush=True)
+        time.sleep(30)
+
+    comm.all_reduce(np.ones(3))
+    if comm.rank == 0:
+        process = multiprocessing.get_context("fork").Process(target=child, args=(None,))
+        process.daemon = True
+        process.start()
+        time.sleep(0.5)
+        comm.all_reduce(np.ones(3))
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        comm.all_reduce(np.ones(3))
+        comm.all_reduce(np.ones(3))
+    except errors.PeerLostError as error:
+        print(error)
+        os._exit(0)
+
+
+def test_a_forked_child_cannot_take_part_nor_hide_its_parents_death() -> None:
+    first, second = run_ranks(_forked, 2, timeout=20)
+    assert "UsageError" in first.stdout, first
+    assert "was forked from the process that joined" in first.stdout
+    assert "JoinError" in first.stdout
+    assert "rank 0 (process" in second.stdout
+    assert "died" in second.stdout
+
+
+def _forked_with_works() -> None:
+    import os
+    import threading
+    import time
+    import warnings
+    from collections.abc import Callable
+
+    import numpy as np
+
+    from allreduce import errors
+    from allreduce.comm import replica_communicators, world
+
+    warnings.simplefilter("ignore")
+    first, second = replica_communicators(world(), 2, name="forked", timeout=20)
+
+    def refused_in_a_child(attempt: Callable[[], object]) -> bool:
+        child = os.fork()
+        if child == 0:
+            try:
+                attempt()
+            except errors.UsageError:
+                os._exit(0)
+            os._exit(1)
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                return status == 0
+            time.sleep(0.01)
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        return False
+
+    work = first.all_reduce(np.full(300_000, 1.0), async_op=True)
+    print([refused_in_a_child(attempt) for attempt in (work.wait, work.done)])
+    other = second.all_reduce(np.full(300_000, 2.0), async_op=True)
+    print(set(other.wait()) | set(work.wait()))  # the children did nothing of it
+
+    stop = threading.Event()
+
+    def keep_busy(comm: object) -> None:
+        x = np.ones(6_000_000)
+        while comm.all_reduce(np.float64(stop.is_set())) == 0:  # type: ignore[attr-defined]
+            comm.all_reduce(x)  # type: ignore[attr-defined]
+
+    threads = [threading.Thread(target=keep_busy, args=(comm,)) for comm in (first, second)]
+    for thread in threads:
+        thread.start()
+    # The other threads hold the members' locks most of the time.
+    print({refused_in_a_child(lambda: first.all_reduce(np.ones(3))) for _ in range(20)})
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_child_forked_while_works_run_gets_an_error_and_leaves_them_alone() -> None:
+    (result,) = run_ranks(_forked_with_works, 1, timeout=60)
+    assert result.stdout.splitlines() == ["[True, True]", "{np.float64(3.0)}", "{True}"], result
