@@ -6,11 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from allreduce.cluster.address import LOOPBACK
-from allreduce.cluster.store import LocalStore, Store, SubsetStore, ranks_text
+from allreduce.cluster.store import LocalStore, Store, SubsetStore, rank_text, ranks_text
 from allreduce.cluster.waiting import Wait
 from allreduce.errors import PeerLostError, TimeoutError, UsageError
 
-__all__ = ["LocalStore", "Member", "Store", "World", "generations", "lost", "ranks_text"]
+__all__ = [
+    "LocalStore",
+    "Member",
+    "Store",
+    "World",
+    "generations",
+    "lost",
+    "rank_text",
+    "ranks_text",
+]
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,15 @@ class World:
         for member in self.members:
             found.setdefault(member.machine, []).append(member.rank)
         return tuple(tuple(ranks) for ranks in found.values())
+
+    def called(self, rank: int | None = None) -> str:
+        """Name a member (this one without `rank`) as people know it: "rank 7 (member 2)".
+
+        The second number, its rank here, stands where it is another than in the world that was
+        joined.
+        """
+        number = self.rank if rank is None else rank
+        return rank_text(self.members[number].world_rank, number)
 
     def subset(self, ranks: Sequence[int], name: str) -> World:
         """Make the world of some members; no communication, and nobody else takes part.

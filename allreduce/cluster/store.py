@@ -155,6 +155,11 @@ class SubsetStore(Store):
             )
 
 
+def rank_text(rank: int, member: int) -> str:
+    """Write "rank 7", or "rank 7 (member 2)" of one that its group knows by another number."""
+    return f"rank {rank}" if rank == member else f"rank {rank} (member {member})"
+
+
 def ranks_text(ranks: Iterable[int]) -> str:
     """Write "rank 3" or "ranks 1, 4, 5"."""
     listed = [str(rank) for rank in ranks]

@@ -13,7 +13,7 @@ from allreduce.cluster import World, join
 from allreduce.comm.base import Work
 from allreduce.comm.call import ANY, Call
 from allreduce.comm.communicator import Communicator
-from allreduce.comm.transports import opener
+from allreduce.comm.transports import open_members, opener
 from allreduce.errors import UsageError
 
 __all__ = ["ANY", "Call", "Communicator", "Work", "init", "replica_communicators", "world"]
@@ -104,10 +104,11 @@ def replica_communicators(
     with _lock:
         asked = _current().arguments | _checked({"timeout": timeout})
         read = settings.load()
-        make = opener(asked.get("transport") or read.transport)
+        transport = asked.get("transport") or read.transport
+        opener(transport)  # or say what is wrong with it before anybody meets
         unique = _fresh(_current(), name)
     seconds = asked.get("timeout", read.timeout)
-    return make(world, local_replicas, name=unique, timeout=seconds)
+    return open_members(transport, world, local_replicas, name=unique, timeout=seconds)
 
 
 def _current() -> _State:
@@ -120,14 +121,16 @@ def _current() -> _State:
 def _open(state: _State, given: dict[str, Any]) -> Communicator:
     read = settings.load()
     asked = state.arguments | given
-    make = opener(asked.get("transport") or read.transport)
+    transport = asked.get("transport") or read.transport
+    opener(transport)  # or say what is wrong with it before anybody meets
     if state.world is not None and any(_differs(state, given, name) for name in _IDENTITY):
         state.world.close()
         state.world = None
         state.names.clear()
     joined = _join(state, given)
     seconds = asked.get("timeout", read.timeout)
-    made = make(joined, 1, name=_fresh(state, "world"), timeout=seconds)[0]
+    name = _fresh(state, "world")
+    made = open_members(transport, joined, 1, name=name, timeout=seconds)[0]
     state.facts |= {"transport": made.transport, "timeout": seconds}
     return made
 

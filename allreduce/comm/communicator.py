@@ -14,7 +14,8 @@ from allreduce.comm.arguments import Prepared, prepare
 from allreduce.comm.base import Transport, Work
 from allreduce.comm.call import OPERATORS, Call, kind
 from allreduce.comm.checks import Context, Options
-from allreduce.comm.collectives import Collectives
+from allreduce.comm.failures import group_text
+from allreduce.comm.groups import Groups
 from allreduce.comm.plan import Plan
 from allreduce.errors import ClosedError
 
@@ -29,7 +30,7 @@ _QUICK: dict[tuple[str, str | None], int] = {
 }
 
 
-class Communicator(Collectives):
+class Communicator(Groups):
     """Orders collective calls over its members; every member makes the same calls in one order.
 
     Collectives take NumPy arrays, arrays on the CPU of libraries that speak DLPack (PyTorch, JAX),
@@ -59,7 +60,7 @@ class Communicator(Collectives):
         self.local_size = local_size
         self.transport = transport.name
         self._name = name
-        self._where = f"[{transport.name}] {label}"
+        self._where = f"[{transport.name}] {group_text(name)}{label}"
         self._transport = transport
         self._quick = transport.quick()
         self._quick_seconds = transport.quick_seconds
@@ -127,14 +128,21 @@ class Communicator(Collectives):
         self._transport.abort(reason)
 
     def close(self) -> None:
-        """Complete what was started, and leave. Not collective: the others may go on without us,
-        until they need us."""
+        """Complete what was started, and leave; `local` and `across`, too.
+
+        Not collective: the others may go on without us, until they need us.
+        """
         self._close(drain=True)
 
     def _close(self, drain: bool) -> None:
         self._closed = True
         self._quick = None
-        self._transport.close(drain)
+        try:
+            self._transport.close(drain)
+        finally:
+            for part in (self._local, self._across):
+                if part is not None and not part.closed:
+                    part._close(drain)
 
     def __enter__(self) -> Communicator:
         return self

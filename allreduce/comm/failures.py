@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from allreduce.cluster.base import rank_text
 from allreduce.comm.call import Call
 from allreduce.comm.disagreement import Side, story
 from allreduce.comm.sites import Note
@@ -31,6 +33,14 @@ def process_state(pid: int) -> str:
     return f"process {pid} {_STATES.get(letter, 'is alive')}"
 
 
+_GROUP = re.compile(r"[^/]+(/(split|group|local|across)\.\d+)+")
+
+
+def group_text(name: str) -> str:
+    """Say which group a message is about: that of all ranks goes without saying."""
+    return f"{name}: " if _GROUP.fullmatch(name) else ""
+
+
 @dataclass(frozen=True)
 class MemberInfo:
     """One member of a communicator: where it lives."""
@@ -43,7 +53,7 @@ class MemberInfo:
     def __str__(self) -> str:
         if self.replicated:
             return f"replica {self.index} (rank {self.rank})"
-        return f"rank {self.rank}"
+        return rank_text(self.rank, self.index)
 
     @property
     def state(self) -> str:
@@ -72,7 +82,7 @@ class Witness(ABC):
 
     @property
     def where(self) -> str:
-        return f"[{self.transport}] {self.members[self.me]}"
+        return f"[{self.transport}] {group_text(self.name)}{self.members[self.me]}"
 
     def call(self, member: int, seq: int) -> Call | None:
         """Return the call that a member posted under a number, if its slot still tells."""

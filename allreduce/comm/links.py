@@ -140,7 +140,7 @@ def connect(world: World, name: str, local_members: int, timeout: float) -> Link
         if isinstance(error, TimeoutError):
             raise
         raise TimeoutError(
-            f"[shared] rank {world.rank}: the ranks did not all meet within {timeout:g} s"
+            f"[shared] {world.called()}: the ranks did not all meet within {timeout:g} s"
         ) from error
 
 
@@ -223,7 +223,7 @@ def _visit(world: World, key: str, meeting: Meeting, hello: Hello, deadline: flo
     except HandshakeError as error:
         links.close()
         raise JoinError(
-            f"[shared] rank {world.rank} could not join rank 0's communicator: {error}"
+            f"[shared] {world.called()} could not join rank 0's communicator: {error}"
         ) from error
     except BaseException:
         links.close()
@@ -248,15 +248,16 @@ def _compare(world: World, key: str, failure: str, deadline: float, short: str =
     told = [json.loads(answer) for answer in answers]
     for rank, (_, _, text, _) in enumerate(told):
         if text:
-            raise JoinError(f"[shared] rank {world.rank}: not joined: rank {rank}: {text}")
+            raise JoinError(f"[shared] {world.called()}: not joined: {world.called(rank)}: {text}")
     far = [rank for rank, (text, *_) in enumerate(told) if text]
     if far:
         hosts = {rank: world.members[rank].host for rank in (0, far[0])}
         raise UnsupportedError(
-            f"[shared] rank {world.rank}: rank {far[0]} on {hosts[far[0]]} cannot reach rank 0 on "
-            f"{hosts[0]} through a Unix socket ({told[far[0]][0]}): they do not share a "
-            "host and its network namespace; use the transport hierarchical or tcp between hosts, "
-            "and give each a name of its own in ALLREDUCE_HOST if these were taken for one"
+            f"[shared] {world.called()}: {world.called(far[0])} on {hosts[far[0]]} cannot reach "
+            f"{world.called(0)} on {hosts[0]} through a Unix socket ({told[far[0]][0]}): they do "
+            "not share a host and its network namespace; use the transport hierarchical or tcp "
+            "between hosts, and give each a name of its own in ALLREDUCE_HOST if these were taken "
+            "for one"
         )
-    stored_choices.agree(f"[shared] rank {world.rank}", world, [offer for *_, offer in told])
+    stored_choices.agree(f"[shared] {world.called()}", world, [offer for *_, offer in told])
     return len({core for _, cores, *_ in told for core in cores})

@@ -29,6 +29,7 @@ from allreduce.cluster import World
 from allreduce.comm import mpi_progress, sites
 from allreduce.comm.base import Array, Quick, Transport
 from allreduce.comm.call import Call
+from allreduce.comm.failures import group_text
 from allreduce.comm.mpi_calls import Collective
 from allreduce.comm.mpi_flight import Flight
 from allreduce.comm.mpi_messages import Message
@@ -76,7 +77,7 @@ class MpiTransport(Transport):
         self._library, self._mpi = library, library.mpi
         self._data, self._control = data, control
         self._rank, self._group, self._timeout = world.rank, name, timeout
-        self._where = f"[mpi] rank {world.rank}"
+        self._where = f"[mpi] {group_text(name)}{world.called()}"
         self._news = News(world, name)
         self._main_only = self._mpi.Query_thread() < self._mpi.THREAD_SERIALIZED
         self._pid = os.getpid()

@@ -60,12 +60,12 @@ class Notice:
     calls: int  # how many collective calls the member had completed
     text: str
 
-    def error(self, where: str, current: str) -> AllreduceError:
-        """Say it as the error of a member that is in the call `current`."""
+    def error(self, where: str, current: str, member: str) -> AllreduceError:
+        """Say it as the error of one that is in the call `current`; `member` is told of."""
         texts = {
-            "left": f"rank {self.rank} left normally, by close() or the end of its program, while "
+            "left": f"{member} left normally, by close() or the end of its program, while "
             f"others were in {current}; every rank must make the same calls",
-            "aborted": f"rank {self.rank} aborted the communicator: {self.text}",
+            "aborted": f"{member} aborted the communicator: {self.text}",
         }
         return _ERRORS[self.kind](f"{where}: {texts.get(self.kind, self.text)}")
 
@@ -111,13 +111,14 @@ class News:
             did = f"made its last call, {last}" if last else "has made no call yet"
             newer = call and int(number) > int(last.rpartition("#")[2] or -1)
             did = f"waits in call {call} #{number}" if newer else did
-            told.append(f"rank {rank} {did} ({self._state(rank)})")
+            told.append(f"{self.world.called(rank)} {did} ({self._state(rank)})")
         return "; ".join(told) or f"all ranks wait in it, but MPI has not completed it{self.odd()}"
 
     def odd(self) -> str:
         """Say which processes are not just running."""
-        states = [(rank, self._state(rank)) for rank in range(self.world.size)]
-        told = [f"rank {rank}: {state}" for rank, state in states if "is stopped" in state]
+        called = self.world.called
+        states = [(called(rank), self._state(rank)) for rank in range(self.world.size)]
+        told = [f"{rank}: {state}" for rank, state in states if "is stopped" in state]
         return f" ({'; '.join(told)})" if told else ""
 
     def _state(self, rank: int) -> str:
@@ -154,7 +155,9 @@ class News:
         for name in ("counts", "receives"):
             fields[name] = None if fields[name] is None else tuple(fields[name])
         here = rank == self.world.rank
-        return Side(f"rank {rank}", Call(**fields), Note.unpack(told["note"].encode()), here)
+        return Side(
+            self.world.called(rank), Call(**fields), Note.unpack(told["note"].encode()), here
+        )
 
     def _version(self, key: str) -> Any:
         try:

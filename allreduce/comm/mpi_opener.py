@@ -45,7 +45,7 @@ def open_mpi(world: World, local_members: int, *, name: str, timeout: float) -> 
         Communicator(
             transport,
             name=name,
-            label=f"rank {world.rank}",
+            label=world.called(),
             rank=world.rank,
             size=world.size,
             local_rank=world.local_rank,
@@ -68,13 +68,13 @@ def _meet(world: World, local_members: int, name: str, timeout: float) -> tuple[
     texts = [answer.decode() for answer in answers]
     for text in texts:
         if text.startswith("!"):
-            raise UsageError(f"[mpi] rank {world.rank}: another rank cannot take part: {text[1:]}")
+            raise UsageError(f"[mpi] {world.called()}: another rank cannot take part: {text[1:]}")
     return mpi, [int(text) for text in texts]
 
 
 def _library(world: World, local_members: int, timeout: float) -> Any:
     """Return `mpi4py.MPI`, initialised by the world."""
-    where = f"[mpi] rank {world.rank}"
+    where = f"[mpi] {world.called()}"
     if local_members != 1:
         raise UnsupportedError(
             f"{where}: a process is one member of the mpi transport, but brings {local_members}; "

@@ -50,7 +50,7 @@ class Vigil:
         try:
             notice = self.news.hear()
             if notice is not None and self._concerns(notice):
-                return notice.error(self.where, str(self))
+                return notice.error(self.where, str(self), self.news.world.called(notice.rank))
             if not self._announced and waited >= _ANNOUNCE_SECONDS and self.seq >= 0:
                 self.news.wait_in(self.seq, self.call)
                 self._announced = True
@@ -72,7 +72,7 @@ class Vigil:
         except AllreduceError as error:  # of the store, whose leader is gone
             missing = str(error)
         return (
-            f"rank {self.news.world.rank} gave up {self} after {self.seconds:.3g} s: {missing}; "
+            f"{self.news.world.called()} gave up {self} after {self.seconds:.3g} s: {missing}; "
             "if it only needs longer, raise the timeout"
         )
 
@@ -91,5 +91,5 @@ class Vigil:
             return f"all ranks have made the call, but MPI has not completed it{self.news.odd()}"
         if self.seq >= 0:
             return self.news.missing(self.seq, self.last)
-        peer = "any rank" if self.call.root == -1 else f"rank {self.call.root}"
+        peer = "any rank" if self.call.root == -1 else self.news.world.called(self.call.root)
         return f"no matching call of {peer} has come{self.news.odd()}"

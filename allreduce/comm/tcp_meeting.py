@@ -117,7 +117,7 @@ def _listen(world: World) -> socket.socket:
     parsed = ipaddress.ip_address(host)
     if not world.secret and not parsed.is_loopback:
         raise UsageError(
-            f"[tcp] rank {world.rank}: the members meet on {host}, which is not loopback, and the "
+            f"[tcp] {world.called()}: the members meet on {host}, which is not loopback, and the "
             "job has no secret: anybody on the network could join; set ALLREDUCE_SECRET to the "
             "same random text on all ranks"
         )
@@ -130,7 +130,7 @@ def _listen(world: World) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UsageError(
-            f"[tcp] rank {world.rank}: cannot listen on {host}: {error}; {_remedy(error)}"
+            f"[tcp] {world.called()}: cannot listen on {host}: {error}; {_remedy(error)}"
         ) from error
     return listener
 
@@ -163,18 +163,18 @@ def _introduce(
     told = [json.loads(text) for text in world.exchange(key, json.dumps(mine).encode(), timeout)]
     for rank, (*_, short, trouble, _) in enumerate(told):
         if short:
-            raise JoinError(f"[tcp] rank {world.rank}: not joined: rank {rank}: {short}")
+            raise JoinError(f"[tcp] {world.called()}: not joined: {world.called(rank)}: {short}")
         if trouble:
             own = rank == world.rank
-            raise UsageError(trouble if own else f"[tcp] rank {world.rank}: not joined: {trouble}")
-    stored_choices.agree(f"[tcp] rank {world.rank}", world, [facts[-1] for facts in told])
+            raise UsageError(trouble if own else f"[tcp] {world.called()}: not joined: {trouble}")
+    stored_choices.agree(f"[tcp] {world.called()}", world, [facts[-1] for facts in told])
     processes = tuple(Process(rank, *facts[:5]) for rank, facts in enumerate(told))
     first = processes[0].channels
     for process in processes:
         if process.channels != first:
             raise UsageError(
-                f"[tcp] rank {world.rank}: ALLREDUCE_TCP_CONNECTIONS is {first - 1} on rank 0 but "
-                f"{process.channels - 1} on rank {process.rank}; set the same everywhere"
+                f"[tcp] {world.called()}: ALLREDUCE_TCP_CONNECTIONS is {first - 1} on rank 0 but "
+                f"{process.channels - 1} on {world.called(process.rank)}; set the same everywhere"
             )
     return processes
 
@@ -216,7 +216,7 @@ def _call(mesh: Mesh, mine: int, other: int, channel: int, deadline: float) -> s
         sock = socket.create_connection((process.host, process.port), max(0.001, remaining))
     except OSError as error:
         raise JoinError(
-            f"[tcp] rank {world.rank} cannot reach rank {process.rank} at "
+            f"[tcp] {world.called()} cannot reach {world.called(process.rank)} at "
             f"{process.host}:{process.port}: {error}; {_remedy(error)}"
         ) from error
     try:
@@ -225,7 +225,7 @@ def _call(mesh: Mesh, mine: int, other: int, channel: int, deadline: float) -> s
     except (HandshakeError, OSError) as error:
         sock.close()
         raise JoinError(
-            f"[tcp] rank {world.rank} could not join rank {process.rank} at "
+            f"[tcp] {world.called()} could not join {world.called(process.rank)} at "
             f"{process.host}:{process.port}: {error}"
         ) from error
     return sock

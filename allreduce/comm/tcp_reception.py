@@ -71,13 +71,13 @@ class Reception:
         world = self._mesh.world
         with contextlib.suppress(TimeoutError):
             text = world.store.get(f"{self._mesh.meeting.name}/failed", 0.0).decode()
-            raise JoinError(f"[tcp] rank {world.rank}: not joined: {text}")
+            raise JoinError(f"[tcp] {world.called()}: not joined: {text}")
 
     def _late(self) -> TimeoutError:
         owners = self._mesh.owners
         ranks = sorted({owners[other] for _, other, _ in self._missing})
         return TimeoutError(
-            f"[tcp] rank {self._mesh.world.rank}: nobody called in time from rank"
+            f"[tcp] {self._mesh.world.called()}: nobody called in time from rank"
             f"{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
         )
 

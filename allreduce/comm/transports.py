@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, cast
 
 from allreduce.cluster import World
 from allreduce.comm.communicator import Communicator
+from allreduce.comm.groups import Home
 from allreduce.errors import unknown_name
 
 
@@ -41,6 +43,30 @@ def opener(name: str | None) -> Opener:
     module, function = REGISTRY[name]
     found: Callable[..., list[Communicator]] = getattr(importlib.import_module(module), function)
     return cast(Opener, found)
+
+
+def open_members(
+    transport: str | None, world: World, local_members: int, *, name: str, timeout: float
+) -> list[Communicator]:
+    """Make this process's members of a communicator from which others can be made.
+
+    Args:
+        transport: As for `opener`.
+        world: Whose processes; this is a collective call of them.
+        local_members: How many members this process brings.
+        name: Names the communicator; the same on all ranks, and new in this world.
+        timeout: Seconds that meeting, and later any wait, may last.
+    """
+    made = opener(transport)(world, local_members, name=name, timeout=timeout)
+    for comm in made:
+        comm._home = Home(world, name, timeout, partial(_open_group, transport))
+    return made
+
+
+def _open_group(
+    parents: str | None, world: World, *, name: str, timeout: float, transport: str | None
+) -> Communicator:
+    return open_members(transport or parents, world, 1, name=name, timeout=timeout)[0]
 
 
 def _by_world(world: World, local_members: int, *, name: str, timeout: float) -> list[Communicator]:

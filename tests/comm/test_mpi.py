@@ -9,7 +9,7 @@ from allreduce.comm.mpi_news import signature
 from allreduce.comm.mpi_opener import open_mpi
 from allreduce.comm.transports import REGISTRY, opener
 from allreduce.errors import UnsupportedError, UsageError
-from tests.comm import message_cases
+from tests.comm import group_cases, message_cases
 from tests.comm.mpi_jobs import failing, job
 from tests.harness import Result, world_of_one
 
@@ -25,6 +25,7 @@ SHARED = (  # of tests.comm.cases; "bits" is the shared transport's promise alon
     "many_small",
 )
 MESSAGES = (*message_cases.CASES, "symmetric")
+GROUPS = (*group_cases.CASES, "many_groups:20")
 OWN = (
     "moved",
     "reduced",
@@ -60,9 +61,9 @@ class TestCases:
     @classmethod
     def done(cls, request: pytest.FixtureRequest) -> tuple[int, Result]:
         size: int = request.param
-        return size, job(JOB.format(cases=SHARED + MESSAGES + OWN), size, timeout=110)
+        return size, job(JOB.format(cases=SHARED + MESSAGES + GROUPS + OWN), size, timeout=110)
 
-    @pytest.mark.parametrize("case", SHARED + MESSAGES + OWN)
+    @pytest.mark.parametrize("case", SHARED + MESSAGES + GROUPS + OWN)
     def test_case(self, done: tuple[int, Result], case: str) -> None:
         size, result = done
         for rank in range(size):

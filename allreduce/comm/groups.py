@@ -1,0 +1,179 @@
+"""Communicators of some of a communicator's members: by color, by rank, per host and across hosts.
+
+What is made is as independent of its parent as of its siblings: it has its own memory or
+connections, its own order of calls and its own end. Only the store is the parent's.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from allreduce.cluster import World
+from allreduce.comm.checks import is_whole
+from allreduce.comm.collectives import Collectives
+from allreduce.errors import UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from allreduce.comm.communicator import Communicator
+
+
+class Open(Protocol):
+    """Opens this process's member of a communicator; without a transport as the parent's was."""
+
+    def __call__(
+        self, world: World, *, name: str, timeout: float, transport: str | None
+    ) -> Communicator: ...
+
+
+@dataclass
+class Home:
+    """What a communicator's groups are made from.
+
+    Args:
+        world: Its processes, in the order of its members if each has one.
+        name: Its name.
+        timeout: Its own, and its groups'.
+        open: Makes a communicator of another world.
+    """
+
+    world: World
+    name: str
+    timeout: float
+    open: Open
+    # How many were made: by their members, because each member knows of its own alone.
+    _made: Counter[tuple[str, tuple[int, ...]]] = field(default_factory=Counter)
+
+    def make(self, ranks: Sequence[int], kind: str, transport: str | None = None) -> Communicator:
+        """Make the communicator of these ranks, of which this process is one."""
+        chosen = (kind, tuple(ranks))
+        self._made[chosen] += 1
+        name = f"{self.name}/{kind}.{self._made[chosen]}"
+        world = self.world.subset(ranks, name)
+        return self.open(world, name=name, timeout=self.timeout, transport=transport)
+
+
+class Groups(Collectives):
+    """A communicator that others can be made from."""
+
+    _home: Home | None = None  # set by what opened the communicator
+    _where: str
+    _local: Communicator | None = None
+    _across: Communicator | None = None
+
+    @abstractmethod
+    def _check_open(self) -> None:
+        """Raise if the communicator was closed."""
+
+    def split(
+        self, color: int | None, key: int = 0, *, transport: str | None = None
+    ) -> Communicator | None:
+        """Make a communicator for each color, of the members that named it; a collective call.
+
+        What is made belongs to the caller, who closes it; parents and parts are closed in any
+        order.
+
+        Args:
+            color: Members that name the same number come together; None for no part.
+            key: Members of a part are numbered by key, then by rank here.
+            transport: What carries the parts' calls; as here without it. The same on all members.
+
+        Returns:
+            This member's part, or None without a color.
+
+        Raises:
+            UnsupportedError: Members are replicas of which a process may have several.
+        """
+        home = self._base("split")
+        where = f"{self._where}: split"
+        if color is not None and not _is_word(color):
+            raise UsageError(f"{where} got color={color!r}; expected a whole number, or None")
+        if not _is_word(key):
+            raise UsageError(f"{where} got key={key!r}; expected a whole number")
+        mine = [None if color is None else int(color), int(key), transport]
+        chosen = self.all_gather_object(mine)
+        for rank, row in enumerate(chosen):
+            if row[2] != chosen[0][2]:
+                raise UsageError(
+                    f"{where} got transport={chosen[0][2]!r} on member 0 but {row[2]!r} on member "
+                    f"{rank}; name the same on all members"
+                )
+        if color is None:
+            return None
+        ranks = [rank for rank, row in enumerate(chosen) if row[0] == mine[0]]
+        ranks.sort(key=lambda rank: (chosen[rank][1], rank))
+        return home.make(ranks, "split", transport)
+
+    def group(self, ranks: Sequence[int], *, transport: str | None = None) -> Communicator | None:
+        """Make a communicator of some members; a collective call of these alone.
+
+        Others may call, too, and get None at once: where every rank makes the same list of groups,
+        each gets its own ones.
+
+        Args:
+            ranks: The members, by their ranks here, in the order of their ranks there; the same on
+                all of them.
+            transport: What carries its calls; as here without it.
+
+        Raises:
+            UsageError: There is no such rank, or one comes twice.
+            UnsupportedError: Members are replicas of which a process may have several.
+        """
+        home = self._base("group")
+        listed = tuple(ranks) if isinstance(ranks, Sequence | range) else None
+        if not listed or not all(is_whole(rank) and 0 <= rank < self.size for rank in listed):
+            raise UsageError(
+                f"{self._where}: group got ranks={ranks!r}; expected a list of ranks from 0 to "
+                f"{self.size - 1}"
+            )
+        if len(set(listed)) != len(listed):
+            raise UsageError(f"{self._where}: group got ranks={ranks!r}; one of them comes twice")
+        if self.rank not in listed:
+            return None
+        return home.make([int(rank) for rank in listed], "group", transport)
+
+    @property
+    def local(self) -> Communicator:
+        """The members on this member's host; closed with this communicator.
+
+        Made when it is first asked for: that is a collective call of its members.
+        """
+        if self._local is None or self._local.closed:
+            home = self._base("local")
+            self._local = home.make(_host(home, self.rank), "local")
+        return self._local
+
+    @property
+    def across(self) -> Communicator:
+        """One member per host: those with this member's place on their hosts; closed with this.
+
+        Made when it is first asked for: that is a collective call of its members. Hosts with fewer
+        members have none in the lanes of the last places.
+        """
+        if self._across is None or self._across.closed:
+            home = self._base("across")
+            place = _host(home, self.rank).index(self.rank)
+            lane = sorted(ranks[place] for ranks in home.world.hosts if place < len(ranks))
+            self._across = home.make(lane, "across")
+        return self._across
+
+    def _base(self, call: str) -> Home:
+        self._check_open()
+        if self._home is None or self._home.world.size != self.size:
+            raise UnsupportedError(
+                f"{self._where}: {call} makes communicators of processes, but here a process may "
+                "have several members; use one of one member per process, as allreduce.init() "
+                "makes it"
+            )
+        return self._home
+
+
+def _host(home: Home, rank: int) -> tuple[int, ...]:
+    return next(ranks for ranks in home.world.hosts if rank in ranks)
+
+
+def _is_word(number: Any) -> bool:
+    return is_whole(number) and -(1 << 63) <= number < 1 << 63
