@@ -64,8 +64,8 @@ class Collectives(ABC):
         """Check and start a recv."""
 
     @abstractmethod
-    def _meet(self) -> Work:
-        """Start a barrier."""
+    def _meet(self, typed: str = "") -> Work:
+        """Start a barrier, or what the caller typed instead."""
 
     @abstractmethod
     def _try_quick(self, collective: str, op: Any, root: Any, x: Any, out: Any) -> bool:

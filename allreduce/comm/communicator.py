@@ -28,6 +28,7 @@ _QUICK: dict[tuple[str, str | None], int] = {
     (collective, None): kind(collective)
     for collective in ("barrier", "broadcast", "all_gather", "all_to_all")
 }
+_FIXED = frozenset({"rank", "size", "local_rank", "local_size", "transport"})
 
 
 class Communicator(Groups):
@@ -66,6 +67,11 @@ class Communicator(Groups):
         self._quick_seconds = transport.quick_seconds
         self._closed = False
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _FIXED and name in self.__dict__:
+            raise AttributeError(f"{self._where}: {name} is what it is, and cannot be set")
+        super().__setattr__(name, value)
+
     @property
     def closed(self) -> bool:
         """Whether `close()` was called."""
@@ -84,9 +90,11 @@ class Communicator(Groups):
 
         Raises:
             OutOfMemoryError: A member cannot have the memory; raised on all members.
-            MismatchError: Members asked for different sizes.
+            MismatchError: Members asked for different shapes or dtypes.
         """
         lengths, kind = checks.check_empty(self._context("empty"), shape, dtype)
+        if self.size > 1:
+            self._meet(f"empty({lengths}, dtype={str(kind)!r})").wait()
         nbytes = math.prod(lengths) * kind.itemsize
         return self._transport.empty(nbytes)[:nbytes].view(kind).reshape(lengths)
 
@@ -188,9 +196,9 @@ class Communicator(Groups):
         context = self._context("send")
         return self._begin(context, messages.prepare_send(context, x, dest, tag))
 
-    def _meet(self) -> Work:
-        context = self._context("barrier")
-        call = Call("barrier", None, "none", 0, None, self._name)
+    def _meet(self, typed: str = "") -> Work:
+        context = self._context(typed.partition("(")[0] or "barrier")
+        call = Call("barrier", None, "none", 0, None, self._name, typed=typed)
         return self._begin(context, Prepared(call, None, None, lambda: None))
 
     def _receive(self, out: Any, source: int, tag: int) -> Work:

@@ -10,6 +10,7 @@ last process that holds or maps them, whatever ended it.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,6 +65,19 @@ def check_available(nbytes: int) -> None:
     left = room()
     if nbytes > left.nbytes:
         raise OSError(errno.ENOMEM, f"{nbytes} bytes are needed, and {left}")
+
+
+def check_mappable(nbytes: int) -> None:
+    """Refuse what this process has no addresses for, as under a limit on them; touches no page.
+
+    Raises:
+        OSError: It has not (ENOMEM).
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    try:  # without access: what cannot be written takes no memory
+        mmap.mmap(-1, nbytes, flags=flags, prot=0).close()
+    except OverflowError:
+        raise OSError(errno.ENOMEM, f"no process has addresses for {nbytes} bytes") from None
 
 
 def allocate(nbytes: int) -> int:

@@ -47,16 +47,49 @@ class Symmetric:
         if pages >= COUNT_LIMIT:
             raise OutOfMemoryError(f"{self._where}: no machine has {nbytes} bytes")
         complete(self._member.start_allocate(pages))
+        # Making the pages takes long: not before everybody has room to map them.
+        self._tell(nbytes, self._look(pages * _PAGE), complete)
         self._regions += 1
-        mine = _report(*self._map(self._regions, pages * _PAGE))
-        # Everybody learns whether everybody could map it, and if not why.
+        try:
+            self._tell(nbytes, self._map(self._regions, pages * _PAGE), complete)
+        except OutOfMemoryError:
+            self._local.group.release_region(self._regions)
+            raise
+        part: NDArray[np.uint8] = self._local.group.claim(self._regions, self._index)
+        return part
+
+    def _tell(
+        self, nbytes: int, found: tuple[int, str], complete: Callable[[_native.Work], None]
+    ) -> None:
+        """Have everybody learn whether everybody succeeded, and if not why.
+
+        Raises:
+            OutOfMemoryError: A process did not; raised on all members.
+        """
+        mine = _report(*found)
         reports = np.zeros((len(self._local.members), len(mine)), np.int64)
         complete(self._member.start(kind("all_gather"), mine, reports.reshape(-1)))
         if reports[:, 0].any():
-            self._local.group.release_region(self._regions)
             raise self._shortage(nbytes, reports)
-        part: NDArray[np.uint8] = self._local.group.claim(self._regions, self._index)
-        return part
+
+    def _look(self, part_bytes: int) -> tuple[int, str]:
+        """Have this process's first member see whether a new region could be mapped here.
+
+        Returns:
+            As `_map`.
+        """
+        local = self._local
+        if self._index != local.first:
+            return 0, ""
+        total = part_bytes * len(local.members)
+        try:
+            if local.links.rank == 0:
+                needed = total + memory.page_tables(total, len(local.links.processes))
+                memory.check_available(needed)
+            memory.check_mappable(total)
+        except OSError as failure:
+            return failure.errno or errno.ENOMEM, failure.strerror or ""
+        return 0, ""
 
     def _map(self, region: int, part_bytes: int) -> tuple[int, str]:
         """Have this process's first member map a new region.
@@ -69,8 +102,9 @@ class Symmetric:
             return 0, ""
         fd, error, why = None, 0, ""
         try:
-            if local.links.rank == 0:
-                fd = self._allocate(part_bytes * len(local.members))
+            if local.links.rank == 0 and local.links.sockets:
+                # One file for all members' parts, which counts as the first process's.
+                fd = memory.allocate(part_bytes * len(local.members))
         except OSError as failure:
             error, why = failure.errno or errno.ENOMEM, failure.strerror or ""
         try:
@@ -86,18 +120,6 @@ class Symmetric:
             if fd is not None:
                 os.close(fd)
         return error, why
-
-    def _allocate(self, total: int) -> int | None:
-        """Have the first process allocate a region; None where no other has to map it.
-
-        All members' parts are one file, which counts as the first process's.
-
-        Raises:
-            OSError: There is no memory for the file and for what mapping it everywhere takes.
-        """
-        links = self._local.links
-        memory.check_available(total + memory.page_tables(total, len(links.processes)))
-        return memory.allocate(total) if links.sockets else None
 
     def _shortage(self, nbytes: int, reports: NDArray[np.int64]) -> OutOfMemoryError:
         first = int(np.flatnonzero(reports[:, 0])[0])

@@ -110,7 +110,7 @@ std::shared_ptr<Work> start(Member& member, std::uint32_t kind, nb::handle in, n
   Call call = decode(kind);
   std::string told(note.c_str(), note.size());
   if (call.collective == Collective::barrier)
-    return member.start(call, nullptr, nullptr, {0, {}, {}, std::move(told)});
+    return member.start(call, nullptr, nullptr, {digest, {}, {}, std::move(told)});
   const View source(in.ptr(), false), target(out.ptr(), true);
   const View& either = source.held() ? source : target;
   call.type = either.type();

@@ -26,6 +26,9 @@ def _alone() -> None:
     for other in ({"timeout": 41}, {"rank": 1}, {"size": 2}, {"leader": "a:1"}, {"secret": "s"}):
         with pytest.raises(errors.UsageError, match="was called again with"):
             comm.init(**other)
+    for name in ("rank", "size", "local_rank", "local_size", "transport"):
+        with pytest.raises(AttributeError, match=f"rank 0: {name} is what it is"):
+            setattr(first, name, 3)
     first.close()
     second = comm.init(leader=os.environ.get("ALLREDUCE_LEADER"))
     assert comm.init(timeout=40) is second  # what is left out is as it was
