@@ -205,6 +205,13 @@ class World:
         self.farewell()
 
 
+class LeaderLeftError(PeerLostError):
+    """The process that hosts the group leader has left in good order: nobody is known to be lost.
+
+    Members tell each other nothing any more, but what needs no store may go on.
+    """
+
+
 def lost(rank: int, member: Member, reason: str) -> PeerLostError:
     """Build the error for a dead member, as seen by `rank`."""
     return PeerLostError(

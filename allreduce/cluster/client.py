@@ -12,10 +12,11 @@ from concurrent import futures
 
 from allreduce.cluster import forks
 from allreduce.cluster import leader_pb2 as pb
-from allreduce.cluster.base import Member, Store, lost, ranks_text
+from allreduce.cluster.base import LeaderLeftError, Member, Store, lost, ranks_text
 from allreduce.cluster.rpc import (
     BEAT_SECONDS,
     CHANNEL_OPTIONS,
+    LEFT,
     MAX_VALUE_BYTES,
     grpc,
     leader_pb2_grpc,
@@ -58,6 +59,7 @@ class Line:
         self._pending: dict[int, futures.Future[pb.ToMember]] = {}
         self._numbers = itertools.count(1)
         self.broken: str | None = None
+        self.left = False  # whether it is broken because the leader's host left in good order
         self._heard = time.monotonic()
         stub = leader_pb2_grpc.LeaderStub(self._channel)  # type: ignore[no-untyped-call]
         self._call = stub.Attend(self._requests())
@@ -124,6 +126,7 @@ class Line:
             for message in self._call:
                 self._heard = time.monotonic()
                 self._dispatch(message)
+            self.left = any(key == LEFT for key, _ in self._call.trailing_metadata())
         except grpc.RpcError:
             reason = self._call.details() or reason
         self._break(reason)
@@ -246,7 +249,8 @@ class LeaderStore(Store):
     def _leader_lost(self, error: ConnectionError) -> ClosedError | PeerLostError:
         if self._closed:
             return ClosedError(f"[cluster] rank {self._rank}: the store was closed meanwhile")
-        return PeerLostError(
+        kind = LeaderLeftError if self._line.left else PeerLostError
+        return kind(
             f"[cluster] rank {self._rank}: the group leader at {self._line.address}, in "
             f"{self._whereabouts}, is gone: {error}"
         )

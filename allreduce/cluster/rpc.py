@@ -13,6 +13,7 @@ import grpc.aio
 from allreduce.cluster import leader_pb2_grpc
 
 PROTOCOL = 3
+LEFT = "left"  # in a call's trailing metadata: the leader's host has left in good order
 BEAT_SECONDS = 1.0  # a member that has said nothing for so long sends a heartbeat
 
 # The store is for addresses, identities and agreements; arrays go through collectives.
@@ -40,6 +41,7 @@ CHANNEL_OPTIONS = [
 __all__ = [
     "BEAT_SECONDS",
     "CHANNEL_OPTIONS",
+    "LEFT",
     "MAX_VALUE_BYTES",
     "PROTOCOL",
     "SERVER_OPTIONS",

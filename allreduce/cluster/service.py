@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from allreduce.cluster import forks
 from allreduce.cluster.address import check_secret
 from allreduce.cluster.group import Group
-from allreduce.cluster.rpc import SERVER_OPTIONS, grpc, leader_pb2_grpc
+from allreduce.cluster.rpc import LEFT, SERVER_OPTIONS, grpc, leader_pb2_grpc
 from allreduce.cluster.session import Session
 from allreduce.errors import JoinError
 
@@ -52,6 +53,7 @@ class Leader:
         self.address = address
         self.groups: dict[int, Group] = {}
         self.closing = False
+        self.left = False  # whether it ends because its host leaves in good order
         self.greeting = 0
         self.attending = 0  # members that are connected
         self.asked = time.monotonic()  # when one of them last made a request
@@ -81,12 +83,14 @@ class Leader:
         Members that are connected and quiet compute, or wait for each other elsewhere: they may do
         so for hours, and notice nothing.
         """
+        self.left = drain > 0
         self.closing = True
         deadline = time.monotonic() + drain
         while self.attending and time.monotonic() < min(deadline, self.asked + QUIET_SECONDS):
             time.sleep(_POLL_SECONDS)
         if self._loop is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self.stop.set)
+            with contextlib.suppress(RuntimeError):  # the loop has just ended
+                self._loop.call_soon_threadsafe(self.stop.set)
             self._thread.join(START_SECONDS)
         forks.release(self)
 
@@ -125,6 +129,8 @@ class _Servicer(leader_pb2_grpc.LeaderServicer):
         except asyncio.CancelledError:
             return  # the member's connection broke
         finally:
+            if self._leader.left:
+                context.set_trailing_metadata(((LEFT, "1"),))
             for task in (serving, stopping):
                 task.cancel()
             await asyncio.wait((serving, stopping))

@@ -17,9 +17,11 @@ the dead one.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -85,7 +87,8 @@ class MpiTransport(Transport):
         self._disputed: MpiWork | None = None
         self._failure: AllreduceError | None = None
         self._raised = False
-        self._closed = False
+        self._closed = self._leaving = False
+        self._closing = threading.Lock()
         self.quick_seconds = min(timeout, WARN_SECONDS)
         mpi_progress.add(self)
 
@@ -107,15 +110,31 @@ class MpiTransport(Transport):
         note = sites.note(array, None)
         message = Message(self._library, self._data, call, array, self._where, note)
         work = MpiWork(self, call, message, result, note)
-        with entered:
+        with entered, self._intact():
             self._flight.begin_message(work)
+        self._check()
         return work
 
     def _begin(self, task: Collective, result: Callable[[], Any], flag: bool) -> MpiWork:
         work = MpiWork(self, task.call, task, result, sites.note(task.x, task.out))
-        with entered:
+        with entered, self._intact():
             self._flight.begin(work, flag)
+        self._check()
         return work
+
+    @contextlib.contextmanager
+    def _intact(self) -> Iterator[None]:
+        """Make the communicator dead if what is done to its calls is left half done."""
+        try:
+            yield
+        except AllreduceError as error:
+            self._fail(type(error)(f"{self._where}: {error}"), "mismatch", str(error))
+        except self._mpi.Exception as error:
+            text = f"MPI failed, as after the loss of a rank or of a network: {error}"
+            self._fail(PeerLostError(f"{self._where}: {text}"), "aborted", text)
+        except BaseException as error:  # a signal's handler raised
+            self.abort(f"a call was interrupted by {type(error).__name__}")
+            raise
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
         size = self._data.Get_size()
@@ -213,16 +232,11 @@ class MpiTransport(Transport):
         """Do what can be done of this communicator's calls; the caller is alone in MPI."""
         if self._failure is not None or self._disputed is not None:
             return
-        try:
+        with self._intact():
             work = self._flight.advance()
             if work is not None:
                 self._disputed = work
                 self._news.dispute(work.seq, work.call, work.note, int(work.mark))
-        except AllreduceError as error:
-            self._fail(type(error)(f"{self._where}: {error}"), "mismatch", str(error))
-        except self._mpi.Exception as error:
-            text = f"MPI failed, as after the loss of a rank or of a network: {error}"
-            self._fail(PeerLostError(f"{self._where}: {text}"), "aborted", text)
 
     @property
     def moving(self) -> bool:
@@ -256,8 +270,12 @@ class MpiTransport(Transport):
         self._raised = True
 
     def close(self, drain: bool) -> None:
-        if self._closed or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return
+        with self._closing:  # several threads may close, but one does
+            if self._leaving:
+                return
+            self._leaving = True
         try:
             if drain and self._failure is None:
                 for work in self._flight.works:

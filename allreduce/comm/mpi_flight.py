@@ -53,9 +53,9 @@ class Flight:
         work.mark = np.uint64(signature(work.call, shape))
         work.words[:] = work.mark, ~work.mark, flag
         buffer = [work.words, work.words.size, self._mpi.UINT64_T]
+        self._agreeing.append(work)  # first: an interrupt must not let go of what MPI writes to
         work.agreement = self._control.Iallreduce(self._mpi.IN_PLACE, buffer, self._mpi.MAX)
         self.started += 1
-        self._agreeing.append(work)
 
     def begin_message(self, work: MpiWork) -> None:
         """Send, or look for what is to be received."""
@@ -63,8 +63,8 @@ class Flight:
         if work.task.incoming:
             self._looking.append(work)
         else:
-            work.task.send()
             self._messages.append(work)
+            work.task.send()
 
     def advance(self) -> MpiWork | None:
         """Do what can be done; returns a work that the members disagree on.
@@ -77,10 +77,11 @@ class Flight:
             if not work.agreed:
                 return work
             assert isinstance(work.task, Collective)
+            self._moving.append(work)  # an interrupt must not have it posted a second time
+            self._agreeing.popleft()
             work.task.post(simple=not work.words[2])
             work.posted = True
             self.last = f"{work.call} #{work.seq}"
-            self._moving.append(self._agreeing.popleft())
         while self._moving and self._moving[0].task.complete():
             self._moving.popleft().complete = True
             self.completed += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from allreduce.cluster import LeaderLeftError
 from allreduce.comm.call import Call
 from allreduce.comm.mpi_news import News, Notice
 from allreduce.errors import AllreduceError, ClosedError, PeerLostError
@@ -59,7 +60,7 @@ class Vigil:
                 logger.warning(
                     "%s has waited %.3g s in %s: %s", self.where, waited, self, self._missing()
                 )
-        except ClosedError:  # of the store: nobody tells anything any more, but MPI may go on
+        except (ClosedError, LeaderLeftError):  # nobody tells anything any more, but MPI may go on
             return None
         except PeerLostError as error:
             return PeerLostError(f"{self.where}: {self}: {error}; the communicator is dead")

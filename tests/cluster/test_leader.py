@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pytest
 
-from allreduce.cluster.base import World
+from allreduce.cluster.base import LeaderLeftError, World
 from allreduce.cluster.client import LeaderStore
 from allreduce.cluster.meeting import PATIENCE, Meeting
 from allreduce.cluster.rpc import MAX_VALUE_BYTES
@@ -196,6 +196,14 @@ def test_members_learn_of_the_leaders_death() -> None:
             joined[0].store.get("never", 30)
         with pytest.raises(PeerLostError):
             joined[1].store.set("k", b"")
+
+
+def test_members_can_tell_that_the_leaders_host_left_in_good_order() -> None:
+    with hosting(2) as leader:
+        joined = in_parallel(meeting(leader.address, rank, 2).join for rank in range(2))
+        threading.Timer(0.1, leader.close, (0.1,)).start()
+        with pytest.raises(LeaderLeftError, match=f"leader at {leader.address}, .* is gone"):
+            joined[0].store.get("never", 30)
 
 
 def test_closing_stays_for_members_that_are_still_there() -> None:

@@ -138,3 +138,74 @@ def test_a_signature_holds_what_has_to_agree() -> None:
     own = Call("all_to_all", None, "int8", 9, None, "g", counts=(4, 5), receives=(4, 1))
     peers = Call("all_to_all", None, "int8", 2, None, "g", counts=(1, 1), receives=(5, 1))
     assert signature(own) == signature(peers)
+
+
+def test_an_interrupt_in_done_does_not_carry_a_call_out_twice() -> None:
+    said = failing("""
+from allreduce.comm.mpi_calls import Collective
+posted = []
+real = Collective.post
+
+def post(self, simple):
+    posted.append(self.call)
+    real(self, simple)
+    if rank == 0:
+        raise KeyboardInterrupt  # as Ctrl-C may, at any moment
+
+Collective.post = post
+work = comm.all_reduce(np.ones(1000), async_op=True)
+ends = (KeyboardInterrupt, errors.PeerLostError)
+with pytest.raises(ends[rank > 0]) as caught:
+    while not work.done():
+        time.sleep(0.001)
+    comm.barrier()  # the others' share of it may be done
+if rank == 0:
+    for call in (work.done, comm.barrier):
+        with pytest.raises(errors.ClosedError, match="interrupted by KeyboardInterrupt"):
+            call()
+else:
+    assert "rank 0 aborted the communicator: a call was interrupted" in str(caught.value)
+assert len(posted) == 1, posted
+say("fine")
+""")
+    assert said == ["fine"] * 3
+
+
+def test_several_threads_may_close() -> None:
+    said = failing("""
+import threading
+works = [comm.all_reduce(np.full(3000, 1.0 + i), async_op=True) for i in range(20)]
+if rank == 1:
+    time.sleep(0.5)
+raised = []
+def close():
+    try:
+        comm.close()
+    except BaseException as error:
+        raised.append(repr(error))
+threads = [threading.Thread(target=close) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not raised
+assert all((work.wait() == 3 * (1.0 + i)).all() for i, work in enumerate(works))
+say("fine")
+""")
+    assert said == ["fine"] * 3
+
+
+@pytest.mark.torture  # the leader stays for the others for 10 s
+def test_the_normal_end_of_the_leaders_host_disturbs_no_call_that_it_has_made() -> None:
+    said = failing(
+        """
+work = comm.gather(np.ones(4) * rank, root=1, async_op=True)
+if rank == 2:
+    time.sleep(14)
+result = work.wait()
+assert result is None if rank != 1 else result.sum() == 12
+say("fine")
+""",
+        timeout=30,
+    )
+    assert said == ["fine"] * 3
