@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tests.harness import run_ranks
 
 
 def _victim(victim: int, size: int, inside: bool) -> None:
+    import os
     import signal
     import time
 
@@ -58,6 +57,7 @@ def test_a_rank_killed_inside_a_collective_is_named() -> None:
 
 
 def _interrupted() -> None:
+    import os
     import signal
     import threading
     import time
