@@ -14,7 +14,6 @@
 
 #include "bind_text.h"
 #include "tcp_engine.h"
-#include "tcp_plan.h"
 
 namespace nb = nanobind;
 
@@ -68,25 +67,9 @@ std::shared_ptr<Handle> make_member(int index, const std::vector<std::vector<int
   return std::make_shared<Handle>(std::move(member));
 }
 
-// A call as Python's tcp_calls.words has it.
-Request decode(const nb::tuple& words) {
-  Request request;
-  request.collective = static_cast<tcp::Collective>(nb::cast<int>(words[0]));
-  request.path = static_cast<tcp::Path>(nb::cast<int>(words[1]));
-  request.op = static_cast<Op>(nb::cast<int>(words[2]));
-  request.type = static_cast<Type>(nb::cast<int>(words[3]));
-  request.root = nb::cast<int>(words[4]);
-  request.tag = nb::cast<std::int64_t>(words[5]);
-  request.count = nb::cast<std::uint64_t>(words[6]);
-  request.counts = nb::cast<std::vector<std::uint64_t>>(words[7]);
-  request.receives = nb::cast<std::vector<std::uint64_t>>(words[8]);
-  request.chunk = nb::cast<std::uint64_t>(words[9]);
-  return request;
-}
-
 std::shared_ptr<Work> start(const Handle& handle, const nb::tuple& words, nb::bytes signature,
                             std::uintptr_t in, std::uintptr_t out) {
-  Request request = decode(words);
+  Request request = tcp_request(words);
   if (request.chunk < kLeastElement || request.chunk > tcp::kMaxChunk)
     throw nb::value_error("a chunk that no block holds");
   request.signature.assign(signature.c_str(), signature.size());
@@ -100,21 +83,6 @@ std::shared_ptr<Work> start(const Handle& handle, const nb::tuple& words, nb::by
   const nb::gil_scoped_release release;
   handle.member->submit(work);
   return work;
-}
-
-// A member's plan: elements of a chunk, staged chunks of a source at a time, and of each stage its
-// sources, its elements, and to whom they go; whether they are reduced, stored in the output, and
-// staged here.
-nb::tuple plan(const nb::tuple& words, int index, int members) {
-  const tcp::Plan made = tcp::make_plan(decode(words), index, members);
-  nb::list stages;
-  for (const tcp::Stage& stage : made.stages) {
-    std::vector<int> to;
-    for (const tcp::Link& link : stage.to) to.push_back(link.peer);
-    stages.append(nb::make_tuple(stage.from, stage.elements, to, stage.reduce,
-                                 stage.out != tcp::kNowhere, stage.windowed));
-  }
-  return nb::make_tuple(made.chunk, made.window, stages);
 }
 
 tcp::Clock::time_point after(double seconds) {
@@ -248,16 +216,7 @@ void bind_tcp(nb::module_& m) {
   nb::register_exception_translator(&translate);
   bind_work(m);
   bind_member(m);
-  m.attr("TCP_EAGER_BYTES") = tcp::kEager;
-  m.attr("TCP_CHUNK_BYTES") = tcp::kMaxChunk;
-  m.def("tcp_plan", &plan, nb::arg("words"), nb::arg("index"), nb::arg("members"));
-  m.def(
-      "tcp_carries",
-      [](int op, int type) {
-        return op >= 0 && op < kOps && type >= 0 && type < kTypes &&
-               kernels().reduce[op][type] != nullptr;
-      },
-      nb::arg("op"), nb::arg("type"));
+  bind_tcp_plan(m);
 }
 
 }  // namespace allreduce

@@ -2,9 +2,15 @@
 
 #include <nanobind/nanobind.h>
 
+#include "tcp_protocol.h"
+
 namespace allreduce {
 
 // TcpMember and TcpWork of the tcp transport.
 void bind_tcp(nanobind::module_& m);
+void bind_tcp_plan(nanobind::module_& m);
+
+// A call as Python's tcp_calls.words has it.
+tcp::Request tcp_request(const nanobind::tuple& words);
 
 }  // namespace allreduce

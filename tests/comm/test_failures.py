@@ -272,6 +272,19 @@ def test_abort_is_named_with_its_reason() -> None:
         )
 
 
+def test_a_long_reason_is_cut_between_characters() -> None:
+    def member(comm: Communicator) -> None:
+        if comm.rank == 1:
+            comm.abort("x" + "\u00e9" * 100_000)
+        comm.barrier()
+
+    outcomes = settle_threads(member, 2)
+    assert isinstance(outcomes[0], errors.PeerLostError)
+    kept = str(outcomes[0]).partition("aborted the communicator: x")[2]
+    assert set(kept) == {"\u00e9"}
+    assert 120 <= len(kept) <= 130
+
+
 def test_one_that_left_normally_is_reported_as_that() -> None:
     def member(comm: Communicator) -> None:
         comm.barrier()

@@ -54,3 +54,39 @@ def test_an_interface_that_is_none_is_told_on_all_ranks(four: list[netns.Host]) 
     for result in results:
         assert "ALLREDUCE_TCP_INTERFACE='ib0' is no interface" in result.stderr, result
         assert "there are lo, eth0" in result.stderr
+
+
+VANISHED = """
+import os, subprocess, time
+import numpy as np
+import allreduce as ar
+
+comm = ar.init()
+x = np.ones(4_000_000, "float32")
+for _ in range(3):
+    comm.all_reduce(x)
+works = [comm.all_reduce(x, async_op=True) for _ in range(8)]  # so that data is on its way
+if comm.rank == 1:
+    subprocess.run(["ip", "link", "set", "eth0", "down"], check=True)
+began = time.monotonic()
+try:
+    while True:
+        comm.all_reduce(x)
+except ar.errors.PeerLostError as error:
+    print(time.monotonic() - began < 40, error, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.torture  # 25 s of waiting
+def test_a_host_that_vanishes_with_data_on_its_way_is_found() -> None:
+    with netns.hosts(2) as two:
+        ranks = netns.explicit_ranks(two, 1)
+        results = run_commands(
+            [host.command(sys.executable, "-c", VANISHED) for host, _ in ranks],
+            [{**clean_environment(), **own, "ALLREDUCE_TRANSPORT": "tcp"} for _, own in ranks],
+            90,
+        )
+    for rank, result in enumerate(results):
+        told = f"True [tcp] rank {rank}: rank {1 - rank} (process "
+        assert result.stdout.startswith(told), results

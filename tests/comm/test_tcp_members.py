@@ -173,15 +173,6 @@ def test_a_long_time_is_no_short_one() -> None:
         assert farewell.wait(1e18)
 
 
-def test_a_long_reason_is_cut_between_characters() -> None:
-    with two() as (first, second):
-        first.abort("x" + "é" * LONG)
-        work = start(second, BARRIER)
-        assert settled(work)
-        for member in (first, second):
-            assert member.culprit() == ("aborted", 0, 0, 0, "x" + "é" * 124)
-
-
 def test_a_signature_that_contradicts_itself_is_nonsense() -> None:
     with peer() as other:
         theirs = b"\0\0" + SIGNATURE[2:]
