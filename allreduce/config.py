@@ -24,6 +24,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def list_physical_devices(kind: str | None = None) -> list[PhysicalDevice]:
     """List the devices that this process can use, of one kind ("CPU") or of all."""
     return devices.physical_devices(kind)

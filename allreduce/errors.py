@@ -104,6 +104,8 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     near = near or difflib.get_close_matches(folded, by_folded, n=1)
     if not near and len(folded) > 1:
         near = [each for each in sorted(by_folded) if each.startswith(folded)]
+    if not near:  # said with more than its name, as "mse_loss"
+        near = [each for each in sorted(by_folded) if folded.startswith(f"{each}_")]
     return f"; did you mean {by_folded[near[0]]!r}?" if near else ""
 
 

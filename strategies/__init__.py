@@ -5,3 +5,7 @@ from allreduce.strategies.mirrored import MirroredStrategy
 from allreduce.strategies.multi_worker import MultiWorkerMirroredStrategy
 
 __all__ = ["MirroredStrategy", "MultiWorkerMirroredStrategy", "Strategy"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

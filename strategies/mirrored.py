@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from allreduce.strategies.base import Strategy
 
@@ -43,8 +43,8 @@ def local_devices(devices: Sequence[str | DeviceName] | None = None) -> list[Dev
     if devices is None:
         gpus = [device for device in logical_devices() if device.kind == "GPU"]
         return [device.name for device in gpus or logical_devices("CPU")]
-    if isinstance(devices, str):
-        raise UsageError(f"devices is a list of names, not the text {devices!r}")
+    if isinstance(devices, str | DeviceName) or not isinstance(devices, Iterable):
+        raise UsageError(f'devices is a list of names, such as ["CPU:0"], not {devices!r}')
     chosen = [lookup(name).name for name in devices]
     if not chosen or len(set(chosen)) < len(chosen):
         listed = ", ".join(map(str, chosen)) or "none"

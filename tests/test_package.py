@@ -77,6 +77,20 @@ def test_dir_lists_what_has_not_been_used() -> None:
     assert set(ast.literal_eval(out)) >= {*ar.__all__, "__version__"}
 
 
+def test_dir_lists_nothing_that_is_not_for_users() -> None:
+    code, out, err = python("-c", "import allreduce as ar; ar.nn; print(dir(ar), '|', dir(ar.nn))")
+    assert code == 0, err
+    package, rooms = (set(ast.literal_eval(listed)) for listed in out.split("|"))
+    assert rooms == set(ar.nn.__all__)
+    assert not package.intersection(("sys", "import_module", "TYPE_CHECKING"))
+
+
+def test_an_unknown_operator_is_one_of_ar_ops() -> None:
+    code, _, err = python("-c", "import allreduce as ar; ar.ops.addd")
+    assert code == 1
+    assert err.endswith("AttributeError: ar.ops has no operator 'addd'; did you mean 'add'?\n")
+
+
 def test_public_classes_can_be_pickled() -> None:
     for each in (ar.MismatchError, ar.Variable, ar.Communicator, ar.MirroredStrategy, ar.nn.Dense):
         assert pickle.loads(pickle.dumps(each)) is each

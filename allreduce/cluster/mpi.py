@@ -134,7 +134,8 @@ def _abort(comm: Any, code: int) -> None:
 def _abort_unjoined(code: int) -> None:
     if mpi_library.finalized() or not pmi.connected():  # the line may be somebody else's by now
         return
-    mpi_library.unlink_segments(mpi_library.MAPPED_BY_ALL, pmi.siblings())
+    # A library that does not know the launcher has made names of its own on each rank.
+    mpi_library.unlink_segments(processes=pmi.siblings())
     pmi.abort(code)
 
 

@@ -174,9 +174,11 @@ def _check_same(state: _State, given: dict[str, Any]) -> None:
     for name, value in given.items():
         if _differs(state, given, name):
             had = state.facts.get(name)
-            shown = "another value" if name == "secret" else f"{name}={value!r}"
+            shown, known = f"{name}={value!r}", f"{name}={had!r}"
+            if name == "secret":  # is not shown
+                shown, known = "another secret", "its own"
             raise UsageError(
                 f"[comm] rank {state.facts['rank']}: init() was called again with {shown}, but "
-                f"this process joined with {name}={'...' if name == 'secret' else repr(had)}; "
+                f"this process joined with {known}; "
                 "close() the communicator first, or call init() without arguments"
             )

@@ -8,9 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from allreduce.devices.names import DeviceName
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+# Of this package and of NumPy, which calls back what was passed to it.
+_NOT_THE_USERS = tuple(
+    f"{Path(file).resolve()}/" for file in (Path(__file__).parents[1], Path(np.__file__).parent)
+)
 
 
 class _Surroundings(threading.local):
@@ -47,8 +52,8 @@ def device(name: str | DeviceName) -> Iterator[None]:
 
 
 def users_line() -> str:
-    """Find the innermost caller outside of this package, as "file:line"."""
+    """Find the innermost caller outside of this package and NumPy, as "file:line"."""
     frame = sys._getframe(1)
-    while frame.f_back and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -14,6 +14,11 @@ from allreduce.graph.spec import Spec, show
 from allreduce.graph.tensor import ConcreteTensor, Operators, Tensor, TracedTensor
 from allreduce.graph.trace import apply, as_tensor, current_place, current_trace
 
+_DTYPES = (
+    *("float64", "float32", "float16", "bool"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
+
 
 class Owner(Protocol):
     """What a variable needs to know of the replicas it lives on."""
@@ -41,9 +46,13 @@ class Variable(Operators):
         replicator: Owner | None = None,
     ) -> None:
         maker: Callable[[], Any] = initial if callable(initial) else lambda: initial
+        if not isinstance(name, str):
+            raise UsageError(f"a variable's name is text, not {name!r}")
         value = np.asarray(maker(), order="C")
-        if value.dtype.kind not in "fiub":
-            raise UsageError(f"variable {name!r}: cannot hold {value.dtype}")
+        if value.dtype.name not in _DTYPES:
+            raise UsageError(
+                f"variable {name!r} cannot hold {value.dtype}; there are {', '.join(_DTYPES)}"
+            )
         self.name = name
         self.trainable = trainable
         self.replicator = _current_owner() if replicator is None else replicator

@@ -13,7 +13,11 @@ from allreduce.graph.scope import users_line
 from allreduce.graph.spec import show
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.variable import Variable
+from allreduce.nn import activations, losses
 from allreduce.nn.layer import Layer
+
+_CROSS_ENTROPIES = (losses.categorical_crossentropy, losses.sparse_categorical_crossentropy)
+_NO_PROBABILITIES = ("linear", "relu", "tanh", "gelu")  # their outputs may be below 0 or above 1
 
 
 def same_replicator(model: Layer) -> None:
@@ -75,6 +79,28 @@ def class_numbers(model: Layer, labels: np.ndarray, name: str) -> None:
             f"label {labels[wrong][0]} in row {row} of {name} is no class: the model has {classes} "
             f"outputs, so that labels are whole numbers from 0 to {classes - 1}"
         )
+
+
+def probabilities(model: Layer, loss: Any) -> str:
+    """Say what is wrong where a loss takes probabilities and the last layer gives others.
+
+    Only what the last of a model's layers says of itself is looked at.
+    """
+    kind = loss.function if isinstance(loss, losses.Loss) else loss
+    if kind not in _CROSS_ENTROPIES or getattr(loss, "from_logits", False):
+        return ""
+    last: Layer | None = model
+    while last is not None and last.holds_layers:
+        last = last.layers[-1] if last.layers else None
+    function = getattr(last, "activation", None)
+    wrong = next((name for name in _NO_PROBABILITIES if activations.TABLE[name] is function), None)
+    if wrong is None:
+        return ""
+    instead = "".join(part.capitalize() for part in kind.__name__.split("_"))
+    return (
+        f"the model's last layer is {wrong}, but the loss {kind.__name__} takes probabilities: add "
+        f'activation="softmax" to it, or use ar.nn.losses.{instead}(from_logits=True)'
+    )
 
 
 def inner_layers(layer: Layer, seen: set[Layer] | None = None) -> Iterator[Layer]:

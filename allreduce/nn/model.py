@@ -176,6 +176,10 @@ class Model(Weights):
         """Say what has to be the same on all ranks; `training.Trainable` says for what."""
         return facts.of_model(self, self._compiled, what)
 
+    def doubts(self) -> str:
+        """Say if the outputs are no probabilities where the loss takes such."""
+        return checks.probabilities(self, self._steps().loss)
+
     def _sketch(self, step: Callable[..., Any], *arrays: np.ndarray) -> Any:
         """Trace a step for its shapes alone; the first time makes the variables."""
         trace = Trace()

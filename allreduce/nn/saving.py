@@ -68,7 +68,7 @@ def write(
     Raises:
         UsageError: The architecture is not plain data, or the folder does not exist.
     """
-    path = Path(path)
+    path = checked("save to", path)
     try:
         text = json.dumps(described)
     except TypeError as error:
@@ -78,6 +78,8 @@ def write(
     contents = to_bytes(dict(tensors), metadata={"format": FORMAT, "allreduce": text})
     if path.is_dir():
         raise UsageError(f"cannot save to {path}: it is a folder; name a file in it")
+    if path.exists() and not path.is_file():  # renaming would replace it
+        raise UsageError(f"cannot save to {path}: it is a device, a pipe or a socket, and no file")
     if not path.parent.is_dir():
         raise UsageError(f"cannot save to {path}: there is no folder {path.parent}")
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -92,6 +94,18 @@ def write(
         Path(temporary).unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+def checked(what: str, path: Any) -> Path:
+    """Read a path.
+
+    Raises:
+        UsageError: It is none.
+    """
+    try:
+        return Path(os.fsdecode(path))
+    except TypeError:
+        raise UsageError(f"cannot {what} {path!r:.60}: a path is text, or a pathlib.Path") from None
 
 
 def _umask() -> int:
@@ -113,7 +127,7 @@ def read(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, An
     Raises:
         UsageError: It does not exist, is damaged, or was not written by `save`; names the file.
     """
-    if not Path(path).is_file():
+    if not checked("load", path).is_file():
         raise UsageError(f"there is no saved model at {path}")
     try:
         with safe_open(path, "numpy") as file:

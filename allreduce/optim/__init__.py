@@ -6,3 +6,7 @@ from allreduce.optim.registry import deserialize, get, serialize
 from allreduce.optim.sgd import SGD
 
 __all__ = ["SGD", "Adam", "Optimizer", "deserialize", "get", "serialize"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -63,6 +63,10 @@ def as_validation(
     if value is None:
         return None
     if not isinstance(value, tuple | list) or len(value) != 2:
-        raise UsageError(f"validation_data is a pair (x, y), not {value!r:.60}")
+        shape = getattr(value, "shape", None)
+        shown = f"{value!r:.60}" if shape is None else f"one array of shape {shape}"
+        if isinstance(value, tuple | list):
+            shown = f"{len(value)} values"
+        raise UsageError(f"validation_data is a pair (x, y), not {shown}")
     names = ("validation x", "validation y")
     return as_pair(value[0], value[1], names, may_be_empty=may_be_empty)

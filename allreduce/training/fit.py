@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.data import shuffled
+from allreduce.events import logger
 from allreduce.graph.seed import get_seed
 from allreduce.training import loop
 from allreduce.training.arrays import as_pair, as_samples, as_validation
@@ -51,6 +52,9 @@ def fit(model: Trainable, x: Any, y: Any, options: FitOptions) -> History:
     with_tests = {"validation x": tests[0], "validation y": tests[1]}
     _agree(model, "fit", {"x": own[0], "y": own[1]}, settled, with_tests)
     model.prepare(*own)
+    doubts = model.doubts()
+    if doubts and not model.epochs_done and rank_of(replicator) == 0:
+        logger.warning("fit: %s", doubts)
     rows = share_out(replicator, own, batch_size, sharded, "x")
     tested: Rows | None = None
     if validation:

@@ -86,7 +86,7 @@ def train(
         NumericsError: The loss became NaN on some rank; all ranks raise it.
     """
     replicator = model.replicator
-    totals, watch = Totals(replicator), LossWatch(replicator, epoch)
+    totals, watch = Totals(replicator), LossWatch(replicator, epoch, model.doubts())
     with _batches(rows, replicator, order) as batches:
         for step, batch in enumerate(batches):
             watch.note(step, totals.add(replicator.run(model.train_step, batch)))

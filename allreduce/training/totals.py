@@ -80,9 +80,10 @@ class LossWatch:
 
     every = 64  # steps: one small collective among so many costs nothing that could be measured
 
-    def __init__(self, replicator: Replicator, epoch: int) -> None:
+    def __init__(self, replicator: Replicator, epoch: int, doubts: str = "") -> None:
         self._replicator = replicator
         self._epoch = epoch
+        self._doubts = doubts
         self._first = -1
         self._alone = size_of(replicator) == 1
 
@@ -106,8 +107,8 @@ class LossWatch:
             return
         step, rank = min(found)
         here = rank_of(self._replicator)
+        remedy = "lower the learning rate, and look for NaN or infinity in x and y"
         raise NumericsError(
             f"fit on rank {here}: the loss became NaN in epoch {self._epoch + 1}, step {step + 1} "
-            f"(first on rank {rank}); lower the learning rate, and look for NaN or infinity in x "
-            "and y"
+            f"(first on rank {rank}); {self._doubts or remedy}"
         )

@@ -34,6 +34,10 @@ class Trainable(Protocol):
         """Say what has to be the same on all ranks, by name, for "fit", "evaluate" or "predict"."""
         ...
 
+    def doubts(self) -> str:
+        """Say what looks wrong with the model and its loss, and what to do; nothing if all is well."""
+        ...
+
     def prepare(self, x: np.ndarray, y: np.ndarray | None, kind: str = "") -> None:
         """Make the variables if there are none yet, and check that samples and targets fit.
 

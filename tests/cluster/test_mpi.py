@@ -139,6 +139,25 @@ def test_a_rank_that_raises_leaves_no_shared_memory_of_mpis(script: Write) -> No
     assert not left
 
 
+def test_a_library_that_does_not_know_the_launcher_leaves_no_shared_memory(tmp_path: Path) -> None:
+    path = tmp_path / "strange.py"
+    path.write_text(
+        "import allreduce, mmap, os, time\n"
+        "name = f'/dev/shm/sm_segment.test.{os.getpid()}'  # as Open MPI's makes one for each\n"
+        "with open(name, 'w+b') as file:\n"
+        "    file.truncate(4096)\n"
+        "    kept = mmap.mmap(file.fileno(), 4096)\n"
+        "os.write(1, f'{name}\\n'.encode())\n"
+        "time.sleep(1)\n"
+        "raise allreduce.JoinError('strangers')\n"
+    )
+    result = run(mpirun(2, path), deadline=15)
+    assert result.code == 1
+    made = [Path(line) for line in result.out.splitlines()]
+    assert len(made) == 2
+    assert not [name for name in made if name.exists()]
+
+
 @pytest.mark.parametrize("busy", ["time.sleep(60)", "world.store.barrier('never', 60)"])
 def test_ctrl_c_ends_the_job_with_one_line(script: Write, busy: str) -> None:
     lines = f"os.write(1, b'%d\\n' % os.getpid())\nworld.store.barrier('all', 30)\n{busy}"

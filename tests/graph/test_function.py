@@ -308,6 +308,15 @@ def test_wrong_use_is_named() -> None:
     fail(lambda x: minimize(Descent(), labels(x), [w]), "does not depend")
 
 
+def test_variables_hold_what_steps_can_compute_with() -> None:
+    with pytest.raises(UsageError, match=r"'x' cannot hold (float128|float96); there are float64"):
+        Variable(np.ones(2, np.longdouble), name="x")
+    with pytest.raises(UsageError, match="'x' cannot hold <U3; there are"):
+        Variable("abc", name="x")
+    with pytest.raises(UsageError, match="a variable's name is text, not 3"):
+        Variable(1.0, name=3)  # type: ignore[arg-type]
+
+
 def test_a_traced_function_is_forgotten_with_its_owner() -> None:
     class Unhashable:
         __hash__ = None  # type: ignore[assignment]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,18 @@ def test_damaged_descriptions_are_named(tmp_path: Path, text: str) -> None:
 def test_a_folder_is_no_place_to_save_to(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="it is a folder"):
         nn.Sequential([nn.Input((3,)), nn.Dense(2)]).save(tmp_path)
+
+
+def test_only_files_are_replaced_and_only_paths_taken(tmp_path: Path) -> None:
+    model = nn.Sequential([nn.Input((3,)), nn.Dense(2)])
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="pipe: it is a device, a pipe or a socket"):
+        model.save(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+    for call in (model.save, model.save_weights, model.load_weights, nn.load_model):
+        for path in (3, None):
+            with pytest.raises(UsageError, match=f"cannot [a-z ]+ {path}: a path is text"):
+                call(path)  # type: ignore[arg-type]
 
 
 def test_weights_are_loaded_all_or_none(tmp_path: Path) -> None:

@@ -153,6 +153,7 @@ def test_a_step_that_changes_replicas_is_not_called_directly(
         (["CPU:0", "CPU:0"], UsageError, "device of its own"),
         ([], UsageError, "none"),
         ("CPU:0", UsageError, "a list of names"),
+        (3, UsageError, "a list of names, such as .*, not 3"),
     ],
 )
 def test_wrong_devices_are_named(devices: list[str], error: type[Exception], match: str) -> None:

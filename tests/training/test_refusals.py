@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from allreduce.strategies import MirroredStrategy
 
 from allreduce import nn
-from allreduce.errors import ShapeError, UsageError
+from allreduce.errors import NumericsError, ShapeError, UsageError
+from allreduce.events import logger
 from tests.nn.common import blobs, classifier
 
 
@@ -63,7 +65,13 @@ def _labels(row: int, label: float) -> np.ndarray:
         (lambda: classifier().fit(*blobs(), verbose=3), UsageError, "verbose is"),
         (lambda: classifier().fit(*blobs(), verbose="Auto"), UsageError, "did you mean 'auto'"),
         (lambda: classifier().fit(*blobs(), data="shard"), UsageError, "did you mean 'sharded'"),
-        (lambda: fitted(validation_data=np.ones(3)), UsageError, r"a pair \(x, y\)"),
+        (
+            lambda: fitted(validation_data=np.ones(3)),
+            UsageError,
+            r"y\), not one array of shape \(3,\)",
+        ),
+        (lambda: fitted(validation_data=(1, 2, 3)), UsageError, r"a pair \(x, y\), not 3 values"),
+        (lambda: classifier().compile("sgd", "mse_loss"), UsageError, "did you mean 'mse'"),
         (
             lambda: fitted(validation_data=(np.ones((3, 6)), np.zeros(2, int))),
             ShapeError,
@@ -104,3 +112,49 @@ def test_a_model_made_outside_its_strategy_is_refused() -> None:
     inside.add(outside)
     with pytest.raises(UsageError, match=r"outside of any strategy's scope.*in the scope of"):
         inside.fit(np.ones((8, 5)), np.ones((8, 1)))
+
+
+def test_numpy_in_a_loss_is_told_with_the_users_line() -> None:
+    model = nn.Sequential([nn.Dense(1)])
+    model.compile("sgd", lambda y, p: np.mean((y - p) ** 2))
+    with pytest.raises(
+        UsageError, match=r"test_refusals\.py:\d+: a tensor of shape .* ar\.ops inst"
+    ):
+        model.fit(np.ones((8, 5)), np.ones((8, 1)), verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("last", "loss", "said"),
+    [
+        (None, "sparse_categorical_crossentropy", "last layer is linear, but the loss sparse_cat"),
+        (
+            "relu",
+            "sparse_categorical_crossentropy",
+            "is relu, .*SparseCategoricalCrossentropy\\(fr",
+        ),
+        ("softmax", "sparse_categorical_crossentropy", ""),
+        ("sigmoid", "sparse_categorical_crossentropy", ""),
+        (None, nn.losses.SparseCategoricalCrossentropy(from_logits=True), ""),
+        (None, "mse", ""),
+    ],
+)
+def test_outputs_that_are_no_probabilities_are_spoken_of_once(
+    last: str | None, loss: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Sequential([nn.Dense(4), nn.Sequential([nn.Dense(3, activation=last)])])
+    model.compile("sgd", loss)
+    x, y = blobs(12)
+    targets = np.eye(3)[y] if loss == "mse" else y
+    logger.addHandler(caplog.handler)
+    try:
+        for _ in range(2):
+            model.fit(x, targets, verbose=0)
+    finally:
+        logger.removeHandler(caplog.handler)
+    found = [record.getMessage() for record in caplog.records]
+    assert len(found) == bool(said)
+    assert re.search(said, "".join(found))
+    x[3] = np.nan
+    remedy = said or "lower the learning rate"
+    with pytest.raises(NumericsError, match=remedy):
+        model.fit(x, targets, verbose=0)

@@ -3,6 +3,7 @@
 Importing this module fills the operator table and gives tensors their Python operators.
 """
 
+from allreduce.errors import did_you_mean
 from allreduce.graph.ops import state  # noqa: F401  (its rows)
 from allreduce.graph.ops.activation import erf, gelu, relu, sigmoid, tanh
 from allreduce.graph.ops.common import cast
@@ -140,3 +141,12 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+
+def __getattr__(name: str) -> object:
+    text = f"ar.ops has no operator {name!r}{did_you_mean(name, __all__)}"
+    raise AttributeError(text, name="")  # without it a traceback adds a suggestion of its own
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
