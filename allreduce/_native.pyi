@@ -13,7 +13,7 @@ _Rules = tuple[int, int, list[tuple[int, int, int, bool]]]
 SLOT_BYTES: int
 PLACE_BYTES: int
 RING_BYTES: int
-_Message = tuple[int, int, int, int, int]  # collective, type, peer, count, tag
+_Message = tuple[int, int, int, int, int, bytes]  # collective, type, peer, count, tag, note
 
 MESSAGE: int  # in the numbers of sends and recvs
 
@@ -74,7 +74,7 @@ class Member:
         digest: int = 0,
     ) -> Work: ...
     def start_message(
-        self, x: NDArray[Any] | None, out: NDArray[Any] | None, peer: int, tag: int
+        self, x: NDArray[Any] | None, out: NDArray[Any] | None, peer: int, tag: int, note: bytes
     ) -> Work: ...
     def give_up_message(self, work: Work) -> None: ...
     def start_allocate(self, pages: int) -> Work: ...

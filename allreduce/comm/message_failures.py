@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from allreduce import _native
 from allreduce.comm.call import ANY, COLLECTIVES, DTYPES, Call
+from allreduce.comm.disagreement import Side, story
 from allreduce.comm.shared_failures import SharedWitness
+from allreduce.comm.sites import Note
 from allreduce.errors import AllreduceError, MismatchError, PeerLostError, TimeoutError
 
 
@@ -19,7 +21,7 @@ class MessageWitness(SharedWitness):
         if not work.seq & _native.MESSAGE:
             return f"call #{work.seq}: {self.missing(work.seq)}"
         collective, _, dtype, _, peer, count = work.call
-        call = self._message((collective, dtype, peer, count, work.tag))
+        call = self._message(collective, dtype, peer, count, work.tag)
         return f"{call}: {self._absent(call)}"
 
     def error(self, seconds: float) -> AllreduceError:
@@ -28,14 +30,14 @@ class MessageWitness(SharedWitness):
         fault, member, witness, seq, _ = found
         if not seq & _native.MESSAGE:
             return super().error(seconds)
-        call, other = (self._message(words) for words in self.group.told(witness))
+        told = self.group.told(witness)
+        call = self._message(*told[0][:5])
         blamed, teller = self.members[member], self.members[witness]
         if fault == "mismatch":
-            return MismatchError(
-                f"{self.where}: {teller} called {call}, but {blamed} sent {other.dtype}"
-                f"[{other.count}] with tag {other.tag}; both must name one dtype and number of "
-                "elements"
-            )
+            taken = Side(str(teller), call, Note.unpack(told[0][5]), witness == self.me)
+            sent = self._message(*told[1][:5])
+            given = Side(str(blamed), sent, Note.unpack(told[1][5]), member == self.me != witness)
+            return MismatchError(f"{self.where}: {story('a message', given, taken)}")
         if fault == "lost":
             return PeerLostError(
                 f"{self.where}: {blamed} (process {blamed.pid}) died while {teller} was in {call}, "
@@ -64,6 +66,5 @@ class MessageWitness(SharedWitness):
         last = f"; its last collective was {self.read(found[1])} #{found[0]}" if found else ""
         return f"{peer} {did} ({peer.state}{last})"
 
-    def _message(self, words: tuple[int, int, int, int, int]) -> Call:
-        collective, dtype, peer, count, tag = words
+    def _message(self, collective: int, dtype: int, peer: int, count: int, tag: int) -> Call:
         return Call(COLLECTIVES[collective], None, DTYPES[dtype], count, peer, self.name, tag=tag)

@@ -68,10 +68,10 @@ class SharedTransport(NativeTransport[_native.Work]):
         return work
 
     def _post(self, call: Call, x: Array | None, out: Array | None) -> _native.Work:
-        if call.tag is not None and call.root is not None:  # a send or recv
-            return self._member.start_message(x, out, call.root, call.tag)
-        packed = kind(call.collective, call.op, call.root or 0)
         note = sites.note(x, out, call.typed)
+        if call.tag is not None and call.root is not None:  # a send or recv
+            return self._member.start_message(x, out, call.root, call.tag, note)
+        packed = kind(call.collective, call.op, call.root or 0)
         return self._member.start(
             packed, x, out, call.counts, call.receives, note, digest(call.typed)
         )

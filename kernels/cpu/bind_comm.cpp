@@ -62,8 +62,9 @@ std::vector<int> missing(const Group& group, std::uint64_t seq) {
 // The message in which a witness blamed somebody, and what the other side had made of it.
 nb::tuple told(const Group& group, int witness) {
   const auto tuple = [](const Told& told) {
+    const std::string_view remark = told.remark.get();
     return nb::make_tuple(static_cast<int>(told.collective), static_cast<int>(told.type), told.peer,
-                          told.count, told.tag);
+                          told.count, told.tag, nb::bytes(remark.data(), remark.size()));
   };
   const MemberState& state = group.control().state(witness);
   return nb::make_tuple(tuple(state.told[0]), tuple(state.told[1]));

@@ -181,7 +181,7 @@ nb::object quick(Member& member, std::uint32_t kind, nb::handle in, nb::handle o
 
 // A send if it has an input, a recv if it has an output.
 std::shared_ptr<Work> start_message(Member& member, nb::handle in, nb::handle out, int peer,
-                                    std::int64_t tag) {
+                                    std::int64_t tag, nb::bytes note) {
   const View source(in.ptr(), false), target(out.ptr(), true);
   const View& array = source.held() ? source : target;
   Call call;
@@ -193,7 +193,8 @@ std::shared_ptr<Work> start_message(Member& member, nb::handle in, nb::handle ou
     throw nb::type_error("a message is one C-contiguous array of a supported type");
   if (peer >= member.group().members() || peer < (source.held() ? 0 : kAny))
     throw nb::value_error("the communicator has no such member");
-  return member.start_message(call, tag, source.data(), target.data());
+  return member.start_message(call, tag, source.data(), target.data(),
+                              std::string(note.c_str(), note.size()));
 }
 
 }  // namespace
@@ -226,7 +227,7 @@ void bind_member(nb::module_& m) {
           },
           nb::arg("pages"))
       .def("start_message", &start_message, nb::arg("x").none(), nb::arg("out").none(),
-           nb::arg("peer"), nb::arg("tag"))
+           nb::arg("peer"), nb::arg("tag"), nb::arg("note"))
       .def("give_up_message", &Member::give_up_message, nb::arg("work"),
            nb::call_guard<nb::gil_scoped_release>())
       .def("quick", &quick, nb::arg("kind"), nb::arg("x").none(), nb::arg("out").none(),

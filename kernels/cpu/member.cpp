@@ -52,10 +52,11 @@ std::shared_ptr<Work> Member::start(Call call, const std::byte* in, std::byte* o
 }
 
 std::shared_ptr<Work> Member::start_message(const Call& call, std::int64_t tag, const std::byte* in,
-                                            std::byte* out) {
+                                            std::byte* out, std::string note) {
   auto work = std::make_shared<Work>();
   work->call = call;
   work->tag = tag;
+  work->details.note = std::move(note);
   work->in = in;
   work->out = out;
   if (!group_->inherited()) {

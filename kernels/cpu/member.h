@@ -7,6 +7,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <string_view>
 
 #include "collectives.h"
@@ -30,7 +31,7 @@ class Member {
   // Starts a send to the member `call.root`, or a recv from it. A tag, and a recv's source, may be
   // kAny.
   std::shared_ptr<Work> start_message(const Call& call, std::int64_t tag, const std::byte* in,
-                                      std::byte* out);
+                                      std::byte* out, std::string note = {});
   // Does what can be done of the first unfinished call, and of the messages; blocked also if
   // another thread is at it.
   Progress advance();

@@ -17,8 +17,9 @@ bool fits(const Work& recv, const Letter& letter) {
          (recv.tag == kAny || recv.tag == letter.tag);
 }
 
-Told told(const Work& work) {
-  return {work.call.collective, work.call.type, work.call.root, work.tag, work.call.count};
+void tell(Told& told, const Work& work) {
+  told = {work.call.collective, work.call.type, work.call.root, work.tag, work.call.count, {}};
+  told.remark.set(work.details.note);
 }
 
 std::uint64_t lap_turn(std::uint64_t position) { return position / kLetters * 2; }
@@ -61,7 +62,7 @@ void Messages::start_send(const std::shared_ptr<Work>& work) {
   if (to == share_.me) {
     wait_for(work, Stage::offered);
     if (small) ++untaken_[static_cast<std::size_t>(to)];
-    return arrive(letter, work->in, small ? nullptr : work);
+    return arrive({letter, work->in, work->details.note, small ? nullptr : work});
   }
   if (small) {
     ++untaken_[static_cast<std::size_t>(to)];
@@ -78,61 +79,65 @@ void Messages::start_send(const std::shared_ptr<Work>& work) {
     blame(Fault::left, to, *work);
     return;
   }
-  write(to, letter, small ? work : nullptr);
+  write(to, {letter, work, small});
 }
 
 void Messages::start_recv(const std::shared_ptr<Work>& work) {
   wait_for(work, Stage::looking);
   const auto first = std::find_if(arrivals_.begin(), arrivals_.end(), [&](const Arrival& arrival) {
-    return fits(*work, arrival.letter);
+    return fits(*work, arrival.message.letter);
   });
   if (first == arrivals_.end()) return looking_.push_back(work);
-  const Arrival arrival = std::move(*first);
+  Arrival arrival = std::move(*first);
   arrivals_.erase(first);
-  meet(work, arrival.letter, arrival.payload.data(), arrival.own);
+  arrival.message.payload = arrival.payload.data();
+  arrival.message.remark = arrival.remark;
+  meet(work, arrival.message);
 }
 
-// A message finds the first recv that takes it, or is kept. One to oneself is `own` if it stays
-// where it is; its send is done otherwise, as of any small message.
-void Messages::arrive(const Letter& letter, const std::byte* payload,
-                      const std::shared_ptr<Work>& own) {
+// A message finds the first recv that takes it, or is kept.
+void Messages::arrive(const Incoming& message) {
+  const Letter& letter = message.letter;
   const auto first = std::find_if(looking_.begin(), looking_.end(),
                                   [&](const auto& recv) { return fits(*recv, letter); });
   if (first != looking_.end()) {
     const auto recv = *first;
     looking_.erase(first);
-    meet(recv, letter, payload, own);
+    meet(recv, message);
   } else {
-    Arrival arrival{letter, {}, own};
-    if (!own && letter.kind == Mail::message)
-      arrival.payload.assign(payload, payload + letter.count * size_of(letter.type));
+    Arrival arrival{message, {}, std::string(message.remark)};
+    if (!message.own && letter.kind == Mail::message)
+      arrival.payload.assign(message.payload,
+                             message.payload + letter.count * size_of(letter.type));
     arrivals_.push_back(std::move(arrival));
   }
-  if (letter.from == share_.me && !own)
+  // A small one to oneself is done, as to any other.
+  if (letter.from == share_.me && !message.own)
     if (const auto send = find(letter.send)) settle(send);
 }
 
-void Messages::meet(const std::shared_ptr<Work>& recv, const Letter& letter,
-                    const std::byte* payload, const std::shared_ptr<Work>& own) {
+void Messages::meet(const std::shared_ptr<Work>& recv, const Incoming& message) {
+  const Letter& letter = message.letter;
   if (letter.type != recv->call.type || letter.count != recv->call.count) {
-    const Told sent{Collective::send, letter.type, share_.me, letter.tag, letter.count};
+    Told sent{Collective::send, letter.type, share_.me, letter.tag, letter.count, {}};
+    sent.remark.set(message.remark);
     blame(Fault::mismatch, letter.from, *recv, &sent);
     return;
   }
   recv->call.root = letter.from;
   recv->tag = letter.tag;
   if (letter.kind == Mail::offer) return meet_offer(recv, letter);
-  if (own) payload = own->in;
-  if (bytes_of(*recv) != 0) std::memmove(recv->out, payload, bytes_of(*recv));
+  const std::byte* source = message.own ? message.own->in : message.payload;
+  if (bytes_of(*recv) != 0) std::memmove(recv->out, source, bytes_of(*recv));
   settle(recv);
-  if (own) return settle(own);
+  if (message.own) return settle(message.own);
   const auto from = static_cast<std::size_t>(letter.from);
   if (letter.from == share_.me) {
     --untaken_[from];
   } else if (++taken_[from] == kUntaken / 2) {
-    write(letter.from, {.kind = Mail::taken,
-                        .from = static_cast<std::uint16_t>(share_.me),
-                        .count = static_cast<std::uint64_t>(std::exchange(taken_[from], 0))});
+    write(letter.from, Letter{.kind = Mail::taken,
+                              .from = static_cast<std::uint16_t>(share_.me),
+                              .count = static_cast<std::uint64_t>(std::exchange(taken_[from], 0))});
   }
 }
 
@@ -150,16 +155,17 @@ void Messages::meet_offer(const std::shared_ptr<Work>& recv, const Letter& lette
 
 // --- letters -------------------------------------------------------------------------------------
 
-// Writes a letter as soon as there is room for it, after those that wait; `work` is done then.
-void Messages::write(int to, const Letter& letter, const std::shared_ptr<Work>& work) {
-  if (!unsent_.contains(to) && try_write(to, letter, work ? work->in : nullptr)) {
-    if (work) settle(work);
+// Writes a letter as soon as there is room for it, after those that wait.
+void Messages::write(int to, const Outgoing& outgoing) {
+  if (!unsent_.contains(to) && try_write(to, outgoing)) {
+    if (outgoing.settles) settle(outgoing.work);
   } else {
-    unsent_[to].push_back({letter, work});
+    unsent_[to].push_back(outgoing);
   }
 }
 
-bool Messages::try_write(int to, const Letter& letter, const std::byte* payload) {
+bool Messages::try_write(int to, const Outgoing& outgoing) {
+  const auto& [letter, work, settles] = outgoing;
   Mailbox& mailbox = share_.control().mailbox(to);
   std::uint64_t position = mailbox.next.load(std::memory_order_seq_cst);
   for (;;) {
@@ -172,9 +178,10 @@ bool Messages::try_write(int to, const Letter& letter, const std::byte* payload)
     } else if (mailbox.next.compare_exchange_weak(position, position + 1,
                                                   std::memory_order_seq_cst)) {
       box.letter = letter;
-      const std::size_t bytes = letter.count * size_of(letter.type);
-      if (letter.kind == Mail::message && bytes != 0)
-        std::memcpy(mailbox.payloads[position % kLetters], payload, bytes);
+      if (letter.kind == Mail::message || letter.kind == Mail::offer)
+        mailbox.remarks[position % kLetters].set(work->details.note);
+      if (letter.kind == Mail::message && letter.count != 0)
+        std::memcpy(mailbox.payloads[position % kLetters], work->in, bytes_of(*work));
       // Pairs with the loads of `turn` in read_letter() and busy().
       share_.group.publish(box.turn, free + 1);
       return true;
@@ -187,11 +194,11 @@ bool Messages::write_unsent() {
   for (auto entry = unsent_.begin(); entry != unsent_.end();) {
     auto& [to, letters] = *entry;
     while (!letters.empty()) {
-      const auto& [letter, work] = letters.front();
+      const Outgoing& first = letters.front();
       // Who has left needs no answer; a message that it lacks is found by check_left().
-      const bool dropped = !work && left(to);
-      if (!dropped && !try_write(to, letter, work ? work->in : nullptr)) break;
-      if (work) settle(work);
+      const bool dropped = !first.settles && left(to);
+      if (!dropped && !try_write(to, first)) break;
+      if (first.settles) settle(first.work);
       letters.pop_front();
       moved = true;
     }
@@ -203,21 +210,22 @@ bool Messages::write_unsent() {
 bool Messages::read_letter() {
   if (share_.members == 1) return false;
   const std::uint64_t position = read_.load(std::memory_order_relaxed);
-  LetterBox& box = own().letters[position % kLetters];
+  const std::size_t i = position % kLetters;
+  LetterBox& box = own().letters[i];
   if (box.turn.load(std::memory_order_seq_cst) != lap_turn(position) + 1) return false;
-  const Letter letter = box.letter;
-  take(letter, own().payloads[position % kLetters]);
+  take({box.letter, own().payloads[i], own().remarks[i].get(), nullptr});
   read_.store(position + 1, std::memory_order_release);
   // Pairs with the load of `turn` in try_write(), whose member may sleep until there is room.
   share_.group.publish(box.turn, lap_turn(position) + 2);
   return true;
 }
 
-void Messages::take(const Letter& letter, const std::byte* payload) {
+void Messages::take(const Incoming& incoming) {
+  const Letter& letter = incoming.letter;
   switch (letter.kind) {
     case Mail::message:
     case Mail::offer:
-      return arrive(letter, payload, nullptr);
+      return arrive(incoming);
     case Mail::accept:
       if (const auto send = find(letter.send)) {
         pending_.find(letter.send)->second.stage = Stage::moving;
@@ -288,7 +296,7 @@ bool Messages::stage_chunk() {
     work.cursor += bytes;
     const bool last = work.cursor == bytes_of(work);
     if (!last) sending_.push_back(move);
-    write(to, letter, last ? move.work : nullptr);
+    write(to, {letter, move.work, last});
     return true;
   }
   return false;
@@ -308,11 +316,10 @@ bool Messages::fetch() {
     fetching_.push_back(std::move(move));
   } else {
     // Done when that is written: whoever leaves after it owes nothing.
-    write(move.letter.from,
-          {.kind = Mail::fetched,
-           .from = static_cast<std::uint16_t>(share_.me),
-           .send = move.letter.send},
-          move.work);
+    const Letter letter{.kind = Mail::fetched,
+                        .from = static_cast<std::uint16_t>(share_.me),
+                        .send = move.letter.send};
+    write(move.letter.from, {letter, move.work, true});
   }
   return true;
 }
@@ -399,7 +406,7 @@ void Messages::check_left() {
 // Whether the word is ours: what we tell of belongs to it then.
 bool Messages::blame(Fault fault, int member, const Work& work, const Told* other) {
   if (share_.group.culprit_word() != 0) return false;
-  share_.own().told[0] = told(work);
+  tell(share_.own().told[0], work);
   share_.own().told[1] = other == nullptr ? Told{} : *other;
   share_.group.blame({fault, member, share_.me, work.seq});
   return true;
@@ -408,7 +415,7 @@ bool Messages::blame(Fault fault, int member, const Work& work, const Told* othe
 bool Messages::tell_first(std::uint64_t& number) {
   if (pending_.empty() || share_.group.culprit_word() != 0) return false;
   const Work& work = *pending_.begin()->second.work;
-  share_.own().told[0] = told(work);
+  tell(share_.own().told[0], work);
   number = work.seq;
   return true;
 }

@@ -15,6 +15,8 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "collectives.h"
@@ -48,16 +50,24 @@ class Messages {
     std::shared_ptr<Work> work;
     Stage stage;
   };
-  // A message that no recv has taken.
-  struct Arrival {
+  // A message, or the offer of one.
+  struct Incoming {
     Letter letter;
-    std::vector<std::byte> payload;
-    std::shared_ptr<Work> own;  // the send, if it is one to oneself
+    const std::byte* payload;
+    std::string_view remark;
+    std::shared_ptr<Work> own;  // the send, if it is one to oneself that stays where it is
   };
-  // A letter that found the box full, and the work that is done when it is in.
-  struct Unsent {
+  // A message that no recv has taken, with a copy of what came.
+  struct Arrival {
+    Incoming message;
+    std::vector<std::byte> payload;
+    std::string remark;
+  };
+  // A letter, the work whose message it carries or that is done when it is written, and the latter.
+  struct Outgoing {
     Letter letter;
     std::shared_ptr<Work> work;
+    bool settles;
   };
   // A send that a recv has accepted, or a recv that reads symmetric memory.
   struct Move {
@@ -68,16 +78,16 @@ class Messages {
 
   void start_send(const std::shared_ptr<Work>& work);
   void start_recv(const std::shared_ptr<Work>& work);
-  void arrive(const Letter& letter, const std::byte* payload, const std::shared_ptr<Work>& own);
-  void meet(const std::shared_ptr<Work>& recv, const Letter& letter, const std::byte* payload,
-            const std::shared_ptr<Work>& own);
+  void arrive(const Incoming& message);
+  void meet(const std::shared_ptr<Work>& recv, const Incoming& message);
   void meet_offer(const std::shared_ptr<Work>& recv, const Letter& letter);
 
-  void write(int to, const Letter& letter, const std::shared_ptr<Work>& work = nullptr);
-  bool try_write(int to, const Letter& letter, const std::byte* payload);
+  void write(int to, const Outgoing& outgoing);
+  void write(int to, const Letter& letter) { write(to, {letter, nullptr, false}); }
+  bool try_write(int to, const Outgoing& outgoing);
   bool write_unsent();
   bool read_letter();
-  void take(const Letter& letter, const std::byte* payload);
+  void take(const Incoming& incoming);
   void take_chunk(const Letter& letter);
   bool stage_chunk();
   int free_window(int receiver) const;
@@ -98,12 +108,12 @@ class Messages {
   std::deque<std::shared_ptr<Work>> looking_;
   std::deque<Arrival> arrivals_;
   std::deque<Move> sending_, fetching_;
-  std::map<int, std::deque<Unsent>> unsent_;  // by receiver
-  std::vector<int> untaken_;                  // small messages to each member, as far as known
-  std::vector<int> taken_;                    // of each member, which it has not been told of
-  int receivers_[kWindows] = {};              // of the chunk in each window
-  std::atomic<std::uint64_t> read_{0};        // letters so far
-  std::atomic<std::size_t> waiting_{0};       // works and letters
+  std::map<int, std::deque<Outgoing>> unsent_;  // by receiver
+  std::vector<int> untaken_;                    // small messages to each member, as far as known
+  std::vector<int> taken_;                      // of each member, which it has not been told of
+  int receivers_[kWindows] = {};                // of the chunk in each window
+  std::atomic<std::uint64_t> read_{0};          // letters so far
+  std::atomic<std::size_t> waiting_{0};         // works and letters
   std::atomic<bool> ended_{false};
 };
 

@@ -170,11 +170,24 @@ struct alignas(kLine) LetterBox {
 };
 static_assert(sizeof(LetterBox) == kLine);
 
+// What a sender tells of its call besides, as in a Note.
+struct Remark {
+  void set(std::string_view told) {
+    length = static_cast<std::uint16_t>(std::min(told.size(), Note::kText));
+    std::memcpy(text, told.data(), length);
+  }
+  std::string_view get() const { return {text, length}; }
+
+  std::uint16_t length = 0;
+  char text[Note::kText];
+};
+
 // What is written to a member, by any of the others, and the windows out of which they read.
 struct alignas(kPage) Mailbox {
   alignas(kLine) std::atomic<std::uint64_t> next;  // positions that writers have taken
   Counter filled[kWindows];  // 1 from when the owner gives a chunk till its receiver has copied it
   LetterBox letters[kLetters];
+  Remark remarks[kLetters];  // of messages and offers
   alignas(kLine) std::byte payloads[kLetters][kEager];
   alignas(kLine) std::byte windows[kWindows][kWindow];
 };
@@ -186,6 +199,7 @@ struct Told {
   int peer = 0;
   std::int64_t tag = 0;
   std::uint64_t count = 0;
+  Remark remark;
 };
 
 // One member's words. Calls are numbered from 0, and places of the ring through all staged calls.

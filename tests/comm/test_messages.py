@@ -71,7 +71,7 @@ def texts(outcomes: list[Any], kind: type[BaseException]) -> list[str]:
         (lambda comm: comm.send(np.ones(3), 1.0), "send got dest=1.0"),
         (lambda comm: comm.send(np.ones(3), 1, ANY), "send got tag=-1; expected a whole number"),
         (lambda comm: comm.send(np.ones(3), 1, 1 << 31), "expected a whole number from 0 to 2147"),
-        (lambda comm: comm.send(None, 1), "send takes an array or a number, but got NoneType"),
+        (lambda comm: comm.send(None, 1), "send takes an array or a number, but got None"),
         (lambda comm: comm.send([np.ones(3)], 1), "but got list"),
         (lambda comm: comm.recv(np.ones(3), -2), "recv got source=-2; expected a rank from 0 to"),
         (lambda comm: comm.recv(np.ones(3), 0, "a"), "got tag='a'; expected .*, or ANY"),
@@ -126,6 +126,7 @@ def test_a_message_of_another_type_or_length_fails_on_all_members(
         assert "replica 1 (rank 0)" in text
         assert "replica 2 (rank 0)" in text
         assert says in text
+        assert text.count("test_messages.py:") == 2  # where both calls were made
     assert (out == 7.0).all()
 
 
