@@ -48,7 +48,8 @@ def draw(history: ar.nn.History, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
+    """Read the command line, and make the folder for what comes out."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch-size", type=int, default=128, help="of all ranks together")
@@ -58,7 +59,11 @@ def main() -> None:
     if options.epochs < 1:
         parser.error("--epochs counts from 1")
     options.out.mkdir(parents=True, exist_ok=True)  # now rather than after the training
+    return options
 
+
+def main() -> None:
+    options = arguments()
     ar.set_seed(options.seed)
     strategy = ar.MultiWorkerMirroredStrategy()
     with strategy.scope():

@@ -73,12 +73,17 @@ def join(
             configure_logging(place, read.log_level)
         world = _resolve(request)
         generations.count()
+    _introduce(world, read)
+    return world
+
+
+def _introduce(world: World, read: settings.Settings) -> None:
+    """Log by rank from now on, and first what this world is."""
     configure_logging(world.rank, read.log_level)
     if world.rank == 0:
         logger.info("%s", world.why)
         for warning in read.unknown:
             logger.warning("%s", warning)
-    return world
 
 
 def _request(read: settings.Settings, named: dict[str, Any]) -> Request:

@@ -74,7 +74,6 @@ class Mpi(Resolver):
 
 def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> World:
     """Join all ranks of `mpi.COMM_WORLD`, which is initialised."""
-    from allreduce.cluster.meeting import PATIENCE, Meeting
     from allreduce.cluster.service import Leader
 
     comm = mpi.COMM_WORLD
@@ -86,29 +85,14 @@ def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> Wor
     invitation = ""
     try:
         wait = Wait(request.timeout)
-        _complete(comm, comm.Ibarrier(), wait)  # all have initialised MPI when this returns
-        comm.Split_type(mpi.COMM_TYPE_SHARED).Free()  # the ranks of this host have mapped theirs
-        mpi_library.unlink_segments(mpi_library.MAPPED_BY_ALL)  # nobody could after SIGKILL
+        _settle_memory(mpi, comm, wait)
         told = _whereabouts(mpi, comm, wait)
         if rank == 0:
             secret = request.secret or secrets.token_hex(32).encode()
             invitation, hosted = _host(request, told, secret)
-        address, hexed = _share(comm, invitation, wait)
-        world = watch.over(
-            Meeting(
-                rank=rank,
-                size=size,
-                addresses=(address,),
-                secret=bytes.fromhex(hexed),
-                generation=request.generation,
-                timeout=request.timeout,
-                source=Mpi.name,
-                why=explain(size, Mpi.name, evidence, ignored),
-                whereabouts="rank 0's process",
-                patience=PATIENCE,
-                hosted=hosted,
-            ).join()
-        )
+        share = _share(comm, invitation, wait)
+        why = explain(size, Mpi.name, evidence, ignored)
+        world = watch.over(_meet(comm, request, share, why, hosted))
         # The leader in rank 0 has answered everybody when rank 0 goes on: a script that finalises
         # MPI at once would otherwise keep the interpreter's lock from it until all have done so.
         comm.Barrier()
@@ -117,6 +101,37 @@ def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> Wor
         if hosted is not None:
             hosted.close()
         raise
+
+
+def _meet(comm: Any, request: Request, share: tuple[str, str], why: str, hosted: Any) -> World:
+    """Join at rank 0's leader; `share` is its address and the secret."""
+    from allreduce.cluster.meeting import PATIENCE, Meeting
+
+    address, hexed = share
+    meeting = Meeting(
+        rank=comm.Get_rank(),
+        size=comm.Get_size(),
+        addresses=(address,),
+        secret=bytes.fromhex(hexed),
+        generation=request.generation,
+        timeout=request.timeout,
+        source=Mpi.name,
+        why=why,
+        whereabouts="rank 0's process",
+        patience=PATIENCE,
+        hosted=hosted,
+    )
+    return meeting.join()
+
+
+def _settle_memory(mpi: Any, comm: Any, wait: Wait) -> None:
+    """Have MPI's shared memory mapped by all, and its names removed, as nobody could after SIGKILL.
+
+    All ranks have initialised MPI when this returns.
+    """
+    _complete(comm, comm.Ibarrier(), wait)
+    comm.Split_type(mpi.COMM_TYPE_SHARED).Free()  # the ranks of this host have mapped theirs
+    mpi_library.unlink_segments(mpi_library.MAPPED_BY_ALL)
 
 
 def _abort(comm: Any, code: int) -> None:

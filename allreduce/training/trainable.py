@@ -35,7 +35,7 @@ class Trainable(Protocol):
         ...
 
     def doubts(self) -> str:
-        """Say what looks wrong with the model and its loss, and what to do; nothing if all is well."""
+        """Say what looks wrong with model and loss, and what to do; nothing if all is well."""
         ...
 
     def prepare(self, x: np.ndarray, y: np.ndarray | None, kind: str = "") -> None:
