@@ -16,6 +16,7 @@ RING_BYTES: int
 _Message = tuple[int, int, int, int, int, bytes]  # collective, type, peer, count, tag, note
 
 MESSAGE: int  # in the numbers of sends and recvs
+MAX_MEMBERS: int
 
 class Group:
     """One process's view of a communicator: its control region and its peers."""

@@ -15,7 +15,7 @@ from allreduce.comm.failures import MemberInfo
 from allreduce.comm.links import Links, Process, connect
 from allreduce.comm.local_group import LocalGroup
 from allreduce.comm.shared import SharedTransport
-from allreduce.errors import JoinError, OutOfMemoryError
+from allreduce.errors import JoinError, OutOfMemoryError, UnsupportedError
 
 _REPORT = struct.Struct("!iI")  # an errno value, and the rank that got it
 
@@ -79,6 +79,12 @@ def _share(world: World, links: Links, deadline: float) -> LocalGroup:
             process for process in links.processes for _ in range(process.local_members)
         )
     )
+    if len(members) > _native.MAX_MEMBERS:
+        raise UnsupportedError(
+            f"[shared] {world.called()}: a communicator of the shared transport has at most "
+            f"{_native.MAX_MEMBERS} members, but these would be {len(members)}; choose "
+            "transport='tcp'"
+        )
     crowded = len(members) > links.cores
     choices = stored_choices.current().choices("shared", len(members), crowded)
     needed = _native.Group.control_bytes(len(members))
@@ -99,11 +105,11 @@ def _share(world: World, links: Links, deadline: float) -> LocalGroup:
     finally:
         if fd is not None:
             os.close(fd)
-    error, rank = _agree(links, error)
+    error, rank = _agree(world, links, error)
     if error or group is None:
         raise OutOfMemoryError(
-            f"[shared] rank {links.rank}: no shared memory of {needed} bytes for a communicator of "
-            f"{len(members)} members: rank {rank} got {os.strerror(error)!r}; here "
+            f"[shared] {world.called()}: no shared memory of {needed} bytes for a communicator of "
+            f"{len(members)} members: {world.called(rank)} got {os.strerror(error)!r}; here "
             f"{memory.room()}"
         )
     _watch(group, links)
@@ -111,7 +117,7 @@ def _share(world: World, links: Links, deadline: float) -> LocalGroup:
     return LocalGroup(group, links, members, own, choices)
 
 
-def _agree(links: Links, error: int) -> tuple[int, int]:
+def _agree(world: World, links: Links, error: int) -> tuple[int, int]:
     """Have every process learn of the first that failed: its errno value (or 0) and rank."""
     mine = _REPORT.pack(error, links.rank)
     try:
@@ -129,7 +135,7 @@ def _agree(links: Links, error: int) -> tuple[int, int]:
         return verdict
     except (OSError, handshake.HandshakeError) as failure:
         raise JoinError(
-            f"[shared] rank {links.rank}: a process ended while they made a communicator: {failure}"
+            f"[shared] {world.called()}: a process ended while they made a communicator: {failure}"
         ) from failure
 
 

@@ -173,6 +173,7 @@ void bind_comm(nb::module_& m) {
   m.attr("RING_BYTES") = kRing * kPlace;
   bind_member(m);
   m.attr("MESSAGE") = kMessage;
+  m.attr("MAX_MEMBERS") = kMaxMembers;
   m.def(
       "progress", [] { Engine::instance().drive_others(nullptr); },
       nb::call_guard<nb::gil_scoped_release>());

@@ -266,3 +266,8 @@ def test_a_scatter_that_its_root_cannot_make_fails_on_all() -> None:
             assert said[0].startswith("UnsupportedError")
             assert f"replica 1 (rank 0): scatter does not carry {name}" in said[0]
             assert all("scatter got root=" in text for text in said[1:])
+
+
+def test_more_members_than_a_signature_can_name_are_refused() -> None:
+    with pytest.raises(errors.UnsupportedError, match=r"at most 4096 members, but .* be 4097"):
+        replica_communicators(world_of_one(), 4097, name="crowd")

@@ -17,7 +17,7 @@ from tests.comm.pool import ProcessPool, Runner, in_threads
 from tests.harness import run_ranks, run_threads, settle_threads
 
 THREADS = [("shared", 1), ("shared", 2), ("shared", 5), ("tcp", 1), ("tcp", 3)]
-PROCESSES = [("shared", 2), ("shared", 4), ("tcp", 2)]
+PROCESSES = [("shared", 2), ("shared", 4), ("tcp", 2), ("hierarchical", 2)]
 
 
 class Contract:
