@@ -108,6 +108,11 @@ class Call:
         return f"{self.collective}({text})"
 
 
+def shaped(call: Call, shape: str) -> str:
+    """Say a call with its array's shape, "2, 500", or "()" of a number, for the elements."""
+    return str(call).replace(f"[{call.count}]", f"[{shape.rstrip(',').strip('()')}]", 1)
+
+
 def agreed_shape(call: Call, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the lengths of an array's axes that must be equal on all members."""
     if call.collective in ("send", "recv"):

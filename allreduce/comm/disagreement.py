@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from allreduce.comm.call import Call
+from allreduce.comm.call import Call, shaped
 from allreduce.comm.sites import Note
 
 _EQUAL = "must be equal on all ranks"
@@ -22,11 +22,8 @@ class Side:
 
     def __str__(self) -> str:
         """Say its call, with the shape where that is known, the caller's line, and whose it is."""
-        text = self.typed or str(self.call)
-        if self.note.shape and not self.typed:
-            text = text.replace(
-                f"[{self.call.count}]", f"[{self.note.shape.rstrip(',').strip('()')}]", 1
-            )
+        shape = self.note.shape
+        text = self.typed or (shaped(self.call, shape) if shape else str(self.call))
         site = self.note.site or "(call site not known yet)"
         place = f"at {site}" if self.note.site else site
         return f"{text} {place} {'here' if self.here else f'on {self.member}'}"
@@ -61,9 +58,10 @@ def story(what: str, first: Side, second: Side, hidden: str = "") -> str:
 def _remedy_of(first: Side, second: Side) -> str:
     if first.name != second.name and {first.name, second.name} != {"send", "recv"}:
         return _ORDER
-    return _remedy(first.call, second.call) or (
-        f"arrays and factors {_EQUAL}" if first.typed != second.typed else ""
-    )
+    arguments = f"arrays, counts and factors {_EQUAL}"
+    if bool(first.typed) != bool(second.typed):
+        return arguments
+    return _remedy(first.call, second.call) or (arguments if first.typed != second.typed else "")
 
 
 def _remedy(a: Call, b: Call) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from allreduce import _native
 from allreduce.comm import sites
 from allreduce.comm.base import Array, Quick
-from allreduce.comm.call import Call, digest, kind
+from allreduce.comm.call import Call, digest, kind, shaped
 from allreduce.comm.local_group import LocalGroup
 from allreduce.comm.message_failures import MessageWitness
 from allreduce.comm.native import NativeTransport, NativeWork
@@ -68,13 +68,21 @@ class SharedTransport(NativeTransport[_native.Work]):
         return work
 
     def _post(self, call: Call, x: Array | None, out: Array | None) -> _native.Work:
-        note = sites.note(x, out, call.typed)
+        note = sites.note(x, out, call.typed or self._counted(call, x, out))
         if call.tag is not None and call.root is not None:  # a send or recv
             return self._member.start_message(x, out, call.root, call.tag, note)
         packed = kind(call.collective, call.op, call.root or 0)
         return self._member.start(
             packed, x, out, call.counts, call.receives, note, digest(call.typed)
         )
+
+    @staticmethod
+    def _counted(call: Call, x: Array | None, out: Array | None) -> str:
+        """Say a call of unequal shares, for which a slot has no room."""
+        array = x if x is not None else out
+        if call.counts is None or array is None:
+            return ""
+        return shaped(call, sites.shape_text(array))
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
         here = Topology(self.name, self.index, len(self._local.members))

@@ -57,8 +57,13 @@ def note(x: Array | None, out: Array | None, typed: str = "") -> bytes:
         typed: What the caller wrote, if that is to be in the note: it tells the shapes, too.
     """
     array = x if x is not None else out
-    shape = "" if array is None or typed else str(array.shape)[1:-1] or "()"
+    shape = "" if array is None or typed else shape_text(array)
     return Note(shape, text(*place()), typed).pack()
+
+
+def shape_text(array: Array) -> str:
+    """Say an array's shape as a note does."""
+    return str(array.shape)[1:-1] or "()"
 
 
 def place() -> Place:

@@ -87,6 +87,15 @@ def _objects(comm: Communicator, odd: bool, _out: Any) -> None:
         comm.all_gather(np.ones(1, "int64"))
 
 
+def _listed(comm: Communicator, odd: bool, out: Any) -> None:
+    counts = [4, 2, 3] if odd else [3, 3, 3]
+    comm.all_gather(np.ones(counts[comm.rank]), counts=counts, out=out)
+
+
+def _exchanges(comm: Communicator, odd: bool, out: Any) -> None:
+    comm.all_to_all(np.ones(9), counts=[3, 3, 3] if odd else None, out=out)
+
+
 def _scatters(comm: Communicator, odd: bool, out: Any) -> None:
     comm.scatter(np.ones(9), root=int(odd), out=out[:3])
 
@@ -116,6 +125,14 @@ def _scatters(comm: Communicator, odd: bool, out: Any) -> None:
             ),
         ),
         (_objects, ("all_gather(int64[1])", "all_gather_object()")),
+        (
+            _listed,
+            (
+                "all_gather(float64[3], counts=[3, 3, 3])",
+                "all_gather(float64[3], counts=[4, 2, 3])",
+            ),
+        ),
+        (_exchanges, ("all_to_all(float64[9])", "all_to_all(..., counts=[...])")),
         (_scatters, ("scatter(root=0)", "scatter(root=1)")),
         (_operators, ("all_reduce(float64[9], op='sum')", "all_reduce(float64[9], op='max')")),
         (_types, ("all_reduce(float64[9], op='sum')", "all_reduce(int64[9], op='sum')")),
