@@ -23,6 +23,10 @@
 
 namespace allreduce {
 
+inline std::uint64_t bytes_of(const Work& work) {
+  return work.call.count * size_of(work.call.type);
+}
+
 // The holder of the member's lock calls all but busy(). Nothing blocks.
 class Messages {
  public:
