@@ -9,7 +9,7 @@ import pytest
 from tests.comm.cases import WHERE
 from tests.comm.pool import ProcessPool, Runner, in_threads
 
-SIZES = (1, 2, 3, 4, 7)
+LONG = [pytest.param(size, marks=pytest.mark.torture) for size in (4, 7)]
 
 
 class Contract:
@@ -46,7 +46,7 @@ class Contract:
         run(case)  # what is made lazily is there now
 
 
-@pytest.mark.parametrize("run", SIZES, indirect=True)
+@pytest.mark.parametrize("run", [1, 2, 3, *LONG], indirect=True)
 class TestThreads(Contract):
     @pytest.fixture(scope="class")
     @classmethod
@@ -54,7 +54,7 @@ class TestThreads(Contract):
         return in_threads(request.param)
 
 
-@pytest.mark.parametrize("run", SIZES, indirect=True)
+@pytest.mark.parametrize("run", [1, 2, 3, *LONG], indirect=True)
 class TestProcesses(Contract):
     @pytest.fixture(scope="class")
     @classmethod

@@ -8,7 +8,7 @@ import pytest
 
 from tests.comm.pool import ProcessPool, Runner, in_threads
 
-SIZES = (1, 2, 3, 4, 7)
+LONG = [pytest.param(size, marks=pytest.mark.torture) for size in (4, 7)]
 
 
 class Contract:
@@ -36,7 +36,7 @@ class Contract:
         run(case)  # what is made lazily is there now
 
 
-@pytest.mark.parametrize("run", SIZES, indirect=True)
+@pytest.mark.parametrize("run", [1, 2, 3, *LONG], indirect=True)
 class TestThreads(Contract):
     @pytest.fixture
     def run(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Runner:
@@ -44,7 +44,7 @@ class TestThreads(Contract):
         return in_threads(request.param)
 
 
-@pytest.mark.parametrize("run", SIZES, indirect=True)
+@pytest.mark.parametrize("run", [2, 3, *LONG], indirect=True)
 class TestProcesses(Contract):
     @pytest.fixture(scope="class")
     @classmethod
