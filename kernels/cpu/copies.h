@@ -53,5 +53,22 @@ void swap(void* to, void* shared, const void* next, std::size_t bytes) {
   });
 }
 
+// As swap() with nothing to put in, and past the caches where it copies to.
+void stream_take(void* to, void* shared, std::size_t bytes) {
+  using V = Vector<unsigned char>;
+  auto* target = static_cast<unsigned char*>(to);
+  auto* middle = static_cast<unsigned char*>(shared);
+  std::size_t head = -reinterpret_cast<std::uintptr_t>(target) % kWidth;
+  if (head > bytes) head = bytes;
+  swap(target, middle, nullptr, head);
+  std::size_t i = head;
+  for (; i + kWidth <= bytes; i += kWidth) {
+    stream_store(target + i, load<V>(middle + i));
+    store(middle + i, V{});
+  }
+  swap(target + i, middle + i, nullptr, bytes - i);
+  store_fence();
+}
+
 }  // namespace
 }  // namespace allreduce::KERNEL_LEVEL

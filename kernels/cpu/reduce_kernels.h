@@ -61,6 +61,8 @@ using Reduce = void (*)(const void* const* in, int n, void* const* out, int m, s
 using Copy = void (*)(void* to, const void* from, std::size_t bytes);
 // Moves `shared` to `to`, and `next` into its place. Without `next` it leaves zeros.
 using Swap = void (*)(void* to, void* shared, const void* next, std::size_t bytes);
+// Swaps nothing in, and stores past the caches where it moves `shared` to.
+using Take = void (*)(void* to, void* shared, std::size_t bytes);
 
 struct KernelTable {
   const char* name;
@@ -68,6 +70,7 @@ struct KernelTable {
   Copy copy;
   Copy stream_copy;
   Swap swap;
+  Take stream_take;
 };
 
 enum class Level { baseline, avx2, avx512 };

@@ -151,20 +151,26 @@ void gather(Share& share, Work& work, std::uint64_t chunk) {
                        ring(share, work, chunk, share.me, share.me), part.count);
   }
   for (int from = 0; from < share.members; ++from) {
-    const Segment part = part_of(taken(work, share.me, from), chunk, size);
+    const Segment whole = taken(work, share.me, from), part = part_of(whole, chunk, size);
     if (part.count == 0) continue;
+    const bool past = whole.count * unit >= kPastCaches;
+    const Copy copy = past ? kernels().stream_copy : kernels().copy;
     std::byte* out = work.out + part.low * unit;
     const std::uint64_t bytes = part.count * unit;
     if (from == share.me) {
       const std::byte* own = work.in + part_of(given(work, from, from), chunk, size).low * unit;
       if (out == own) continue;
-      kernels().copy(out, own, bytes);
+      copy(out, own, bytes);
       count(work, bytes, bytes);
     } else if (takes(share, work)) {
-      kernels().swap(out, ring(share, work, chunk, from, share.me), nullptr, bytes);
+      std::byte* theirs = ring(share, work, chunk, from, share.me);
+      if (past)
+        kernels().stream_take(out, theirs, bytes);
+      else
+        kernels().swap(out, theirs, nullptr, bytes);
       count(work, bytes, 2 * bytes);
     } else {
-      kernels().copy(out, ring(share, work, chunk, from, share.me), bytes);
+      copy(out, ring(share, work, chunk, from, share.me), bytes);
       count(work, bytes, bytes);
     }
   }

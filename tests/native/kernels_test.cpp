@@ -125,7 +125,7 @@ void test_copies() {
     for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<unsigned char>(i * 31);
     for (std::size_t low : {0, 1, 63, 64, 100})
       for (std::size_t size : {0, 1, 63, 64, 65, 256, 4000})
-        for (int way = 0; way < 4; ++way) {
+        for (int way = 0; way < 5; ++way) {
           std::vector<unsigned char> source = from;
           std::fill(to.begin(), to.end(), 0xEE);
           void* target = to.data() + low;
@@ -133,9 +133,10 @@ void test_copies() {
           if (way == 1) table->stream_copy(target, source.data() + 3, size);
           if (way == 2) table->swap(target, source.data() + 3, nullptr, size);
           if (way == 3) table->swap(target, source.data() + 3, next.data() + low, size);
+          if (way == 4) table->stream_take(target, source.data() + 3, size);
           check(std::memcmp(target, from.data() + 3, size) == 0, "a copy copies");
           check(to[low + size] == 0xEE && (low == 0 || to[low - 1] == 0xEE), "a copy's bounds");
-          const unsigned char left = way == 2 ? 0 : 0x77;
+          const unsigned char left = way == 3 ? 0x77 : 0;
           for (std::size_t i = 0; i < source.size(); ++i)
             check(source[i] == (way >= 2 && i >= 3 && i < 3 + size ? left : from[i]),
                   "what a copy leaves");
