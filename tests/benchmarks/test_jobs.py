@@ -15,7 +15,8 @@ def _python(program: str) -> list[str]:
 
 
 def test_all_have_said(tmp_path: Path) -> None:
-    programs = [_python(f"import os; print(os.environ['NAME'], {each})") for each in range(3)]
+    line = "import os; os.write(1, (os.environ['NAME'] + ' {}\\n').encode())"  # whole, in one piece
+    programs = [_python(line.format(each)) for each in range(3)]
     said = jobs.run(programs, environ={"NAME": "rank"}, cwd=tmp_path, deadline=30)
     assert sorted(said.splitlines()) == ["rank 0", "rank 1", "rank 2"]
 

@@ -54,7 +54,7 @@ class TestThreads(Contract):
         return in_threads(request.param)
 
 
-@pytest.mark.parametrize("run", [1, 2, 3, *LONG], indirect=True)
+@pytest.mark.parametrize("run", [2, 3, *LONG], indirect=True)
 class TestProcesses(Contract):
     @pytest.fixture(scope="class")
     @classmethod
