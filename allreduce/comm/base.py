@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from abc import ABC, abstractmethod
@@ -91,6 +92,12 @@ class Transport(ABC):
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> Work:
         """Start a call; `result()` makes what its `wait` returns."""
+
+    def bind(
+        self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
+    ) -> Callable[[], Work]:
+        """Return what starts this call, as often as wanted; once at a time."""
+        return functools.partial(self.start, call, x, out, result)
 
     @abstractmethod
     def quick(self) -> Quick | None:

@@ -174,3 +174,17 @@ def check_overlap(context: Context, x: Array, out: Array, options: Options) -> N
             f"{context.where}: out overlaps the input without being the same memory; "
             "pass another array, or a copy"
         )
+
+
+def check_stays(context: Context, **arrays: Any) -> None:
+    """Refuse arrays that a call would have to copy: what is prepared for many needs them as is."""
+    for name, array in arrays.items():
+        found = type(array).__name__
+        if isinstance(array, np.ndarray):
+            if array.flags.c_contiguous:
+                continue
+            found = f"an array with strides {array.strides}"
+        raise UsageError(
+            f"{context.where}: {name} must be a contiguous NumPy array to be used again and again, "
+            f"but is {found}; call {context.collective} each time instead"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -55,25 +56,38 @@ class SharedTransport(NativeTransport[_native.Work]):
     def start(
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> SharedWork:
-        try:
-            native = self._post(call, x, out)
-            work = SharedWork(self, native, (x, out), result)
-            with self._lock:
-                self._keep(work)
-        except BaseException as error:
-            self._interrupted(error)
-            raise
-        if native.failed:
-            self.complete(native, None)
-        return work
+        return self.bind(call, x, out, result)()
 
-    def _post(self, call: Call, x: Array | None, out: Array | None) -> _native.Work:
+    def bind(
+        self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
+    ) -> Callable[[], SharedWork]:
+        post = self._poster(call, x, out)
+
+        def start() -> SharedWork:
+            try:
+                native = post()
+                work = SharedWork(self, native, (x, out), result)
+                with self._lock:
+                    self._keep(work)
+            except BaseException as error:
+                self._interrupted(error)
+                raise
+            if native.failed:
+                self.complete(native, None)
+            return work
+
+        return start
+
+    def _poster(self, call: Call, x: Array | None, out: Array | None) -> Callable[[], _native.Work]:
+        """Look up all that a call's start needs besides the arrays' memory."""
         note = sites.note(x, out, call.typed or self._counted(call, x, out))
+        member = self._member
         if call.tag is not None and call.root is not None:  # a send or recv
-            return self._member.start_message(x, out, call.root, call.tag, note)
+            return functools.partial(member.start_message, x, out, call.root, call.tag, note)
         packed = kind(call.collective, call.op, call.root or 0)
-        return self._member.start(
-            packed, x, out, call.counts, call.receives, note, digest(call.typed)
+        typed = digest(call.typed)
+        return functools.partial(
+            member.start, packed, x, out, call.counts, call.receives, note, typed
         )
 
     @staticmethod

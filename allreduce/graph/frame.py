@@ -209,11 +209,12 @@ class Frame:
         assert communicator is not None, "a single replica has no collectives"
         arena, stamp = self._arena(node), self._stamp(node)
         part = arena.gradients[bucket.start : bucket.stop]
+        start = communicator.all_reduce_init(part, op="sum", out=part)
 
         def run() -> None:
             if stamp is not None:
                 stamp.put(arena.iterations)
-            self.works[index] = communicator.all_reduce(part, op="sum", out=part, async_op=True)
+            self.works[index] = start()
 
         return run
 

@@ -187,6 +187,22 @@ def in_flight(comm: Communicator) -> None:
         assert work.done()
 
 
+def prepared(comm: Communicator) -> None:
+    """A call prepared once and started often, in turn with others and with another such."""
+    sums, most = np.zeros(3000), comm.empty((70_000,), "float32")
+    begin_sum = comm.all_reduce_init(sums, out=sums)
+    begin_max = comm.all_reduce_init(most, op="max", out=most)
+    for step in range(5):
+        sums[...] = comm.rank + step
+        most[...] = comm.rank * step
+        works = begin_sum(), begin_max()
+        comm.barrier()
+        assert works[1].wait() is most
+        assert works[0].wait() is sums
+        assert (sums == sum(range(comm.size)) + step * comm.size).all()
+        assert (most == (comm.size - 1) * step).all()
+
+
 def dropped(comm: Communicator) -> None:
     """A work that nobody waits for is completed by later calls, and keeps its arrays."""
     out = np.zeros(100000)

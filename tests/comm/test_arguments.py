@@ -271,3 +271,27 @@ def test_a_scatter_that_its_root_cannot_make_fails_on_all() -> None:
 def test_more_members_than_a_signature_can_name_are_refused() -> None:
     with pytest.raises(errors.UnsupportedError, match=r"at most 4096 members, but .* be 4097"):
         replica_communicators(world_of_one(), 4097, name="crowd")
+
+
+@pytest.mark.parametrize(
+    ("x", "out", "says"),
+    [
+        (np.ones(6)[::2], np.ones(3), "x must be a contiguous NumPy array to be used again"),
+        (np.ones(3), np.ones(6)[::2], "out must be a contiguous NumPy array"),
+        ([1.0, 2.0], np.ones(2), "but is list; call all_reduce each time instead"),
+        (np.ones(3), np.ones(4), "shape (3,) and dtype float64"),
+    ],
+)
+def test_a_call_prepared_for_many_needs_arrays_as_they_are(
+    comm: Communicator, x: Any, out: Any, says: str
+) -> None:
+    with pytest.raises(errors.UsageError) as caught:
+        comm.all_reduce_init(x, out=out)
+    assert says in str(caught.value)
+
+
+def test_a_prepared_call_ends_with_its_communicator(comm: Communicator) -> None:
+    begin = comm.all_reduce_init(np.ones(3), out=np.ones(3))
+    comm.close()
+    with pytest.raises(errors.ClosedError, match="is closed"):
+        begin()

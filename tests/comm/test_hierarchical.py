@@ -79,7 +79,7 @@ def test_what_crosses_between_hosts_is_what_the_plan_says(namespaces: ProcessPoo
 
 
 def test_values_on_four_hosts(namespaces: ProcessPool) -> None:
-    for case, *where in (("in_flight",), ("unequal", "private"), ("plain_data",)):
+    for case, *where in (("in_flight",), ("prepared",), ("unequal", "private"), ("plain_data",)):
         namespaces.run(case, *where)
 
 

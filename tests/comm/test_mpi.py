@@ -19,6 +19,7 @@ SHARED = (  # of tests.comm.cases; "bits" is the shared transport's promise alon
     "every_pair:private",
     "slices",
     "in_flight",
+    "prepared",
     "dropped",
     "numbers",
     "layouts",

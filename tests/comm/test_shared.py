@@ -39,7 +39,8 @@ class Contract:
         assert all(digests == private[0] for digests in (*private, *symmetric))
 
     @pytest.mark.parametrize(
-        "case", ["slices", "in_flight", "dropped", "numbers", "layouts", "many_small", "freed"]
+        "case",
+        ["slices", "in_flight", "prepared", "dropped", "numbers", "layouts", "many_small", "freed"],
     )
     def test_case(self, run: Runner, case: str) -> None:
         run(case)

@@ -30,7 +30,9 @@ class Contract:
     def test_convenience(self, run: Runner, case: str) -> None:
         run(case)
 
-    @pytest.mark.parametrize("case", ["in_flight", "dropped", "numbers", "layouts", "many_small"])
+    @pytest.mark.parametrize(
+        "case", ["in_flight", "prepared", "dropped", "numbers", "layouts", "many_small"]
+    )
     def test_case(self, run: Runner, case: str) -> None:
         run(case)
         run(case)  # what is made lazily is there now
