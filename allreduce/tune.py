@@ -22,14 +22,15 @@ from rich.console import Console
 from rich.table import Table as Picture
 
 from allreduce.cluster.launchers import rank_of_several
-from allreduce.comm import init, replica_communicators, stored_choices, world
-from allreduce.comm.choices import ALGORITHMS, Row
-from allreduce.comm.choosing import BUILT_IN, Choice, Table
+from allreduce.comm import init, replica_communicators, world
+from allreduce.comm.choice import stored
+from allreduce.comm.choice.choosing import BUILT_IN, Choice, Table
+from allreduce.comm.choice.measuring import compare
+from allreduce.comm.choice.table import ALGORITHMS, Row
+from allreduce.comm.choice.tuning import Cell, Outcome, cells, merged, table_of
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.cores import own_cores
-from allreduce.comm.measuring import compare
 from allreduce.comm.plan import in_units
-from allreduce.comm.tuning import Cell, Outcome, cells, merged, table_of
 from allreduce.errors import AllreduceError, JoinError, UsageError, unknown_name
 
 _STARTING_SECONDS = 60.0  # for ranks to start and to end, beyond what they measure
@@ -81,7 +82,7 @@ def _communicators(transport: str, plan: list[Cell]) -> dict[Choice | None, Comm
         tables |= {choice: table_of(transport, choice) for choice in cell.candidates[1:]}
     made = {}
     for choice, table in tables.items():
-        with stored_choices.override(table):
+        with stored.override(table):
             made[choice] = replica_communicators(world(), 1, name="tune")[0]
     return made
 
@@ -138,7 +139,7 @@ def store(outcomes: list[Outcome], path: Path) -> None:
     before: tuple[Row, ...] = ()
     if path.exists():
         try:
-            before = stored_choices.read(path).stored
+            before = stored.read(path).stored
         except UsageError as error:
             print(f"[tune] what was stored is replaced: {error}", file=sys.stderr)
     rows = merged(outcomes, before)
@@ -146,7 +147,7 @@ def store(outcomes: list[Outcome], path: Path) -> None:
     if str(path).startswith("~"):
         raise UsageError("[tune] this user has no home to store it in; name a file with --output")
     facts = {"cpu": _cpu(), "cores": len(own_cores()), "date": time.strftime("%Y-%m-%d %H:%M")}
-    stored_choices.write(path, rows, facts)
+    stored.write(path, rows, facts)
     better = sum(1 for one in outcomes if one.best)
     print(f"{better} of {len(outcomes)} choices can be bettered; stored in {path}")
 
@@ -197,7 +198,7 @@ def tune(
             report.write_text(json.dumps([asdict(one) for one in outcomes]))
         elif report is None and not rank:
             show(outcomes)
-            store(outcomes, output or stored_choices.default_path())
+            store(outcomes, output or stored.default_path())
     except (AllreduceError, OSError, subprocess.SubprocessError) as error:
         print(f"[tune] {error}" if "[tune]" not in str(error) else error, file=sys.stderr)
         raise typer.Exit(1) from error

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from allreduce.comm import stored_choices
+from allreduce.comm.choice import stored as stored_choices
 from allreduce.tune import app
 from tests.cluster.processes import run
 

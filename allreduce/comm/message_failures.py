@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from allreduce import _native
 from allreduce.comm.call import ANY, COLLECTIVES, DTYPES, Call
 from allreduce.comm.disagreement import Side, story
-from allreduce.comm.shared_failures import SharedWitness
+from allreduce.comm.shared.failures import SharedWitness
 from allreduce.comm.sites import Note
 from allreduce.errors import AllreduceError, MismatchError, PeerLostError, TimeoutError
 

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from typing import cast
 
 from allreduce.comm.call import Call
-from allreduce.comm.choosing import Choices
+from allreduce.comm.choice.choosing import Choices
 from allreduce.comm.plan import Placed, Plan, Topology
 from allreduce.errors import unknown_name
 
 # Transport -> module and function of its planner; imported when first used.
 REGISTRY: dict[str, tuple[str, str]] = {
-    "shared": ("allreduce.comm.plan_shared", "plan_shared"),
-    "tcp": ("allreduce.comm.plan_tcp", "plan_tcp"),
-    "mpi": ("allreduce.comm.plan_mpi", "plan_mpi"),
+    "shared": ("allreduce.comm.shared.plan", "plan_shared"),
+    "tcp": ("allreduce.comm.tcp.plan", "plan_tcp"),
+    "mpi": ("allreduce.comm.mpi.plan", "plan_mpi"),
 }
 
 Planner = Callable[[Call, Topology, Choices, Placed], Plan]

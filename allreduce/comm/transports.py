@@ -23,10 +23,10 @@ class Opener(Protocol):
 
 # Name -> module and function of its opener; imported when first used.
 REGISTRY: dict[str, tuple[str, str]] = {
-    "shared": ("allreduce.comm.shared_opener", "open_shared"),
-    "tcp": ("allreduce.comm.tcp_opener", "open_tcp"),
-    "mpi": ("allreduce.comm.mpi_opener", "open_mpi"),
-    "hierarchical": ("allreduce.comm.hierarchical_opener", "open_hierarchical"),
+    "shared": ("allreduce.comm.shared.opener", "open_shared"),
+    "tcp": ("allreduce.comm.tcp.opener", "open_tcp"),
+    "mpi": ("allreduce.comm.mpi.opener", "open_mpi"),
+    "hierarchical": ("allreduce.comm.hierarchical.opener", "open_hierarchical"),
 }
 
 

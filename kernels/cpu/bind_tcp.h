@@ -10,7 +10,7 @@ namespace allreduce {
 void bind_tcp(nanobind::module_& m);
 void bind_tcp_plan(nanobind::module_& m);
 
-// A call as Python's tcp_calls.words has it.
+// A call as words() in comm/tcp/calls.py has it.
 tcp::Request tcp_request(const nanobind::tuple& words);
 
 }  // namespace allreduce

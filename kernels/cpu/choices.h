@@ -1,5 +1,5 @@
-// Which way calls go, and in what chunks: the rows of Python's comm/choices.py that hold for one
-// communicator, as its members look them up.
+// Which way calls go, and in what chunks: the rows of Python's comm/choice/table.py that hold for
+// one communicator, as its members look them up.
 #pragma once
 
 #include <algorithm>

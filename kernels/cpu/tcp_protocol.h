@@ -14,7 +14,7 @@
 
 namespace allreduce::tcp {
 
-// Python's tcp_calls.COLLECTIVES stand in the same order.
+// COLLECTIVES in comm/tcp/calls.py stand in the same order.
 enum class Collective : std::uint8_t {
   barrier,
   all_reduce,
@@ -30,7 +30,7 @@ enum class Collective : std::uint8_t {
   empty
 };
 // small: contributions travel with the posts; direct: each goes to where it is reduced in one hop;
-// chain: from member to member. Python chooses (comm/choices.py), on all members alike.
+// chain: from member to member. Python chooses (comm/choice/table.py), on all members alike.
 enum class Path : std::uint8_t { small, direct, chain };
 
 inline constexpr int kAny = -1;

@@ -11,7 +11,7 @@ import numpy as np
 from allreduce.comm import Communicator
 from allreduce.comm.base import Array, Work
 from allreduce.comm.call import Call
-from allreduce.comm.hierarchical import HierarchicalTransport
+from allreduce.comm.hierarchical.transport import HierarchicalTransport
 
 SMALL, MEDIUM, LARGE = 100, 20_000, 600_000  # elements: with the posts; one chunk; several
 

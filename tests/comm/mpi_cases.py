@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from allreduce.comm import Communicator, Work, replica_communicators, world
 from allreduce.comm.call import CARRIES, Call
-from allreduce.comm.mpi import MpiTransport
-from allreduce.comm.mpi_types import Library
+from allreduce.comm.mpi.transport import MpiTransport
+from allreduce.comm.mpi.types import Library
 from allreduce.errors import OutOfMemoryError
 
 Array = NDArray[Any]

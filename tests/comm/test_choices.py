@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from allreduce import _native
-from allreduce.comm import stored_choices
-from allreduce.comm.choices import TABLE, Row
-from allreduce.comm.choosing import Choice, Table
+from allreduce.comm.choice import stored as stored_choices
+from allreduce.comm.choice.choosing import Choice, Table
+from allreduce.comm.choice.table import TABLE, Row
 from allreduce.errors import UsageError
 from tests.harness import Result, run_ranks
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from allreduce import errors
-from allreduce.comm import ANY, Communicator, hierarchical_opener
+from allreduce.comm import ANY, Communicator
+from allreduce.comm.hierarchical import opener as hierarchical_opener
 from tests import netns
 from tests.comm.pool import ProcessPool, Runner, in_threads
 from tests.comm.test_tcp import Contract

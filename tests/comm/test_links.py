@@ -15,7 +15,7 @@ import pytest
 from allreduce import errors
 from allreduce.cluster.base import LocalStore, Member, World
 from allreduce.comm.handshake import HandshakeError, Hello, Meeting, answer, call
-from allreduce.comm.links import Links, connect
+from allreduce.comm.shared.links import Links, connect
 
 MEETING = Meeting("job", "1/comm/world", b"secret")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from allreduce.comm import memory
+from allreduce.comm.shared import memory
 from tests.harness import run_ranks
 
 GIB = 1 << 30

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from allreduce.comm.call import Call
-from allreduce.comm.mpi_news import signature
-from allreduce.comm.mpi_opener import open_mpi
+from allreduce.comm.mpi.news import signature
+from allreduce.comm.mpi.opener import open_mpi
 from allreduce.comm.transports import REGISTRY, opener
 from allreduce.errors import UnsupportedError, UsageError
 from tests.comm import group_cases, message_cases
@@ -143,7 +143,7 @@ def test_a_signature_holds_what_has_to_agree() -> None:
 
 def test_an_interrupt_in_done_does_not_carry_a_call_out_twice() -> None:
     said = failing("""
-from allreduce.comm.mpi_calls import Collective
+from allreduce.comm.mpi.calls import Collective
 posted = []
 real = Collective.post
 

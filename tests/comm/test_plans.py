@@ -10,12 +10,12 @@ import pytest
 
 from allreduce.comm import Communicator
 from allreduce.comm.call import PATHS, Call
-from allreduce.comm.choices import Row
-from allreduce.comm.choosing import Table
+from allreduce.comm.choice.choosing import Table
+from allreduce.comm.choice.stored import override
+from allreduce.comm.choice.table import Row
 from allreduce.comm.plan import Plan, Topology
 from allreduce.comm.plans import plan
-from allreduce.comm.stored_choices import override
-from allreduce.comm.tcp_calls import PATHS as TCP_PATHS
+from allreduce.comm.tcp.calls import PATHS as TCP_PATHS
 from allreduce.errors import UsageError
 from tests.harness import run_threads
 

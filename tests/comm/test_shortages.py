@@ -92,7 +92,8 @@ def _short_of_memory() -> None:
     import numpy as np
 
     from allreduce import errors
-    from allreduce.comm import init, memory
+    from allreduce.comm import init
+    from allreduce.comm.shared import memory
 
     comm = init()
     memory.allocate = lambda nbytes: print("made", nbytes)  # type: ignore[assignment, return-value]

@@ -21,7 +21,8 @@ def _waits(folder: str, transport: str, stops: bool) -> None:
     import pytest
 
     from allreduce import errors
-    from allreduce.comm import init, mpi_vigil, native, world
+    from allreduce.comm import init, native, world
+    from allreduce.comm.mpi import vigil as mpi_vigil
 
     native.WARN_SECONDS = mpi_vigil.WARN_SECONDS = 0.8
     comm = init(transport=transport, timeout=30)

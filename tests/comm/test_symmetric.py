@@ -10,7 +10,8 @@ def _dies_while_rank_0_allocates() -> None:
     import time
 
     from allreduce import errors
-    from allreduce.comm import init, memory, symmetric
+    from allreduce.comm import init
+    from allreduce.comm.shared import memory, symmetric
 
     comm = init()
     if comm.rank == 1:
@@ -42,7 +43,8 @@ def _slow_to_allocate() -> None:
     import time
 
     from allreduce import errors
-    from allreduce.comm import init, memory
+    from allreduce.comm import init
+    from allreduce.comm.shared import memory
 
     comm = init(timeout=1)
     allocate, delays = memory.allocate, [1.3, 0.0]

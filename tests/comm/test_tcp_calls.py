@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from allreduce.comm import tcp_calls
 from allreduce.comm.call import Call
-from allreduce.comm.choosing import Table
+from allreduce.comm.choice.choosing import Table
+from allreduce.comm.tcp import calls as tcp_calls
 
 
 @pytest.mark.parametrize(

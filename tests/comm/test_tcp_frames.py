@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from allreduce import _native
-from allreduce.comm import tcp_calls
 from allreduce.comm.base import Array
 from allreduce.comm.call import Call
-from allreduce.comm.choosing import Table
+from allreduce.comm.choice.choosing import Table
+from allreduce.comm.tcp import calls as tcp_calls
 
 HEADER = struct.Struct("<IBBHQQII")
 MAGIC = 0x52415031

@@ -16,10 +16,13 @@ import pytest
 
 from allreduce import errors
 from allreduce.cluster.base import World
-from allreduce.comm import tcp_handshake, tcp_interface, tcp_meeting, tcp_reception
 from allreduce.comm.handshake import HandshakeError, Meeting, receive
-from allreduce.comm.tcp_handshake import HELLO_BYTES, PROOF_BYTES, Challenge, Hello
-from allreduce.comm.tcp_meeting import Mesh, connect
+from allreduce.comm.tcp import handshake as tcp_handshake
+from allreduce.comm.tcp import interface as tcp_interface
+from allreduce.comm.tcp import meeting as tcp_meeting
+from allreduce.comm.tcp import reception as tcp_reception
+from allreduce.comm.tcp.handshake import HELLO_BYTES, PROOF_BYTES, Challenge, Hello
+from allreduce.comm.tcp.meeting import Mesh, connect
 from tests.comm.test_links import worlds
 
 MEETING = Meeting("job", "1/tcp/world", b"secret")

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from allreduce import _native
-from allreduce.comm import tcp_calls
 from allreduce.comm.call import Call
-from allreduce.comm.choosing import Table
+from allreduce.comm.choice.choosing import Table
+from allreduce.comm.tcp import calls as tcp_calls
 from tests.comm.test_tcp_frames import (
     ACCEPT,
     CHAIN,
@@ -269,7 +269,10 @@ def _short_of_everything() -> None:
     import socket
 
     from allreduce import _native, errors
-    from allreduce.comm import init, tcp_opener  # the latter so that nothing is loaded in need
+    from allreduce.comm import init
+    from allreduce.comm.tcp import (
+        opener as tcp_opener,
+    )  # the latter so that nothing is loaded in need
 
     with open("/proc/self/statm") as statm:
         pages = int(statm.read().split()[0])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from allreduce.comm.choices import Row
-from allreduce.comm.choosing import Choice, Table
-from allreduce.comm.tuning import Cell, Outcome, cells, merged, rows_of, table_of
+from allreduce.comm.choice.choosing import Choice, Table
+from allreduce.comm.choice.table import Row
+from allreduce.comm.choice.tuning import Cell, Outcome, cells, merged, rows_of, table_of
 from tests.harness import run_threads
 
 KIB = 1 << 10
@@ -100,7 +100,7 @@ def test_new_rows_replace_those_of_the_same_members() -> None:
 
 
 def test_candidates_run_in_communicators_of_their_own() -> None:
-    from allreduce.comm.measuring import compare
+    from allreduce.comm.choice.measuring import compare
 
     default = Table().choices("shared", 2)
     plan = [cell for cell in cells(default, "shared", 2) if cell.nbytes <= 64 * KIB]

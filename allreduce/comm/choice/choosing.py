@@ -1,0 +1,225 @@
+"""Looking choices up: rows checked, and those that hold for one communicator."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+
+from allreduce import _native
+from allreduce.comm.call import COLLECTIVES
+from allreduce.comm.choice.table import ALGORITHMS, TABLE, Row
+from allreduce.errors import UsageError, unknown_name
+
+BUILT_IN = "built-in"  # the source of a table without stored rows
+_LINE = 64  # bytes; what a member has of a staged chunk at least
+_LEAST_CHUNK = 4096
+_LARGEST_STEP = 1 << 30  # of direct work, between which other calls have their turn
+_NO_LIMIT = (1 << 64) - 1  # as the native side has it
+_STORES = ("ordinary", "streaming")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How one call is carried out."""
+
+    algorithm: str
+    chunk: int = 0  # bytes that one step moves at most; 0 where all goes at once
+    stores: str = "ordinary"
+
+    @classmethod
+    def of(cls, row: Row) -> Choice:
+        """Return what a row chooses."""
+        return cls(row.algorithm, row.chunk or 0, row.stores or "ordinary")
+
+
+@dataclass(frozen=True)
+class Table:
+    """All rows in force, the first that holds for a call deciding.
+
+    Args:
+        stored: Rows that stand before the built-in ones.
+        source: Where they come from: a file, or `BUILT_IN`.
+
+    Raises:
+        UsageError: A stored row is not valid.
+    """
+
+    stored: tuple[Row, ...] = ()
+    source: str = BUILT_IN
+    rows: tuple[Row, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        for number, row in enumerate(self.stored, 1):
+            _check(row, f"{self.source}: row {number}")
+        object.__setattr__(self, "rows", (*self.stored, *TABLE))
+
+    @cached_property
+    def digest(self) -> str:
+        """Return a hash of all rows: equal on members that choose alike."""
+        text = json.dumps([asdict(row) for row in self.rows], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def choices(self, transport: str, members: int, crowded: bool = False) -> Choices:
+        """Return what holds for a communicator.
+
+        Args:
+            transport: Its transport.
+            members: How many members it has.
+            crowded: Whether they outnumber their cores, on the shared transport.
+
+        Raises:
+            UsageError: A row does not fit so many members.
+        """
+        rows = [
+            row
+            for row in self.rows
+            if row.transport == transport
+            and _within(members, row.members)
+            and row.crowded in (None, crowded)
+        ]
+        return Choices(rows, transport, members, self.source)
+
+
+class Choices:
+    """The rows that hold for one communicator."""
+
+    def __init__(self, rows: Iterable[Row], transport: str, members: int, source: str) -> None:
+        self._rows: dict[str, list[Row]] = {}
+        for row in rows:
+            for collective in row.collectives:
+                self._rows.setdefault(collective, []).append(row)
+            if row.algorithm == "staged" and (row.chunk or 0) < members * _LINE:
+                raise UsageError(
+                    f"[{transport}] {source}: a staged chunk of {row.chunk} bytes is too short for "
+                    f"{members} members, which need {_LINE} bytes of it each; limit the row's "
+                    "members, or give it a longer chunk"
+                )
+        for collective, ranked in self._rows.items():
+            _check_small(f"[{transport}] {source}", collective, ranked)
+
+    def choose(self, collective: str, nbytes: int | None, *, symmetric: bool = False) -> Choice:
+        """Look a call up.
+
+        Args:
+            collective: Its name.
+            nbytes: Its bytes, as `choices` defines them; None if no member knows them all.
+            symmetric: Whether it has arrays in symmetric memory, on the shared transport.
+        """
+        size = _NO_LIMIT if nbytes is None else nbytes
+        for row in self._rows[collective]:
+            in_place = row.transport == "shared" and row.algorithm == "direct"
+            if _within(size, row.bytes) and (symmetric or not in_place):
+                return Choice.of(row)
+        raise AssertionError(f"no row holds for {collective}: the table's last rows hold for all")
+
+    def largest_chunk(self) -> int:
+        """Return the bytes of the longest chunk of any call."""
+        return max(row.chunk or 0 for rows in self._rows.values() for row in rows)
+
+    def native(self) -> list[tuple[int, int, list[tuple[int, int, int, bool]]]]:
+        """Return what `_native.Group` takes: each collective's rules, its bands in rising order."""
+        rules = []
+        for collective, rows in self._rows.items():
+            if collective == "barrier":  # which is always small
+                continue
+            small, bands = 0, []
+            for limit in _limits(rows):
+                plain = self.choose(collective, limit)
+                if plain.algorithm == "small":
+                    small = limit
+                    continue
+                best = self.choose(collective, limit, symmetric=True)
+                direct = best.chunk if best.algorithm == "direct" else 0
+                bands.append((limit, direct, plain.chunk, plain.stores == "streaming"))
+            rules.append((COLLECTIVES.index(collective), small, bands))
+        return rules
+
+
+def _limits(rows: Iterable[Row]) -> list[int]:
+    """Return the numbers of bytes up to which the same rows hold, in rising order."""
+    found = {_NO_LIMIT}
+    for row in rows:
+        low, high = row.bytes
+        found |= {low - 1} if low else set()
+        found |= set() if high is None else {high}
+    return sorted(found)
+
+
+def _within(number: int, limits: tuple[int, int | None]) -> bool:
+    return limits[0] <= number and (limits[1] is None or number <= limits[1])
+
+
+def _check_small(where: str, collective: str, rows: list[Row]) -> None:
+    """Small calls are the smallest, whatever memory they are in: one comparison tells them."""
+    other = None  # bytes of calls that are not small
+    for limit in sorted({0, *_limits(rows)}):
+        first = next((row.algorithm for row in rows if _within(limit, row.bytes)), "none")
+        again = first == "small" and other is not None
+        if again or (limit == 0 and first not in ("small", "mpi")):
+            raise UsageError(
+                f"{where}: {collective} would go small in other sizes than the smallest; let rows "
+                "of the small algorithm hold from 0 bytes on, and before all others"
+            )
+        if first != "small":
+            other = limit
+
+
+def _check(row: Row, where: str) -> None:
+    """Check a row by itself.
+
+    Raises:
+        UsageError: It is not valid; the message says where it stands and what is wrong.
+    """
+    if row.transport not in ALGORITHMS:
+        raise _wrong(where, unknown_name("transport", row.transport, ALGORITHMS))
+    algorithms = ALGORITHMS[row.transport]
+    if row.algorithm not in algorithms:
+        raise _wrong(where, unknown_name("algorithm", row.algorithm, algorithms))
+    for collective in row.collectives:
+        if collective not in algorithms[row.algorithm]:
+            known = algorithms[row.algorithm]
+            raise _wrong(where, unknown_name(f"{row.algorithm} collective", collective, known))
+    for name, low, (least, most) in (("members", 1, row.members), ("bytes", 0, row.bytes)):
+        if least < low or (most is not None and most < least):
+            raise _wrong(where, f"{name} from {least} to {most}; expected a range from {low} up")
+    if row.crowded is not None and row.transport != "shared":
+        raise _wrong(where, "crowded is told apart on the shared transport only")
+    _check_chunk(row, where)
+    if (row.stores is not None) != (row.algorithm == "staged"):
+        raise _wrong(where, f"stores={row.stores!r}; a staged row, and no other, has to say which")
+    if row.stores not in (None, *_STORES):
+        raise _wrong(where, unknown_name("kind of stores", row.stores, _STORES))
+
+
+def _check_chunk(row: Row, where: str) -> None:
+    if row.algorithm in ("small", "mpi"):
+        room = _native.SLOT_BYTES if row.transport == "shared" else _native.TCP_EAGER_BYTES
+        if row.algorithm == "small" and (row.bytes[1] is None or row.bytes[1] > room):
+            raise _wrong(where, f"bytes up to {row.bytes[1]}, but a small call has room for {room}")
+        if row.chunk is not None:
+            raise _wrong(where, f"a chunk of {row.chunk} bytes, but {row.algorithm} has no chunks")
+        return
+    limit = {
+        "staged": _native.RING_BYTES,
+        "direct": _LARGEST_STEP if row.transport == "shared" else _native.TCP_CHUNK_BYTES,
+        "chain": _native.TCP_CHUNK_BYTES,
+    }[row.algorithm]
+    chunk = row.chunk or 0
+    if not _LEAST_CHUNK <= chunk <= limit or chunk & (chunk - 1):
+        raise _wrong(
+            where,
+            f"a chunk of {row.chunk} bytes; expected a power of two from {_LEAST_CHUNK} to {limit}",
+        )
+
+
+def _wrong(where: str, what: object) -> UsageError:
+    return UsageError(
+        f"{where}: {what}; correct it, or make the file anew with python -m allreduce.tune"
+    )
+
+
+for _row in TABLE:
+    _check(_row, "the built-in table")

@@ -1,0 +1,1 @@
+"""Collectives over several hosts: shared memory inside each, TCP between them."""

@@ -1,0 +1,317 @@
+"""The transport of two levels: shared memory within hosts, tcp between them.
+
+A call's plan (chains.py) is chains of steps, each a call of a smaller communicator: the
+host's members before and after ("in", "out": two communicators, so that neither's order depends on
+when the other's calls are done), and the member's lane in between. A member starts the steps of a
+level in the order of calls, which is the same on all; that excludes waiting in a circle. Nothing
+advances between steps by itself: whoever waits, for whatever call, drives all of this process.
+
+Results are equal on all members to the bit: every element is reduced once, in one lane, and then
+distributed. They need not be equal to what `shared` gives, which adds in another order.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allreduce.comm.base import Array, Quick, Transport, Work
+from allreduce.comm.call import Call
+from allreduce.comm.hierarchical.chains import make_chains
+from allreduce.comm.hierarchical.layout import Layout
+from allreduce.comm.hierarchical.ledger import Ledger
+from allreduce.comm.hierarchical.plan import crossing, plan_hierarchical
+from allreduce.comm.hierarchical.runs import Level, LevelError, Run, Runs
+from allreduce.comm.native import WARN_SECONDS
+from allreduce.comm.plan import Plan
+from allreduce.comm.tcp.transport import TcpWork
+from allreduce.errors import AllreduceError
+from allreduce.events import logger
+
+_SLICE_SECONDS = 0.001  # of a wait while other calls may need this thread
+_IDLE_SECONDS = 0.02
+_LOOK_SECONDS = 0.005  # between looks at whether all is well
+_YIELD_SECONDS = 0.3
+_END = "the hierarchical communicator that this belongs to has ended"
+
+
+class HierarchicalWork(Work):
+    """A started call; its runs keep its arrays."""
+
+    def __init__(
+        self, transport: HierarchicalTransport, agreed: TcpWork, result: Callable[[], Any]
+    ) -> None:
+        self._transport, self.agreed, self._result = transport, agreed, result
+        self.runs: list[Run] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of it has been done."""
+        return self.agreed.native.done and all(run.finished for run in self.runs)
+
+    def done(self) -> bool:
+        if not self.complete:
+            self._transport.poll()
+        return self.complete
+
+    def finish(self, timeout: float | None) -> Any:
+        if not self.complete:
+            self._transport.complete(self, timeout)
+        self._transport.forget(self)
+        return self._result()
+
+
+class HierarchicalTransport(Transport):
+    """One member.
+
+    Args:
+        ledger: All members.
+        levels: The smaller communicators that this member is in, by what steps call them.
+        layout: Which members share hosts.
+        timeout: Seconds that any wait may last.
+    """
+
+    name = "hierarchical"
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        levels: dict[str, Level],
+        layout: Layout,
+        timeout: float,
+    ) -> None:
+        self.index, self.members = ledger.index, ledger.members
+        self.layout, self._host = layout, layout.places[ledger.index][0]
+        self._ledger = ledger
+        self._levels, self._runs = levels, Runs(levels)
+        self._works: set[HierarchicalWork] = set()
+        self._timeout = timeout
+        self._dead = self._closed = False
+        self._looked = 0.0  # when it was last asked whether all is well
+        self._lock = threading.RLock()
+        self.quick_seconds = 0.0
+        ledger.drive = drive_all
+        _transports.add(self)
+
+    def quick(self) -> Quick | None:
+        return None
+
+    def finish_quick(self, unfinished: object) -> None:
+        raise AssertionError(f"there is no quick way that could have left {unfinished!r}")
+
+    def start(
+        self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
+    ) -> Work:
+        if x is not None:  # a NumPy scalar has no memory of its own
+            x = np.asarray(x)
+        if call.collective in ("send", "recv"):
+            return self._ledger.start(call, x, out, result)
+        chains = make_chains(call, self.layout, self.index)
+        if any("every" in chain.levels for chain in chains):
+            return self._ledger.start(call, x, out, result)
+        with self._lock:  # calls of several threads get one order
+            agreed = self._ledger.agree(call, x, out)
+            work = HierarchicalWork(self, agreed, result)
+            if call.collective == "barrier":  # whoever has passed it is done with what was before
+                work.runs = self._runs.unfinished
+            for chain in chains:
+                run = Run(chain, agreed, x, out)
+                work.runs.append(run)
+                self._runs.add(run)
+            self._works.add(work)
+        self.drive()
+        return work
+
+    def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
+        return plan_hierarchical(call, self.layout, self.index, self._plan)
+
+    def crossing(self, call: Call) -> int:
+        """Return the bytes of data that this member's part of a collective sends to other hosts."""
+        return crossing(call, self.layout, self.index, self._plan)
+
+    def crossed(self) -> int:
+        """Return the bytes of data that this member has sent to other hosts."""
+        mates = self.layout.hosts[self._host]
+        sent = self._ledger.payload_bytes()
+        total = sum(count for member, count in enumerate(sent) if member not in mates)
+        if "across" in self._levels:
+            total += sum(self._levels["across"].transport.payload_bytes())
+        return total
+
+    def _plan(self, level: str, call: Call) -> Plan:
+        transport = self._ledger if level == "every" else self._levels[level].transport
+        return transport.plan(call, None, None)
+
+    def forget(self, work: HierarchicalWork) -> None:
+        """Let go of a completed work."""
+        with self._lock:
+            self._works.discard(work)
+
+    def poll(self) -> None:
+        """Do what can be done now; raise if the communicator has failed."""
+        drive_all()
+        self._check()
+
+    def progress(self) -> None:
+        drive_all()
+
+    def drive(self) -> bool:
+        """Do what can be done of this member's calls; returns whether some are under way."""
+        if not self._lock.acquire(blocking=False):
+            return True  # another thread does it
+        try:
+            if self._dead or self._closed:
+                return False
+            return self._runs.advance()
+        except LevelError as failure:
+            self._fail(failure)
+        except MemoryError as shortage:
+            self._die(f"it has no memory to work in: {shortage}")
+        finally:
+            self._lock.release()
+        return False
+
+    def complete(self, work: HierarchicalWork, timeout: float | None) -> None:
+        """Wait for a work.
+
+        Args:
+            work: The work.
+            timeout: Seconds from now, or None for the transport's own.
+        """
+        total = self._timeout if timeout is None else timeout
+        began, warned = time.monotonic(), total <= WARN_SECONDS
+        while True:
+            busy = drive_all()
+            if work.complete:
+                return
+            self._check()
+            waited = time.monotonic() - began
+            if waited >= total:
+                self._give_up(work, waited)
+            if waited >= WARN_SECONDS and not warned:
+                warned = True
+                missing = self._ledger.tells(self._absent(work))
+                logger.warning("%s has waited %g s: %s", self.where, waited, missing)
+            self._pause(work, min(_SLICE_SECONDS if busy else _IDLE_SECONDS, total - waited))
+
+    @property
+    def where(self) -> str:
+        """Say whose messages these are."""
+        return f"[{self.name}] {self.members[self.index]}"
+
+    def _pause(self, work: HierarchicalWork, seconds: float) -> None:
+        """Wait a moment for something that may let calls go on."""
+        with self._lock:
+            current = self._runs.current()
+        try:
+            if current is not None:
+                current[0].pause(seconds)
+            elif not work.agreed.native.done:
+                self._ledger.wait_for(work.agreed.native, seconds)
+            else:  # another thread is about to see to it
+                time.sleep(min(seconds, _SLICE_SECONDS))
+        except AllreduceError as error:
+            if current is None:
+                raise
+            with self._lock:
+                self._fail(LevelError(current[1].transport, error))
+        except BaseException as error:  # a signal's handler raised in the middle of a collective
+            self.abort(f"a wait was interrupted by {type(error).__name__}")
+            raise
+
+    def _check(self) -> None:
+        """Raise why there is no communicator any more, if there is none."""
+        if not self._dead and not self._closed:
+            now = time.monotonic()
+            if now - self._looked < _LOOK_SECONDS:
+                return
+            self._looked = now
+            if self._ledger.verdict() is None:
+                return
+        self._end()
+        raise self._ledger.failure()
+
+    def _fail(self, failure: LevelError) -> None:
+        """End the communicator on all members because a smaller one has ended."""
+        if not self._dead:
+            text = str(failure).partition(": ")[2]  # without whose message it was
+            self._ledger.condemn(failure.transport, text)
+            self._end()
+
+    def _die(self, reason: str) -> None:
+        self._ledger.abort(reason)
+        self._end()
+
+    def _end(self) -> None:
+        """Let nothing of the arrays be touched any more, and nobody wait in a smaller one."""
+        with self._lock:
+            if self._dead:
+                return
+            self._dead = True
+            for level in self._levels.values():
+                level.transport.abort(_END)
+            self._runs.clear()
+
+    def _absent(self, work: HierarchicalWork) -> int:
+        """Return a member that a work waits for."""
+        if not work.agreed.native.done:
+            absent = work.agreed.absent()
+        else:
+            current = self._runs.current()
+            absent = [current[1].numbers[m] for m in current[0].absent()] if current else []
+        return next((member for member in absent if member != self.index), self.index)
+
+    def _give_up(self, work: HierarchicalWork, waited: float) -> None:
+        blamed = self._absent(work)
+        if work.agreed.native.done and blamed not in self.layout.hosts[self._host]:
+            # It may wait itself, for a member of its host: who waits for that one is to speak.
+            self._ledger.await_verdict(_YIELD_SECONDS)
+        self._ledger.give_up(work.agreed, blamed)
+        self._end()
+        raise self._ledger.failure(waited)
+
+    def empty(self, nbytes: int) -> NDArray[np.uint8]:
+        """Allocate ordinary memory; all members ask for the same size."""
+        return self._ledger.empty(nbytes)
+
+    def abort(self, reason: str) -> None:
+        self._die(reason)
+
+    def close(self, drain: bool) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            pending = [work for work in self._works if not work.complete]
+        try:
+            if drain and not self._dead:
+                for work in pending:
+                    work.wait()
+        finally:
+            with self._lock:
+                self._closed = True
+                self._runs.clear()
+                self._works.clear()
+            for level in self._levels.values():
+                level.transport.close(drain=False)
+            self._ledger.close(drain and not self._dead)
+
+    def close_inherited(self) -> None:
+        """In a child made by fork: let go of the sockets, whose end of file tells of our parent."""
+        for level in self._levels.values():
+            level.transport.close_inherited()
+        self._ledger.close_inherited()
+
+
+_transports: weakref.WeakSet[HierarchicalTransport] = weakref.WeakSet()
+
+
+def drive_all() -> bool:
+    """Do what can be done of all calls of this process; returns whether some are under way."""
+    busy = [transport.drive() for transport in list(_transports)]
+    return any(busy)

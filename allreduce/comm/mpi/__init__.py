@@ -1,0 +1,1 @@
+"""Collectives that MPI carries out, for fabrics that only MPI drives."""

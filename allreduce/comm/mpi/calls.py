@@ -1,0 +1,265 @@
+"""How one collective call becomes MPI's: on which type, with which counts, in how many requests.
+
+What MPI lacks is reduced on another type: float16 and bfloat16 as float32 (so that they accumulate
+in it), truth values as bytes of 0 and 1. A library before MPI-4 counts in 32 bits:
+what is larger is reduced in pieces, and moved with one derived type per peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from allreduce.comm.base import Array
+from allreduce.comm.call import CARRIES, Call, remedy
+from allreduce.comm.mpi.types import (
+    MOVED,
+    OPERATORS,
+    REDUCING,
+    TYPES,
+    Library,
+    address,
+    cut,
+    typed,
+    wire_dtype,
+)
+from allreduce.errors import UnsupportedError
+
+
+@dataclass
+class Collective:
+    """One member's arrays of one call, and the requests that carry them.
+
+    Args:
+        library: The MPI library.
+        comm: The communicator, an mpi4py one, that only collectives of data use.
+        call: What to do.
+        x: What goes in, contiguous.
+        out: Where the result goes, contiguous.
+        where: "[mpi] rank 2", for messages.
+
+    Raises:
+        UnsupportedError: The operator makes no sense on the type.
+    """
+
+    library: Library
+    comm: Any
+    call: Call
+    x: Array | None
+    out: Array | None
+    where: str
+    _requests: list[Any] = field(default_factory=list)
+    _types: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        call, mpi = self.call, self.library.mpi
+        self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
+        self._x = None if self.x is None else self.x.reshape(-1)
+        self._out = None if self.out is None else self.out.reshape(-1)
+        if call.collective in REDUCING:
+            self._prepare_reduction(mpi)
+            return
+        array = self._x if self._out is None else self._out
+        if array is not None:
+            self._type = getattr(mpi, MOVED[array.dtype.itemsize])
+
+    def _prepare_reduction(self, mpi: Any) -> None:
+        call = self.call
+        assert call.op is not None
+        if call.dtype not in CARRIES[call.op]:
+            raise UnsupportedError(
+                f"{self.where}: {call.collective} with operator {call.op} does not carry "
+                f"{call.dtype}: {remedy(call.op, call.dtype)}"
+            )
+        wire = wire_dtype(call.op, call.dtype)
+        self._type, self._op = getattr(mpi, TYPES[wire]), getattr(mpi, OPERATORS[call.op])
+        if wire == call.dtype and not call.op.startswith("logical"):
+            return
+        if self._x is not None:
+            truth = call.op.startswith("logical")
+            self._x = (self._x != 0 if truth else self._x).astype(wire)
+        if self._out is not None:
+            self._out = np.empty(self._out.size, wire)
+
+    @property
+    def large(self) -> bool:
+        """Whether MPI cannot count this member's elements; the others may see it differently."""
+        return sum(self._shares()) + sum(self.call.receives or ()) > self.library.most
+
+    def post(self, simple: bool) -> None:
+        """Start moving: from now on the output is written.
+
+        Args:
+            simple: Whether it is `large` on no member.
+        """
+        getattr(self, f"_{self.call.collective}")(self._shares(), simple)
+
+    def _shares(self) -> Sequence[int]:
+        counts = self.call.counts
+        return counts if counts is not None else (self.call.count,) * self.size
+
+    def complete(self) -> bool:
+        """Say whether it is complete; then the result is in the output."""
+        if not self.library.mpi.Request.Testall(self._requests):
+            return False
+        while self._types:
+            self._types.pop().Free()
+        if self._out is not None and self.out is not None and self.call.op is not None:
+            if self.call.op == "mean":
+                np.divide(self._out, self.size, out=self._out)
+            if not np.may_share_memory(self._out, self.out):
+                self.out.reshape(-1)[...] = self._out
+        return True
+
+    # --- reducing: `shares` are elements per member, `simple` that one call can count them -------
+
+    def _all_reduce(self, shares: Sequence[int], simple: bool) -> None:  # noqa: ARG002
+        assert self._x is not None
+        assert self._out is not None
+        same = address(self._x) == address(self._out)
+        for part in self._pieces(0, self.call.count):
+            source = self.library.mpi.IN_PLACE if same else self._spec(self._x, part)
+            self._add(self.comm.Iallreduce(source, self._spec(self._out, part), self._op))
+
+    def _reduce(self, shares: Sequence[int], simple: bool) -> None:  # noqa: ARG002
+        assert self.call.root is not None
+        self._reduce_range(0, self.call.count, self.call.root, 0)
+
+    def _reduce_scatter(self, shares: Sequence[int], simple: bool) -> None:
+        if not simple:
+            for root, (first, count) in enumerate(cut(shares)):
+                self._reduce_range(first, count, root, first)
+            return
+        target = self._spec(self._out, (0, shares[self.rank]))
+        if self.call.counts is None:
+            source = self._spec(self._x, (0, self.call.count))  # a block's, as mpi4py has it
+            self._add(self.comm.Ireduce_scatter_block(source, target, self._op))
+        else:
+            source = self._spec(self._x, (0, sum(shares)))
+            self._add(self.comm.Ireduce_scatter(source, target, list(shares), self._op))
+
+    def _reduce_range(self, begin: int, count: int, root: int, origin: int) -> None:
+        """Reduce elements of the input to one member, whose output begins at input's `origin`."""
+        in_place = self.rank == root and address(self._x) == address(self._out)
+        for first, length in self._pieces(begin, count):
+            source: Any = self._spec(self._x, (first, length))
+            target: Any = None
+            if self.rank == root:
+                target = self._spec(self._out, (first - origin, length))
+                source = self.library.mpi.IN_PLACE if in_place else source
+            self._add(self.comm.Ireduce(source, target, self._op, root=root))
+
+    # --- moving ----------------------------------------------------------------------------------
+
+    def _barrier(self, shares: Sequence[int], simple: bool) -> None:
+        """Do nothing: that all members have made the call is known."""
+
+    _empty = _barrier
+
+    def _broadcast(self, shares: Sequence[int], simple: bool) -> None:  # noqa: ARG002
+        assert self._out is not None
+        if self.rank == self.call.root and address(self._x) != address(self._out):
+            np.copyto(self._out, self._x)  # type: ignore[arg-type]  # the root has an input
+        for part in self._pieces(0, self.call.count):
+            self._add(self.comm.Ibcast(self._spec(self._out, part), root=self.call.root))
+
+    def _all_gather(self, shares: Sequence[int], simple: bool) -> None:
+        if not simple:
+            own = [(0, shares[self.rank])] * self.size
+            return self._exchange(own, cut(shares))
+        source = self._own_or_place(shares, self._x, self._out)
+        if self.call.counts is None:
+            target = self._spec(self._out, (0, self.call.count))
+            return self._add(self.comm.Iallgather(source, target))
+        return self._add(self.comm.Iallgatherv(source, self._parts(self._out, shares)))
+
+    def _gather(self, shares: Sequence[int], simple: bool) -> None:
+        root = self.call.root
+        if not simple:
+            nothing = [(0, 0)] * self.size
+            own = list(nothing)
+            own[root or 0] = (0, shares[self.rank])
+            return self._exchange(own, cut(shares) if self.rank == root else nothing)
+        source: Any = self._own_or_place(shares, self._x, self._out)
+        equal = self.call.counts is None
+        target: Any = None
+        if self.rank == root:
+            whole = (0, self.call.count)
+            target = self._spec(self._out, whole) if equal else self._parts(self._out, shares)
+        return self._add((self.comm.Igather if equal else self.comm.Igatherv)(source, target, root))
+
+    def _scatter(self, shares: Sequence[int], simple: bool) -> None:
+        root = self.call.root
+        if not simple:
+            nothing = [(0, 0)] * self.size
+            own = list(nothing)
+            own[root or 0] = (0, shares[self.rank])
+            return self._exchange(cut(shares) if self.rank == root else nothing, own)
+        target: Any = self._own_or_place(shares, self._out, self._x)
+        equal = self.call.counts is None
+        source: Any = None
+        if self.rank == root:
+            whole = (0, self.call.count)
+            source = self._spec(self._x, whole) if equal else self._parts(self._x, shares)
+        post = self.comm.Iscatter if equal else self.comm.Iscatterv
+        return self._add(post(source, target, root))
+
+    def _all_to_all(self, shares: Sequence[int], simple: bool) -> None:
+        if address(self._x) == address(self._out):
+            self._x = None if self._x is None else self._x.copy()
+        receives = self.call.receives if self.call.receives is not None else shares
+        if not simple:
+            return self._exchange(cut(shares), cut(receives))
+        if self.call.counts is None:
+            whole = (0, self.call.count)
+            source, target = self._spec(self._x, whole), self._spec(self._out, whole)
+            return self._add(self.comm.Ialltoall(source, target))
+        source, target = self._parts(self._x, shares), self._parts(self._out, receives)
+        return self._add(self.comm.Ialltoallv(source, target))
+
+    def _exchange(self, sends: list[tuple[int, int]], receives: list[tuple[int, int]]) -> None:
+        """Move (first element, elements) to and from each member, each as one derived type."""
+        begin, count = sends[self.rank]
+        place, _ = receives[self.rank]
+        if self._x is not None and self._out is not None:
+            if address(self._x) == address(self._out):
+                self._x = self._x.copy()  # Open MPI takes one address for MPI_IN_PLACE (5.0)
+            np.copyto(self._out[place : place + count], self._x[begin : begin + count])
+        sends[self.rank] = receives[self.rank] = (0, 0)
+        source, made = typed(self.library, self._type, self._x, sends)
+        target, more = typed(self.library, self._type, self._out, receives)
+        self._types += made + more
+        self._add(self.comm.Ialltoallw(source, target))
+
+    # --- what they share -------------------------------------------------------------------------
+
+    def _add(self, request: Any) -> None:
+        self._requests.append(request)
+
+    def _pieces(self, begin: int, count: int) -> Iterator[tuple[int, int]]:
+        """Cut a range into what one call can count: (first element, elements)."""
+        most = self.library.most
+        for first in range(begin, begin + count, most):
+            yield first, min(most, begin + count - first)
+
+    def _spec(self, array: Array | None, part: tuple[int, int]) -> list[Any]:
+        assert array is not None
+        first, length = part
+        return [array[first:].view(np.uint8), length, self._type]
+
+    def _parts(self, array: Array | None, shares: Sequence[int]) -> list[Any]:
+        assert array is not None
+        offsets = [first for first, _ in cut(shares)]
+        return [array.view(np.uint8), (list(shares), offsets), self._type]
+
+    def _own_or_place(self, shares: Sequence[int], part: Array | None, whole: Array | None) -> Any:
+        """Describe the own share, which may lie where it belongs in the `whole`."""
+        assert part is not None
+        if whole is not None and shares[self.rank]:
+            first = sum(shares[: self.rank]) * whole.dtype.itemsize
+            if address(part) == address(whole) + first:
+                return self.library.mpi.IN_PLACE
+        return self._spec(part, (0, shares[self.rank]))

@@ -1,0 +1,95 @@
+"""How the ranks of MPI become members: they meet in the world's store, then in MPI."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from contextlib import nullcontext
+from typing import Any
+
+from allreduce.cluster import World, mpi_library
+from allreduce.cluster.launchers import launcher
+from allreduce.comm.communicator import Communicator
+from allreduce.comm.mpi.progress import entered
+from allreduce.comm.mpi.transport import MpiTransport
+from allreduce.comm.mpi.types import Library
+from allreduce.errors import AllreduceError, UnsupportedError, UsageError
+
+
+def open_mpi(world: World, local_members: int, *, name: str, timeout: float) -> list[Communicator]:
+    """Make this process's member of a communicator over all processes of the world.
+
+    Args:
+        world: Whose processes; MPI's launcher must have started them.
+        local_members: 1: a rank of MPI is one member.
+        name: Names the communicator; the same on all ranks, and new in this world.
+        timeout: Seconds that meeting, and later any wait, may last.
+
+    Raises:
+        UsageError: A process was not started by MPI's launcher.
+        UnsupportedError: A process brings several members.
+    """
+    mpi, ranks = _meet(world, local_members, name, timeout)
+    tag = zlib.crc32(name.encode()) % mpi.COMM_WORLD.Get_attr(mpi.TAG_UB)
+    several = mpi.Query_thread() == mpi.THREAD_MULTIPLE
+    with nullcontext() if several else entered:  # it blocks: other threads need MPI meanwhile
+        members = mpi.COMM_WORLD.Get_group().Incl(ranks)
+        data = mpi.COMM_WORLD.Create_group(members, tag)
+        members.Free()
+        data.Set_errhandler(mpi.ERRORS_RETURN)
+        control = data.Dup()
+    library = Library(mpi, sys.maxsize if mpi.Get_version() >= (4, 0) else 2**31 - 1)
+    transport = MpiTransport(library, data, control, world, name, timeout)
+    return [
+        Communicator(
+            transport,
+            name=name,
+            label=world.called(),
+            rank=world.rank,
+            size=world.size,
+            local_rank=world.local_rank,
+            local_size=world.local_size,
+        )
+    ]
+
+
+def _meet(world: World, local_members: int, name: str, timeout: float) -> tuple[Any, list[int]]:
+    """Return MPI's module and every member's rank in MPI's world, or have all members raise."""
+    mpi, trouble = None, ""
+    try:
+        mpi = _library(world, local_members, timeout)
+    except AllreduceError as error:
+        trouble = str(error)
+        raise
+    finally:
+        mine = f"!{trouble}" if mpi is None else str(mpi.COMM_WORLD.Get_rank())
+        answers = world.exchange(f"mpi/{name}/members", mine.encode(), timeout)
+    texts = [answer.decode() for answer in answers]
+    for text in texts:
+        if text.startswith("!"):
+            raise UsageError(f"[mpi] {world.called()}: another rank cannot take part: {text[1:]}")
+    return mpi, [int(text) for text in texts]
+
+
+def _library(world: World, local_members: int, timeout: float) -> Any:
+    """Return `mpi4py.MPI`, initialised by the world."""
+    where = f"[mpi] {world.called()}"
+    if local_members != 1:
+        raise UnsupportedError(
+            f"{where}: a process is one member of the mpi transport, but brings {local_members}; "
+            "start one process per replica, or choose transport='shared'"
+        )
+    found = launcher(os.environ)
+    if world.source != "mpi" or found is None:
+        raise UsageError(
+            f"{where}: the mpi transport carries between processes that MPI's launcher started, "
+            f"but this world comes from {world.source!r}; start the script with mpirun, or choose "
+            "another transport"
+        )
+    if world.size == 1 and found.size == 1:  # such a world needs no MPI, and has not loaded it
+        return mpi_library.load(found.family, found.rank, found.size, timeout)
+    mpi = mpi_library.imported()
+    if not mpi.Is_initialized() or mpi.Is_finalized():
+        raise UsageError(f"{where}: MPI is not initialised, or finalised already")
+    return mpi

@@ -1,0 +1,296 @@
+"""The transport over MPI: its non-blocking collectives, on communicators of our own.
+
+Members first agree on a call: a reduction of its signature, which nobody passes before all have
+made the call. Only then are arrays touched. A thread that waits drives this process's share of all
+started calls, in the order of their start; MPI itself is entered by one thread at a time. What
+kills a communicator is told through the world's store (news.py).
+
+Sums are equal on all members, but MPI chooses the order of their terms: they may differ in the last
+bits from those of other transports, of other sizes and of other MPI libraries. Whether minima and
+maxima pass NaN on is MPI's choice, too.
+
+A rank that dies under MPI's own launcher takes the job with it: mpirun kills the survivors by
+itself (MPICH's and Intel MPI's at once, Open MPI's after a message), so that they raise nothing.
+Where it is told not to, those who wait raise PeerLostError once the leader of the world has missed
+the dead one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allreduce.cluster import World
+from allreduce.comm import sites
+from allreduce.comm.base import Array, Quick, Transport
+from allreduce.comm.call import Call
+from allreduce.comm.choice.stored import current
+from allreduce.comm.failures import group_text
+from allreduce.comm.mpi import progress
+from allreduce.comm.mpi.calls import Collective
+from allreduce.comm.mpi.flight import Flight
+from allreduce.comm.mpi.messages import Message
+from allreduce.comm.mpi.news import News, Notice
+from allreduce.comm.mpi.progress import entered
+from allreduce.comm.mpi.types import Library
+from allreduce.comm.mpi.vigil import WARN_SECONDS, Vigil
+from allreduce.comm.mpi.work import MpiWork
+from allreduce.comm.plan import Plan, Topology
+from allreduce.comm.plans import plan
+from allreduce.errors import (
+    AllreduceError,
+    ClosedError,
+    OutOfMemoryError,
+    PeerLostError,
+    TimeoutError,
+    UsageError,
+)
+
+_SPINS = 200  # polls before a waiter yields: about what a small call takes
+_YIELD_SECONDS = 0.05  # how long a waiter for the others' calls only yields
+_NAP_SECONDS = 0.001
+_LOOK_SECONDS = 0.25  # between looks at the news
+_ALIGNMENT = 64  # bytes
+
+
+class MpiTransport(Transport):
+    """One member of a communicator whose members talk through MPI.
+
+    Args:
+        library: The MPI library.
+        data: The mpi4py communicator for what calls carry; the transport frees it.
+        control: One of the same members, for agreements.
+        world: The members, in the same order.
+        name: The communicator's, new in this world.
+        timeout: Seconds that any wait may last.
+    """
+
+    name = "mpi"
+
+    def __init__(
+        self, library: Library, data: Any, control: Any, world: World, name: str, timeout: float
+    ) -> None:
+        self._library, self._mpi = library, library.mpi
+        self._data, self._control = data, control
+        self._rank, self._group, self._timeout = world.rank, name, timeout
+        self._where = f"[mpi] {group_text(name)}{world.called()}"
+        self._news = News(world, name)
+        self._main_only = self._mpi.Query_thread() < self._mpi.THREAD_SERIALIZED
+        self._pid = os.getpid()
+        self._flight = Flight(self._mpi, control)
+        self._disputed: MpiWork | None = None
+        self._failure: AllreduceError | None = None
+        self._raised = False
+        self._closed = self._leaving = False
+        self._closing = threading.Lock()
+        self.quick_seconds = min(timeout, WARN_SECONDS)
+        progress.add(self)
+
+    def quick(self) -> Quick | None:
+        return None
+
+    def finish_quick(self, unfinished: object) -> None:
+        raise AssertionError(f"there is no quick way that could have left {unfinished!r}")
+
+    def start(
+        self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
+    ) -> MpiWork:
+        self._check_usable()
+        if call.collective not in ("send", "recv"):
+            task = Collective(self._library, self._data, call, x, out, self._where)
+            return self._begin(task, result, task.large)
+        array = x if call.collective == "send" else out
+        assert array is not None, "send has an input, recv an output"
+        note = sites.note(array, None)
+        message = Message(self._library, self._data, call, array, self._where, note)
+        work = MpiWork(self, call, message, result, note)
+        with entered, self._intact():
+            self._flight.begin_message(work)
+        self._check()
+        return work
+
+    def _begin(self, task: Collective, result: Callable[[], Any], flag: bool) -> MpiWork:
+        work = MpiWork(self, task.call, task, result, sites.note(task.x, task.out))
+        with entered, self._intact():
+            self._flight.begin(work, flag)
+        self._check()
+        return work
+
+    @contextlib.contextmanager
+    def _intact(self) -> Iterator[None]:
+        """Make the communicator dead if what is done to its calls is left half done."""
+        try:
+            yield
+        except AllreduceError as error:
+            self._fail(type(error)(f"{self._where}: {error}"), "mismatch", str(error))
+        except self._mpi.Exception as error:
+            text = f"MPI failed, as after the loss of a rank or of a network: {error}"
+            self._fail(PeerLostError(f"{self._where}: {text}"), "aborted", text)
+        except BaseException as error:  # a signal's handler raised
+            self.abort(f"a call was interrupted by {type(error).__name__}")
+            raise
+
+    def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
+        size = self._data.Get_size()
+        return plan(call, Topology(self.name, self._rank, size), current().choices("mpi", size))
+
+    def poll(self, work: MpiWork) -> bool:
+        """Do what can be done now, and say whether the work is complete; raise if it has failed."""
+        self._check_usable()
+        progress.drive()
+        if not work.complete:
+            self._check()
+        return work.complete
+
+    def complete(self, work: MpiWork, timeout: float | None) -> None:
+        """Wait for a work.
+
+        Args:
+            work: The work.
+            timeout: Seconds from now, or None for the transport's own.
+        """
+        total = self._timeout if timeout is None else timeout
+        began, polls, looked = time.monotonic(), 0, 0.0
+        vigil = Vigil(self._news, self._where, work.seq, work.call, total)
+        try:
+            while not self.poll(work):
+                polls += 1
+                if polls < _SPINS:
+                    continue
+                waited = time.monotonic() - began
+                vigil.arrived, vigil.last = work.posted, self._flight.last
+                if waited >= total and not self.poll(work):
+                    self._expire(vigil)
+                if waited - looked >= _LOOK_SECONDS:
+                    looked, error = waited, vigil.look(waited)
+                    if error is not None:
+                        self._fail(error)
+                time.sleep(_NAP_SECONDS if waited > _YIELD_SECONDS and not progress.moving() else 0)
+        except AllreduceError:
+            raise
+        except BaseException as error:  # a signal's handler raised in the middle of a collective
+            self.abort(f"a wait was interrupted by {type(error).__name__}")
+            raise
+
+    def _expire(self, vigil: Vigil) -> None:
+        """Give a work up, unless another member has done so already."""
+        error = vigil.look(vigil.seconds)
+        if error is not None:
+            self._fail(error)
+        else:
+            text = vigil.surrender()
+            self._fail(TimeoutError(f"{self._where}: {text}"), "timeout", text)
+        self._check()
+
+    def _check_usable(self) -> None:
+        """Refuse threads and processes that must not call MPI, and ends that forbid it."""
+        if os.getpid() != self._pid:
+            raise UsageError(
+                f"{self._where}: process {os.getpid()} was forked from the process that joined, "
+                "and cannot use its communicator"
+            )
+        if self._mpi.Is_finalized():
+            raise ClosedError(
+                f"{self._where}: this process has finalised MPI, and can call no more"
+            )
+        if self._main_only and not self._mpi.Is_thread_main():
+            raise UsageError(
+                f"{self._where}: MPI was initialised for calls of the main thread only; initialise "
+                "it with MPI.THREAD_MULTIPLE, or let allreduce.init() do so"
+            )
+        self._check()
+
+    def _check(self) -> None:
+        """Raise what killed the communicator: the cause first, then that it is dead."""
+        if self._closed:
+            raise ClosedError(f"{self._where}: the communicator is closed")
+        if self._failure is None and self._disputed is not None:
+            self._failure = self._news.settle(self._where, self._disputed.seq)
+        if self._failure is None:
+            return
+        if self._raised:
+            raise ClosedError(f"{self._where}: the communicator is dead since: {self._failure}")
+        self._raised = True
+        raise self._failure
+
+    def _fail(self, error: AllreduceError, kind: str = "", text: str = "") -> None:
+        """Make the communicator dead; with a `kind`, tell the others why."""
+        if self._failure is None and self._disputed is None:
+            self._failure = error
+            if kind:
+                self._news.tell(Notice(kind, self._rank, self._flight.completed, text))
+
+    def advance(self) -> None:
+        """Do what can be done of this communicator's calls; the caller is alone in MPI."""
+        if self._failure is not None or self._disputed is not None:
+            return
+        with self._intact():
+            work = self._flight.advance()
+            if work is not None:
+                self._disputed = work
+                self._news.dispute(work.seq, work.call, work.note, int(work.mark))
+
+    @property
+    def moving(self) -> bool:
+        """Whether bytes are on their way, which advance with our polls only."""
+        return self._flight.moving
+
+    def progress(self) -> None:
+        progress.drive()
+
+    def empty(self, nbytes: int) -> NDArray[np.uint8]:
+        self._check_usable()
+        call = Call("empty", None, "bytes", nbytes, None, self._group)
+        try:
+            memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
+        except (MemoryError, ValueError):  # the latter where an address cannot say so much
+            memory = None
+        task = Collective(self._library, self._data, call, None, None, self._where)
+        work = self._begin(task, lambda: None, memory is None)
+        work.wait()
+        if memory is None or work.words[2]:
+            where = "this rank" if memory is None else "another rank"
+            raise OutOfMemoryError(
+                f"{self._where}: empty: {where} has no {nbytes} bytes; ask for less on every rank"
+            )
+        offset = -memory.ctypes.data % _ALIGNMENT
+        return memory[offset : offset + nbytes]
+
+    def abort(self, reason: str) -> None:
+        text = f"this member aborted it: {reason}"
+        self._fail(ClosedError(f"{self._where}: {text}"), "aborted", reason)
+        self._raised = True
+
+    def close(self, drain: bool) -> None:
+        if os.getpid() != self._pid:
+            return
+        with self._closing:  # several threads may close, but one does
+            if self._leaving:
+                return
+            self._leaving = True
+        try:
+            if drain and self._failure is None:
+                for work in self._flight.works:
+                    if not work.complete:
+                        self.complete(work, None)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Free the communicators if nothing is left in them; otherwise keep what MPI may touch."""
+        if self._failure is None:
+            self._news.tell(Notice("left", self._rank, self._flight.completed, ""))
+        with entered:
+            self._closed = True
+            unfinished = bool(self._flight.works) or self._failure is not None
+            progress.remove(self, unfinished)
+            if not unfinished and not self._mpi.Is_finalized():
+                self._data.Free()  # a local matter once nothing is left in it
+                self._control.Free()

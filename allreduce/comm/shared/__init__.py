@@ -1,0 +1,1 @@
+"""Collectives between threads and processes of one host, in memory that all members map."""

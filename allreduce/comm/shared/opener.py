@@ -1,0 +1,147 @@
+"""How members come to share memory: they meet, and the first process's file becomes everybody's."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import time
+
+from allreduce import _native
+from allreduce.cluster import World
+from allreduce.comm import handshake, living
+from allreduce.comm.choice import stored
+from allreduce.comm.communicator import Communicator
+from allreduce.comm.failures import MemberInfo
+from allreduce.comm.shared import memory
+from allreduce.comm.shared.links import Links, Process, connect
+from allreduce.comm.shared.local_group import LocalGroup
+from allreduce.comm.shared.transport import SharedTransport
+from allreduce.errors import JoinError, OutOfMemoryError, UnsupportedError
+
+_REPORT = struct.Struct("!iI")  # an errno value, and the rank that got it
+
+
+def open_shared(
+    world: World, local_members: int, *, name: str, timeout: float
+) -> list[Communicator]:
+    """Make this process's members of a communicator over all processes of the world.
+
+    Args:
+        world: Whose processes; with a single one nothing of its store is used.
+        local_members: How many members this process brings, each for a thread of its own.
+        name: Names the communicator; the same on all ranks, and new in this world.
+        timeout: Seconds that meeting, and later any wait, may last.
+
+    Raises:
+        OutOfMemoryError: A process cannot have the memory; raised on all of them.
+    """
+    transports = shared_transports(world, local_members, name=name, timeout=timeout)
+    for transport in transports:
+        living.add(transport)
+    return [_communicator(world, transport, name) for transport in transports]
+
+
+def shared_transports(
+    world: World, local_members: int, *, name: str, timeout: float
+) -> list[SharedTransport]:
+    """As `open_shared`, for a larger transport: nobody but its caller ends these."""
+    deadline = time.monotonic() + timeout
+    if world.size == 1:
+        links = Links(0, (Process(0, os.getpid(), local_members),))
+    else:
+        links = connect(world, name, local_members, timeout)
+    try:
+        local = _share(world, links, deadline)
+    except BaseException:
+        links.close()
+        raise
+    return [SharedTransport(local, local.first + i, name, timeout) for i in range(local_members)]
+
+
+def _communicator(world: World, transport: SharedTransport, name: str) -> Communicator:
+    per_process = len(transport.members) == world.size
+    return Communicator(
+        transport,
+        name=name,
+        label=str(transport.members[transport.index]),
+        rank=transport.index,
+        size=len(transport.members),
+        local_rank=world.local_rank if per_process else transport.index,
+        local_size=world.local_size if per_process else len(transport.members),
+    )
+
+
+def _share(world: World, links: Links, deadline: float) -> LocalGroup:
+    """Map the control region that rank 0 allocates, in all processes or in none."""
+    replicated = any(process.local_members > 1 for process in links.processes)
+    members = tuple(
+        MemberInfo(index, world.members[process.rank].world_rank, process.pid, replicated)
+        for index, process in enumerate(
+            process for process in links.processes for _ in range(process.local_members)
+        )
+    )
+    if len(members) > _native.MAX_MEMBERS:
+        raise UnsupportedError(
+            f"[shared] {world.called()}: a communicator of the shared transport has at most "
+            f"{_native.MAX_MEMBERS} members, but these would be {len(members)}; choose "
+            "transport='tcp'"
+        )
+    crowded = len(members) > links.cores
+    choices = stored.current().choices("shared", len(members), crowded)
+    needed = _native.Group.control_bytes(len(members))
+    fd, error, group = None, 0, None
+    try:
+        if links.sockets and links.rank == 0:
+            fd = memory.allocate(needed)
+    except OSError as failure:
+        error = failure.errno or errno.ENOMEM
+    try:
+        if links.sockets:
+            fd, error = links.pass_file(fd, error, deadline)
+        if error == 0:
+            file = -1 if fd is None else fd
+            group = _native.Group(file, len(members), links.cores, choices.native())
+    except OSError as failure:
+        error = failure.errno or errno.ENOMEM
+    finally:
+        if fd is not None:
+            os.close(fd)
+    error, rank = _agree(world, links, error)
+    if error or group is None:
+        raise OutOfMemoryError(
+            f"[shared] {world.called()}: no shared memory of {needed} bytes for a communicator of "
+            f"{len(members)} members: {world.called(rank)} got {os.strerror(error)!r}; here "
+            f"{memory.room()}"
+        )
+    _watch(group, links)
+    own = links.processes[links.rank].local_members
+    return LocalGroup(group, links, members, own, choices)
+
+
+def _agree(world: World, links: Links, error: int) -> tuple[int, int]:
+    """Have every process learn of the first that failed: its errno value (or 0) and rank."""
+    mine = _REPORT.pack(error, links.rank)
+    try:
+        if links.rank != 0:
+            links.sockets[0].sendall(mine)
+            found = _REPORT.unpack(handshake.receive(links.sockets[0], _REPORT.size))
+            return int(found[0]), int(found[1])
+        reports = [(error, 0)]
+        for sock in links.sockets.values():
+            report = _REPORT.unpack(handshake.receive(sock, _REPORT.size))
+            reports.append((int(report[0]), int(report[1])))
+        verdict = next((report for report in reports if report[0]), (0, 0))
+        for sock in links.sockets.values():
+            sock.sendall(_REPORT.pack(*verdict))
+        return verdict
+    except (OSError, handshake.HandshakeError) as failure:
+        raise JoinError(
+            f"[shared] {world.called()}: a process ended while they made a communicator: {failure}"
+        ) from failure
+
+
+def _watch(group: _native.Group, links: Links) -> None:
+    owners = [process.rank for process in links.processes for _ in range(process.local_members)]
+    for rank, sock in links.sockets.items():
+        group.add_peer(sock.fileno(), [m for m, owner in enumerate(owners) if owner == rank])

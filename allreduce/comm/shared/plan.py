@@ -1,0 +1,153 @@
+"""Plans of the shared transport: what small.cpp, direct.cpp and staged.cpp do, counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from allreduce import _native
+from allreduce.comm.call import Call, item_bytes
+from allreduce.comm.choice.choosing import Choice, Choices
+from allreduce.comm.plan import Placed, Plan, Topology
+from allreduce.comm.segments import given, inputs, pieces, slice_of, taken
+from allreduce.events import counted
+
+_IN_RINGS = ("all_reduce", "reduce")
+_REDUCING = (*_IN_RINGS, "reduce_scatter")
+_PERSONAL = ("reduce_scatter", "scatter", "all_to_all")
+_MANY_READERS = ("all_gather", "broadcast")
+_LINE = 64
+
+
+@dataclass
+class _Moved:
+    """Steps, and elements that they read and write."""
+
+    steps: list[str]
+    read: int = 0
+    written: int = 0
+
+    def add(self, step: str, read: int, written: int) -> None:
+        """Count a step, if it moves anything."""
+        if read or written:
+            self.steps.append(step)
+            self.read += read
+            self.written += written
+
+
+def plan_shared(call: Call, topology: Topology, choices: Choices, placed: Placed) -> Plan:
+    """Plan a call between threads and processes of one host."""
+    me, size, item = topology.rank, topology.size, item_bytes(call.dtype)
+    moved = _Moved([])
+    choice = _choose(call, size, choices, placed, item)
+    if size == 1:
+        own = 0 if placed.in_place else inputs(call, 1, 0)
+        moved.add("copy the input to the output", own, own)
+        choice, staging = Choice("small"), 0
+    elif choice.algorithm == "small":
+        _small(moved, call, me, size)
+        staging = _native.SLOT_BYTES
+    elif choice.algorithm == "direct":
+        _direct(moved, call, me, size, item, placed)
+        staging = 0
+    else:
+        _staged(moved, call, me, size, item, placed, choice)
+        staging = _native.RING_BYTES
+    return Plan(
+        *(str(call), "shared", choice.algorithm, tuple(moved.steps)),
+        chunk=choice.chunk,
+        stores=choice.stores,
+        read=moved.read * item,
+        written=moved.written * item,
+        sent=0,
+        staging=staging,
+    )
+
+
+def _choose(call: Call, size: int, choices: Choices, placed: Placed, item: int) -> Choice:
+    if call.collective == "barrier":
+        return Choice("small")
+    if call.receives is not None:  # what the others give, nobody knows
+        return choices.choose(call.collective, None)
+    largest = max(inputs(call, size, member) for member in range(size)) * item
+    return choices.choose(call.collective, largest, symmetric=placed.symmetric)
+
+
+def _small(moved: _Moved, call: Call, me: int, size: int) -> None:
+    has_input = call.collective not in ("broadcast", "scatter") or me == call.root
+    own = inputs(call, size, me) if has_input else 0
+    moved.steps.append("post the call, and wait until all have posted the same")
+    moved.add("the own input travels with the post", own, own)
+    if call.collective in _REDUCING:
+        part = 0 if call.collective == "reduce" and me != call.root else given(call, me, me)
+        moved.add(f"reduce what came with all {size} posts", size * part, part)
+        return
+    got = sum(taken(call, me, source) for source in range(size))
+    moved.add("copy out what came with the posts", got, got)
+
+
+def _direct(moved: _Moved, call: Call, me: int, size: int, item: int, placed: Placed) -> None:
+    moved.steps.append("post the call, and wait until all have posted the same")
+    if call.collective == "all_reduce":
+        own = slice_of(call.count, item, size, me)
+        moved.add(
+            f"reduce the own slice from all {size} inputs straight into all outputs",
+            *(size * own, size * own),
+        )
+    elif call.collective == "reduce_scatter":
+        own = given(call, me, me)
+        moved.add(f"reduce the own share from all {size} inputs", size * own, own)
+    else:
+        others = [taken(call, me, source) for source in range(size)]
+        if placed.in_place:
+            others[me] = 0
+        moved.add("copy what is for this rank from the inputs", sum(others), sum(others))
+    moved.steps.append("wait until all have done their part")
+
+
+def _staged(
+    moved: _Moved, call: Call, me: int, size: int, item: int, placed: Placed, choice: Choice
+) -> None:
+    room = choice.chunk
+    if call.collective in _PERSONAL:
+        room = room // size // _LINE * _LINE
+    chunk = room // item
+    takes = choice.stores == "ordinary" and not (size > 2 and call.collective in _MANY_READERS)
+    longest = max(
+        max(given(call, me, to), taken(call, me, to), given(call, to, to)) for to in range(size)
+    )
+    number = counted(sum(many for _, many in pieces(longest, chunk)), "chunk")
+    if call.collective in _IN_RINGS:
+        _in_rings(moved, call, me, size, item, chunk, number)
+        return
+    if call.collective in _PERSONAL:
+        out = sum(given(call, me, to) for to in range(size) if to != me)
+    else:  # the same for all
+        out = max(given(call, me, to) for to in range(size) if to != me)
+    moved.add(f"copy what is for others into the own ring, {number} in all", out, out)
+    if call.collective == "reduce_scatter":
+        own = given(call, me, me)
+        emptied = (size - 1) * own if takes else 0
+        moved.add(
+            f"reduce the own share of each chunk from all {size} rings", size * own, own + emptied
+        )
+        return
+    got = sum(taken(call, me, source) for source in range(size) if source != me)
+    emptied = got if takes else 0
+    moved.add(f"copy what is for this rank from the rings, {number} in all", got, got + emptied)
+    own = 0 if placed.in_place else taken(call, me, me)
+    moved.add("copy the own part to the output", own, own)
+
+
+def _in_rings(
+    moved: _Moved, call: Call, me: int, size: int, item: int, chunk: int, number: str
+) -> None:
+    own = sum(slice_of(n, item, size, me) * many for n, many in pieces(call.count, chunk))
+    others = call.count - own
+    keeps = call.collective == "all_reduce" or me == call.root
+    moved.add(f"copy the others' slices of {number} into the own ring", others, others)
+    moved.add(
+        f"reduce the own slice of each chunk from all {size} rings, into all of them",
+        *(size * own, (size - 1 + keeps) * own),
+    )
+    if keeps:
+        moved.add("copy the others' results out of the own ring", others, others)

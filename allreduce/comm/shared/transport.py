@@ -1,0 +1,156 @@
+"""The transport between threads and processes of one host: memory that all members map."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allreduce import _native
+from allreduce.comm import sites
+from allreduce.comm.base import Array, Quick
+from allreduce.comm.call import Call, digest, kind, shaped
+from allreduce.comm.message_failures import MessageWitness
+from allreduce.comm.native import NativeTransport, NativeWork
+from allreduce.comm.plan import Placed, Plan, Topology
+from allreduce.comm.plans import plan
+from allreduce.comm.segments import in_place
+from allreduce.comm.shared.local_group import LocalGroup
+from allreduce.comm.shared.symmetric import Symmetric
+
+
+class SharedWork(NativeWork[_native.Work]):
+    """A started call of the shared transport."""
+
+    def origin(self) -> tuple[int, int]:
+        return self.native.peer, self.native.tag
+
+
+class SharedTransport(NativeTransport[_native.Work]):
+    """One member of a communicator whose members share memory."""
+
+    name = "shared"
+
+    def __init__(self, local: LocalGroup, index: int, name: str, timeout: float) -> None:
+        self._told = MessageWitness(local.group, name, index, local.members)
+        super().__init__(index, self._told, timeout)
+        self._local = local
+        self._member = _native.Member(local.group, index)
+        self._symmetric = Symmetric(local, self._member, index, timeout)
+
+    @property
+    def _inherited(self) -> bool:
+        return self._local.group.inherited
+
+    def quick(self) -> Quick | None:
+        return self._member.quick
+
+    def finish_quick(self, unfinished: object) -> None:
+        assert isinstance(unfinished, tuple), "a work and its input"
+        native, x = unfinished
+        self._finish(native, x)
+
+    def start(
+        self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
+    ) -> SharedWork:
+        return self.bind(call, x, out, result)()
+
+    def bind(
+        self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
+    ) -> Callable[[], SharedWork]:
+        post = self._poster(call, x, out)
+
+        def start() -> SharedWork:
+            try:
+                native = post()
+                work = SharedWork(self, native, (x, out), result)
+                with self._lock:
+                    self._keep(work)
+            except BaseException as error:
+                self._interrupted(error)
+                raise
+            if native.failed:
+                self.complete(native, None)
+            return work
+
+        return start
+
+    def _poster(self, call: Call, x: Array | None, out: Array | None) -> Callable[[], _native.Work]:
+        """Look up all that a call's start needs besides the arrays' memory."""
+        note = sites.note(x, out, call.typed or self._counted(call, x, out))
+        member = self._member
+        if call.tag is not None and call.root is not None:  # a send or recv
+            return functools.partial(member.start_message, x, out, call.root, call.tag, note)
+        packed = kind(call.collective, call.op, call.root or 0)
+        typed = digest(call.typed)
+        return functools.partial(
+            member.start, packed, x, out, call.counts, call.receives, note, typed
+        )
+
+    @staticmethod
+    def _counted(call: Call, x: Array | None, out: Array | None) -> str:
+        """Say a call of unequal shares, for which a slot has no room."""
+        array = x if x is not None else out
+        if call.counts is None or array is None:
+            return ""
+        return shaped(call, sites.shape_text(array))
+
+    def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
+        here = Topology(self.name, self.index, len(self._local.members))
+        needed = (x, out) if call.collective == "all_reduce" else (x,)
+        symmetric = all(array is not None and self._is_symmetric(array) for array in needed)
+        placed = Placed(symmetric, in_place(call, x, out, self.index))
+        return plan(call, here, self._local.choices, placed)
+
+    def _is_symmetric(self, array: Array) -> bool:
+        return self._local.group.is_symmetric(self.index, array.ctypes.data, array.nbytes)
+
+    def absent(self, native: _native.Work) -> list[int]:
+        return self._local.group.missing(native.seq)
+
+    def _drive(self, native: _native.Work, seconds: float) -> bool:
+        return self._member.wait(native, seconds)
+
+    def _waiting(self, native: _native.Work) -> str:
+        return self._told.waiting(native)
+
+    def _surrender(self, native: _native.Work) -> bool:
+        if native.seq & _native.MESSAGE:
+            self._member.give_up_message(native)
+            return native.done
+        missing = self._local.group.missing(native.seq)
+        blamed = next((m for m in missing if m != self.index), self.index)
+        self._local.group.blame_timeout(blamed, self.index, native.seq)
+        # Another thread may be in the middle of a step of it: from here on none is.
+        self._member.abort("it gave up")
+        return False
+
+    def _kill(self, reason: str) -> None:
+        self._member.abort(reason)
+
+    def _leave(self) -> None:
+        self._member.leave()
+        self._local.leave()
+
+    def progress(self) -> None:
+        _native.progress()
+
+    def close_inherited(self) -> None:
+        """In a child made by fork: let go of the sockets, whose end of file tells of our parent."""
+        self._local.links.close()
+
+    def empty(self, nbytes: int) -> NDArray[np.uint8]:
+        return self._symmetric.allocate(nbytes, self._complete_now)
+
+    def _complete_now(self, work: _native.Work) -> None:
+        if not self._wait(work, self.quick_seconds):
+            self._finish(work, None)
+
+    def _finish(self, native: _native.Work, x: Array | None) -> None:
+        """Complete a call that failed or waits long: only now its caller is looked up."""
+        self._check_own()
+        self._member.note(native.seq, sites.note(x, None))
+        self.complete(native, None, self.quick_seconds)

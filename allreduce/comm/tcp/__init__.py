@@ -1,0 +1,1 @@
+"""Collectives over TCP, native, with one epoll thread per process."""

@@ -1,0 +1,60 @@
+"""What a member of a tcp communicator can say about its end."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from allreduce import _native
+from allreduce.comm.call import Call
+from allreduce.comm.failures import MemberInfo, Witness
+from allreduce.comm.sites import Note
+from allreduce.comm.tcp.calls import decode, note_of
+
+
+@dataclass(frozen=True)
+class TcpMemberInfo(MemberInfo):
+    """One member of a tcp communicator, perhaps on another host."""
+
+    host: str
+
+    @property
+    def state(self) -> str:
+        if self.host == socket.gethostname():
+            return super().state
+        return f"process {self.pid} on {self.host}"
+
+
+@dataclass(frozen=True)
+class TcpWitness(Witness):
+    """As a shared transport's, with the calls that frames have told."""
+
+    transport: ClassVar[str] = "tcp"
+    group: _native.TcpMember
+
+    def read(self, words: Any) -> Call:
+        return decode(words, self.name)
+
+    def note(self, member: int, seq: int) -> Note:
+        told = self.group.posted_call(member, seq)
+        return Note("", "") if told is None else Note.unpack(note_of(told))
+
+    def last_call(self, member: int) -> str:
+        """As on other transports, with the line of the call."""
+        found = self.group.last_call(member)
+        said = super().last_call(member)
+        return said if found is None else f"{said} at {Note.unpack(note_of(found[1])).site}"
+
+    def difference(self, low: int, high: int, seq: int) -> str:
+        """Say which share of an all_to_all does not fit, if it is such a call."""
+        first, second = self.call(low, seq), self.call(high, seq)
+        assert first is not None, "the calls were compared before"
+        assert second is not None, "both of them"
+        for sends, gets, a, b in ((first, second, low, high), (second, first, high, low)):
+            if sends.counts and gets.receives and sends.counts[b] != gets.receives[a]:
+                return (
+                    f"{sends.counts[b]} elements go from {self.members[a]} to {self.members[b]}, "
+                    f"which expects {gets.receives[a]}"
+                )
+        return ""

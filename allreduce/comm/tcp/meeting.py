@@ -1,0 +1,233 @@
+"""How the members of a tcp communicator come to be connected, each with each.
+
+Every process listens on a free port of the chosen interface and tells the others its address
+through the world's store. The member of the higher index calls. A handshake opens every connection;
+whoever fails it is dropped and logged, and accepting goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import json
+import os
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+
+from allreduce import settings
+from allreduce.cluster import World
+from allreduce.comm import descriptors
+from allreduce.comm.choice import stored
+from allreduce.comm.handshake import HandshakeError, Meeting
+from allreduce.comm.tcp import handshake, interface
+from allreduce.comm.tcp.handshake import Hello
+from allreduce.comm.tcp.reception import Reception
+from allreduce.errors import AllreduceError, JoinError, PeerLostError, UsageError
+
+_BACKLOG = 1024
+_ENGINE_FILES = 2
+
+
+@dataclass(frozen=True)
+class Process:
+    """What one process of the communicator tells the others."""
+
+    rank: int
+    pid: int
+    local_members: int
+    host: str
+    port: int
+    channels: int
+
+
+@dataclass
+class Mesh:
+    """The sockets of this process's members: by member, then by peer and channel."""
+
+    world: World
+    meeting: Meeting
+    processes: tuple[Process, ...]
+    sockets: dict[tuple[int, int, int], socket.socket] = field(default_factory=dict)
+
+    @property
+    def owners(self) -> list[int]:
+        """The rank of every member."""
+        return [p.rank for p in self.processes for _ in range(p.local_members)]
+
+    @property
+    def local(self) -> list[int]:
+        """This process's members."""
+        return [m for m, rank in enumerate(self.owners) if rank == self.world.rank]
+
+    @property
+    def channels(self) -> int:
+        return self.processes[0].channels
+
+    def expected(self, caller: bool) -> set[tuple[int, int, int]]:
+        """List the (own member, peer, channel) that this process calls, or is called for."""
+        members = range(len(self.owners))
+        return {
+            (mine, other, channel)
+            for mine in self.local
+            for other in members
+            for channel in range(self.channels)
+            if (other < mine if caller else other > mine)
+        }
+
+    def close(self) -> None:
+        for sock in self.sockets.values():
+            sock.close()
+        self.sockets.clear()
+
+
+def connect(world: World, name: str, local_members: int, timeout: float) -> Mesh:
+    """Meet the other processes and connect all members; a collective call of the processes.
+
+    Raises:
+        UsageError: There is no interface, or ranks want different numbers of connections.
+        JoinError: A member cannot be reached, or proved not to be of this job.
+        TimeoutError: Members did not come.
+    """
+    deadline = time.monotonic() + timeout
+    key = f"{world.generation}/tcp/{name}"
+    each = local_members * (settings.load().tcp_connections + 1)
+    short = descriptors.shortage(each * (world.size * local_members - 1) + _ENGINE_FILES)
+    listener, trouble = None, ""
+    try:
+        listener = None if short else _listen(world)
+    except UsageError as error:
+        trouble = str(error)
+    with listener or contextlib.nullcontext():
+        processes = _introduce(world, key, listener, (short, trouble), local_members, timeout)
+        assert listener is not None, "a rank without a listener has raised"
+        mesh = Mesh(world, Meeting(world.job, key, world.secret), processes)
+        try:
+            _connect_all(mesh, listener, deadline)
+        except BaseException as error:
+            mesh.close()
+            if isinstance(error, AllreduceError | OSError) and not isinstance(error, PeerLostError):
+                world.store.set(f"{key}/failed", str(error).encode())
+            raise
+    return mesh
+
+
+def _listen(world: World) -> socket.socket:
+    host = interface.address(world)
+    parsed = ipaddress.ip_address(host)
+    if not world.secret and not parsed.is_loopback:
+        raise UsageError(
+            f"[tcp] {world.called()}: the members meet on {host}, which is not loopback, and the "
+            "job has no secret: anybody on the network could join; set ALLREDUCE_SECRET to the "
+            "same random text on all ranks"
+        )
+    family = socket.AF_INET if parsed.version == 4 else socket.AF_INET6
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        listener.bind((host, 0))
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"[tcp] {world.called()}: cannot listen on {host}: {error}; {_remedy(error)}"
+        ) from error
+    return listener
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+        return (
+            "no port is free, or the address is not this host's any more: widen "
+            "net.ipv4.ip_local_port_range, or name another in ALLREDUCE_TCP_INTERFACE"
+        )
+    return "set ALLREDUCE_TCP_INTERFACE to an interface that is up and connects the hosts"
+
+
+def _introduce(
+    world: World,
+    key: str,
+    listener: socket.socket | None,
+    troubles: tuple[str, str],
+    local_members: int,
+    timeout: float,
+) -> tuple[Process, ...]:
+    """Tell all processes where this one listens, or have all of them raise why it cannot.
+
+    Args:
+        troubles: That there are too few descriptors here, and why it does not listen; or nothing.
+    """
+    host, port = listener.getsockname()[:2] if listener is not None else ("", 0)
+    channels = settings.load().tcp_connections + 1
+    mine = [os.getpid(), local_members, host, port, channels, *troubles, stored.offer()]
+    told = [json.loads(text) for text in world.exchange(key, json.dumps(mine).encode(), timeout)]
+    for rank, (*_, short, trouble, _) in enumerate(told):
+        if short:
+            raise JoinError(f"[tcp] {world.called()}: not joined: {world.called(rank)}: {short}")
+        if trouble:
+            own = rank == world.rank
+            raise UsageError(trouble if own else f"[tcp] {world.called()}: not joined: {trouble}")
+    stored.agree(f"[tcp] {world.called()}", world, [facts[-1] for facts in told])
+    processes = tuple(Process(rank, *facts[:5]) for rank, facts in enumerate(told))
+    first = processes[0].channels
+    for process in processes:
+        if process.channels != first:
+            raise UsageError(
+                f"[tcp] {world.called()}: ALLREDUCE_TCP_CONNECTIONS is {first - 1} on rank 0 but "
+                f"{process.channels - 1} on {world.called(process.rank)}; set the same everywhere"
+            )
+    return processes
+
+
+def _connect_all(mesh: Mesh, listener: socket.socket, deadline: float) -> None:
+    """Call and be called at once, so that no order of members can lock up."""
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def call_all() -> None:
+        try:
+            for mine, other, channel in sorted(mesh.expected(caller=True)):
+                sock = _call(mesh, mine, other, channel, deadline)
+                mesh.sockets[mine, other, channel] = sock
+                if stop.is_set():
+                    return
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=call_all, name="tcp-meeting", daemon=True)
+    thread.start()
+    try:
+        Reception(mesh, listener, failures).run(deadline)
+    except BaseException:
+        stop.set()  # its sockets are closed by the caller: none may come later
+        raise
+    finally:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def _call(mesh: Mesh, mine: int, other: int, channel: int, deadline: float) -> socket.socket:
+    process = mesh.processes[mesh.owners[other]]
+    world = mesh.world
+    hello = Hello(*(world.generation, world.size, world.rank, mine, other, channel, mesh.channels))
+    remaining = deadline - time.monotonic()
+    try:
+        sock = socket.create_connection((process.host, process.port), max(0.001, remaining))
+    except OSError as error:
+        raise JoinError(
+            f"[tcp] {world.called()} cannot reach {world.called(process.rank)} at "
+            f"{process.host}:{process.port}: {error}; {_remedy(error)}"
+        ) from error
+    try:
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        handshake.call(sock, mesh.meeting, hello)
+    except (HandshakeError, OSError) as error:
+        sock.close()
+        raise JoinError(
+            f"[tcp] {world.called()} could not join {world.called(process.rank)} at "
+            f"{process.host}:{process.port}: {error}"
+        ) from error
+    return sock

@@ -1,0 +1,107 @@
+"""How members come to talk over TCP: they meet, and each gets its connections to all others."""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+from allreduce.cluster import World
+from allreduce.comm import living
+from allreduce.comm.choice import stored
+from allreduce.comm.communicator import Communicator
+from allreduce.comm.handshake import Meeting
+from allreduce.comm.tcp.failures import TcpMemberInfo
+from allreduce.comm.tcp.meeting import Mesh, Process, connect
+from allreduce.comm.tcp.transport import TcpTransport
+from allreduce.errors import JoinError
+
+
+def open_tcp(world: World, local_members: int, *, name: str, timeout: float) -> list[Communicator]:
+    """Make this process's members of a communicator over all processes of the world.
+
+    Members of one process are connected over loopback, like any others.
+
+    Args:
+        world: Whose processes.
+        local_members: How many members this process brings, each for a thread of its own.
+        name: Names the communicator; the same on all ranks, and new in this world.
+        timeout: Seconds that meeting, and later any wait, may last.
+
+    Raises:
+        UsageError: There is no interface to meet on.
+        JoinError: A member cannot be reached, or is not of this job; or the system is short of
+            descriptors or threads.
+        TimeoutError: Members did not come.
+    """
+    transports = tcp_transports(TcpTransport, world, local_members, name=name, timeout=timeout)
+    for transport in transports:
+        living.add(transport)
+    return [_communicator(world, transport, name) for transport in transports]
+
+
+T = TypeVar("T", bound=TcpTransport)
+
+
+def tcp_transports(
+    kind: type[T], world: World, local_members: int, *, name: str, timeout: float
+) -> list[T]:
+    """As `open_tcp`, for a larger transport: nobody but its caller ends these.
+
+    Args:
+        kind: The class of the transports.
+        world: As for `open_tcp`, like the others.
+    """
+    if world.size * local_members == 1:
+        alone = Process(world.rank, os.getpid(), 1, "", 0, 2)
+        mesh = Mesh(world, Meeting(world.job, name, world.secret), (alone,))
+    else:
+        mesh = connect(world, name, local_members, timeout)
+    replicated = any(process.local_members > 1 for process in mesh.processes)
+    members = tuple(
+        TcpMemberInfo(
+            *(index, world.members[rank].world_rank, mesh.processes[rank].pid, replicated),
+            world.members[rank].host,
+        )
+        for index, rank in enumerate(mesh.owners)
+    )
+    choices = stored.current().choices("tcp", len(members))
+    made: list[T] = []
+    try:
+        for index in mesh.local:
+            made.append(kind(index, _sockets(mesh, index), members, name, timeout, choices))
+    except OSError as error:
+        for transport in made:
+            transport.abort("another member of this process could not join")
+        refused = members[mesh.local[len(made)]]
+        raise JoinError(
+            f"[tcp] {refused}: the system refuses what drives its connections: {error}; raise this "
+            "process's limits: ulimit -n for descriptors, -u and -v for threads"
+        ) from error
+    finally:
+        mesh.close()  # what nobody has taken over
+    return made
+
+
+def _sockets(mesh: Mesh, index: int) -> list[list[int]]:
+    """Take a member's sockets out of the mesh: of each other member, its channels'."""
+    sockets: list[list[int]] = [[] for _ in mesh.owners]
+    for other in range(len(sockets)):
+        if other != index:
+            sockets[other] = [
+                mesh.sockets.pop((index, other, channel)).detach()
+                for channel in range(mesh.channels)
+            ]
+    return sockets
+
+
+def _communicator(world: World, transport: TcpTransport, name: str) -> Communicator:
+    per_process = len(transport.members) == world.size
+    return Communicator(
+        transport,
+        name=name,
+        label=str(transport.members[transport.index]),
+        rank=transport.index,
+        size=len(transport.members),
+        local_rank=world.local_rank if per_process else transport.index,
+        local_size=world.local_size if per_process else len(transport.members),
+    )
