@@ -23,7 +23,6 @@ constexpr auto kYieldTime = std::chrono::microseconds(500);
 // Bounds how late a dead process is noticed by a sleeper, and a call that another thread started.
 constexpr int kSleepMicroseconds = 10000;
 constexpr int kShortSleepMicroseconds = 500;
-constexpr auto kPeerInterval = std::chrono::milliseconds(10);
 constexpr auto kSignalInterval = std::chrono::milliseconds(50);
 
 inline void relax() {
@@ -135,19 +134,20 @@ Outcome Engine::wait(Member& member, Work& work, double seconds,
     const auto now = Clock::now();
     if (start == Clock::time_point{}) {
       start = now;
-      next_peers = now + kPeerInterval;
+      next_peers = now + Member::kLookInterval;
       next_signals = now + kSignalInterval;
     }
     const Others others = drive_others(&member);
-    if (now >= next_peers) {
-      member.check_peers();
-      next_peers = now + kPeerInterval;
+    const bool expired = now - start >= std::chrono::duration<double>(seconds);
+    if (now >= next_peers || expired) {  // one that only asks, without waiting, has to look, too
+      member.check_peers(now);
+      next_peers = now + Member::kLookInterval;
     }
     if (now >= next_signals) {
       if (interrupted()) return Outcome::interrupted;
       next_signals = now + kSignalInterval;
     }
-    if (now - start >= std::chrono::duration<double>(seconds)) return Outcome::expired;
+    if (expired) return Outcome::expired;
     if (others == Others::moved || patience.spinning()) continue;
     if (!patience.spent(now))
       sched_yield();

@@ -205,9 +205,10 @@ Progress Member::advance() {
   return progress == Progress::blocked ? messages : progress;
 }
 
-void Member::check_peers() {
+void Member::check_peers(Clock::time_point now) {
   std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock) return;
+  if (!lock || now - looked_ < kLookInterval) return;
+  looked_ = now;
   messages_.check_left();
   std::uint64_t number = 0;
   if (!queue_.empty()) {

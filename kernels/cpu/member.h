@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -17,6 +18,10 @@ namespace allreduce {
 
 class Member {
  public:
+  using Clock = std::chrono::steady_clock;
+  // Between two looks at the control plane, each of which is a system call.
+  static constexpr auto kLookInterval = std::chrono::milliseconds(10);
+
   Member(std::shared_ptr<Group> group, int index);
   ~Member();
   Member(const Member&) = delete;
@@ -36,7 +41,8 @@ class Member {
   // another thread is at it.
   Progress advance();
   // Works on the control plane while a wait lasts: dead processes, members that left, mismatches.
-  void check_peers();
+  // Does nothing if it has done so just now.
+  void check_peers(Clock::time_point now);
   // Starts nothing more, forgets what was started, and tells the others. Idempotent.
   void leave();
   // Tells the others about its call `seq`, unless it has done so.
@@ -69,6 +75,7 @@ class Member {
   std::uint64_t posted_ = 0;         // of them, in their slots
   std::uint64_t known_done_ = 0;     // every member has finished at least so many
   std::uint64_t ring_position_ = 0;  // places of all staged calls so far
+  Clock::time_point looked_{};       // at the control plane
   bool left_ = false;
 };
 

@@ -209,6 +209,40 @@ else:
     assert said == ["left", "missed it", "missed it"]
 
 
+def test_one_that_left_is_found_by_those_who_only_ask_whether_a_call_is_done() -> None:
+    said = failing("""
+comm.barrier()
+if rank == 1:
+    comm.close()
+    say("left")
+else:
+    work = comm.all_reduce(np.zeros(3), async_op=True)
+    with pytest.raises(errors.PeerLostError, match="rank 1 left normally"):
+        while time.monotonic() - began < 5:
+            work.done()
+            time.sleep(0.01)
+    say("missed it")
+""")
+    assert said == ["left", "missed it", "missed it"]
+
+
+@pytest.mark.parametrize("source", ["1", "-1"])
+def test_those_that_left_do_not_hide_each_other_from_a_receive(source: str) -> None:
+    said = failing(f"""
+comm.barrier()
+if rank:
+    time.sleep(rank / 5)
+    comm.close()
+    say("left")
+else:
+    with pytest.raises(errors.PeerLostError, match="rank . left normally"):
+        comm.recv(np.zeros(3), {source})
+    assert time.monotonic() - began < 5
+    say("missed them")
+""")
+    assert said == ["left", "left", "missed them"]
+
+
 def test_close_completes_what_was_started_and_disturbs_nobody() -> None:
     said = failing("""
 out = np.zeros(300000)

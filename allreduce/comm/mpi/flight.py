@@ -1,6 +1,6 @@
 """The started calls of one communicator, in MPI: agreed upon in their order, then carried out.
 
-Whoever calls anything here is alone in MPI (mpi_progress.entered).
+Whoever calls anything here is alone in MPI (progress.entered).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from allreduce.cluster import World
-from allreduce.comm.call import Call
+from allreduce.comm.call import ANY, Call
 from allreduce.comm.disagreement import Side, story
 from allreduce.comm.failures import process_state
 from allreduce.comm.sites import Note
@@ -80,16 +80,29 @@ class News:
     def tell(self, notice: Notice) -> None:
         """Tell all members; nothing comes of it if the world has ended already."""
         with contextlib.suppress(AllreduceError):  # then nobody can wait for us in this world
-            self._set("news", json.dumps(asdict(notice)))
+            text = json.dumps(asdict(notice))
+            # One that leaves must not hide what is worse, nor others that left before.
+            keys = ("left", f"left/{notice.rank}") if notice.kind == "left" else ("news",)
+            for key in keys:
+                self._set(key, text)
 
     def hear(self) -> Notice | None:
-        """Return what was told last.
+        """Return what was told last; that a member left only if there is nothing worse.
 
         Raises:
             PeerLostError: A member died.
         """
-        text = self._get("news")
-        return None if text is None else Notice(**json.loads(text))
+        return self._notice("news") or self._notice("left")
+
+    def gone(self, peer: int) -> Notice | None:
+        """Return the notice of a message's peer that has left; of ANY, the last of all others'."""
+        others = (rank for rank in range(self.world.size) if rank != self.world.rank)
+        found = None
+        for rank in others if peer == ANY else (peer,):
+            found = self._notice(f"left/{rank}")
+            if found is None:
+                return None
+        return found
 
     def wait_in(self, seq: int, call: Call) -> None:
         """Tell that this member waits in a call."""
@@ -164,6 +177,10 @@ class News:
             return json.loads(self.world.store.get(self._key(key), _ANSWER_SECONDS))
         except AllreduceError:  # a member that cannot tell any more
             return None
+
+    def _notice(self, key: str) -> Notice | None:
+        text = self._get(key)
+        return None if text is None else Notice(**json.loads(text))
 
     def _get(self, key: str) -> str | None:
         try:

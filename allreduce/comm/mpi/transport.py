@@ -56,7 +56,6 @@ from allreduce.errors import (
 _SPINS = 200  # polls before a waiter yields: about what a small call takes
 _YIELD_SECONDS = 0.05  # how long a waiter for the others' calls only yields
 _NAP_SECONDS = 0.001
-_LOOK_SECONDS = 0.25  # between looks at the news
 _ALIGNMENT = 64  # bytes
 
 
@@ -149,6 +148,15 @@ class MpiTransport(Transport):
             self._check()
         return work.complete
 
+    def ask(self, work: MpiWork) -> bool:
+        """As `poll`; one that only asks hears how the others end, too."""
+        if self.poll(work):
+            return True
+        if work.vigil is None:
+            work.vigil = Vigil(self._news, self._where, work.seq, work.call, 0.0)
+        self._glance(work.vigil)
+        return False
+
     def complete(self, work: MpiWork, timeout: float | None) -> None:
         """Wait for a work.
 
@@ -157,21 +165,18 @@ class MpiTransport(Transport):
             timeout: Seconds from now, or None for the transport's own.
         """
         total = self._timeout if timeout is None else timeout
-        began, polls, looked = time.monotonic(), 0, 0.0
+        polls = 0
         vigil = Vigil(self._news, self._where, work.seq, work.call, total)
         try:
             while not self.poll(work):
                 polls += 1
                 if polls < _SPINS:
                     continue
-                waited = time.monotonic() - began
+                waited = vigil.waited
                 vigil.arrived, vigil.last = work.posted, self._flight.last
                 if waited >= total and not self.poll(work):
                     self._expire(vigil)
-                if waited - looked >= _LOOK_SECONDS:
-                    looked, error = waited, vigil.look(waited)
-                    if error is not None:
-                        self._fail(error)
+                self._glance(vigil)
                 time.sleep(_NAP_SECONDS if waited > _YIELD_SECONDS and not progress.moving() else 0)
         except AllreduceError:
             raise
@@ -179,9 +184,14 @@ class MpiTransport(Transport):
             self.abort(f"a wait was interrupted by {type(error).__name__}")
             raise
 
+    def _glance(self, vigil: Vigil) -> None:
+        error = vigil.glance()
+        if error is not None:
+            self._fail(error)
+
     def _expire(self, vigil: Vigil) -> None:
         """Give a work up, unless another member has done so already."""
-        error = vigil.look(vigil.seconds)
+        error = vigil.look()
         if error is not None:
             self._fail(error)
         else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 from allreduce.cluster import LeaderLeftError
 from allreduce.comm.call import Call
@@ -11,6 +12,7 @@ from allreduce.errors import AllreduceError, ClosedError, PeerLostError
 from allreduce.events import logger
 
 WARN_SECONDS = 10.0  # a wait this long is reported, once
+_LOOK_SECONDS = 0.25  # between looks at the news
 _ANNOUNCE_SECONDS = 1.0  # a wait this long is told to the others, for their messages
 _GRACE_SECONDS = 1.0  # in which what a member sent before it left must have come
 
@@ -24,7 +26,7 @@ class Vigil:
         where: "[mpi] rank 2", for messages.
         seq: The number of the collective call that is waited for; -1 of a send or receive.
         call: The call.
-        seconds: How long the wait may last.
+        seconds: How long the wait may last; 0 of one that only asks from time to time.
     """
 
     news: News
@@ -34,7 +36,8 @@ class Vigil:
     seconds: float
     arrived: bool = False  # whether all members are known to have made the call
     last: str = ""  # the last call that all members are known to have made, with its number
-    _waited: float = 0.0
+    _began: float = field(default_factory=time.monotonic)
+    _looked: float = 0.0
     _announced: bool = False
     _warned: bool = False
     _left_seen: float | None = None
@@ -42,15 +45,26 @@ class Vigil:
     def __str__(self) -> str:
         return f"{self.call} #{self.seq}" if self.seq >= 0 else str(self.call)
 
-    def look(self, waited: float) -> AllreduceError | None:
-        """Look around, `waited` seconds from the beginning; returns why the communicator is dead.
+    @property
+    def waited(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._began
+
+    def glance(self) -> AllreduceError | None:
+        """Look around if it is time to."""
+        return self.look() if self.waited - self._looked >= _LOOK_SECONDS else None
+
+    def look(self) -> AllreduceError | None:
+        """Look around; returns why the communicator is dead.
 
         Warns the user, once, of those that are missing.
         """
-        self._waited = waited
+        waited = self._looked = self.waited
         try:
             notice = self.news.hear()
-            if notice is not None and self._concerns(notice):
+            if notice is None or notice.kind == "left":
+                notice = self._left(notice)
+            if notice is not None:
                 return notice.error(self.where, str(self), self.news.world.called(notice.rank))
             if not self._announced and waited >= _ANNOUNCE_SECONDS and self.seq >= 0:
                 self.news.wait_in(self.seq, self.call)
@@ -77,15 +91,16 @@ class Vigil:
             "if it only needs longer, raise the timeout"
         )
 
-    def _concerns(self, notice: Notice) -> bool:
-        if notice.kind != "left":
-            return True
-        if self.seq >= 0:
-            return self.seq >= notice.calls  # of earlier ones it has done its part
-        if self.call.root != notice.rank:
-            return False
-        self._left_seen = self._waited if self._left_seen is None else self._left_seen
-        return self._waited - self._left_seen >= _GRACE_SECONDS
+    def _left(self, notice: Notice | None) -> Notice | None:
+        """Return who has left without its part of the call; `notice` tells of one that left."""
+        if self.seq >= 0:  # of earlier calls it has done its part
+            return notice if notice is not None and self.seq >= notice.calls else None
+        assert self.call.root is not None, "a message has a peer"
+        gone = None if notice is None else self.news.gone(self.call.root)
+        if gone is None:
+            return None
+        self._left_seen = self._looked if self._left_seen is None else self._left_seen
+        return gone if self._looked - self._left_seen >= _GRACE_SECONDS else None
 
     def _missing(self) -> str:
         if self.arrived:

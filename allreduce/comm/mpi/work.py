@@ -11,6 +11,7 @@ from allreduce.comm.base import Work
 from allreduce.comm.call import Call
 from allreduce.comm.mpi.calls import Collective
 from allreduce.comm.mpi.messages import Message
+from allreduce.comm.mpi.vigil import Vigil
 
 if TYPE_CHECKING:
     from allreduce.comm.mpi.transport import MpiTransport
@@ -33,6 +34,7 @@ class MpiWork(Work):
         self.agreement: Any = None  # the request that reduces these:
         self.mark = np.uint64(0)  # its signature
         self.words = np.zeros(3, np.uint64)  # signature, its complement, the task's flag
+        self.vigil: Vigil | None = None  # of one that asks whether it is done
         self._transport = transport
         self._result = result
 
@@ -42,7 +44,7 @@ class MpiWork(Work):
         return bool(self.words[0] == ~self.words[1])
 
     def done(self) -> bool:
-        return self.complete or self._transport.poll(self)
+        return self.complete or self._transport.ask(self)
 
     def finish(self, timeout: float | None) -> Any:
         if not self.complete:
