@@ -206,9 +206,7 @@ void Messages::check_left() {
   while (write_unsent() || read_letter()) {
   }
   for (const auto& [number, pending] : pending_) {
-    const bool fetching = std::any_of(fetching_.begin(), fetching_.end(),
-                                      [&](const Move& move) { return move.work == pending.work; });
-    if (fetching || !needs(pending, gone)) continue;
+    if (!needs(pending, gone)) continue;
     const int peer = pending.work->call.root;
     const auto first = std::find(gone.begin(), gone.end(), true) - gone.begin();
     blame(Fault::left, peer == kAny ? static_cast<int>(first) : peer, *pending.work);

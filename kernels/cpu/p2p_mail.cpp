@@ -182,7 +182,10 @@ bool Messages::fetch() {
   std::memmove(recv.out + recv.cursor,
                move.region->part(move.letter.from) + move.letter.offset + recv.cursor, bytes);
   recv.cursor += bytes;
-  if (recv.cursor < bytes_of(recv)) {
+  if (left(move.letter.from)) {
+    // It did not wait for this: what was read may be what it has put there since.
+    blame(Fault::left, move.letter.from, recv);
+  } else if (recv.cursor < bytes_of(recv)) {
     fetching_.push_back(std::move(move));
   } else {
     // Done when that is written: whoever leaves after it owes nothing.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from allreduce import ANY, errors
-from allreduce.comm import Communicator, native
+from allreduce.comm import Communicator, Work, native
 from tests.comm.message_cases import CASES
 from tests.comm.pool import ProcessPool, Runner, in_threads
 from tests.harness import run_ranks, run_threads, settle_threads
@@ -192,6 +192,54 @@ def test_whoever_left_while_a_message_needs_it_is_named(
     assert "left normally" in str(first)
     if transport == "shared":
         assert re.search(named, str(first))
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"], indirect=True)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm: comm.recv(np.zeros(4), 1, async_op=True),
+        lambda comm: comm.send(np.zeros(90000), 1, async_op=True),
+        lambda comm: comm.all_reduce(np.zeros(4), async_op=True),
+    ],
+)
+def test_whoever_left_is_found_by_one_that_only_asks_whether_a_work_is_done(
+    transport: str, call: Callable[[Any], Work]
+) -> None:
+    def member(comm: Communicator) -> None:
+        comm.barrier()
+        if comm.rank == 1:
+            comm.close()
+            return
+        work = call(comm)
+        until = time.monotonic() + 5
+        while not work.done() and time.monotonic() < until:
+            time.sleep(0.001)
+
+    first, _ = settle_threads(member, 2)
+    assert isinstance(first, errors.PeerLostError)
+    assert str(first).startswith(f"[{transport}] replica 0")
+
+
+def test_a_message_that_its_sender_did_not_wait_for_never_comes_half() -> None:
+    """What is read out of a peer's array may be something else when the peer has left."""
+    length = 4_000_000
+
+    def member(comm: Communicator) -> None:
+        x = comm.empty(length, "int64")
+        x[:] = 7
+        comm.barrier()
+        if comm.rank == 0:
+            comm.send(x, 1, async_op=True)
+            comm._close(drain=False)
+            x[:] = 8
+            return
+        out = np.zeros(length, np.int64)
+        comm.recv(out, 0)
+        assert (out == 7).all()
+
+    _, second = settle_threads(member, 2)
+    assert second is None or isinstance(second, errors.PeerLostError)  # it may have been in time
 
 
 def test_an_abort_ends_messages_that_wait() -> None:
