@@ -91,6 +91,8 @@ class NativeTransport(Transport, Generic[N]):
         timeout: Seconds that any wait may last.
     """
 
+    _closing = True  # until there is something to close
+
     def __init__(self, index: int, witness: Witness, timeout: float) -> None:
         self.index = index
         self._witness = witness
@@ -98,9 +100,15 @@ class NativeTransport(Transport, Generic[N]):
         self._pending: set[NativeWork[N]] = set()
         self._prune_at = _PRUNE
         self._failure: str | None = None
-        self._closing = self._closed = False
+        self._closed = False
         self._lock = threading.Lock()
         self.quick_seconds = min(timeout, WARN_SECONDS)
+        self._closing = False
+
+    def __del__(self) -> None:
+        """Leave in good order if nobody has, before the arrays of what was started are freed."""
+        if not self._closing:
+            self.close(drain=False)
 
     @property
     def members(self) -> tuple[MemberInfo, ...]:
@@ -118,7 +126,7 @@ class NativeTransport(Transport, Generic[N]):
 
     @property
     @abstractmethod
-    def _inherited(self) -> bool:
+    def inherited(self) -> bool:
         """Whether this process was made by fork, from the one that joined."""
 
     @abstractmethod
@@ -225,7 +233,7 @@ class NativeTransport(Transport, Generic[N]):
 
     def _check_own(self) -> None:
         """Refuse a child made by fork: other threads' locks may be held in it for ever."""
-        if self._inherited:
+        if self.inherited:
             raise UsageError(
                 f"{self._witness.where}: process {os.getpid()} was forked from the process that "
                 "joined, and cannot use its communicator"
@@ -245,14 +253,14 @@ class NativeTransport(Transport, Generic[N]):
             return error
 
     def abort(self, reason: str) -> None:
-        if self._inherited:
+        if self.inherited:
             return
         self._kill(reason)
         with self._lock:
             self._failure = self._failure or f"this member aborted it: {reason}"
 
     def close(self, drain: bool) -> None:
-        if self._inherited:
+        if self.inherited:
             return
         with self._lock:
             if self._closing:

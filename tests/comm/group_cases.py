@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import weakref
 from typing import Any
 
 import numpy as np
@@ -156,6 +157,25 @@ def per_host(comm: Communicator) -> None:
     comm.barrier()
 
 
+def forgotten(comm: Communicator) -> None:
+    """Who drops a group without closing it has left in good order; its calls end first."""
+    part, x, freed = part_of(comm, 0), np.ones(300000), []
+    for _ in range(3):
+        part.barrier()
+    if comm.rank == 0:
+        work = part.all_reduce(x, out=x, async_op=True)
+        native = getattr(work, "native", None)  # hierarchical's are several
+        weakref.finalize(x, lambda: freed.append(native is None or native.failed))
+        del part, work, x
+        gc.collect()
+        assert freed == [True] or comm.size == 1
+    comm.barrier()
+    if comm.rank:
+        with pytest.raises(errors.PeerLostError, match=r"rank 0 \(process \d+\) left normally"):
+            part.all_reduce(x)
+    comm.barrier()
+
+
 def many_groups(comm: Communicator, count: int | str) -> None:
     """Nothing is left of groups that were closed."""
 
@@ -187,4 +207,5 @@ CASES = (
         "works_across_groups",
     ),
     "per_host",
+    "forgotten",
 )

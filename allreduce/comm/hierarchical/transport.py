@@ -99,6 +99,10 @@ class HierarchicalTransport(Transport):
         ledger.drive = drive_all
         _transports.add(self)
 
+    def __del__(self) -> None:
+        """Leave in good order if nobody has."""
+        self.close(drain=False)
+
     def quick(self) -> Quick | None:
         return None
 
@@ -284,6 +288,8 @@ class HierarchicalTransport(Transport):
         self._die(reason)
 
     def close(self, drain: bool) -> None:
+        if self._ledger.inherited:
+            return
         with self._lock:
             if self._closed:
                 return

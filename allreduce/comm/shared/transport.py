@@ -36,13 +36,13 @@ class SharedTransport(NativeTransport[_native.Work]):
 
     def __init__(self, local: LocalGroup, index: int, name: str, timeout: float) -> None:
         self._told = MessageWitness(local.group, name, index, local.members)
-        super().__init__(index, self._told, timeout)
         self._local = local
         self._member = _native.Member(local.group, index)
         self._symmetric = Symmetric(local, self._member, index, timeout)
+        super().__init__(index, self._told, timeout)
 
     @property
-    def _inherited(self) -> bool:
+    def inherited(self) -> bool:
         return self._local.group.inherited
 
     def quick(self) -> Quick | None:

@@ -75,7 +75,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         self._size = len(members)
 
     @property
-    def _inherited(self) -> bool:
+    def inherited(self) -> bool:
         return self._member.inherited
 
     def start(
