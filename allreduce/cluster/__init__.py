@@ -14,12 +14,12 @@ from typing import Any
 from allreduce import settings
 from allreduce.cluster import launchers, lineage, mpi
 from allreduce.cluster.base import LeaderLeftError, Member, Store, World, generations
-from allreduce.cluster.endings import failed  # first of all rooms to register for the end
+from allreduce.cluster.endings import failure  # first of all rooms to register for the end
 from allreduce.cluster.resolver import Request, Resolver
 from allreduce.errors import AllreduceError, InternalError, UsageError
 from allreduce.events import configure_logging, logger
 
-__all__ = ["PRECEDENCE", "LeaderLeftError", "Member", "Store", "World", "failed", "join"]
+__all__ = ["PRECEDENCE", "LeaderLeftError", "Member", "Store", "World", "failure", "join"]
 
 # Module and class of each resolver; the order is the precedence.
 PRECEDENCE: tuple[tuple[str, str], ...] = (

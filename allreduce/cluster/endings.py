@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -98,7 +99,7 @@ class Watch:
                 time.sleep(_AFTER_YOU_SECONDS)
             if not issubclass(kind, KeyboardInterrupt):
                 self._hook(kind, error, trace)
-                self._finish(1)
+                self._finish(1, _named(error))
                 return
         except KeyboardInterrupt:
             pass  # then it was that, all along
@@ -113,15 +114,15 @@ class Watch:
                 print("[allreduce] interrupted", file=sys.stderr)
             _flush()
             time.sleep(_AFTER_YOU_SECONDS)  # ending frees the claim, and mpirun then kills the rest
-        self._finish(INTERRUPTED)
+        self._finish(INTERRUPTED, "an interrupt")
 
-    def _finish(self, code: int) -> None:
+    def _finish(self, code: int, reason: str) -> None:
         """End this process, and the job where that is in our hands."""
         _flush()
         if self._abort is not None:
             time.sleep(_REPORT_SECONDS)
             self._abort(code)
-        self._abandon()
+        self._abandon(reason)
         last = threading.Timer(_LAST_SECONDS, _exit_now, (code,))
         last.daemon = True
         last.start()
@@ -129,12 +130,12 @@ class Watch:
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return
-        failed = self._hooked and getattr(sys, "last_value", None) is not None
-        code = exits.status() or int(failed)
+        error = getattr(sys, "last_value", None) if self._hooked else None
+        code = exits.status() or int(error is not None)
         if not code:
             return
         _flush()
-        self._abandon()
+        self._abandon(f"status {code}" if error is None else _named(error))
         if self._abort is not None:
             time.sleep(_REPORT_SECONDS)
             self._abort(code)
@@ -144,21 +145,31 @@ class Watch:
         if self._world is not None and os.getpid() == self._pid:
             self._world.close()
 
-    def _abandon(self) -> None:
+    def _abandon(self, reason: str) -> None:
         """Break the connection so that the others learn of this rank's loss."""
-        _failed.set()
+        global _failure
+        _failure = _failure or reason
         abandon: Any = getattr(self._world and self._world.store, "abandon", None)
         if abandon is not None:
             abandon()
 
 
 _watches: list[Watch] = []
-_failed = threading.Event()
+_failure = ""
 
 
-def failed() -> bool:
-    """Say whether this process is ending by an error: then it must not say goodbye to anybody."""
-    return _failed.is_set()
+def failure() -> str:
+    """Say by what error this process is ending, if it is: then it must not say goodbye to anybody.
+
+    Returns:
+        "ValueError: ...", "status 3"; nothing if it is well.
+    """
+    return _failure
+
+
+def _named(error: BaseException) -> str:
+    """Say an error as the end of its traceback does, in a line."""
+    return traceback.format_exception_only(error)[0].partition("\n")[0]
 
 
 @atexit.register

@@ -132,8 +132,8 @@ class Witness(ABC):
         if fault == "lost":
             return PeerLostError(
                 f"{self.where}: {blamed} (process {blamed.pid}) died before it completed "
-                f"{current}, without a word: it was killed or it crashed; what started it tells "
-                "its exit status; the communicator is dead"
+                f"{current}, without a word: it was killed, crashed or called os._exit; what "
+                "started it tells its exit status; the communicator is dead"
             )
         if fault == "left":
             return PeerLostError(

@@ -7,7 +7,7 @@ import os
 import weakref
 from typing import Protocol
 
-from allreduce.cluster import failed
+from allreduce.cluster import failure
 
 
 class Leaver(Protocol):
@@ -30,8 +30,8 @@ def add(transport: Leaver) -> None:
 def leave_all() -> None:
     """Tell the peers that this program has come to its end: it has not died."""
     for transport in list(_transports):
-        if failed():
-            transport.abort("its program ended with an error, which its own output tells")
+        if failure():
+            transport.abort(f"its program ended with {failure()}")
         transport.close(drain=False)
 
 

@@ -41,8 +41,8 @@ class MessageWitness(SharedWitness):
         if fault == "lost":
             return PeerLostError(
                 f"{self.where}: {blamed} (process {blamed.pid}) died while {teller} was in {call}, "
-                "without a word: it was killed or it crashed; what started it tells its exit "
-                "status; the communicator is dead"
+                "without a word: it was killed, crashed or called os._exit; what started it "
+                "tells its exit status; the communicator is dead"
             )
         if fault == "left":
             return PeerLostError(

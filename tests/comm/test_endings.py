@@ -87,6 +87,25 @@ def test_ctrl_c_ends_a_wait_and_the_others_learn_why() -> None:
     assert "rank 0 aborted the communicator: all_reduce was interrupted by Keyb" in second.stdout
 
 
+def _raises() -> None:
+    import numpy as np
+
+    from allreduce.comm import init
+
+    comm = init()
+    comm.all_reduce(np.ones(5), op="sum" if comm.rank == 0 else "summ")
+
+
+def test_an_error_that_ends_a_rank_is_told_to_the_others() -> None:
+    first, second = run_ranks(_raises, 2)
+    assert (first.returncode, second.returncode) == (1, 1)
+    mistake = "UsageError: [shared] rank 1: all_reduce: unknown operator 'summ'"
+    assert mistake in second.stderr
+    said = first.stderr.splitlines()[-1]
+    assert "PeerLostError: [shared] rank 0: rank 1 aborted the communicator: its program " in said
+    assert mistake in said
+
+
 def _ends_without_close(code: int) -> None:
     import sys
 

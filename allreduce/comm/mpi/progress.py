@@ -7,7 +7,7 @@ import threading
 from typing import Protocol
 
 from allreduce import _native
-from allreduce.cluster import failed
+from allreduce.cluster import failure
 
 entered = threading.Lock()  # held in MPI: not every library lets several threads in
 
@@ -55,6 +55,6 @@ def moving() -> bool:
 def _leave_all() -> None:
     """Leave in good order at the program's end, or say that it ends with an error."""
     for transport in list(_open):
-        if failed():
-            transport.abort("its program ended with an error, which its own output tells")
+        if failure():
+            transport.abort(f"its program ended with {failure()}")
         transport.close(drain=False)
