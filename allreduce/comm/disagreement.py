@@ -56,10 +56,13 @@ def story(what: str, first: Side, second: Side, hidden: str = "") -> str:
 
 
 def _remedy_of(first: Side, second: Side) -> str:
-    if first.name != second.name and {first.name, second.name} != {"send", "recv"}:
+    message = {first.name, second.name} == {"send", "recv"}
+    if first.name != second.name and not message:
         return _ORDER
     arguments = f"arrays, counts and factors {_EQUAL}"
     if bool(first.typed) != bool(second.typed):
+        return arguments
+    if first.call.collective != second.call.collective and not message:  # of a list without arrays
         return arguments
     return _remedy(first.call, second.call) or (arguments if first.typed != second.typed else "")
 

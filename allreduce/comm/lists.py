@@ -77,11 +77,14 @@ def start(
             continue
         flat = np.concatenate([arrays[i].reshape(-1) for i in positions])
         works.append(comm._start(collective, flat, options, flat))
+    if not lent:  # which all members have to agree on
+        works.append(comm._meet(options.typed))
+    gets = collective != "reduce" or comm.rank == options.root
 
     def unpack(flats: Sequence[Any]) -> Any:
-        if any(flat is None for flat in flats):
+        if not gets:
             return None
-        for positions, flat in zip(by_dtype.values(), flats, strict=True):
+        for positions, flat in zip(by_dtype.values(), flats, strict=bool(lent)):
             if alone and len(positions) == 1:
                 continue  # it is in its place
             low = 0

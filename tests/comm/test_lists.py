@@ -83,6 +83,16 @@ def test_a_list_of_one_array_is_not_packed() -> None:
     run_threads(member, 2)
 
 
+def test_lists_of_nothing_give_nothing() -> None:
+    def member(comm: Communicator) -> None:
+        out: list[Any] = []
+        assert comm.all_reduce([]) == comm.broadcast([]) == []
+        assert comm.all_reduce([], out=out) is out
+        assert comm.reduce([], root=1) == ([] if comm.rank == 1 else None)
+
+    run_threads(member, 2)
+
+
 WRONG: tuple[tuple[Any, type[Exception], str], ...] = (
     ([np.ones(2, ">f4")], errors.UnsupportedError, "item 0 of the list does not carry >f4"),
     ([1.0, np.ma.array([1.0], mask=[False])], errors.UsageError, "item 1 of the list got a masked"),

@@ -12,16 +12,16 @@ import pytest
 from allreduce import errors
 from allreduce.comm import Communicator, native
 from allreduce.events import logger
-from tests.comm import test_endings, test_failures, test_forks
+from tests.comm import test_disagreement, test_endings, test_failures, test_forks
 from tests.harness import run_ranks, settle_threads, world_of_one
 
 # What is promised of any transport.
-test_disagreement = test_failures.test_members_that_disagree_all_say_so_and_no_output_is_touched
-test_lines = test_failures.test_each_side_of_a_disagreement_has_its_own_line
+test_both_calls = test_disagreement.test_members_that_disagree_all_say_so_and_no_output_is_touched
+test_lines = test_disagreement.test_each_side_of_a_disagreement_has_its_own_line
 test_lines_without_wait = (
-    test_failures.test_a_member_that_does_not_wait_for_its_call_is_named_with_its_line
+    test_disagreement.test_a_member_that_does_not_wait_for_its_call_is_named_with_its_line
 )
-test_straggler = test_failures.test_a_mismatch_does_not_wait_for_a_straggler
+test_straggler = test_disagreement.test_a_mismatch_does_not_wait_for_a_straggler
 test_dead = test_failures.test_a_dead_communicator_says_so_and_why
 test_started_works = test_failures.test_started_works_fail_with_the_communicator
 test_abort = test_failures.test_abort_is_named_with_its_reason
