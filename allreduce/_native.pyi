@@ -1,6 +1,6 @@
 """The native module: collectives of the shared transport, and the graph's kernels."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,13 @@ class Member:
     def give_up_message(self, work: Work) -> None: ...
     def start_allocate(self, pages: int) -> Work: ...
     def quick(
-        self, kind: int, x: NDArray[Any] | None, out: NDArray[Any] | None, seconds: float
+        self,
+        kinds: Mapping[str | None, int],
+        op: object,
+        root: object,
+        x: NDArray[Any] | None,
+        out: NDArray[Any] | None,
+        seconds: float,
     ) -> bool | tuple[Work, NDArray[Any] | None] | None: ...
     def wait(self, work: Work, seconds: float) -> bool: ...
     def note(self, seq: int, text: bytes) -> None: ...

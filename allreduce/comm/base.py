@@ -6,7 +6,7 @@ import functools
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -76,9 +76,11 @@ def _seconds(where: str, timeout: Any) -> float:
     )
 
 
-# The quick way for a synchronous call: (kind, x, out, seconds) -> True when it is done, None if the
-# arrays need the careful way, or what `Transport.finish_quick` takes.
-Quick = Callable[[int, Array | None, Array | None, float], object]
+# By operator (None where there is none), what the native side takes for a call of it.
+Kinds = Mapping[str | None, int]
+# The quick way for a synchronous call: (kinds, op, root, x, out, seconds) -> True when it is done,
+# None if it needs the careful way, or what `Transport.finish_quick` takes.
+Quick = Callable[[Kinds, object, object, Array | None, Array | None, float], object]
 
 
 class Transport(ABC):

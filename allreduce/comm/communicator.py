@@ -11,23 +11,14 @@ from numpy.typing import DTypeLike, NDArray
 
 from allreduce.comm import checks, messages, planning
 from allreduce.comm.arguments import Prepared, prepare
-from allreduce.comm.base import Transport, Work
-from allreduce.comm.call import OPERATORS, Call, kind
+from allreduce.comm.base import Kinds, Transport, Work
+from allreduce.comm.call import Call
 from allreduce.comm.checks import Context, Options
 from allreduce.comm.failures import group_text
 from allreduce.comm.groups import Groups
 from allreduce.comm.plan import Plan
 from allreduce.errors import ClosedError
 
-# The calls that have a quick way, as the native side names them, but for their roots.
-_QUICK: dict[tuple[str, str | None], int] = {
-    (collective, op): kind(collective, op)
-    for collective in ("all_reduce", "reduce", "reduce_scatter")
-    for op in OPERATORS[1:]
-} | {
-    (collective, None): kind(collective)
-    for collective in ("barrier", "broadcast", "all_gather", "all_to_all")
-}
 _FIXED = frozenset({"rank", "size", "local_rank", "local_size", "transport"})
 
 
@@ -196,22 +187,18 @@ class Communicator(Groups):
                 f"{self._where}: the communicator is closed; allreduce.init() makes a new one"
             )
 
-    def _try_quick(self, collective: str, op: Any, root: Any, x: Any, out: Any) -> bool:
-        if self._quick is None or type(root) is not int or not 0 <= root < self.size:
-            return False
-        packed = _QUICK.get((collective, op)) if op is None or type(op) is str else None
-        if packed is None:
-            return False
+    def _try_quick(self, kinds: Kinds, op: Any, root: Any, x: Any, out: Any) -> bool:
+        assert self._quick is not None, "callers ask"
         try:
-            outcome = self._quick(packed | root << 8, x, out, self._quick_seconds)
+            outcome = self._quick(kinds, op, root, x, out, self._quick_seconds)
         except BaseException as error:  # a signal's handler raised in the middle of the collective
-            self._transport.abort(f"{collective} was interrupted by {type(error).__name__}")
+            self._transport.abort(f"a collective was interrupted by {type(error).__name__}")
             raise
-        if outcome is None:
-            return False
-        if outcome is not True:
+        if outcome is True:
+            return True
+        if outcome is not None:
             self._transport.finish_quick(outcome)
-        return True
+        return outcome is not None
 
     def _start(
         self, collective: str, x: Any, options: Options, out: Any = None, whole: Any = None

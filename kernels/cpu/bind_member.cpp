@@ -156,11 +156,27 @@ bool plain(const Call& call, const View& in, const View& out, const Member& memb
   }
 }
 
+// Looks up a call's kind by its operator, and adds its root; false if one of them is something
+// else.
+bool quick_kind(nb::dict kinds, nb::handle op, nb::handle root, int members, Call& call) {
+  PyObject* kind = PyDict_GetItemWithError(kinds.ptr(), op.ptr());
+  PyErr_Clear();  // of an operator that cannot be a key
+  if (kind == nullptr || !PyLong_CheckExact(root.ptr())) return false;
+  int overflow = 0;
+  const long number = PyLong_AsLongAndOverflow(root.ptr(), &overflow);
+  if (overflow != 0 || number < 0 || number >= members) return false;
+  call = decode(static_cast<std::uint32_t>(PyLong_AsUnsignedLong(kind)));
+  call.root = static_cast<int>(number);
+  return true;
+}
+
 // The quick way for a synchronous call of plain arrays: true when it is done, the work and its
-// input if it is not done yet or failed, and None if the arrays need the careful way.
-nb::object quick(Member& member, std::uint32_t kind, nb::handle in, nb::handle out,
-                 double seconds) {
-  Call call = decode(kind);
+// input if it is not done yet or failed, and None if the call needs the careful way.
+nb::object quick(Member& member, nb::dict kinds, nb::handle op, nb::handle root, nb::handle in,
+                 nb::handle out, double seconds) {
+  const int members = member.group().members();
+  Call call;
+  if (!quick_kind(kinds, op, root, members, call)) return nb::none();
   std::shared_ptr<Work> work;
   if (call.collective == Collective::barrier) {
     work = member.start(call, nullptr, nullptr);
@@ -169,8 +185,7 @@ nb::object quick(Member& member, std::uint32_t kind, nb::handle in, nb::handle o
     if (!plain(call, source, target, member)) return nb::none();
     call.type = source.type();
     if (lacks_kernel(call)) return nb::none();
-    call.count =
-        count_of(call, {}, source, target, static_cast<std::uint64_t>(member.group().members()));
+    call.count = count_of(call, {}, source, target, static_cast<std::uint64_t>(members));
     if (call.count >> kCountBits != 0) return nb::none();
     work = begin(member, call, source, gets_nothing(call, member) ? nullptr : target.data(),
                  {detail_hash(call, {}, source), {}, {}});
@@ -230,8 +245,8 @@ void bind_member(nb::module_& m) {
            nb::arg("peer"), nb::arg("tag"), nb::arg("note"))
       .def("give_up_message", &Member::give_up_message, nb::arg("work"),
            nb::call_guard<nb::gil_scoped_release>())
-      .def("quick", &quick, nb::arg("kind"), nb::arg("x").none(), nb::arg("out").none(),
-           nb::arg("seconds"))
+      .def("quick", &quick, nb::arg("kinds"), nb::arg("op").none(), nb::arg("root").none(),
+           nb::arg("x").none(), nb::arg("out").none(), nb::arg("seconds"))
       .def(
           "wait",
           [](Member& member, Work& work, double seconds) {

@@ -2,12 +2,15 @@
 // code.
 #include <nanobind/nanobind.h>
 
+#define ALLREDUCE_IMPORTS_NUMPY
 #include "bind_comm.h"
 #include "bind_tcp.h"
 #include "bind_tensor.h"
+#include "numpy_api.h"
 
 NB_MODULE(_native, m) {
   m.doc() = "Native CPU collectives and kernels of allreduce.";
+  if (_import_array() < 0) throw nanobind::python_error();
   allreduce::bind_comm(m);
   allreduce::bind_tcp(m);
   allreduce::bind_tensor(m);
