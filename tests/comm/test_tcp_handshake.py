@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +17,12 @@ import pytest
 
 from allreduce import errors
 from allreduce.cluster.base import World
+from allreduce.comm.choice import stored
 from allreduce.comm.handshake import HandshakeError, Meeting, receive
 from allreduce.comm.tcp import handshake as tcp_handshake
 from allreduce.comm.tcp import interface as tcp_interface
-from allreduce.comm.tcp import meeting as tcp_meeting
 from allreduce.comm.tcp import reception as tcp_reception
+from allreduce.comm.tcp.calling import Calling
 from allreduce.comm.tcp.handshake import HELLO_BYTES, PROOF_BYTES, Challenge, Hello
 from allreduce.comm.tcp.meeting import Mesh, connect
 from tests.comm.test_links import worlds
@@ -221,13 +223,13 @@ def test_a_slow_stranger_is_dropped_after_its_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tcp_reception, "STRANGER_SECONDS", 0.1)
-    called = tcp_meeting._call
+    called = Calling._call
 
     def late(*arguments: Any) -> socket.socket:
         time.sleep(1)
         return called(*arguments)
 
-    monkeypatch.setattr(tcp_meeting, "_call", late)
+    monkeypatch.setattr(Calling, "_call", late)
     slow = socket.socket()
 
     def intrude(address: tuple[str, int]) -> None:
@@ -249,6 +251,41 @@ def test_a_rank_with_another_secret_is_refused() -> None:
     assert "does not know the job's secret" in str(second)
     assert isinstance(first, errors.JoinError)  # as soon as the second one tells it
     assert "rank 0: not joined: [tcp] rank 1 could not join" in str(first)
+
+
+@pytest.fixture(params=[0, 8])
+def caller(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Rank 1, while rank 0 stands still: it accepts nobody; its kernel does, or does not either."""
+    with socket.create_server(("127.0.0.1", 0), backlog=request.param) as still:
+        address = still.getsockname()
+        with contextlib.nullcontext() if request.param else socket.create_connection(address):
+            told = json.dumps([os.getpid(), 1, *address, 2, "", "", stored.offer()]).encode()
+            monkeypatch.setattr(World, "exchange", lambda *_: [told, told])
+            yield worlds(2)[1]
+
+
+def test_an_interrupt_cuts_calls_short(caller: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+
+    def interrupt(_: tcp_reception.Reception) -> None:
+        looks.append(1)
+        if len(looks) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(tcp_reception.Reception, "_hear", interrupt)
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        connect(caller, "meeting", 1, 60)
+    assert time.monotonic() - begun < 5
+    assert not [one for one in threading.enumerate() if one.name == "tcp-meeting"]
+
+
+def test_a_rank_that_calls_hears_that_another_has_failed(caller: World) -> None:
+    caller.store.set("1/tcp/meeting/failed", b"[tcp] rank 0: it has no luck")
+    begun = time.monotonic()
+    with pytest.raises(errors.JoinError, match="it has no luck"):
+        connect(caller, "meeting", 1, 60)
+    assert time.monotonic() - begun < 5
 
 
 def test_ranks_that_do_not_come_are_named() -> None:

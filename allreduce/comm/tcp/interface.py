@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import socket
 
 from allreduce import settings
 from allreduce.cluster import World
@@ -39,6 +41,21 @@ def address(world: World) -> str:
         f"{where}: no address by which {', '.join(others[:3])} could be reached; set "
         "ALLREDUCE_TCP_INTERFACE to the interface, or to this host's address on it"
     )
+
+
+def family(address: str) -> socket.AddressFamily:
+    """Return the kind of socket that reaches an address."""
+    return socket.AF_INET if ipaddress.ip_address(address).version == 4 else socket.AF_INET6
+
+
+def remedy(error: OSError) -> str:
+    """Say what to do when an address cannot be listened on, or reached."""
+    if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+        return (
+            "no port is free, or the address is not this host's any more: widen "
+            "net.ipv4.ip_local_port_range, or name another in ALLREDUCE_TCP_INTERFACE"
+        )
+    return "set ALLREDUCE_TCP_INTERFACE to an interface that is up and connects the hosts"
 
 
 def _is_loopback(address: str) -> bool:

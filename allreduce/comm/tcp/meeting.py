@@ -8,12 +8,10 @@ whoever fails it is dropped and logged, and accepting goes on.
 from __future__ import annotations
 
 import contextlib
-import errno
 import ipaddress
 import json
 import os
 import socket
-import threading
 import time
 from dataclasses import dataclass, field
 
@@ -21,9 +19,9 @@ from allreduce import settings
 from allreduce.cluster import World
 from allreduce.comm import descriptors
 from allreduce.comm.choice import stored
-from allreduce.comm.handshake import HandshakeError, Meeting
-from allreduce.comm.tcp import handshake, interface
-from allreduce.comm.tcp.handshake import Hello
+from allreduce.comm.handshake import Meeting
+from allreduce.comm.tcp import interface
+from allreduce.comm.tcp.calling import Calling
 from allreduce.comm.tcp.reception import Reception
 from allreduce.errors import AllreduceError, JoinError, PeerLostError, UsageError
 
@@ -116,15 +114,13 @@ def connect(world: World, name: str, local_members: int, timeout: float) -> Mesh
 
 def _listen(world: World) -> socket.socket:
     host = interface.address(world)
-    parsed = ipaddress.ip_address(host)
-    if not world.secret and not parsed.is_loopback:
+    if not world.secret and not ipaddress.ip_address(host).is_loopback:
         raise UsageError(
             f"[tcp] {world.called()}: the members meet on {host}, which is not loopback, and the "
             "job has no secret: anybody on the network could join; set ALLREDUCE_SECRET to the "
             "same random text on all ranks"
         )
-    family = socket.AF_INET if parsed.version == 4 else socket.AF_INET6
-    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener = socket.socket(interface.family(host), socket.SOCK_STREAM)
     try:
         listener.bind((host, 0))
         listener.listen(_BACKLOG)
@@ -132,18 +128,9 @@ def _listen(world: World) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UsageError(
-            f"[tcp] {world.called()}: cannot listen on {host}: {error}; {_remedy(error)}"
+            f"[tcp] {world.called()}: cannot listen on {host}: {error}; {interface.remedy(error)}"
         ) from error
     return listener
-
-
-def _remedy(error: OSError) -> str:
-    if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
-        return (
-            "no port is free, or the address is not this host's any more: widen "
-            "net.ipv4.ip_local_port_range, or name another in ALLREDUCE_TCP_INTERFACE"
-        )
-    return "set ALLREDUCE_TCP_INTERFACE to an interface that is up and connects the hosts"
 
 
 def _introduce(
@@ -183,51 +170,11 @@ def _introduce(
 
 def _connect_all(mesh: Mesh, listener: socket.socket, deadline: float) -> None:
     """Call and be called at once, so that no order of members can lock up."""
-    failures: list[BaseException] = []
-    stop = threading.Event()
-
-    def call_all() -> None:
-        try:
-            for mine, other, channel in sorted(mesh.expected(caller=True)):
-                sock = _call(mesh, mine, other, channel, deadline)
-                mesh.sockets[mine, other, channel] = sock
-                if stop.is_set():
-                    return
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=call_all, name="tcp-meeting", daemon=True)
-    thread.start()
+    calling = Calling(mesh, deadline)
     try:
-        Reception(mesh, listener, failures).run(deadline)
-    except BaseException:
-        stop.set()  # its sockets are closed by the caller: none may come later
-        raise
+        calling.start()
+        Reception(mesh, listener, calling).run(deadline)
     finally:
-        thread.join()
-    if failures:
-        raise failures[0]
-
-
-def _call(mesh: Mesh, mine: int, other: int, channel: int, deadline: float) -> socket.socket:
-    process = mesh.processes[mesh.owners[other]]
-    world = mesh.world
-    hello = Hello(*(world.generation, world.size, world.rank, mine, other, channel, mesh.channels))
-    remaining = deadline - time.monotonic()
-    try:
-        sock = socket.create_connection((process.host, process.port), max(0.001, remaining))
-    except OSError as error:
-        raise JoinError(
-            f"[tcp] {world.called()} cannot reach {world.called(process.rank)} at "
-            f"{process.host}:{process.port}: {error}; {_remedy(error)}"
-        ) from error
-    try:
-        sock.settimeout(max(0.001, deadline - time.monotonic()))
-        handshake.call(sock, mesh.meeting, hello)
-    except (HandshakeError, OSError) as error:
-        sock.close()
-        raise JoinError(
-            f"[tcp] {world.called()} could not join {world.called(process.rank)} at "
-            f"{process.host}:{process.port}: {error}"
-        ) from error
-    return sock
+        calling.end()
+    if calling.failure is not None:
+        raise calling.failure

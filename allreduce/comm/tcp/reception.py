@@ -15,6 +15,7 @@ from allreduce.errors import JoinError, TimeoutError
 from allreduce.events import logger
 
 if TYPE_CHECKING:
+    from allreduce.comm.tcp.calling import Calling
     from allreduce.comm.tcp.meeting import Mesh
 
 _MAX_CALLERS = 256  # unproved at a time; further ones wait in the backlog
@@ -34,21 +35,28 @@ class _Caller:
 
 
 class Reception:
-    """Takes callers in, all at once, until all members that have to call are there."""
+    """Takes callers in, all at once, until all members that have to call are there.
 
-    def __init__(self, mesh: Mesh, listener: socket.socket, failures: list[BaseException]) -> None:
+    Args:
+        mesh: Takes the connections.
+        listener: Where they call.
+        calling: This process's own calls, which go on meanwhile.
+    """
+
+    def __init__(self, mesh: Mesh, listener: socket.socket, calling: Calling) -> None:
         self._mesh = mesh
         self._listener = listener
-        self._failures = failures
+        self._calling = calling
         self._missing = mesh.expected(caller=False)
         self._callers: dict[int, _Caller] = {}
         self._selector = selectors.DefaultSelector()
         self._hear_at = time.monotonic() + _HEAR_SECONDS
 
     def run(self, deadline: float) -> None:
+        """Return when all have called, and all calls of our own are done or one has failed."""
         try:
             self._selector.register(self._listener, selectors.EVENT_READ)
-            while self._missing and not self._failures:
+            while self._missing and self._calling.failure is None:
                 if time.monotonic() >= deadline:
                     raise self._late()
                 for ready, _ in self._selector.select(_POLL_SECONDS):
@@ -57,6 +65,8 @@ class Reception:
                     else:
                         self._read(self._callers[ready.fd])
                 self._drop_slow()
+                self._hear()
+            while not self._calling.wait(_POLL_SECONDS):
                 self._hear()
         finally:
             for caller in list(self._callers.values()):

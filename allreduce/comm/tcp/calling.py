@@ -1,0 +1,99 @@
+"""How a process calls the members that expect it while a tcp communicator is made."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from allreduce.comm.handshake import HandshakeError
+from allreduce.comm.tcp import handshake, interface
+from allreduce.comm.tcp.handshake import Hello
+from allreduce.errors import JoinError
+
+if TYPE_CHECKING:
+    from allreduce.comm.tcp.meeting import Mesh, Process
+
+_WAKE_SECONDS = 0.02
+
+
+class Calling:
+    """Calls one member after the other, in a thread of its own, until all are called or `end`.
+
+    Args:
+        mesh: Takes the connections.
+        deadline: `time.monotonic()` seconds.
+    """
+
+    def __init__(self, mesh: Mesh, deadline: float) -> None:
+        self._mesh, self._deadline = mesh, deadline
+        self.failure: BaseException | None = None
+        self._sock: socket.socket | None = None  # that is being connected
+        self._ended = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._call_all, name="tcp-meeting", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until all are called, or a call has failed; returns whether that is so."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def end(self) -> None:
+        """Call nobody any more; no connection is added to the mesh after this.
+
+        A call that waits for an answer, which it may as long as the meeting lasts, is cut short.
+        """
+        self._ended = True
+        while not self.wait(0):
+            with self._lock, contextlib.suppress(OSError):  # not even connecting yet: once more
+                if self._sock is not None:
+                    self._sock.shutdown(socket.SHUT_RDWR)
+            self.wait(_WAKE_SECONDS)
+
+    def _call_all(self) -> None:
+        try:
+            for mine, other, channel in sorted(self._mesh.expected(caller=True)):
+                if self._ended:
+                    return
+                self._mesh.sockets[mine, other, channel] = self._call(mine, other, channel)
+        except BaseException as error:
+            self.failure = error
+
+    def _call(self, mine: int, other: int, channel: int) -> socket.socket:
+        mesh, world = self._mesh, self._mesh.world
+        process = mesh.processes[mesh.owners[other]]
+        who = (world.generation, world.size, world.rank)
+        hello = Hello(*who, mine, other, channel, mesh.channels)
+        sock = socket.socket(interface.family(process.host), socket.SOCK_STREAM)
+        with self._lock:
+            self._sock = sock
+        try:
+            self._reach(sock, process, hello)
+        except BaseException:
+            sock.close()
+            raise
+        finally:
+            with self._lock:
+                self._sock = None
+        return sock
+
+    def _reach(self, sock: socket.socket, process: Process, hello: Hello) -> None:
+        world = self._mesh.world
+        place = f"{world.called(process.rank)} at {process.host}:{process.port}"
+        try:
+            sock.settimeout(max(0.001, self._deadline - time.monotonic()))
+            sock.connect((process.host, process.port))
+        except OSError as error:
+            raise JoinError(
+                f"[tcp] {world.called()} cannot reach {place}: {error}; {interface.remedy(error)}"
+            ) from error
+        try:
+            sock.settimeout(max(0.001, self._deadline - time.monotonic()))
+            handshake.call(sock, self._mesh.meeting, hello)
+        except (HandshakeError, OSError) as error:
+            raise JoinError(f"[tcp] {world.called()} could not join {place}: {error}") from error
