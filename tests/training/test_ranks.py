@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.harness import Result, run_ranks
+from tests import netns
+from tests.harness import Result, clean_environment, run_commands, run_ranks, script_of
 
 
 def printed(results: list[Result]) -> list[Any]:
@@ -18,14 +20,17 @@ def printed(results: list[Result]) -> list[Any]:
     return [json.loads(result.stdout.splitlines()[-1]) for result in results]
 
 
-def train() -> None:
+def train(hosts: str) -> None:
     import json
+    import os
 
     import numpy as np
 
     import allreduce as ar
     from tests.nn.common import blobs, classifier
 
+    if hosts:
+        os.environ["ALLREDUCE_HOST"] = hosts[int(os.environ["ALLREDUCE_RANK"])]
     strategy = ar.MultiWorkerMirroredStrategy()
     rank, size = strategy.communicator.rank, strategy.communicator.size
     x, y = blobs(50)
@@ -42,17 +47,43 @@ def train() -> None:
     whole = sharded.evaluate(x, y, verbose=0)
     np.testing.assert_allclose(measured, whole, rtol=1e-6)
     weights = [value.tolist() for value in model.get_weights()]
-    print(json.dumps([history.history, outputs.tolist(), weights, per_rank]))
+    transport = strategy.communicator.transport
+    print(json.dumps([history.history, outputs.tolist(), weights, per_rank, transport]))
 
 
-def test_ranks_agree_with_each_other_and_with_one() -> None:
-    alone = printed(run_ranks(train, 1))[0]
-    ranks = printed(run_ranks(train, 3))
-    assert ranks[0] == ranks[1] == ranks[2]
+@pytest.fixture(scope="module")
+def alone() -> list[Any]:
+    """What one rank computes."""
+    (found,) = printed(run_ranks(train, 1, arguments=("",)))
+    return list(found)
+
+
+def same_as_alone(ranks: list[Any], alone: list[Any], transport: str) -> None:
+    assert all(rank == ranks[0] for rank in ranks)
+    assert ranks[0][-1] == transport
     for name, values in alone[0].items():
         assert ranks[0][0][name] == pytest.approx(values, rel=1e-6)
     assert np.shape(ranks[0][1]) == (10, 3)
     np.testing.assert_allclose(ranks[0][1], alone[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("hosts", "transport"), [("", "shared"), ("aab", "hierarchical")])
+def test_ranks_agree_with_each_other_and_with_one(
+    alone: list[Any], hosts: str, transport: str
+) -> None:
+    same_as_alone(printed(run_ranks(train, 3, arguments=(hosts,))), alone, transport)
+
+
+@pytest.mark.torture  # with the hosts made up, above, it is the same
+def test_ranks_in_networks_of_their_own_agree_with_one(alone: list[Any]) -> None:
+    with netns.hosts(2) as two:
+        ranks = netns.explicit_ranks(two, 2)
+        results = run_commands(
+            [host.command(sys.executable, "-c", script_of(train, "")) for host, _ in ranks],
+            [{**clean_environment(), **own} for _, own in ranks],
+            60,
+        )
+    same_as_alone(printed(results), alone, "hierarchical")
 
 
 def replicas_in_threads_or_processes(threads: int) -> None:
