@@ -134,6 +134,18 @@ std::vector<int> missing(const Handle& handle, std::uint64_t key) {
   return ask(handle, [&](Member& member) { return member.missing(key); });
 }
 
+void tell_awaited(const Handle& handle, int awaited) {
+  ask(handle, [&](Member& member) {
+    member.tell_awaited(awaited);
+    member.flush();
+    return true;
+  });
+}
+
+int awaited(const Handle& handle, int by) {
+  return ask(handle, [&](Member& member) { return member.awaited(by); });
+}
+
 std::vector<std::uint64_t> payload_bytes(const Handle& handle) {
   return ask(handle, [](Member& member) { return member.payload_bytes(); });
 }
@@ -178,6 +190,8 @@ void bind_member(nb::module_& m) {
       .def("start", &start, nb::arg("words"), nb::arg("signature"), nb::arg("x"), nb::arg("out"))
       .def("culprit", &culprit)
       .def("missing", &missing, nb::arg("seq"))
+      .def("tell_awaited", &tell_awaited, nb::arg("member"))
+      .def("awaited", &awaited, nb::arg("by"))
       .def("payload_bytes", &payload_bytes)
       .def("staging_bytes", &staging_bytes)
       .def("posted_call", &posted_call, nb::arg("member"), nb::arg("seq"))

@@ -35,6 +35,16 @@ std::vector<int> Member::missing(std::uint64_t key) const {
   return found;
 }
 
+void Member::tell_awaited(int member) {
+  for (int to = 0; to < n_ && !dead() && !leaving_; ++to) {
+    if (to == me_) continue;
+    Header header{};
+    header.kind = Kind::waits;
+    header.stage = static_cast<std::uint32_t>(member == kNobody ? n_ : member);
+    send_words(to, header, {});
+  }
+}
+
 std::optional<std::string> Member::posted(int member, std::uint64_t key) const {
   if (dead() && ((culprit_.key ^ key) & ~kMessage) == 0) {
     if (member == culprit_.member && !culprit_.of_member.empty()) return culprit_.of_member;

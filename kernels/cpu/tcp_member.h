@@ -55,6 +55,10 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   bool dead() const { return culprit_.fault != Fault::none; }
   const Culprit& culprit() const { return culprit_; }
   std::vector<int> missing(std::uint64_t key) const;
+  // Tells all others for whom this member waits, or that it waits no more: kNobody.
+  void tell_awaited(int member);
+  // For whom another member has told that it waits.
+  int awaited(int member) const { return peer(member).awaited; }
   // Bytes of calls' data, by peer, that were handed to its connections.
   std::vector<std::uint64_t> payload_bytes() const;
   // Bytes of memory that it has for staged chunks.
@@ -98,6 +102,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
     std::uint64_t completed = 0;               // calls it had completed when it left
     std::optional<Clock::time_point> suspect;  // a data connection ended without a goodbye
     int unaccepted = 0;                        // small messages to it
+    int awaited = kNobody;                     // by it
   };
   struct Pending {  // a collective
     std::shared_ptr<Work> work;

@@ -34,6 +34,7 @@ enum class Collective : std::uint8_t {
 enum class Path : std::uint8_t { small, direct, chain };
 
 inline constexpr int kAny = -1;
+inline constexpr int kNobody = -1;
 // Room for a contribution that travels with a post or a message.
 inline constexpr std::size_t kEager = 4096;
 inline constexpr std::size_t kMaxSignature = 60000;
@@ -65,7 +66,8 @@ enum class Kind : std::uint8_t {
   credit,    // chunks below `offset` of a stage may be sent: key, stage
   fault,    // the communicator is dead: key, Fault and members in `stage`; two signatures, a reason
   goodbye,  // the sender leaves in good order: key is its first call that is not complete
-  data      // chunk number `offset` of a stage: key, stage
+  data,     // chunk number `offset` of a stage: key, stage
+  waits     // the sender waits for member `stage` and has for long; for nobody, if there is no such
 };
 
 // Integers as x86-64 and arm64 have them; the handshake's version stands for the order of bytes.

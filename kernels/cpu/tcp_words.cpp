@@ -98,6 +98,10 @@ bool Member::take_words(Connection& from, const Header& header) {
       forget_offers(who);
       check_left(who);
       return true;
+    case Kind::waits:
+      peer(who).awaited =
+          header.stage < static_cast<std::uint32_t>(n_) ? static_cast<int>(header.stage) : kNobody;
+      return true;
     case Kind::data:
       return false;
   }

@@ -23,7 +23,7 @@ from allreduce.comm.tcp import calls as tcp_calls
 
 HEADER = struct.Struct("<IBBHQQII")
 MAGIC = 0x52415031
-POST, MESSAGE, OFFER, ACCEPT, CREDIT, FAULT, GOODBYE, DATA = range(1, 9)
+POST, MESSAGE, OFFER, ACCEPT, CREDIT, FAULT, GOODBYE, DATA, WAITS = range(1, 10)
 COUNT, HALF = 4096, 2048
 GUARD = 512
 CALL = Call("all_reduce", "sum", "float32", COUNT, None, "frames")

@@ -50,6 +50,7 @@ class Ledger(TcpTransport):
     name = "hierarchical"
     witness_class = HierarchicalWitness
     drive: Callable[[], bool]  # does what can be done of all calls; says whether some wait
+    _awaited: int | None = None  # for whom the others think that this member waits
 
     def agree(self, call: Call, x: Array | None, out: Array | None) -> TcpWork:
         """Post a call to all members, and none of its data; done when all have posted the same."""
@@ -63,6 +64,28 @@ class Ledger(TcpTransport):
         """Say what a member did last, and whether it lives."""
         info = self.members[member]
         return f"{info} {self._witness.last_call(member)} ({info.state})"
+
+    @property
+    def where(self) -> str:
+        """Say whose messages these are."""
+        return self._witness.where
+
+    def tell_awaited(self, member: int | None) -> None:
+        """Tell all others for whom this member waits in a long wait; None when it is over."""
+        if member != self._awaited:
+            self._awaited = member
+            self._member.tell_awaited(-1 if member is None else member)
+
+    def behind(self, member: int) -> int:
+        """Return whom a member waits for, or whom that one does, and so on: who waits for none."""
+        seen = {self.index}
+        while member not in seen:
+            seen.add(member)
+            awaited = self._member.awaited(member)
+            if awaited < 0 or awaited in seen:
+                break
+            member = awaited
+        return member
 
     def failure(self, seconds: float = 0.0) -> AllreduceError:
         """Return why the communicator is dead: the cause first, then that it is."""

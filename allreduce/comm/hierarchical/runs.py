@@ -169,11 +169,9 @@ class Runs:
         for level in self._levels.values():
             level.queue.clear()
 
-    def current(self) -> tuple[NativeWork[Any], Level] | None:
-        """Return a call to wait for: one of the host's, which need this thread, before others."""
-        under_way = [(run.current, run.level) for run in self.active if run.current and run.level]
-        own = (one for one in under_way if not isinstance(one[0], TcpWork))
-        return next(own, None) or next(iter(under_way), None)
+    def under_way(self) -> list[tuple[NativeWork[Any], Level]]:
+        """Return the calls of levels that are under way: the first holds up the others."""
+        return [(run.current, run.level) for run in self.active if run.current and run.level]
 
     def _admit(self) -> bool:
         admitted = False

@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,43 +29,17 @@ from allreduce.comm.hierarchical.layout import Layout
 from allreduce.comm.hierarchical.ledger import Ledger
 from allreduce.comm.hierarchical.plan import crossing, plan_hierarchical
 from allreduce.comm.hierarchical.runs import Level, LevelError, Run, Runs
-from allreduce.comm.native import WARN_SECONDS
+from allreduce.comm.hierarchical.vigil import Vigil
+from allreduce.comm.hierarchical.work import HierarchicalWork
 from allreduce.comm.plan import Plan
 from allreduce.comm.tcp.transport import TcpWork
 from allreduce.errors import AllreduceError
-from allreduce.events import logger
 
 _SLICE_SECONDS = 0.001  # of a wait while other calls may need this thread
 _IDLE_SECONDS = 0.02
 _LOOK_SECONDS = 0.005  # between looks at whether all is well
-_YIELD_SECONDS = 0.3
+_YIELD_SECONDS = 0.3  # for another to give up first, who can tell more
 _END = "the hierarchical communicator that this belongs to has ended"
-
-
-class HierarchicalWork(Work):
-    """A started call; its runs keep its arrays."""
-
-    def __init__(
-        self, transport: HierarchicalTransport, agreed: TcpWork, result: Callable[[], Any]
-    ) -> None:
-        self._transport, self.agreed, self._result = transport, agreed, result
-        self.runs: list[Run] = []
-
-    @property
-    def complete(self) -> bool:
-        """Whether all of it has been done."""
-        return self.agreed.native.done and all(run.finished for run in self.runs)
-
-    def done(self) -> bool:
-        if not self.complete:
-            self._transport.poll()
-        return self.complete
-
-    def finish(self, timeout: float | None) -> Any:
-        if not self.complete:
-            self._transport.complete(self, timeout)
-        self._transport.forget(self)
-        return self._result()
 
 
 class HierarchicalTransport(Transport):
@@ -189,30 +164,27 @@ class HierarchicalTransport(Transport):
             timeout: Seconds from now, or None for the transport's own.
         """
         total = self._timeout if timeout is None else timeout
-        began, warned = time.monotonic(), total <= WARN_SECONDS
-        while True:
-            busy = drive_all()
-            if work.complete:
-                return
-            self._check()
-            waited = time.monotonic() - began
-            if waited >= total:
-                self._give_up(work, waited)
-            if waited >= WARN_SECONDS and not warned:
-                warned = True
-                missing = self._ledger.tells(self._absent(work))
-                logger.warning("%s has waited %g s: %s", self.where, waited, missing)
-            self._pause(work, min(_SLICE_SECONDS if busy else _IDLE_SECONDS, total - waited))
-
-    @property
-    def where(self) -> str:
-        """Say whose messages these are."""
-        return f"[{self.name}] {self.members[self.index]}"
+        vigil = Vigil(self._ledger, partial(self._absent, work), total)
+        try:
+            while True:
+                busy = drive_all()
+                if work.complete:
+                    return
+                self._check()
+                vigil.look()
+                if vigil.left <= 0:
+                    self._give_up(work, vigil)
+                self._pause(work, min(_SLICE_SECONDS if busy else _IDLE_SECONDS, vigil.left))
+        finally:
+            vigil.end()
 
     def _pause(self, work: HierarchicalWork, seconds: float) -> None:
         """Wait a moment for something that may let calls go on."""
         with self._lock:
-            current = self._runs.current()
+            under_way = self._runs.under_way()
+        # One of the host's, which need this thread, before others.
+        current = next((one for one in under_way if not isinstance(one[0], TcpWork)), None)
+        current = current or next(iter(under_way), None)
         try:
             if current is not None:
                 current[0].pause(seconds)
@@ -267,18 +239,19 @@ class HierarchicalTransport(Transport):
         if not work.agreed.native.done:
             absent = work.agreed.absent()
         else:
-            current = self._runs.current()
-            absent = [current[1].numbers[m] for m in current[0].absent()] if current else []
+            with self._lock:
+                first = self._runs.under_way()[:1]
+            absent = [level.numbers[m] for held, level in first for m in held.absent()]
         return next((member for member in absent if member != self.index), self.index)
 
-    def _give_up(self, work: HierarchicalWork, waited: float) -> None:
-        blamed = self._absent(work)
-        if work.agreed.native.done and blamed not in self.layout.hosts[self._host]:
-            # It may wait itself, for a member of its host: who waits for that one is to speak.
-            self._ledger.await_verdict(_YIELD_SECONDS)
+    def _give_up(self, work: HierarchicalWork, vigil: Vigil) -> None:
+        blamed = vigil.blamed()
+        mates = self.layout.hosts[self.layout.places[blamed][0]]
+        if len(mates) > 1 and self.index not in mates:
+            self._ledger.await_verdict(_YIELD_SECONDS)  # who shares its host knows if it lives
         self._ledger.give_up(work.agreed, blamed)
         self._end()
-        raise self._ledger.failure(waited)
+        raise self._ledger.failure(vigil.waited)
 
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
         """Allocate ordinary memory; all members ask for the same size."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from allreduce.comm.handshake import HandshakeError, Meeting, receive
 
-VERSION = 1
+VERSION = 2
 STRANGER_SECONDS = 2.0  # a connection that proves nothing within this time is dropped
 _MAGIC = b"allreduce tcp le"  # the last two letters: numbers in frames are little-endian
 _HELLO = struct.Struct("!16sI32sIIIIIII32s")

@@ -1,0 +1,64 @@
+"""One long wait of a member: whom it is for, what the others and the user are told of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from allreduce.comm.hierarchical.ledger import Ledger
+from allreduce.comm.native import WARN_SECONDS
+from allreduce.events import logger
+
+# A wait this long is told to the others, and then whom it is for as often as that changes. They
+# may wait for this member: who is to blame is at the end of such a chain.
+_TELL_SECONDS = 1.0
+_LOOK_SECONDS = 0.05
+
+
+class Vigil:
+    """One wait that begins now.
+
+    Args:
+        ledger: All members.
+        absent: Returns the member that is waited for; the own one if there is no other.
+        seconds: How long the wait may last.
+    """
+
+    def __init__(self, ledger: Ledger, absent: Callable[[], int], seconds: float) -> None:
+        self._ledger, self._absent, self._seconds = ledger, absent, seconds
+        self._began = time.monotonic()
+        self._look_at = min(_TELL_SECONDS, seconds / 2)
+        self._warned = seconds <= WARN_SECONDS
+        self._told = False
+
+    @property
+    def waited(self) -> float:
+        """Seconds so far."""
+        return time.monotonic() - self._began
+
+    @property
+    def left(self) -> float:
+        """Seconds until the wait is given up."""
+        return self._seconds - self.waited
+
+    def look(self) -> None:
+        """Tell what there is to tell by now."""
+        waited = self.waited
+        if waited < self._look_at:
+            return
+        self._look_at = waited + _LOOK_SECONDS
+        self._told = True
+        self._ledger.tell_awaited(self._absent())
+        if waited >= WARN_SECONDS and not self._warned:
+            self._warned = True
+            missing = self._ledger.tells(self.blamed())
+            logger.warning("%s has waited %g s: %s", self._ledger.where, waited, missing)
+
+    def blamed(self) -> int:
+        """Return who keeps this member waiting: whom it waits for, or whom that one waits for."""
+        return self._ledger.behind(self._absent())
+
+    def end(self) -> None:
+        """Tell the others that the wait is over."""
+        if self._told:
+            self._ledger.tell_awaited(None)
