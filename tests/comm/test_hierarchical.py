@@ -219,10 +219,10 @@ def _stopped_rank(hosts: str, victim: int) -> None:
 @pytest.mark.parametrize(
     ("hosts", "victim", "told"),
     [
-        ("aabcc", 4, "is stopped"),  # the others' mates wait for its lane
+        ("aaabcc", 4, "is stopped"),  # the others' mates wait for its lane
         pytest.param("aabcc", 2, "process ", marks=pytest.mark.torture),  # nobody sees it stand
         pytest.param("abab", 2, "is stopped", marks=pytest.mark.torture),
-        pytest.param("aaabcc", 1, "is stopped", marks=pytest.mark.torture),
+        pytest.param("aabcc", 1, "is stopped", marks=pytest.mark.torture),
     ],
 )
 def test_a_rank_that_is_stopped_in_the_middle_is_named_on_all_hosts(
