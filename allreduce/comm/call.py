@@ -11,6 +11,7 @@ COLLECTIVES = (
     *("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "empty"),
     *("reduce", "gather", "scatter", "all_to_all", "send", "recv"),
 )
+MESSAGES = ("send", "recv")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 OPERATORS = (
     "none",
@@ -115,7 +116,7 @@ def shaped(call: Call, shape: str) -> str:
 
 def agreed_shape(call: Call, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the lengths of an array's axes that must be equal on all members."""
-    if call.collective in ("send", "recv"):
+    if call.collective in MESSAGES:
         return ()
     return shape if call.collective in ("all_reduce", "reduce", "broadcast") else shape[1:]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from allreduce.comm.call import Call, shaped
+from allreduce.comm.call import MESSAGES, Call, shaped
 from allreduce.comm.sites import Note
 
 _EQUAL = "must be equal on all ranks"
@@ -56,7 +56,7 @@ def story(what: str, first: Side, second: Side, hidden: str = "") -> str:
 
 
 def _remedy_of(first: Side, second: Side) -> str:
-    message = {first.name, second.name} == {"send", "recv"}
+    message = {first.name, second.name} == set(MESSAGES)
     if first.name != second.name and not message:
         return _ORDER
     arguments = f"arrays, counts and factors {_EQUAL}"
@@ -74,7 +74,7 @@ def _remedy(a: Call, b: Call) -> str:
         return "every rank must name the same operator"
     if a.collective == b.collective and a.root != b.root:
         return "every rank must name the same root"
-    if {a.collective, b.collective} == {"send", "recv"}:
+    if {a.collective, b.collective} == set(MESSAGES):
         return "both must have as many elements"
     if a.receives is not None and b.receives is not None:
         return ""  # what each sends may differ

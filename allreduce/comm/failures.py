@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from allreduce.cluster.base import rank_text
-from allreduce.comm.call import Call
+from allreduce.comm.call import MESSAGES, Call
 from allreduce.comm.disagreement import Side, story
 from allreduce.comm.sites import Note
 from allreduce.errors import AllreduceError, MismatchError, PeerLostError, TimeoutError
 
+# What members that left too early had to do.
+ORDERED = "every rank must make the same calls"
+PAIRED = "every send needs its recv, and every recv its send"
 _STATES = {  # by the kernel's letter (proc(5))
     "T": "is stopped, by a signal: kill -CONT lets it go on",
     "t": "is stopped, by a debugger",
@@ -129,18 +132,12 @@ class Witness(ABC):
         current = self._named(witness if fault == "timeout" else self.me, seq)
         if fault == "mismatch":
             return self._mismatch(member, witness, seq)
-        if fault == "lost":
-            return PeerLostError(
-                f"{self.where}: {blamed} (process {blamed.pid}) died before it completed "
-                f"{current}, without a word: it was killed, crashed or called os._exit; what "
-                "started it tells its exit status; the communicator is dead"
-            )
-        if fault == "left":
-            return PeerLostError(
-                f"{self.where}: {blamed} (process {blamed.pid}) left normally, by close() or the "
-                f"end of its program, while others were in {current}; every rank must make the "
-                "same calls"
-            )
+        message = self.call(witness, seq)
+        if fault in ("lost", "left"):
+            if message is not None and message.collective in MESSAGES:
+                return self.bereft(fault, member, witness, message)
+            done = "before it completed" if fault == "lost" else "while others were in"
+            return self._departed(fault, member, f"{done} {current}", ORDERED)
         if fault == "aborted":
             return PeerLostError(f"{self.where}: {blamed} aborted the communicator: {reason}")
         after = f" after {seconds:.3g} s" if witness == self.me else ""
@@ -150,8 +147,27 @@ class Witness(ABC):
             "if it only needs longer, raise the timeout"
         )
 
+    def bereft(self, fault: str, member: int, witness: int, message: Call) -> PeerLostError:
+        """Build the error for a send or recv of the witness, whose member died or left."""
+        when = f"while {self.members[witness]} was in {message}"
+        return self._departed(fault, member, when, PAIRED)
+
+    def _departed(self, fault: str, member: int, when: str, remedy: str) -> PeerLostError:
+        blamed = self.members[member]
+        who = f"{self.where}: {blamed} (process {blamed.pid})"
+        if fault == "lost":
+            return PeerLostError(
+                f"{who} died {when}, without a word: it was killed, crashed or called os._exit; "
+                "what started it tells its exit status; the communicator is dead"
+            )
+        return PeerLostError(
+            f"{who} left normally, by close() or the end of its program, {when}; {remedy}"
+        )
+
     def _named(self, member: int, seq: int) -> str:
         call = self.call(member, seq)
+        if call is not None and call.collective in MESSAGES:  # they have no place in the order
+            return str(call)
         return f"call #{seq}" if call is None else f"{call} #{seq}"
 
     def _mismatch(self, member: int, witness: int, seq: int) -> MismatchError:
@@ -160,7 +176,7 @@ class Witness(ABC):
         if first is None or second is None:  # it cannot be reused: nobody has completed this call
             a, b = self.members[low], self.members[high]
             return MismatchError(f"{self.where}: {a} and {b} made different calls #{seq}")
-        message = {first.collective, second.collective} == {"send", "recv"}
+        message = {first.collective, second.collective} == set(MESSAGES)
         first_side, second_side = (
             Side(str(self.members[each]), call, self.note(each, seq), here=each == self.me)
             for each, call in ((low, first), (high, second))

@@ -88,7 +88,11 @@ void Member::die(Culprit culprit) {
   auto own = started(culprit.key);
   if (!own && !pending_.empty()) own = pending_.begin()->second.work;
   if (!own && !receives_.empty()) own = receives_.front();
+  if (!own && !exchanges_.empty()) own = exchanges_.begin()->second->work();
+  if (!own && !offers_.empty()) own = offers_.begin()->second;
   if (own) stopped_ = own->request.signature;
+  if (own && culprit.witness == me_ && culprit.of_witness.empty())
+    culprit.of_witness = own->request.signature;
   culprit_ = std::move(culprit);
   const std::size_t room = culprit_.fault == Fault::aborted ? kReason : kMaxSignature;
   culprit_.reason.resize(fitting(culprit_.reason, room));
@@ -172,7 +176,7 @@ void Member::ended(Connection& connection) {
 void Member::check_left(int member) {
   for (const auto& [key, pending] : pending_)
     if (key >= peer(member).completed) return blame(Fault::left, member, key);
-  if (message_needs(member)) blame(Fault::left, member, kMessage);
+  if (const auto work = message_needing(member)) blame(Fault::left, member, work->key);
 }
 
 std::optional<Clock::time_point> Member::deadline() const {

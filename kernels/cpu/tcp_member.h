@@ -181,7 +181,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   void match(const std::shared_ptr<Work>& work, Arrival arrival);
   void forget_offers(int member);
   void finish_message(std::uint64_t key);
-  bool message_needs(int member) const;
+  std::shared_ptr<Work> message_needing(int member) const;
 
   const int me_;
   const int n_;

@@ -73,28 +73,29 @@ void Member::start_receive(const std::shared_ptr<Work>& work) {
   }
   receives_.push_back(work);
   for (int member = 0; member < n_; ++member)
-    if (member != me_ && peer(member).left && message_needs(member))
+    if (member != me_ && peer(member).left && message_needing(member))
       return blame(Fault::left, member, work->key);
 }
 
-// Whether some message cannot be had because a member has left.
-bool Member::message_needs(int member) const {
+// A message that cannot be had because a member has left, or null.
+std::shared_ptr<Work> Member::message_needing(int member) const {
   for (const auto& [key, work] : offers_)
-    if (work->request.root == member) return true;
+    if (work->request.root == member) return work;
   // What it had sent when it left still comes, as long as a connection may bring it.
   const auto& connections = peer(member).connections;
   const bool ended = std::all_of(connections.begin() + 1, connections.end(),
                                  [](const auto& connection) { return !connection; });
   for (const auto& [key, execution] : exchanges_) {
     const Request& request = execution->work()->request;
-    if (request.root == member && (request.collective == Collective::send || ended)) return true;
+    if (request.root == member && (request.collective == Collective::send || ended))
+      return execution->work();
   }
   const bool all_left = std::all_of(peers_.begin(), peers_.end(), [this](const Peer& one) {
     return one.left || &one == &peer(me_);
   });
   for (const auto& work : receives_)
-    if (work->request.root == member || (work->request.root == kAny && all_left)) return true;
-  return false;
+    if (work->request.root == member || (work->request.root == kAny && all_left)) return work;
+  return nullptr;
 }
 
 // What a member offered when it left can be had no more.

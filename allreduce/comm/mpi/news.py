@@ -60,11 +60,11 @@ class Notice:
     calls: int  # how many collective calls the member had completed
     text: str
 
-    def error(self, where: str, current: str, member: str) -> AllreduceError:
+    def error(self, where: str, current: str, member: str, remedy: str) -> AllreduceError:
         """Say it as the error of one that is in the call `current`; `member` is told of."""
         texts = {
             "left": f"{member} left normally, by close() or the end of its program, while "
-            f"others were in {current}; every rank must make the same calls",
+            f"others were in {current}; {remedy}",
             "aborted": f"{member} aborted the communicator: {self.text}",
         }
         return _ERRORS[self.kind](f"{where}: {texts.get(self.kind, self.text)}")

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from allreduce.cluster import World
 from allreduce.comm import sites
 from allreduce.comm.base import Array, Quick, Transport
-from allreduce.comm.call import Call
+from allreduce.comm.call import MESSAGES, Call
 from allreduce.comm.choice.stored import current
 from allreduce.comm.failures import group_text
 from allreduce.comm.mpi import progress
@@ -102,7 +102,7 @@ class MpiTransport(Transport):
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> MpiWork:
         self._check_usable()
-        if call.collective not in ("send", "recv"):
+        if call.collective not in MESSAGES:
             task = Collective(self._library, self._data, call, x, out, self._where)
             return self._begin(task, result, task.large)
         array = x if call.collective == "send" else out

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from allreduce.cluster import LeaderLeftError
 from allreduce.comm.call import Call
+from allreduce.comm.failures import ORDERED, PAIRED
 from allreduce.comm.mpi.news import News, Notice
 from allreduce.errors import AllreduceError, ClosedError, PeerLostError
 from allreduce.events import logger
@@ -65,7 +66,9 @@ class Vigil:
             if notice is None or notice.kind == "left":
                 notice = self._left(notice)
             if notice is not None:
-                return notice.error(self.where, str(self), self.news.world.called(notice.rank))
+                member = self.news.world.called(notice.rank)
+                remedy = ORDERED if self.seq >= 0 else PAIRED
+                return notice.error(self.where, str(self), member, remedy)
             if not self._announced and waited >= _ANNOUNCE_SECONDS and self.seq >= 0:
                 self.news.wait_in(self.seq, self.call)
                 self._announced = True

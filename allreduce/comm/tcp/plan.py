@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allreduce import _native
-from allreduce.comm.call import Call, item_bytes
+from allreduce.comm.call import MESSAGES, Call, item_bytes
 from allreduce.comm.choice.choosing import Choice, Choices
 from allreduce.comm.plan import Placed, Plan, Topology, in_units
 from allreduce.comm.segments import given, inputs, taken
@@ -22,7 +22,7 @@ def plan_tcp(call: Call, topology: Topology, choices: Choices, placed: Placed) -
     item, me = item_bytes(call.dtype), topology.rank
     words = calls.words(call, topology.size, choices)
     chunk, window, stages = _native.tcp_plan(words, me, topology.size)
-    message = call.collective in ("send", "recv")
+    message = call.collective in MESSAGES
     steps = ["offer it, and wait until its receiver asks for it" if message else _AGREE]
     read = written = sent = staging = 0
     for sources, elements, to, reduced, stored, staged in stages:
@@ -70,7 +70,7 @@ def _members(members: list[int]) -> str:
 def _small(call: Call, me: int, size: int, choice: Choice) -> Plan:
     """Plan a call whose data go with its posts, or a small message."""
     item = item_bytes(call.dtype)
-    if call.collective in ("send", "recv"):
+    if call.collective in MESSAGES:
         sending = call.collective == "send"
         steps = ["send the message at once" if sending else "take a message that has come"]
         sent = got = moved = call.count

@@ -9,7 +9,7 @@ from allreduce.comm.call import ANY, COLLECTIVES, DTYPES, Call
 from allreduce.comm.disagreement import Side, story
 from allreduce.comm.shared.failures import SharedWitness
 from allreduce.comm.sites import Note
-from allreduce.errors import AllreduceError, MismatchError, PeerLostError, TimeoutError
+from allreduce.errors import AllreduceError, MismatchError, TimeoutError
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,8 @@ class MessageWitness(SharedWitness):
             sent = self._message(*told[1][:5])
             given = Side(str(blamed), sent, Note.unpack(told[1][5]), member == self.me != witness)
             return MismatchError(f"{self.where}: {story('a message', given, taken)}")
-        if fault == "lost":
-            return PeerLostError(
-                f"{self.where}: {blamed} (process {blamed.pid}) died while {teller} was in {call}, "
-                "without a word: it was killed, crashed or called os._exit; what started it "
-                "tells its exit status; the communicator is dead"
-            )
-        if fault == "left":
-            return PeerLostError(
-                f"{self.where}: {blamed} (process {blamed.pid}) left normally, by close() or the "
-                f"end of its program, while {teller} was in {call}; every send needs its recv, and "
-                "every recv its send"
-            )
+        if fault in ("lost", "left"):
+            return self.bereft(fault, member, witness, call)
         after = f" after {seconds:.3g} s" if witness == self.me else ""
         return TimeoutError(
             f"{self.where}: {teller} gave up {call}{after}: {self._absent(call)}; if it only needs "
