@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from allreduce.comm.call import Call
-from allreduce.comm.hierarchical import shares, whole
+from allreduce.comm.hierarchical import rooted, shares, whole
 from allreduce.comm.hierarchical.layout import Layout
 from allreduce.comm.hierarchical.steps import Builder, Chain, Part, Step, chunks, cut, starts
 from allreduce.comm.segments import inputs
@@ -22,8 +22,8 @@ _WHOLE = {
 _SHARES = {
     "reduce_scatter": shares.reduce_scatter,
     "all_gather": shares.all_gather,
-    "gather": shares.gather,
-    "scatter": shares.scatter,
+    "gather": rooted.gather,
+    "scatter": rooted.scatter,
 }
 _CUTTING = ("reduce_scatter", "scatter")  # their `x` is the joined array
 

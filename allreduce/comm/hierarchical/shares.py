@@ -1,4 +1,4 @@
-"""Plans of the collectives that cut or join the members' shares.
+"""Plans of the collectives that cut or join the members' shares, for all of them.
 
 A lane carries the shares of some members of each host (`Layout.carried`), in the order of the
 lane's hosts: working memory holds them lane by lane, and copies bring them from and into the order
@@ -24,20 +24,20 @@ def _order(build: Builder, lane: int) -> list[int]:
     return [member for host in hosts for member in _carried(build, lane, host)]
 
 
-def _total(shares: Shares, members: Sequence[int]) -> int:
+def total(shares: Shares, members: Sequence[int]) -> int:
     return sum(shares[member].count for member in members)
 
 
 def _by_host(build: Builder, lane: int, shares: Shares) -> list[int]:
     """Return the elements of each host that a lane carries."""
-    return [_total(shares, _carried(build, lane, host)) for host in build.layout.lane(lane)]
+    return [total(shares, _carried(build, lane, host)) for host in build.layout.lane(lane)]
 
 
 def _by_position(build: Builder, shares: Shares) -> list[int]:
     """Return the elements that each member of this host carries, of all hosts."""
     lanes = build.layout.lanes
     return [
-        _total(shares, _order(build, position)) if position < lanes else 0
+        total(shares, _order(build, position)) if position < lanes else 0
         for position in range(len(build.mates))
     ]
 
@@ -46,7 +46,7 @@ def _every_lane(build: Builder) -> list[int]:
     return [member for lane in range(build.layout.lanes) for member in _order(build, lane)]
 
 
-def _parts(whole: Part, shares: Shares, members: Sequence[int]) -> list[tuple[int, Part]]:
+def parts_of(whole: Part, shares: Shares, members: Sequence[int]) -> list[tuple[int, Part]]:
     counts = [shares[member].count for member in members]
     return list(zip(members, shifted(whole, counts), strict=True))
 
@@ -60,8 +60,8 @@ def reduce_scatter(build: Builder, shares: Shares, mine: Part) -> None:
         mine: This member's, in `out`.
     """
     order = _every_lane(build)
-    sorted_x = build.room(_total(shares, order))
-    build.copy(*((shares[member], part) for member, part in _parts(sorted_x, shares, order)))
+    sorted_x = build.room(total(shares, order))
+    build.copy(*((shares[member], part) for member, part in parts_of(sorted_x, shares, order)))
     held, lanes, position = sorted_x, build.layout.lanes, build.position
     if len(build.mates) > 1:
         counts = _by_position(build, shares)
@@ -69,7 +69,7 @@ def reduce_scatter(build: Builder, shares: Shares, mine: Part) -> None:
         build.step("in", "reduce_scatter", sum(counts), sorted_x, held, counts=counts)
     hands_on = len(build.mates) > lanes
     own = _carried(build, position, build.host) if position < lanes else ()
-    result = mine if not (hands_on or build.wide) else build.room(_total(shares, own))
+    result = mine if not (hands_on or build.wide) else build.room(total(shares, own))
     if position < lanes:
         counts = _by_host(build, position, shares)
         build.step("across", "reduce_scatter", sum(counts), held, result, counts=counts)
@@ -105,12 +105,12 @@ def all_gather(build: Builder, shares: Shares, mine: Part) -> None:
     lanes, position, held = build.layout.lanes, build.position, mine
     own = _carried(build, position, build.host) if position < lanes else ()
     if len(build.mates) > lanes:
-        held = build.room(_total(shares, own))
+        held = build.room(total(shares, own))
         counts = [0] * len(build.mates)
         counts[position % lanes] = mine.count
         receives = [shares[mate].count if mate in own else 0 for mate in build.mates]
         build.step("in", "all_to_all", 0, mine, held, counts=counts, receives=receives)
-    joined = build.room(_total(shares, _order(build, position)) if position < lanes else 0)
+    joined = build.room(total(shares, _order(build, position)) if position < lanes else 0)
     if position < lanes:
         counts = _by_host(build, position, shares)
         build.step("across", "all_gather", sum(counts), held, joined, counts=counts)
@@ -119,82 +119,5 @@ def all_gather(build: Builder, shares: Shares, mine: Part) -> None:
         whole = build.room(sum(counts))
         build.step("out", "all_gather", sum(counts), joined, whole, counts=counts)
         joined = whole
-    parts = _parts(joined, shares, _every_lane(build))
+    parts = parts_of(joined, shares, _every_lane(build))
     build.copy(*((part, shares[member]) for member, part in parts))
-
-
-def _by_hosts(build: Builder, lane: int, shares: Shares) -> tuple[list[int], list[int]]:
-    """Return all members host by host, in a lane's order, and the elements of each host."""
-    hosts = [build.layout.hosts[host] for host in build.layout.lane(lane)]
-    order = [member for members in hosts for member in members]
-    return order, [_total(shares, members) for members in hosts]
-
-
-def gather(build: Builder, shares: Shares, mine: Part) -> None:
-    """Gather within hosts at the carriers of one lane, then at the root's host, then at the root.
-
-    Args:
-        build: The member's chain.
-        shares: In `out` of the root, by member.
-        mine: This member's, in `x`.
-    """
-    assert build.call.root is not None, "a gather has a root"
-    host, position = build.layout.places[build.call.root]
-    lane = position if position < build.layout.lanes else 0
-    order, counts = _by_hosts(build, lane, shares)
-    carries, here = build.position == lane, build.host == host
-    held = mine
-    if len(build.mates) > 1:
-        local = [shares[mate].count for mate in build.mates]
-        held = build.room(sum(local) if carries else 0)
-        target = held if carries else None
-        build.step("in", "gather", sum(local), mine, target, root=lane, counts=local)
-    joined = build.room(sum(counts) if carries and here else 0)
-    if carries:
-        root = build.layout.lane(lane).index(host)
-        target = joined if here else None
-        build.step("across", "gather", sum(counts), held, target, root=root, counts=counts)
-    if here and lane != position:
-        joined = _pass_on(build, "out", joined, sum(counts), lane, position)
-    if build.me == build.call.root:
-        build.copy(*((part, shares[member]) for member, part in _parts(joined, shares, order)))
-
-
-def scatter(build: Builder, shares: Shares, mine: Part) -> None:
-    """As gather, the other way round.
-
-    Args:
-        build: The member's chain.
-        shares: In `x` of the root, by member.
-        mine: This member's, in `out`.
-    """
-    assert build.call.root is not None, "a scatter has a root"
-    host, position = build.layout.places[build.call.root]
-    lane = position if position < build.layout.lanes else 0
-    order, counts = _by_hosts(build, lane, shares)
-    carries, here = build.position == lane, build.host == host
-    me_root = build.me == build.call.root
-    whole = build.room(sum(counts) if me_root else 0)
-    if me_root:
-        build.copy(*((shares[member], part) for member, part in _parts(whole, shares, order)))
-    if here and lane != position:
-        whole = _pass_on(build, "in", whole, sum(counts), position, lane)
-    local = [shares[mate].count for mate in build.mates]
-    held = mine if len(build.mates) == 1 else build.room(sum(local) if carries else 0)
-    if carries:
-        root = build.layout.lane(lane).index(host)
-        source = whole if here else None
-        build.step("across", "scatter", sum(counts), source, held, root=root, counts=counts)
-    if len(build.mates) > 1:
-        source = held if carries else None
-        build.step("out", "scatter", sum(local), source, mine, root=lane, counts=local)
-
-
-def _pass_on(build: Builder, level: str, held: Part, total: int, giver: int, taker: int) -> Part:
-    """Bring what one member of the host has to another; returns where that one has it."""
-    takes = build.position == taker
-    taken = build.room(total if takes else 0)
-    counts = [total if position == giver else 0 for position in range(len(build.mates))]
-    target = taken if takes else None
-    build.step(level, "gather", total, held, target, root=taker, counts=counts)
-    return taken
