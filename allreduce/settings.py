@@ -50,6 +50,12 @@ def _connections(text: str) -> int:
     return value
 
 
+def _carrier(text: str) -> str:
+    if text not in ("tcp", "mpi"):
+        raise ValueError(text)
+    return text
+
+
 def _text(text: str) -> str:
     if not text:
         raise ValueError(text)
@@ -88,6 +94,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("LEADER", _address, None, "host:port", "where the group leader listens"),
     Setting("SECRET", _secret, None, "any non-empty text", "the job's shared secret"),
     Setting("TRANSPORT", str, None, "a transport's name", "which transport carries collectives"),
+    Setting("ACROSS", _carrier, "tcp", "tcp or mpi", "what carries between hosts, in hierarchical"),
     Setting("TCP_CONNECTIONS", _connections, 1, "1 to 16", "sockets per pair"),
     Setting("TCP_INTERFACE", _text, None, "an interface or address", "where hosts reach another"),
     Setting("HOST", _text, None, "any non-empty text", "a name for this host, in its own's place"),
@@ -108,6 +115,7 @@ class Settings:
     leader: str | None
     secret: bytes | None = field(repr=False)
     transport: str | None
+    across: str
     tcp_connections: int
     tcp_interface: str | None
     choices: str | None

@@ -1,1 +1,1 @@
-"""Collectives over several hosts: shared memory inside each, TCP between them."""
+"""Collectives over several hosts: shared memory inside each, TCP or MPI between them."""

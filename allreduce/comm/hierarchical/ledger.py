@@ -10,12 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from allreduce import _native
 from allreduce.comm.base import Array
 from allreduce.comm.call import Call
-from allreduce.comm.native import NativeTransport
 from allreduce.comm.tcp.calls import check, words
 from allreduce.comm.tcp.failures import TcpWitness
 from allreduce.comm.tcp.transport import TcpTransport, TcpWork
@@ -50,7 +49,7 @@ class Ledger(TcpTransport):
     name = "hierarchical"
     witness_class = HierarchicalWitness
     drive: Callable[[], bool]  # does what can be done of all calls; says whether some wait
-    _awaited: int | None = None  # for whom the others think that this member waits
+    _awaited = -1  # for whom the others think that this member waits
 
     def agree(self, call: Call, x: Array | None, out: Array | None) -> TcpWork:
         """Post a call to all members, and none of its data; done when all have posted the same."""
@@ -70,35 +69,38 @@ class Ledger(TcpTransport):
         """Say whose messages these are."""
         return self._witness.where
 
-    def tell_awaited(self, member: int | None) -> None:
-        """Tell all others for whom this member waits in a long wait; None when it is over."""
-        if member != self._awaited:
-            self._awaited = member
-            self._member.tell_awaited(-1 if member is None else member)
+    def tell_awaited(self, candidates: list[int]) -> None:
+        """Tell all others whom this member may wait for in a long wait; none when it is over."""
+        idle = (member for member in candidates if self._member.awaited(member) < 0)
+        chosen = next(idle, candidates[0]) if candidates else -1
+        if chosen != self._awaited:
+            self._awaited = chosen
+            self._member.tell_awaited(chosen)
 
-    def behind(self, member: int) -> int:
-        """Return whom a member waits for, or whom that one does, and so on: who waits for none."""
+    def behind(self, candidates: list[int]) -> int:
+        """Return who keeps this member waiting: who waits for nobody.
+
+        Args:
+            candidates: Whom this member may wait for; where these wait for others, those count.
+        """
         seen = {self.index}
-        while member not in seen:
-            seen.add(member)
-            awaited = self._member.awaited(member)
-            if awaited < 0 or awaited in seen:
-                break
-            member = awaited
-        return member
+        for member in candidates:
+            while member not in seen:
+                seen.add(member)
+                awaited = self._member.awaited(member)
+                if awaited < 0:
+                    return member
+                member = awaited
+        return candidates[0] if candidates else self.index
 
     def failure(self, seconds: float = 0.0) -> AllreduceError:
         """Return why the communicator is dead: the cause first, then that it is."""
         return self._error(seconds)
 
-    def condemn(self, level: NativeTransport[Any], text: str) -> None:
-        """Tell all members what happened in a smaller communicator, unless they know by now.
-
-        Args:
-            level: The smaller communicator.
-            text: What it says of its end.
-        """
-        fault, _ = level.verdict() or ("aborted", level.index)
+    def condemn(self, error: AllreduceError) -> None:
+        """Tell all members why a smaller communicator has ended, unless they know by now."""
+        fault = next((name for name, kind in _ERRORS.items() if isinstance(error, kind)), "aborted")
+        text = str(error).partition(": ")[2]  # without whose message it was
         if not self.await_verdict(_MISMATCH_SECONDS if fault == "mismatch" else _VERDICT_SECONDS):
             self._member.abort(f"{_MARK}{fault} {text}")
 

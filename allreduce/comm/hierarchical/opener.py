@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from allreduce import settings
 from allreduce.cluster import World
 from allreduce.comm import living
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.hierarchical.layout import Layout
 from allreduce.comm.hierarchical.ledger import Ledger
-from allreduce.comm.hierarchical.runs import Level
+from allreduce.comm.hierarchical.levels import Level, LevelTransport
 from allreduce.comm.hierarchical.transport import HierarchicalTransport
-from allreduce.comm.native import NativeTransport
 from allreduce.comm.shared.opener import shared_transports
 from allreduce.comm.tcp.opener import tcp_transports
 from allreduce.comm.tcp.transport import TcpTransport
+from allreduce.errors import UnsupportedError, UsageError
+
+_Opens = Callable[..., Sequence[LevelTransport]]
 
 
 def open_hierarchical(
@@ -40,28 +44,52 @@ def open_hierarchical(
 
     Raises:
         UnsupportedError: Processes that seem to share a host cannot share memory.
-        UsageError, JoinError, TimeoutError: As for tcp.
+        UsageError, JoinError, TimeoutError: As for tcp, and for mpi where that carries.
     """
     meeting = _meet(world, local_members, name, timeout, hosts)
+    try:
+        transports = _transports(meeting)
+    except BaseException as error:
+        for opened in meeting.opened:
+            opened.abort(f"it could not be made: {type(error).__name__}")
+        raise
+    for transport in transports:
+        living.add(transport)
+    return [_communicator(world, transport, name) for transport in transports]
+
+
+def _transports(meeting: _Meeting) -> list[HierarchicalTransport]:
     layout = meeting.layout
     ledgers = meeting.open(partial(tcp_transports, Ledger), range(layout.size), "all")
     levels: dict[int, dict[str, Level]] = {member: {} for member in ledgers}
+
+    def add(level: str, members: Sequence[int], opens: _Opens, part: str) -> None:
+        for member, transport in meeting.open(opens, members, part).items():
+            levels[member][level] = Level(transport, tuple(members))
+            known = ledgers[member].members
+            transport.rename(tuple(known[number] for number in members))
+
     for members in layout.hosts:
         for part in _parts(layout, members):
-            _add(levels, part, members, meeting.open(shared_transports, members, part))
+            add(part, members, shared_transports, part)
+    across = _carriers(meeting.across)
     for number in range(layout.lanes if len(layout.hosts) > 1 else 0):
         members = tuple(sorted(host[number] for host in layout.hosts))
-        lane = meeting.open(partial(tcp_transports, TcpTransport), members, f"lane {number}")
-        _add(levels, "across", members, lane)
-    transports = [
-        HierarchicalTransport(ledger, levels[member], layout, timeout)
+        add("across", members, across, f"lane {number}")
+    if meeting.across != "tcp" and len(layout.hosts) > 1:  # otherwise the ledger serves
+        add("every", range(layout.size), across, "every")
+    return [
+        HierarchicalTransport(ledger, levels[member], layout, meeting.timeout)
         for member, ledger in ledgers.items()
     ]
-    for transport in transports:
-        for level in levels[transport.index].values():
-            level.transport.rename(tuple(transport.members[member] for member in level.numbers))
-        living.add(transport)
-    return [_communicator(world, transport, name) for transport in transports]
+
+
+def _carriers(across: str) -> _Opens:
+    """Return what opens levels between hosts; mpi4py is imported where it is asked for."""
+    if across == "tcp":
+        return partial(tcp_transports, TcpTransport)
+    lanes: _Opens = importlib.import_module("allreduce.comm.hierarchical.mpi_lane").mpi_lanes
+    return lanes
 
 
 def _parts(layout: Layout, members: Sequence[int]) -> tuple[str, ...]:
@@ -71,7 +99,7 @@ def _parts(layout: Layout, members: Sequence[int]) -> tuple[str, ...]:
     return ("in", "out") if len(members) > 1 else ()
 
 
-T = TypeVar("T", bound=NativeTransport[Any])
+T = TypeVar("T", bound=LevelTransport)
 
 
 @dataclass(frozen=True)
@@ -83,9 +111,11 @@ class _Meeting:
     layout: Layout
     name: str
     timeout: float
+    across: str  # what carries between hosts
+    opened: list[LevelTransport] = field(default_factory=list)
 
     def open(
-        self, opens: Callable[..., list[T]], members: Sequence[int], part: str
+        self, opens: Callable[..., Sequence[T]], members: Sequence[int], part: str
     ) -> dict[int, T]:
         """Make this process's members of a smaller communicator; called by all, in one order."""
         mine = [member for member in members if self.owners[member] == self.world.rank]
@@ -94,6 +124,7 @@ class _Meeting:
         name = f"{self.name}/{part}"
         world = self.world.subset(sorted({self.owners[member] for member in members}), name)
         made = opens(world, len(mine), name=name, timeout=self.timeout)
+        self.opened.extend(made)
         return dict(zip(mine, made, strict=True))
 
 
@@ -105,21 +136,30 @@ def _meet(
     hosts: Callable[[int], Hashable] | None,
 ) -> _Meeting:
     key = f"{world.generation}/hierarchical/{name}"
-    told = world.exchange(key, json.dumps(local_members).encode(), timeout)
-    owners = tuple(rank for rank, count in enumerate(told) for _ in range(json.loads(count)))
+    mine = json.dumps([local_members, settings.load().across]).encode()
+    told = [json.loads(text) for text in world.exchange(key, mine, timeout)]
+    across = _agreed(world, told)
+    owners = tuple(rank for rank, (count, _) in enumerate(told) for _ in range(count))
     machines = [world.members[rank].machine for rank in owners]
     layout = Layout.of(machines if hosts is None else [hosts(m) for m in range(len(owners))])
-    return _Meeting(world, owners, layout, name, timeout)
+    return _Meeting(world, owners, layout, name, timeout, across)
 
 
-def _add(
-    levels: dict[int, dict[str, Level]],
-    name: str,
-    members: Sequence[int],
-    opened: dict[int, Any],
-) -> None:
-    for member, transport in opened.items():
-        levels[member][name] = Level(transport, tuple(members))
+def _agreed(world: World, told: Sequence[tuple[int, str]]) -> str:
+    """Return what carries between hosts, after looking whether all ranks want and can do that."""
+    where, (_, across) = f"[hierarchical] {world.called()}", told[0]
+    for rank, (count, other) in enumerate(told):
+        if other != across:
+            raise UsageError(
+                f"{where}: ALLREDUCE_ACROSS is {across} on {world.called(0)} but {other} on "
+                f"{world.called(rank)}; set the same everywhere"
+            )
+        if across == "mpi" and count > 1:
+            raise UnsupportedError(
+                f"{where}: ALLREDUCE_ACROSS=mpi has one member per process, but "
+                f"{world.called(rank)} brings {count}; start one process per replica, or set tcp"
+            )
+    return across
 
 
 def _communicator(world: World, transport: HierarchicalTransport, name: str) -> Communicator:

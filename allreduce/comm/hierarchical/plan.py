@@ -48,21 +48,21 @@ def plan_hierarchical(call: Call, layout: Layout, me: int, plans: Plans) -> Plan
         *(str(call), "hierarchical", shape, tuple(steps)),
         read=_sum([part.read for part in flat], copied),
         written=_sum([part.written for part in flat], copied),
-        sent=_sum([part.sent for part in flat if part.transport == "tcp"], 0),
+        sent=_sum([part.sent for part in flat if part.transport != "shared"], 0),
         parts=tuple(parts[0]) if parts else (),
     )
 
 
-def crossing(call: Call, layout: Layout, me: int, plans: Plans) -> int:
-    """Return the bytes of data that one member sends to other hosts in a collective."""
-    total = 0
+def crossing(call: Call, layout: Layout, me: int, plans: Plans) -> int | None:
+    """Return the bytes of data that one member sends to other hosts in a collective, if known."""
+    sent: list[int | None] = []
     for chain in make_chains(call, layout, me):
         for step in chain.steps:
             if isinstance(step, Step) and step.level == "across":
-                total += plans("across", step.call).sent or 0
+                sent.append(plans("across", step.call).sent)
             elif isinstance(step, Step) and step.level == "every":
-                total += _abroad(step.call, layout, me)
-    return total
+                sent.append(_abroad(step.call, layout, me))
+    return _sum(sent, 0)
 
 
 def _abroad(call: Call, layout: Layout, me: int) -> int:

@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
 from allreduce.comm.base import Array
+from allreduce.comm.hierarchical.levels import Level, LevelWork, guarded
 from allreduce.comm.hierarchical.steps import Chain, Copies, Division, Part, Step
-from allreduce.comm.native import NativeTransport, NativeWork
 from allreduce.comm.tcp.transport import TcpWork
-from allreduce.errors import AllreduceError
 
 # Chains under way in one member: of about three chunks, or of more that are smaller.
 _MEMORY = 12 << 20  # bytes of working memory
 _CHAINS = 16  # each look at them asks all
-
-
-class Level:
-    """One smaller communicator, and the chains that have steps of it, in their order.
-
-    Args:
-        transport: The smaller communicator's.
-        numbers: Its members' numbers in the larger one.
-    """
-
-    def __init__(self, transport: NativeTransport[Any], numbers: tuple[int, ...]) -> None:
-        self.transport, self.numbers = transport, numbers
-        self.queue: deque[Run] = deque()
-
-
-class LevelError(Exception):
-    """A smaller communicator has failed: its transport, and what it says."""
-
-    def __init__(self, transport: NativeTransport[Any], error: BaseException) -> None:
-        super().__init__(str(error))
-        self.transport = transport
 
 
 class Run:
@@ -53,7 +30,7 @@ class Run:
         self._dtype = np.dtype(chain.dtype) if wide or given is None else given.dtype
         self.bytes = sum(chain.memory.values()) * self._dtype.itemsize
         self._at = 0
-        self.current: NativeWork[Any] | None = None
+        self.current: LevelWork | None = None
         self.level: Level | None = None  # of the current step
 
     @property
@@ -89,9 +66,8 @@ class Run:
             self._arrays.clear()
         return moved
 
-    def _ask(self, current: NativeWork[Any]) -> bool:
-        assert self.level is not None, "what is under way is on a level"
-        if not _guarded(self.level.transport, current.done):
+    def _ask(self, current: LevelWork) -> bool:
+        if not guarded(current.done):
             return False
         current.wait()  # its transport forgets it
         return True
@@ -118,9 +94,7 @@ class Run:
         x = None if step.source is None else self._array(step.source)
         out = None if step.target is None else self._array(step.target)
         self.level = level
-        self.current = _guarded(
-            level.transport, lambda: level.transport.start(step.call, x, out, _nothing)
-        )
+        self.current = guarded(lambda: level.transport.start(step.call, x, out, _nothing))
         return True
 
     def _array(self, part: Part) -> Array:
@@ -169,7 +143,7 @@ class Runs:
         for level in self._levels.values():
             level.queue.clear()
 
-    def under_way(self) -> list[tuple[NativeWork[Any], Level]]:
+    def under_way(self) -> list[tuple[LevelWork, Level]]:
         """Return the calls of levels that are under way: the first holds up the others."""
         return [(run.current, run.level) for run in self.active if run.current and run.level]
 
@@ -184,14 +158,6 @@ class Runs:
             self.active.append(run)
             admitted = True
         return admitted
-
-
-def _guarded(transport: NativeTransport[Any], do: Callable[[], Any]) -> Any:
-    """Do something with a level, and say which it was if that fails."""
-    try:
-        return do()
-    except AllreduceError as error:
-        raise LevelError(transport, error) from error
 
 
 def _nothing() -> None:

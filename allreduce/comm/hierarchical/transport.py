@@ -1,4 +1,4 @@
-"""The transport of two levels: shared memory within hosts, tcp between them.
+"""The transport of two levels: shared memory within hosts, tcp or mpi between them.
 
 A call's plan (chains.py) is chains of steps, each a call of a smaller communicator: the
 host's members before and after ("in", "out": two communicators, so that neither's order depends on
@@ -27,14 +27,16 @@ from allreduce.comm.call import Call
 from allreduce.comm.hierarchical.chains import make_chains
 from allreduce.comm.hierarchical.layout import Layout
 from allreduce.comm.hierarchical.ledger import Ledger
+from allreduce.comm.hierarchical.levels import Level, LevelError, guarded
 from allreduce.comm.hierarchical.plan import crossing, plan_hierarchical
-from allreduce.comm.hierarchical.runs import Level, LevelError, Run, Runs
+from allreduce.comm.hierarchical.runs import Run, Runs
 from allreduce.comm.hierarchical.vigil import Vigil
 from allreduce.comm.hierarchical.work import HierarchicalWork
 from allreduce.comm.plan import Plan
-from allreduce.comm.tcp.transport import TcpWork
 from allreduce.errors import AllreduceError
 
+# Who waits for mpi drives the host's calls, too, which need this thread; tcp's need none.
+_URGENCY = ("mpi", "shared", "tcp")
 _SLICE_SECONDS = 0.001  # of a wait while other calls may need this thread
 _IDLE_SECONDS = 0.02
 _LOOK_SECONDS = 0.005  # between looks at whether all is well
@@ -92,7 +94,7 @@ class HierarchicalTransport(Transport):
         if call.collective in ("send", "recv"):
             return self._ledger.start(call, x, out, result)
         chains = make_chains(call, self.layout, self.index)
-        if any("every" in chain.levels for chain in chains):
+        if "every" not in self._levels and any("every" in chain.levels for chain in chains):
             return self._ledger.start(call, x, out, result)
         with self._lock:  # calls of several threads get one order
             agreed = self._ledger.agree(call, x, out)
@@ -110,22 +112,27 @@ class HierarchicalTransport(Transport):
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
         return plan_hierarchical(call, self.layout, self.index, self._plan)
 
-    def crossing(self, call: Call) -> int:
-        """Return the bytes of data that this member's part of a collective sends to other hosts."""
+    def crossing(self, call: Call) -> int | None:
+        """Return the bytes that this member's part of a call sends to other hosts, if known."""
         return crossing(call, self.layout, self.index, self._plan)
 
-    def crossed(self) -> int:
-        """Return the bytes of data that this member has sent to other hosts."""
+    def crossed(self) -> int | None:
+        """Return the bytes of data that this member has sent to other hosts, if all are counted."""
         mates = self.layout.hosts[self._host]
         sent = self._ledger.payload_bytes()
         total = sum(count for member, count in enumerate(sent) if member not in mates)
-        if "across" in self._levels:
-            total += sum(self._levels["across"].transport.payload_bytes())
+        for name in ("across", "every"):
+            if name in self._levels:
+                carried = self._levels[name].transport.payload_bytes()
+                if carried is None:
+                    return None
+                total += sum(carried)
         return total
 
     def _plan(self, level: str, call: Call) -> Plan:
-        transport = self._ledger if level == "every" else self._levels[level].transport
-        return transport.plan(call, None, None)
+        if level in self._levels:
+            return self._levels[level].transport.plan(call, None, None)
+        return self._ledger.plan(call, None, None)
 
     def forget(self, work: HierarchicalWork) -> None:
         """Let go of a completed work."""
@@ -182,21 +189,19 @@ class HierarchicalTransport(Transport):
         """Wait a moment for something that may let calls go on."""
         with self._lock:
             under_way = self._runs.under_way()
-        # One of the host's, which need this thread, before others.
-        current = next((one for one in under_way if not isinstance(one[0], TcpWork)), None)
-        current = current or next(iter(under_way), None)
         try:
-            if current is not None:
-                current[0].pause(seconds)
+            if under_way:
+                held, _ = min(under_way, key=lambda one: _URGENCY.index(one[1].transport.name))
+                guarded(partial(held.pause, seconds))
             elif not work.agreed.native.done:
                 self._ledger.wait_for(work.agreed.native, seconds)
             else:  # another thread is about to see to it
                 time.sleep(min(seconds, _SLICE_SECONDS))
-        except AllreduceError as error:
-            if current is None:
-                raise
+        except LevelError as failure:
             with self._lock:
-                self._fail(LevelError(current[1].transport, error))
+                self._fail(failure)
+        except AllreduceError:
+            raise
         except BaseException as error:  # a signal's handler raised in the middle of a collective
             self.abort(f"a wait was interrupted by {type(error).__name__}")
             raise
@@ -216,8 +221,7 @@ class HierarchicalTransport(Transport):
     def _fail(self, failure: LevelError) -> None:
         """End the communicator on all members because a smaller one has ended."""
         if not self._dead:
-            text = str(failure).partition(": ")[2]  # without whose message it was
-            self._ledger.condemn(failure.transport, text)
+            self._ledger.condemn(failure.error)
             self._end()
 
     def _die(self, reason: str) -> None:
@@ -234,15 +238,15 @@ class HierarchicalTransport(Transport):
                 level.transport.abort(_END)
             self._runs.clear()
 
-    def _absent(self, work: HierarchicalWork) -> int:
-        """Return a member that a work waits for."""
+    def _absent(self, work: HierarchicalWork) -> list[int]:
+        """Return the members that a work may wait for."""
         if not work.agreed.native.done:
             absent = work.agreed.absent()
         else:
             with self._lock:
                 first = self._runs.under_way()[:1]
-            absent = [level.numbers[m] for held, level in first for m in held.absent()]
-        return next((member for member in absent if member != self.index), self.index)
+            absent = [level.numbers[member] for held, level in first for member in held.absent()]
+        return [member for member in absent if member != self.index]
 
     def _give_up(self, work: HierarchicalWork, vigil: Vigil) -> None:
         blamed = vigil.blamed()

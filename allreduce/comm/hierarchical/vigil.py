@@ -20,11 +20,11 @@ class Vigil:
 
     Args:
         ledger: All members.
-        absent: Returns the member that is waited for; the own one if there is no other.
+        absent: Returns the members that may be waited for.
         seconds: How long the wait may last.
     """
 
-    def __init__(self, ledger: Ledger, absent: Callable[[], int], seconds: float) -> None:
+    def __init__(self, ledger: Ledger, absent: Callable[[], list[int]], seconds: float) -> None:
         self._ledger, self._absent, self._seconds = ledger, absent, seconds
         self._began = time.monotonic()
         self._look_at = min(_TELL_SECONDS, seconds / 2)
@@ -55,10 +55,10 @@ class Vigil:
             logger.warning("%s has waited %g s: %s", self._ledger.where, waited, missing)
 
     def blamed(self) -> int:
-        """Return who keeps this member waiting: whom it waits for, or whom that one waits for."""
+        """Return who keeps this member waiting; the own number where nobody does."""
         return self._ledger.behind(self._absent())
 
     def end(self) -> None:
         """Tell the others that the wait is over."""
         if self._told:
-            self._ledger.tell_awaited(None)
+            self._ledger.tell_awaited([])

@@ -76,9 +76,12 @@ class News:
 
     world: World
     name: str
+    quiet: bool = False  # whether a larger communicator tells all members of ends
 
     def tell(self, notice: Notice) -> None:
         """Tell all members; nothing comes of it if the world has ended already."""
+        if self.quiet:
+            return
         with contextlib.suppress(AllreduceError):  # then nobody can wait for us in this world
             text = json.dumps(asdict(notice))
             # One that leaves must not hide what is worse, nor others that left before.

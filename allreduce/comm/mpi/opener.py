@@ -11,6 +11,7 @@ from typing import Any
 from allreduce.cluster import World, mpi_library
 from allreduce.cluster.launchers import launcher
 from allreduce.comm.communicator import Communicator
+from allreduce.comm.mpi.news import News
 from allreduce.comm.mpi.progress import entered
 from allreduce.comm.mpi.transport import MpiTransport
 from allreduce.comm.mpi.types import Library
@@ -30,17 +31,7 @@ def open_mpi(world: World, local_members: int, *, name: str, timeout: float) -> 
         UsageError: A process was not started by MPI's launcher.
         UnsupportedError: A process brings several members.
     """
-    mpi, ranks = _meet(world, local_members, name, timeout)
-    tag = zlib.crc32(name.encode()) % mpi.COMM_WORLD.Get_attr(mpi.TAG_UB)
-    several = mpi.Query_thread() == mpi.THREAD_MULTIPLE
-    with nullcontext() if several else entered:  # it blocks: other threads need MPI meanwhile
-        members = mpi.COMM_WORLD.Get_group().Incl(ranks)
-        data = mpi.COMM_WORLD.Create_group(members, tag)
-        members.Free()
-        data.Set_errhandler(mpi.ERRORS_RETURN)
-        control = data.Dup()
-    library = Library(mpi, sys.maxsize if mpi.Get_version() >= (4, 0) else 2**31 - 1)
-    transport = MpiTransport(library, data, control, world, name, timeout)
+    transport = mpi_transport(world, local_members, name=name, timeout=timeout)
     return [
         Communicator(
             transport,
@@ -52,6 +43,28 @@ def open_mpi(world: World, local_members: int, *, name: str, timeout: float) -> 
             local_size=world.local_size,
         )
     ]
+
+
+def mpi_transport(
+    world: World, local_members: int, *, name: str, timeout: float, quiet: bool = False
+) -> MpiTransport:
+    """As `open_mpi`, for a larger transport.
+
+    Args:
+        world: As for `open_mpi`, like the others.
+        quiet: Whether the larger one tells all members of ends.
+    """
+    mpi, ranks = _meet(world, local_members, name, timeout)
+    tag = zlib.crc32(name.encode()) % mpi.COMM_WORLD.Get_attr(mpi.TAG_UB)
+    several = mpi.Query_thread() == mpi.THREAD_MULTIPLE
+    with nullcontext() if several else entered:  # it blocks: other threads need MPI meanwhile
+        members = mpi.COMM_WORLD.Get_group().Incl(ranks)
+        data = mpi.COMM_WORLD.Create_group(members, tag)
+        members.Free()
+        data.Set_errhandler(mpi.ERRORS_RETURN)
+        control = data.Dup()
+    library = Library(mpi, sys.maxsize if mpi.Get_version() >= (4, 0) else 2**31 - 1)
+    return MpiTransport(library, data, control, world, News(world, name, quiet), timeout)
 
 
 def _meet(world: World, local_members: int, name: str, timeout: float) -> tuple[Any, list[int]]:

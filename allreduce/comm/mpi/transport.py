@@ -67,20 +67,20 @@ class MpiTransport(Transport):
         data: The mpi4py communicator for what calls carry; the transport frees it.
         control: One of the same members, for agreements.
         world: The members, in the same order.
-        name: The communicator's, new in this world.
+        news: What members tell each other beside MPI, under the communicator's name.
         timeout: Seconds that any wait may last.
     """
 
     name = "mpi"
 
     def __init__(
-        self, library: Library, data: Any, control: Any, world: World, name: str, timeout: float
+        self, library: Library, data: Any, control: Any, world: World, news: News, timeout: float
     ) -> None:
         self._library, self._mpi = library, library.mpi
         self._data, self._control = data, control
-        self._rank, self._group, self._timeout = world.rank, name, timeout
-        self._where = f"[mpi] {group_text(name)}{world.called()}"
-        self._news = News(world, name)
+        self._rank, self._group, self._timeout = world.rank, news.name, timeout
+        self._where = f"[mpi] {group_text(news.name)}{world.called()}"
+        self._news = news
         self._main_only = self._mpi.Query_thread() < self._mpi.THREAD_SERIALIZED
         self._pid = os.getpid()
         self._flight = Flight(self._mpi, control)
@@ -91,6 +91,17 @@ class MpiTransport(Transport):
         self._closing = threading.Lock()
         self.quick_seconds = min(timeout, WARN_SECONDS)
         progress.add(self)
+
+    @property
+    def rank(self) -> int:
+        """This member."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        size: int = self._data.Get_size()
+        return size
 
     def quick(self) -> Quick | None:
         return None
@@ -137,7 +148,7 @@ class MpiTransport(Transport):
             raise
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
-        size = self._data.Get_size()
+        size = self.size
         return plan(call, Topology(self.name, self._rank, size), current().choices("mpi", size))
 
     def poll(self, work: MpiWork) -> bool:

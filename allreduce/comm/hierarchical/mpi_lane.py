@@ -1,0 +1,85 @@
+"""Levels between hosts that MPI carries: for fabrics that only MPI drives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from allreduce.cluster import World
+from allreduce.comm.base import Array
+from allreduce.comm.call import Call
+from allreduce.comm.failures import MemberInfo
+from allreduce.comm.mpi.opener import mpi_transport
+from allreduce.comm.mpi.transport import MpiTransport
+from allreduce.comm.mpi.work import MpiWork
+from allreduce.comm.plan import Plan
+
+_NAP_SECONDS = 50e-6  # a call's agreement needs several looks, and its bytes as many as there are
+
+
+def mpi_lanes(world: World, local_members: int, *, name: str, timeout: float) -> list[MpiLane]:
+    """As `tcp_transports`: this process's member, in a list.
+
+    Raises:
+        UsageError, UnsupportedError: As for `open_mpi`.
+    """
+    return [MpiLane(mpi_transport(world, local_members, name=name, timeout=timeout, quiet=True))]
+
+
+class LaneWork:
+    """A started call, which the larger communicator waits for: it looks for no news by itself."""
+
+    def __init__(self, transport: MpiTransport, work: MpiWork, others: list[int]) -> None:
+        self._transport, self._work, self._others = transport, work, others
+
+    def done(self) -> bool:
+        return self._work.complete or self._transport.poll(self._work)
+
+    def wait(self) -> Any:
+        return self._work.wait()
+
+    def pause(self, seconds: float) -> bool:
+        """Drive MPI, and the calls of this host's members, for a moment."""
+        limit = time.monotonic() + seconds
+        while not self.done() and time.monotonic() < limit:
+            time.sleep(_NAP_SECONDS)
+        return self._work.complete
+
+    def absent(self) -> list[int]:
+        """Return all others: for whom of them it waits is MPI's secret."""
+        return self._others
+
+
+class MpiLane:
+    """One member of a level."""
+
+    name = "mpi"
+
+    def __init__(self, transport: MpiTransport) -> None:
+        self._transport = transport
+
+    def start(
+        self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
+    ) -> LaneWork:
+        transport = self._transport
+        others = [member for member in range(transport.size) if member != transport.rank]
+        return LaneWork(transport, transport.start(call, x, out, result), others)
+
+    def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
+        return self._transport.plan(call, x, out)
+
+    def abort(self, reason: str) -> None:
+        self._transport.abort(reason)
+
+    def close(self, drain: bool) -> None:
+        self._transport.close(drain)
+
+    def close_inherited(self) -> None:
+        """Do nothing: a child made by fork must not touch MPI."""
+
+    def rename(self, members: tuple[MemberInfo, ...]) -> None:
+        """Do nothing: whose message it was, the larger communicator says."""
+
+    def payload_bytes(self) -> list[int] | None:
+        return None
