@@ -8,11 +8,11 @@ import fcntl
 import ipaddress
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from allreduce import settings
-from allreduce.cluster.address import LOOPBACK
+from allreduce.cluster.address import LOOPBACK, is_loopback
 from allreduce.errors import UsageError
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
@@ -117,6 +117,12 @@ def towards(host: str) -> str | None:
             return str(probe.getsockname()[0])
     except OSError:  # it does not resolve, or there is no route
         return None
+
+
+def towards_any(hosts: Iterable[str]) -> str | None:
+    """Return the local address of the first route to one of these hosts that leaves this one."""
+    routes = (towards(host) for host in hosts)
+    return next((local for local in routes if local is not None and not is_loopback(local)), None)
 
 
 def leaders_address(machines: Sequence[str], hosts: Sequence[Sequence[Interface]]) -> str:

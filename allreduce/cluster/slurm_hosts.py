@@ -10,8 +10,7 @@ import hashlib
 import itertools
 import re
 
-from allreduce.cluster.address import is_loopback
-from allreduce.cluster.interfaces import towards
+from allreduce.cluster.interfaces import towards_any
 from allreduce.errors import JoinError
 
 PORTS = 4
@@ -50,12 +49,11 @@ def listening_address(nodelist: str) -> str:
     Raises:
         JoinError: There is no such address.
     """
-    hosts = expand(nodelist)
-    for host in hosts[1:]:
-        local = towards(host)
-        if local is not None and not is_loopback(local):
-            return local
-    raise JoinError(
-        f"[cluster] rank 0: no address by which {', '.join(hosts[1:4])} could be reached; check "
-        "that the step's hosts know each other's names"
-    )
+    others = expand(nodelist)[1:]
+    local = towards_any(others)
+    if local is None:
+        raise JoinError(
+            f"[cluster] rank 0: no address by which {', '.join(others[:3])} could be reached; "
+            "check that the step's hosts know each other's names"
+        )
+    return local

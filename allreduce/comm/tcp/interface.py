@@ -8,8 +8,8 @@ import socket
 
 from allreduce import settings
 from allreduce.cluster import World
-from allreduce.cluster.address import LOOPBACK
-from allreduce.cluster.interfaces import named, towards
+from allreduce.cluster.address import LOOPBACK, is_loopback
+from allreduce.cluster.interfaces import named, towards_any
 from allreduce.errors import UsageError
 
 
@@ -27,20 +27,19 @@ def address(world: World) -> str:
     where = f"[tcp] rank {world.members[world.rank].world_rank}"
     if read.tcp_interface is not None:
         return named(read.tcp_interface, where)
-    if not _is_loopback(world.address):
+    if not is_loopback(world.address):
         return world.address
     own = world.members[world.rank].host
     others = sorted({member.host for member in world.members if member.host != own})
     if not others:  # and the leader was reached over loopback: they share its network
         return LOOPBACK
-    for host in others:
-        local = towards(host)
-        if local is not None and not _is_loopback(local):
-            return local
-    raise UsageError(
-        f"{where}: no address by which {', '.join(others[:3])} could be reached; set "
-        "ALLREDUCE_TCP_INTERFACE to the interface, or to this host's address on it"
-    )
+    local = towards_any(others)
+    if local is None:
+        raise UsageError(
+            f"{where}: no address by which {', '.join(others[:3])} could be reached; set "
+            "ALLREDUCE_TCP_INTERFACE to the interface, or to this host's address on it"
+        )
+    return local
 
 
 def family(address: str) -> socket.AddressFamily:
@@ -56,7 +55,3 @@ def remedy(error: OSError) -> str:
             "net.ipv4.ip_local_port_range, or name another in ALLREDUCE_TCP_INTERFACE"
         )
     return "set ALLREDUCE_TCP_INTERFACE to an interface that is up and connects the hosts"
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address).is_loopback
