@@ -15,7 +15,9 @@ import pytest
 from allreduce import errors
 from allreduce.cluster.base import LocalStore, Member, World
 from allreduce.comm.handshake import HandshakeError, Hello, Meeting, answer, call
-from allreduce.comm.shared.links import Links, connect
+from allreduce.comm.shared.links import Links
+from allreduce.comm.shared.meeting import connect
+from tests.harness import run_ranks
 
 MEETING = Meeting("job", "1/comm/world", b"secret")
 
@@ -189,3 +191,27 @@ def test_ranks_that_do_not_come_are_named() -> None:
     for outcome in outcomes:
         assert isinstance(outcome, errors.TimeoutError)
         assert "rank 2" in str(outcome)
+
+
+def _dies_when_it_should_prove_itself() -> None:
+    import os
+    import signal
+
+    from allreduce import errors
+    from allreduce.comm import handshake, init
+
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if os.environ["ALLREDUCE_RANK"] == "2":
+        handshake.call = die  # type: ignore[assignment]
+    try:
+        init()
+    except errors.PeerLostError as error:
+        print(error)
+
+
+def test_a_rank_that_dies_while_all_meet_is_named_by_the_others() -> None:
+    results = run_ranks(_dies_when_it_should_prove_itself, 3, timeout=30)
+    for result in results[:2]:
+        assert "rank 2 (process" in result.stdout, results

@@ -14,8 +14,9 @@ from allreduce.comm.choice import stored
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.failures import MemberInfo
 from allreduce.comm.shared import memory
-from allreduce.comm.shared.links import Links, Process, connect
+from allreduce.comm.shared.links import Links, Process
 from allreduce.comm.shared.local_group import LocalGroup
+from allreduce.comm.shared.meeting import connect
 from allreduce.comm.shared.transport import SharedTransport
 from allreduce.errors import JoinError, OutOfMemoryError, UnsupportedError
 

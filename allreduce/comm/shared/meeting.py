@@ -1,0 +1,201 @@
+"""How the processes of one communicator come to be connected, on one host.
+
+Rank 0 listens on an abstract Unix socket whose name is published in the world's store, proves each
+caller, and then hands each pair of processes a socket pair.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import json
+import os
+import secrets
+import socket
+import struct
+import time
+
+from allreduce.cluster import World
+from allreduce.comm import descriptors, handshake
+from allreduce.comm.choice import stored
+from allreduce.comm.cores import own_cores
+from allreduce.comm.handshake import HandshakeError, Hello, Meeting
+from allreduce.comm.shared.links import Links, Process, arm
+from allreduce.errors import JoinError, TimeoutError, UnsupportedError
+from allreduce.events import logger
+
+_STRANGER_SECONDS = 2.0  # a connection that proves nothing within this time is dropped
+_LOOK_SECONDS = 0.25  # between looks whether a rank that has not called has died
+_NEWS_SECONDS = 0.5  # in which the store tells of a death
+_PAIR = struct.Struct("!I")
+_ROW = struct.Struct("!II")  # process id, local members
+
+
+def connect(world: World, name: str, local_members: int, timeout: float) -> Links:
+    """Meet the other processes of the world; a collective call.
+
+    Args:
+        name: Names the meeting; the same on all ranks, and new in this world.
+        local_members: How many members this process brings.
+        timeout: Seconds in which all ranks must have come.
+
+    Raises:
+        UnsupportedError: Ranks do not share a host.
+        PeerLostError: A process died meanwhile.
+        JoinError: A process could not prove that it belongs to the job, or has no descriptors left.
+        TimeoutError: Ranks did not come.
+    """
+    deadline = time.monotonic() + timeout
+    key = f"{world.generation}/comm/{name}"
+    meeting = Meeting(world.job, key, world.secret)
+    hello = Hello(world.generation, world.size, world.rank, os.getpid(), local_members)
+    try:
+        if short := descriptors.shortage(world.size):
+            if world.rank == 0:
+                world.store.set(f"{key}/address", b"")
+            _compare(world, key, "", deadline, short)
+        if world.rank == 0:
+            return _host(world, key, meeting, hello, deadline)
+        return _visit(world, key, meeting, hello, deadline)
+    except builtins.TimeoutError as error:  # a socket's; the store's already say who is missing
+        if isinstance(error, TimeoutError):
+            raise
+        raise TimeoutError(
+            f"[shared] {world.called()}: the ranks did not all meet within {timeout:g} s"
+        ) from error
+
+
+def _host(world: World, key: str, meeting: Meeting, hello: Hello, deadline: float) -> Links:
+    address = f"allreduce-{world.job}-{secrets.token_hex(8)}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    links = Links(0)
+    try:
+        listener.bind(f"\0{address}")
+        listener.listen(world.size + 16)
+        world.store.set(f"{key}/address", address.encode())
+        links.cores = _compare(world, key, "", deadline)
+        callers = _accept_all(world, key, listener, meeting, deadline)
+        links.sockets = {rank: sock for rank, (sock, _) in sorted(callers.items())}
+        hellos = [hello, *(callers[rank][1] for rank in links.sockets)]
+        links.processes = tuple(Process(h.rank, h.pid, h.local_members) for h in hellos)
+        for sock in links.sockets.values():
+            arm(sock, deadline)
+        _introduce(links)
+    except BaseException:
+        links.close()
+        raise
+    finally:
+        listener.close()
+    return links
+
+
+def _accept_all(
+    world: World, key: str, listener: socket.socket, meeting: Meeting, deadline: float
+) -> dict[int, tuple[socket.socket, Hello]]:
+    callers: dict[int, tuple[socket.socket, Hello]] = {}
+    while len(callers) < world.size - 1:
+        sock = _accept(world, key, listener, deadline)
+        sock.settimeout(_STRANGER_SECONDS)
+        try:
+            hello = handshake.answer(sock, meeting, world.generation, world.size)
+            if hello.rank in callers:
+                raise HandshakeError(f"rank {hello.rank} is here already")
+        except (HandshakeError, OSError) as error:
+            logger.warning("[shared] dropped a connection: %s", error)
+            sock.close()
+        else:
+            callers[hello.rank] = sock, hello
+    return callers
+
+
+def _accept(world: World, key: str, listener: socket.socket, deadline: float) -> socket.socket:
+    while True:
+        arm(listener, min(deadline, time.monotonic() + _LOOK_SECONDS))
+        try:
+            return listener.accept()[0]
+        except builtins.TimeoutError:
+            if time.monotonic() >= deadline:
+                raise
+        _check_lives(world, key, 0.0)
+
+
+def _check_lives(world: World, key: str, seconds: float) -> None:
+    """Raise PeerLostError if a member of the world has died: the store tells those who wait."""
+    with contextlib.suppress(TimeoutError):
+        world.store.get(f"{key}/never", seconds)
+
+
+def _introduce(links: Links) -> None:
+    """Tell every process who there is, and give each pair a socket pair."""
+    table = b"".join(_ROW.pack(p.pid, p.local_members) for p in links.processes)
+    for sock in links.sockets.values():
+        sock.sendall(table)
+    ranks = list(links.sockets)
+    for i, low in enumerate(ranks):
+        for high in ranks[i + 1 :]:
+            ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            with ends[0], ends[1]:
+                socket.send_fds(links.sockets[low], [_PAIR.pack(high)], [ends[0].fileno()])
+                socket.send_fds(links.sockets[high], [_PAIR.pack(low)], [ends[1].fileno()])
+
+
+def _visit(world: World, key: str, meeting: Meeting, hello: Hello, deadline: float) -> Links:
+    address = world.store.get(f"{key}/address", max(0.001, deadline - time.monotonic())).decode()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    links = Links(world.rank, sockets={0: sock})
+    try:
+        try:
+            arm(sock, deadline)
+            sock.connect(f"\0{address}")
+            failure = ""
+        except ConnectionRefusedError as error:
+            failure = str(error)
+        links.cores = _compare(world, key, failure, deadline)
+        arm(sock, deadline)
+        handshake.call(sock, meeting, hello)
+        rows = list(_ROW.iter_unpack(handshake.receive(sock, _ROW.size * world.size)))
+        links.processes = tuple(Process(rank, *row) for rank, row in enumerate(rows))
+        for _ in range(world.size - 2):
+            _receive_pair(links, sock)
+    except HandshakeError as error:
+        links.close()
+        _check_lives(world, key, _NEWS_SECONDS)
+        raise JoinError(
+            f"[shared] {world.called()} could not join rank 0's communicator: {error}"
+        ) from error
+    except BaseException:
+        links.close()
+        raise
+    return links
+
+
+def _receive_pair(links: Links, sock: socket.socket) -> None:
+    message, fds, _, _ = socket.recv_fds(sock, _PAIR.size, 1, socket.MSG_CMSG_CLOEXEC)
+    if len(message) != _PAIR.size or len(fds) != 1:
+        for fd in fds:
+            os.close(fd)
+        raise HandshakeError("rank 0 ended while it introduced the processes to each other")
+    links.sockets[_PAIR.unpack(message)[0]] = socket.socket(fileno=fds[0])
+
+
+def _compare(world: World, key: str, failure: str, deadline: float, short: str = "") -> int:
+    """Have all learn whether everyone reached rank 0's socket and chooses alike; counts cores."""
+    remaining = max(0.001, deadline - time.monotonic())
+    mine = [failure, own_cores(), short, stored.offer()]
+    answers = world.exchange(f"{key}/reached", json.dumps(mine).encode(), remaining)
+    told = [json.loads(answer) for answer in answers]
+    for rank, (_, _, text, _) in enumerate(told):
+        if text:
+            raise JoinError(f"[shared] {world.called()}: not joined: {world.called(rank)}: {text}")
+    far = [rank for rank, (text, *_) in enumerate(told) if text]
+    if far:
+        hosts = {rank: world.members[rank].host for rank in (0, far[0])}
+        raise UnsupportedError(
+            f"[shared] {world.called()}: {world.called(far[0])} on {hosts[far[0]]} cannot reach "
+            f"{world.called(0)} on {hosts[0]} through a Unix socket ({told[far[0]][0]}): they do "
+            "not share a host and its network namespace; use the transport hierarchical or tcp "
+            "between hosts, and give each a name of its own in ALLREDUCE_HOST if these were taken "
+            "for one"
+        )
+    stored.agree(f"[shared] {world.called()}", world, [offer for *_, offer in told])
+    return len({core for _, cores, *_ in told for core in cores})
