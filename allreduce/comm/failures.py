@@ -63,6 +63,11 @@ class MemberInfo:
         """Say whether its process lives."""
         return process_state(self.pid)
 
+    @property
+    def lost(self) -> str:
+        """Say what may have become of it when its connection ends without a word."""
+        return "it was killed, crashed or called os._exit; what started it tells its exit status"
+
 
 class Evidence(Protocol):
     """What the native side knows of a communicator; how it writes a call down is its own."""
@@ -157,8 +162,7 @@ class Witness(ABC):
         who = f"{self.where}: {blamed} (process {blamed.pid})"
         if fault == "lost":
             return PeerLostError(
-                f"{who} died {when}, without a word: it was killed, crashed or called os._exit; "
-                "what started it tells its exit status; the communicator is dead"
+                f"{who} died {when}, without a word: {blamed.lost}; the communicator is dead"
             )
         return PeerLostError(
             f"{who} left normally, by close() or the end of its program, {when}; {remedy}"

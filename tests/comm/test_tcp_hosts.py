@@ -90,3 +90,4 @@ def test_a_host_that_vanishes_with_data_on_its_way_is_found() -> None:
     for rank, result in enumerate(results):
         told = f"True [tcp] rank {rank}: rank {1 - rank} (process "
         assert result.stdout.startswith(told), results
+        assert "cannot be reached any more; the communicator is dead" in result.stdout

@@ -139,7 +139,7 @@ class News:
 
     def _state(self, rank: int) -> str:
         member = self.world.members[rank]
-        if member.host == self.world.members[self.world.rank].host:
+        if member.machine == self.world.members[self.world.rank].machine:
             return process_state(member.pid)
         return f"process {member.pid} on {member.host}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,12 +17,16 @@ class TcpMemberInfo(MemberInfo):
     """One member of a tcp communicator, perhaps on another host."""
 
     host: str
+    near: bool  # whether this process's host: names do not tell
 
     @property
     def state(self) -> str:
-        if self.host == socket.gethostname():
-            return super().state
-        return f"process {self.pid} on {self.host}"
+        return super().state if self.near else f"process {self.pid} on {self.host}"
+
+    @property
+    def lost(self) -> str:
+        said = super().lost
+        return said if self.near else f"{said}; or {self.host} cannot be reached any more"
 
 
 @dataclass(frozen=True)

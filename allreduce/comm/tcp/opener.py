@@ -57,10 +57,12 @@ def tcp_transports(
     else:
         mesh = connect(world, name, local_members, timeout)
     replicated = any(process.local_members > 1 for process in mesh.processes)
+    machine = world.members[world.rank].machine
     members = tuple(
         TcpMemberInfo(
             *(index, world.members[rank].world_rank, mesh.processes[rank].pid, replicated),
             world.members[rank].host,
+            near=world.members[rank].machine == machine,
         )
         for index, rank in enumerate(mesh.owners)
     )
