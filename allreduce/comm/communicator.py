@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import types
 from collections.abc import Callable, Sequence
@@ -163,12 +164,11 @@ class Communicator(Groups):
     def _close(self, drain: bool) -> None:
         self._closed = True
         self._quick = None
-        try:
-            self._transport.close(drain)
-        finally:
-            for part in (self._local, self._across):
+        with contextlib.ExitStack() as stack:  # all of them, whichever fails
+            for part in (self._across, self._local):
                 if part is not None and not part.closed:
-                    part._close(drain)
+                    stack.callback(part._close, drain)
+            stack.callback(self._transport.close, drain)
 
     def __enter__(self) -> Communicator:
         return self

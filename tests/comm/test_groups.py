@@ -138,3 +138,15 @@ def test_a_group_over_threads_of_one_member_works() -> None:
         part.close()
 
     run_threads(member, 1)
+
+
+def test_closing_closes_all_parts_though_one_fails() -> None:
+    def member(comm: Communicator) -> None:
+        local, across = comm.local, comm.across
+        local.recv(np.zeros(1), async_op=True)
+        with pytest.raises(errors.TimeoutError, match=r"/local\.1: .* gave up recv"):
+            comm.close()
+        assert local.closed
+        assert across.closed
+
+    run_threads(member, 1, comm_timeout=0.3)
