@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +10,10 @@ import numpy as np
 
 from allreduce.comm import checks, lists, objects
 from allreduce.comm.base import Array, Kinds, Quick, Work
-from allreduce.comm.call import ANY, OPERATORS, kind
-from allreduce.comm.checks import UNSCALED, Context, Options
+from allreduce.comm.call import OPERATORS, kind
+from allreduce.comm.checks import UNSCALED, Options
+from allreduce.comm.objects import Objects
+from allreduce.comm.point_to_point import PointToPoint
 
 _COUNTS = Options(typed="all_to_all(..., counts=[...])")  # the exchange of these
 
@@ -32,7 +34,7 @@ _Plain = np.ndarray  # looked up once: all_reduce takes 0.6 us before and after 
 _ONE: complex = 1.0  # a factor that was not given, which is this very object
 
 
-class Collectives(ABC):
+class Collectives(PointToPoint, Objects):
     """Collective calls over `size` members; every member makes the same calls in one order.
 
     Common arguments:
@@ -56,31 +58,7 @@ class Collectives(ABC):
         TimeoutError: Members did not come in time.
     """
 
-    rank: int
-    size: int
     _quick: Quick | None  # the transport's quick way
-
-    @abstractmethod
-    def _context(self, collective: str) -> Context:
-        """Return who is calling what; refuses a closed communicator."""
-
-    @abstractmethod
-    def _start(
-        self, collective: str, x: Any, options: Options, out: Any = None, whole: Any = None
-    ) -> Work:
-        """Check and start a call."""
-
-    @abstractmethod
-    def _send(self, x: Any, dest: int, tag: int) -> Work:
-        """Check and start a send."""
-
-    @abstractmethod
-    def _receive(self, out: Any, source: int, tag: int) -> Work:
-        """Check and start a recv."""
-
-    @abstractmethod
-    def _meet(self, typed: str = "") -> Work:
-        """Start a barrier, or what the caller typed instead."""
 
     @abstractmethod
     def _try_quick(self, kinds: Kinds, op: Any, root: Any, x: Any, out: Any) -> bool:
@@ -249,58 +227,6 @@ class Collectives(ABC):
             return None
         work = self._meet()
         return work if async_op else work.wait()
-
-    def send(self, x: Any, dest: int, tag: int = 0, *, async_op: bool = False) -> Any:
-        """Give one member an array or number, which it takes by a `recv` of its own.
-
-        Only these two take part: sends and recvs have no place in the order of the collectives. A
-        recv takes the messages of one member in the order in which they were sent. A small message
-        may be on its way when this returns, a large one has been taken by a recv.
-
-        Args:
-            dest: The member that gets it; it may be this one, whose recv then has to be started,
-                or this send, with `async_op`.
-            tag: A number from 0 that tells messages apart.
-
-        Raises:
-            MismatchError: The recv that takes it has another dtype or number of elements.
-        """
-        work = self._send(x, dest, tag)
-        return work if async_op else work.wait()
-
-    def recv(self, out: Any, source: int = ANY, tag: int = ANY, *, async_op: bool = False) -> Any:
-        """Receive into `out`, which is returned, the first message that fits source and tag.
-
-        Args:
-            out: A writable array of the message's dtype and number of elements; the shape is free.
-            source: The member that it comes from, or `ANY`.
-            tag: The message's tag, or `ANY`.
-            async_op: Return a `Receive`, whose `source` and `tag` tell after its wait which
-                message it was.
-
-        Raises:
-            MismatchError: The message has another dtype or number of elements.
-        """
-        work = self._receive(out, source, tag)
-        return work if async_op else work.wait()
-
-    def broadcast_object(self, value: Any = None, *, root: int = 0) -> Any:
-        """Give every member the root's plain data.
-
-        Args:
-            value: Numbers, strings, bytes, None, and lists and dicts of them. Nothing is pickled;
-                tuples arrive as lists. Ignored on the others.
-            root: The member whose data counts.
-        """
-        return objects.broadcast(self, self._context("broadcast_object"), value, root)
-
-    def gather_object(self, value: Any, *, root: int = 0) -> list[Any] | None:
-        """Give the root every member's plain data, by rank; the others get None."""
-        return objects.gather(self, value, root)
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """Give every member every member's plain data, by rank."""
-        return objects.all_gather(self, value)
 
     def _shortcut(
         self,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +13,9 @@ from allreduce.comm import checks, scaling, typed
 from allreduce.comm.arrays import Lent, borrow, borrow_out
 from allreduce.comm.base import Array, Work
 from allreduce.comm.call import ROOTED
+from allreduce.comm.caller import Caller
 from allreduce.comm.checks import UNSCALED, Context, Options
 from allreduce.errors import ShapeError, UsageError
-
-if TYPE_CHECKING:
-    from allreduce.comm.collectives import Collectives
 
 _CARRIERS = ("all_reduce", "reduce", "broadcast")  # the result is shaped as the input
 
@@ -45,9 +43,7 @@ class ListWork(Work):
         return self._unpack(flats)
 
 
-def start(
-    comm: Collectives, collective: str, x: Sequence[Any], options: Options, out: Any
-) -> ListWork:
+def start(comm: Caller, collective: str, x: Sequence[Any], options: Options, out: Any) -> ListWork:
     """Start a collective on a list of arrays, with one call per dtype that occurs in it.
 
     Args:
@@ -63,20 +59,17 @@ def start(
         raise UsageError(f"{where} takes one array, not a list; lists go to {', '.join(_CARRIERS)}")
     lent = [_borrow(context, i, one, options) for i, one in enumerate(x)]
     targets = _targets(where, lent, out)
-    by_dtype: dict[np.dtype[Any], list[int]] = {}
-    for i, one in enumerate(lent):
-        by_dtype.setdefault(one.array.dtype, []).append(i)
     arrays = [one.array for one in lent]
     options = _checked(context, arrays, options)
+    # With one item, or new results, no output can be another item's input.
+    bundles = _bundles(arrays, out is None or len(lent) == 1)
     works = []
-    alone = out is None or len(lent) == 1  # no output can be another item's input
-    for positions in by_dtype.values():
-        if alone and len(positions) == 1:  # it needs no packing
-            (i,) = positions
-            works.append(comm._start(collective, arrays[i], options, targets[i]))
-            continue
-        flat = np.concatenate([arrays[i].reshape(-1) for i in positions])
-        works.append(comm._start(collective, flat, options, flat))
+    for bundle in bundles:
+        if bundle.packed:
+            source = into = np.concatenate([arrays[i].reshape(-1) for i in bundle.items])
+        else:
+            source, into = arrays[bundle.items[0]], targets[bundle.items[0]]
+        works.append(comm._start(collective, source, options, into))
     if not lent:  # which all members have to agree on
         works.append(comm._meet(options.typed))
     gets = collective != "reduce" or comm.rank == options.root
@@ -84,19 +77,37 @@ def start(
     def unpack(flats: Sequence[Any]) -> Any:
         if not gets:
             return None
-        for positions, flat in zip(by_dtype.values(), flats, strict=bool(lent)):
-            if alone and len(positions) == 1:
-                continue  # it is in its place
-            low = 0
-            for i in positions:
-                size = lent[i].array.size
-                targets[i][...] = flat[low : low + size].reshape(targets[i].shape)
-                low += size
+        for bundle, flat in zip(bundles, flats, strict=bool(lent)):
+            bundle.unpack(flat, targets)
         if out is not None:
             return out
         return [one.answer(target) for one, target in zip(lent, targets, strict=True)]
 
     return ListWork(where, works, unpack)
+
+
+@dataclass(frozen=True)
+class _Bundle:
+    """Items of a list that go as one call: alone and in their place, or packed."""
+
+    items: list[int]
+    packed: bool
+
+    def unpack(self, flat: Any, targets: Sequence[Array]) -> None:
+        """Put what has come where it belongs."""
+        low = 0
+        for i in self.items if self.packed else ():
+            target = targets[i]
+            target[...] = flat[low : low + target.size].reshape(target.shape)
+            low += target.size
+
+
+def _bundles(arrays: Sequence[Array], alone: bool) -> list[_Bundle]:
+    """Sort a list's items by dtype; `alone` says whether a single one needs no packing."""
+    by_dtype: dict[np.dtype[Any], list[int]] = {}
+    for i, array in enumerate(arrays):
+        by_dtype.setdefault(array.dtype, []).append(i)
+    return [_Bundle(items, len(items) > 1 or not alone) for items in by_dtype.values()]
 
 
 def _checked(context: Context, arrays: Sequence[Array], options: Options) -> Options:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -11,13 +11,33 @@ import numpy as np
 from allreduce.comm import checks
 from allreduce.comm.arrays import borrow, dtype_named
 from allreduce.comm.base import Array
+from allreduce.comm.caller import Caller
 from allreduce.comm.checks import Context, Options
 from allreduce.errors import UnsupportedError, UsageError
 
-if TYPE_CHECKING:
-    from allreduce.comm.collectives import Collectives
-
 _BYTE = np.uint8
+
+
+class Objects(Caller):
+    """Plain Python data for all members: slower than arrays, and of any length."""
+
+    def broadcast_object(self, value: Any = None, *, root: int = 0) -> Any:
+        """Give every member the root's plain data.
+
+        Args:
+            value: Numbers, strings, bytes, None, and lists and dicts of them. Nothing is pickled;
+                tuples arrive as lists. Ignored on the others.
+            root: The member whose data counts.
+        """
+        return broadcast(self, self._context("broadcast_object"), value, root)
+
+    def gather_object(self, value: Any, *, root: int = 0) -> list[Any] | None:
+        """Give the root every member's plain data, by rank; the others get None."""
+        return gather(self, value, root)
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Give every member every member's plain data, by rank."""
+        return all_gather(self, value)
 
 
 def encode(where: str, value: Any) -> Array:
@@ -42,7 +62,7 @@ def decode(data: Array) -> Any:
     return _unpack(data.tobytes())
 
 
-def broadcast(comm: Collectives, context: Context, value: Any, root: Any) -> Any:
+def broadcast(comm: Caller, context: Context, value: Any, root: Any) -> Any:
     """Give every member the root's data: its length, then its bytes.
 
     A root whose data cannot be carried tells the others why, under a negative length.
@@ -66,7 +86,7 @@ def broadcast(comm: Collectives, context: Context, value: Any, root: Any) -> Any
     return decode(told)
 
 
-def gather(comm: Collectives, value: Any, root: Any) -> list[Any] | None:
+def gather(comm: Caller, value: Any, root: Any) -> list[Any] | None:
     """Give the root every member's data."""
     context = comm._context("gather_object")
     root = checks.check_root(context, root)
@@ -76,7 +96,7 @@ def gather(comm: Collectives, value: Any, root: Any) -> list[Any] | None:
     return None if joined is None else _split(joined, lengths)
 
 
-def all_gather(comm: Collectives, value: Any) -> list[Any]:
+def all_gather(comm: Caller, value: Any) -> list[Any]:
     """Give every member every member's data."""
     typed = "all_gather_object()"
     data, lengths = _exchange_lengths(comm, comm._context("all_gather_object"), value, typed)
@@ -85,7 +105,7 @@ def all_gather(comm: Collectives, value: Any) -> list[Any]:
 
 
 def _exchange_lengths(
-    comm: Collectives, context: Context, value: Any, typed: str
+    comm: Caller, context: Context, value: Any, typed: str
 ) -> tuple[Array, Sequence[int]]:
     """Return this member's encoded data, and the lengths of all.
 
@@ -111,7 +131,7 @@ def _exchange_lengths(
 
 
 def announce(
-    comm: Collectives, context: Context, x: Any, root: int
+    comm: Caller, context: Context, x: Any, root: int
 ) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Tell every member the dtype and shape of the root's array.
 

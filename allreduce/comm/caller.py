@@ -1,0 +1,38 @@
+"""What all calls of a communicator are made with: who calls, and how a call is started."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from allreduce.comm.base import Work
+from allreduce.comm.checks import Context, Options
+
+
+class Caller(ABC):
+    """One member, as its calls see it."""
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def _context(self, collective: str) -> Context:
+        """Return who is calling what; refuses a closed communicator."""
+
+    @abstractmethod
+    def _start(
+        self, collective: str, x: Any, options: Options, out: Any = None, whole: Any = None
+    ) -> Work:
+        """Check and start a call."""
+
+    @abstractmethod
+    def _send(self, x: Any, dest: int, tag: int) -> Work:
+        """Check and start a send."""
+
+    @abstractmethod
+    def _receive(self, out: Any, source: int, tag: int) -> Work:
+        """Check and start a recv."""
+
+    @abstractmethod
+    def _meet(self, typed: str = "") -> Work:
+        """Start a barrier, or what the caller typed instead."""
