@@ -8,20 +8,18 @@
 // Group::sleep).
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <new>
-#include <string_view>
 
+#include "mail.h"
 #include "reduce_kernels.h"
 #include "slices.h"
+#include "words.h"
 
 namespace allreduce {
 
-inline constexpr std::size_t kPage = 4096;
 // Calls a member may have posted before the slowest member finished the first of them.
 inline constexpr std::size_t kSlots = 64;
 // Payload that travels in the flag's own cache line.
@@ -34,20 +32,6 @@ inline constexpr std::size_t kSmall = 4096;
 // turns. (choices.h says how many places a chunk takes.)
 inline constexpr std::size_t kRing = 128;
 inline constexpr std::size_t kPlace = 4 << 10;
-// Letters that may lie in a member's box, and a message's bytes that travel with its letter.
-inline constexpr std::size_t kLetters = 32;
-inline constexpr std::size_t kEager = 4096;
-// A member's windows for the chunks of what it sends, bytes of each, and how many of them one
-// receiver may have: one that is busy elsewhere does not hold up the others.
-inline constexpr std::size_t kWindows = 8;
-inline constexpr std::size_t kWindow = 32 << 10;
-inline constexpr int kWindowsPerReceiver = 4;
-// Small messages that one member has sent to another and that no recv has taken yet.
-inline constexpr int kUntaken = 32;
-// What a recv that takes every source, or tag, names.
-inline constexpr int kAny = -1;
-// Told apart from numbers of calls.
-inline constexpr std::uint64_t kMessage = 1ull << 35;
 
 enum class Collective : std::uint8_t {
   barrier,
@@ -112,85 +96,6 @@ struct alignas(kLine) Slot {
   std::byte payload[kInline];
 };
 static_assert(sizeof(Slot) == kLine);
-
-// What a member tells of a call besides: its array's shape and the caller's line, as text for the
-// errors of others. Written before the post by a call that may be waited for elsewhere, else by the
-// member that fails in it: a call that goes well writes none.
-struct alignas(kLine) Note {
-  static constexpr std::size_t kText = 180;
-
-  // Pairs with the load in read().
-  void write(std::uint64_t seq, std::string_view told) {
-    length = static_cast<std::uint32_t>(std::min(told.size(), kText));
-    std::memcpy(text, told.data(), length);
-    of.store(seq + 1, std::memory_order_release);
-  }
-  // The note on a call, or null; it stays as long as the call is not complete everywhere.
-  const Note* read(std::uint64_t seq) const {
-    return of.load(std::memory_order_acquire) == seq + 1 ? this : nullptr;
-  }
-
-  std::atomic<std::uint64_t> of;  // sequence number + 1
-  std::uint32_t length;
-  char text[kText];
-};
-static_assert(sizeof(Note) == 3 * kLine);
-
-struct alignas(kLine) Counter {
-  std::atomic<std::uint64_t> value;
-};
-
-// What members write to each other about sends and recvs.
-enum class Mail : std::uint8_t {
-  message,  // a small message, in the letter's payload
-  offer,    // a message that the sender keeps, or that lies in symmetric memory
-  accept,   // the receiver has a place for an offered message
-  chunk,    // a part of an accepted message lies in a window of the sender
-  fetched,  // the receiver has read the offered message in symmetric memory
-  taken     // recvs have taken so many small messages
-};
-
-struct Letter {
-  Mail kind = Mail::message;
-  Type type = Type::none;
-  std::uint16_t from = 0;
-  std::uint32_t where = 0;   // chunk: the window; offer: the symmetric region, or 0
-  std::int64_t tag = 0;      // message, offer
-  std::uint64_t count = 0;   // message, offer: elements; chunk: bytes; taken: messages
-  std::uint64_t send = 0;    // the number of the send
-  std::uint64_t recv = 0;    // the number of the recv, once they have met
-  std::uint64_t offset = 0;  // chunk: bytes into the message; offer: bytes into the region's part
-};
-
-// Twice the lap of the box in which it is to be written next, and one more while it waits to be
-// read.
-struct alignas(kLine) LetterBox {
-  std::atomic<std::uint64_t> turn;
-  Letter letter;
-};
-static_assert(sizeof(LetterBox) == kLine);
-
-// What a sender tells of its call besides, as in a Note.
-struct Remark {
-  void set(std::string_view told) {
-    length = static_cast<std::uint16_t>(std::min(told.size(), Note::kText));
-    std::memcpy(text, told.data(), length);
-  }
-  std::string_view get() const { return {text, length}; }
-
-  std::uint16_t length = 0;
-  char text[Note::kText];
-};
-
-// What is written to a member, by any of the others, and the windows out of which they read.
-struct alignas(kPage) Mailbox {
-  alignas(kLine) std::atomic<std::uint64_t> next;  // positions that writers have taken
-  Counter filled[kWindows];  // 1 from when the owner gives a chunk till its receiver has copied it
-  LetterBox letters[kLetters];
-  Remark remarks[kLetters];  // of messages and offers
-  alignas(kLine) std::byte payloads[kLetters][kEager];
-  alignas(kLine) std::byte windows[kWindows][kWindow];
-};
 
 // A send or recv, for others to tell of.
 struct Told {
