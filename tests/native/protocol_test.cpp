@@ -7,39 +7,17 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <random>
-#include <string>
 #include <thread>
 #include <vector>
 
-#include "engine.h"
-#include "member.h"
+#include "members.h"
 
 using namespace allreduce;
 
 namespace {
-
-[[noreturn]] void fail(const std::string& what) {
-  std::fprintf(stderr, "FAILED: %s\n", what.c_str());
-  std::exit(1);
-}
-
-void check(bool condition, const std::string& what) {
-  if (!condition) fail(what);
-}
-
-const std::function<bool()> kNever = [] { return false; };
-
-Outcome wait(Member& member, Work& work, double seconds = 60) {
-  return Engine::instance().wait(member, work, seconds, kNever);
-}
-
-void finish(Member& member, const std::shared_ptr<Work>& work, const std::string& what) {
-  check(wait(member, *work) == Outcome::done, what + " did not complete");
-}
 
 // Every size of chunk and kind of store for some collective, and several for one.
 Choices choices(int members) {
@@ -52,17 +30,8 @@ Choices choices(int members) {
   return made;
 }
 
-// Runs `body(member)` in a thread per member of one group.
 void ranks(int size, const std::function<void(Member&)>& body) {
-  auto group = std::make_shared<Group>(-1, size, 2, choices(size));
-  check(group->error() == 0, "the control region could not be mapped");
-  std::vector<std::thread> threads;
-  for (int index = 0; index < size; ++index)
-    threads.emplace_back([&, index] {
-      Member member(group, index);
-      body(member);
-    });
-  for (auto& thread : threads) thread.join();
+  run_members(size, choices(size), body);
 }
 
 template <class T>
