@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 _Call = tuple[int, int, int, int, int, int]  # collective, operator, type, path, root, count
-# Of a collective: largest small contribution; limit, direct step, chunk, streaming of each band.
-_Rules = tuple[int, int, list[tuple[int, int, int, bool]]]
+# Of a collective: number, largest small contribution; of each band: limit, direct step and from
+# where on its copies stream, chunk, whether it streams, and from where on its copies do.
+_Rules = tuple[int, int, list[tuple[int, int, int, int, bool, int]]]
 
 SLOT_BYTES: int
 PLACE_BYTES: int
@@ -52,7 +53,7 @@ class Work:
     @property
     def call(self) -> _Call: ...
     @property
-    def way(self) -> tuple[int, int, bool]: ...
+    def way(self) -> tuple[int, int, bool, int]: ...
     @property
     def moved(self) -> tuple[int, int]: ...
     @property

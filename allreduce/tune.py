@@ -27,7 +27,7 @@ from allreduce.comm.choice import stored
 from allreduce.comm.choice.choosing import BUILT_IN, Choice, Table
 from allreduce.comm.choice.measuring import compare
 from allreduce.comm.choice.table import ALGORITHMS, Row
-from allreduce.comm.choice.tuning import Cell, Outcome, cells, merged, table_of
+from allreduce.comm.choice.tuning import Cell, Outcome, cells, merged, tables
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.cores import own_cores
 from allreduce.comm.plan import in_units
@@ -65,7 +65,7 @@ def measure(transport: str | None, seconds: float) -> list[Outcome]:
             break
         parts = compare(home, comms, cell, share)
         outcomes.append(Outcome(home.transport, home.size, crowded, cell, parts))
-    for comm in comms.values():
+    for comm in comms:
         comm.close()
     return outcomes
 
@@ -75,15 +75,12 @@ def _cores(home: Communicator) -> int:
     return len({core for own in home.all_gather_object(own_cores()) for core in own})
 
 
-def _communicators(transport: str, plan: list[Cell]) -> dict[Choice | None, Communicator]:
-    """Make a communicator for each candidate, and one, None's, by the built-in table."""
-    tables: dict[Choice | None, Table] = {None: Table()}
-    for cell in plan:
-        tables |= {choice: table_of(transport, choice) for choice in cell.candidates[1:]}
-    made = {}
-    for choice, table in tables.items():
+def _communicators(transport: str, plan: list[Cell]) -> list[Communicator]:
+    """Make a communicator for the cells' first candidates, one for their second ones ..."""
+    made = []
+    for table in tables(transport, plan):
         with stored.override(table):
-            made[choice] = replica_communicators(world(), 1, name="tune")[0]
+            made += replica_communicators(world(), 1, name="tune")
     return made
 
 
@@ -131,7 +128,30 @@ def _timed(one: Outcome, candidate: int) -> str:
     choice = one.cell.candidates[candidate]
     chunk = f" {in_units(choice.chunk)}" if choice.chunk else ""
     streaming = " streaming" if choice.stores == "streaming" else ""
+    if choice.past != one.cell.candidates[0].past:
+        streaming += ", copies past caches" if choice.past else ", copies through caches"
     return f"{one.seconds(candidate) * 1e6:.1f}: {choice.algorithm}{chunk}{streaming}"
+
+
+def check_place(path: Path) -> None:
+    """Refuse a file that could not be written, before anything is measured.
+
+    Raises:
+        UsageError: The message says why it cannot.
+    """
+    other = "name another file with --output"
+    if str(path).startswith("~"):
+        raise UsageError(f"[tune] this user has no home to store it in; {other}")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"[tune] {path} is no file that could be replaced; {other}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"[tune] nothing can be stored in {path.parent}: {error.strerror}; {other}"
+        ) from error
 
 
 def store(outcomes: list[Outcome], path: Path) -> None:
@@ -144,12 +164,12 @@ def store(outcomes: list[Outcome], path: Path) -> None:
             print(f"[tune] what was stored is replaced: {error}", file=sys.stderr)
     rows = merged(outcomes, before)
     Table(tuple(rows), str(path))
-    if str(path).startswith("~"):
-        raise UsageError("[tune] this user has no home to store it in; name a file with --output")
     facts = {"cpu": _cpu(), "cores": len(own_cores()), "date": time.strftime("%Y-%m-%d %H:%M")}
     stored.write(path, rows, facts)
     better = sum(1 for one in outcomes if one.best)
     print(f"{better} of {len(outcomes)} choices can be bettered; stored in {path}")
+    if path != stored.default_path():
+        print(f"set ALLREDUCE_CHOICES={path.absolute()} on all ranks to use them")
 
 
 def _cpu() -> str:
@@ -182,7 +202,10 @@ def tune(
         raise typer.BadParameter(str(unknown_name("transport", transport, ALGORITHMS)))
     os.environ["ALLREDUCE_CHOICES"] = BUILT_IN  # what is compared with, whatever is stored
     rank = rank_of_several(os.environ)
+    path = output or stored.default_path()
     try:
+        if report is None and not rank:
+            check_place(path)
         if rank is None:
             counts = sorted(set(ranks or (2, max(2, len(own_cores())))))
             outcomes = [
@@ -198,7 +221,7 @@ def tune(
             report.write_text(json.dumps([asdict(one) for one in outcomes]))
         elif report is None and not rank:
             show(outcomes)
-            store(outcomes, output or stored.default_path())
+            store(outcomes, path)
     except (AllreduceError, OSError, subprocess.SubprocessError) as error:
         print(f"[tune] {error}" if "[tune]" not in str(error) else error, file=sys.stderr)
         raise typer.Exit(1) from error

@@ -22,7 +22,7 @@ def test_it_starts_ranks_measures_and_stores(tmp_path: Path) -> None:
     result = run([*TUNE, "-n", "2", "--seconds", "0.1", "--output", str(path)], deadline=60)
     assert result.code == 0, result.err
     assert "2 shared" in result.out
-    assert f"stored in {path}" in result.out
+    assert f"stored in {path}\nset ALLREDUCE_CHOICES={path} on all ranks" in result.out
     stored_choices.read(path)
     found = json.loads(path.read_text())
     assert found["cpu"]
@@ -57,6 +57,18 @@ def test_what_it_refuses(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_a_place_where_nothing_can_be_stored_is_refused_before_measuring(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, message in (
+        (tmp_path, f"[tune] {tmp_path} is no file that could be replaced; name another"),
+        (tmp_path / "file" / "x.json", f"[tune] nothing can be stored in {tmp_path / 'file'}: "),
+        (Path("/proc/none/x.json"), "[tune] nothing can be stored in /proc/none: No such file"),
+    ):
+        result = CliRunner().invoke(app, ["--output", str(path)])
+        assert result.exit_code == 1
+        assert message in result.stderr
 
 
 @pytest.mark.torture

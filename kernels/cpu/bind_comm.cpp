@@ -87,16 +87,18 @@ nb::object culprit(const Group& group) {
 }
 
 // For each collective its number, its largest contribution that travels with the post, and its
-// bands: limit, direct step, chunk, whether that is stored past the caches.
-using BandWords = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, bool>;
+// bands: limit, direct step and from where on its copies go past the caches, chunk, whether that is
+// stored past the caches, and from where on its copies are.
+using BandWords =
+    std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, bool, std::uint64_t>;
 using RuleWords = std::tuple<int, std::uint64_t, std::vector<BandWords>>;
 
 Choices choices_of(const std::vector<RuleWords>& words, int members) {
   Choices choices;
   for (const auto& [collective, small, bands] : words) {
     Rules rules{small, {}};
-    for (const auto& [limit, direct, chunk, streaming] : bands)
-      rules.bands.push_back({limit, direct, chunk, streaming});
+    for (const auto& [limit, direct, direct_past, chunk, streaming, past] : bands)
+      rules.bands.push_back({limit, {direct, false, direct_past}, {chunk, streaming, past}});
     const std::string wrong =
         choices.set(static_cast<Collective>(collective & 15), std::move(rules), members);
     if (!wrong.empty()) throw nb::value_error(wrong.c_str());

@@ -220,10 +220,11 @@ void bind_member(nb::module_& m) {
       .def_prop_ro("done", [](const Work& work) { return work.state.load() == State::done; })
       .def_prop_ro("failed", [](const Work& work) { return work.state.load() == State::failed; })
       .def_prop_ro("call", [](const Work& work) { return describe(work.call); })
-      .def_prop_ro("way",  // path, bytes of a step, whether they are stored past the caches
+      .def_prop_ro("way",  // path, bytes of a step, whether these, and from where on outputs, are
+                           // stored past the caches
                    [](const Work& work) {
                      return nb::make_tuple(static_cast<int>(work.call.path), work.way.chunk,
-                                           work.way.streaming);
+                                           work.way.streaming, work.way.past);
                    })
       .def_prop_ro("moved",
                    [](const Work& work) { return nb::make_tuple(work.read, work.written); })

@@ -16,12 +16,18 @@ inline constexpr std::size_t kCollectives = 16;  // that the signature has bits 
 // Chunks fill whole places, one, two, four, ... of them, so that each lies in one piece.
 inline constexpr std::uint64_t kLeastStep = kPage;
 
+// How a call that does not travel with the post is carried out.
+struct Way {
+  std::uint64_t chunk = 0;          // bytes that one step moves at most
+  bool streaming = false;           // staged bytes are stored past the caches
+  std::uint64_t past = UINT64_MAX;  // bytes from which on a part that is copied out is so, too
+};
+
 // Calls whose largest input has up to `limit` bytes and does not travel with the post.
 struct Band {
   std::uint64_t limit;
-  std::uint64_t direct;  // bytes of a step on symmetric memory; 0: it is staged like any other
-  std::uint64_t chunk;   // bytes of a staged chunk
-  bool streaming;        // whether it is stored past the caches
+  Way direct;  // on symmetric memory; without a chunk it is staged like any other
+  Way staged;
 };
 
 // A collective's bands, in rising order; the last has no limit.
@@ -39,11 +45,13 @@ class Choices {
     if (rules.bands.empty() || rules.bands.back().limit != UINT64_MAX)
       return "the last band has a limit";
     for (const Band& band : rules.bands) {
-      const bool power = band.chunk != 0 && (band.chunk & (band.chunk - 1)) == 0;
-      if (!power || band.chunk < kPlace || band.chunk > kRing * kPlace)
+      const std::uint64_t chunk = band.staged.chunk;
+      const bool power = chunk != 0 && (chunk & (chunk - 1)) == 0;
+      if (!power || chunk < kPlace || chunk > kRing * kPlace)
         return "a staged chunk is no power of two that the ring holds";
-      if (band.chunk < least) return "a staged chunk has less than a cache line for each member";
-      if (band.direct != 0 && band.direct < kLeastStep) return "a direct step is too short";
+      if (chunk < least) return "a staged chunk has less than a cache line for each member";
+      if (band.direct.chunk != 0 && band.direct.chunk < kLeastStep)
+        return "a direct step is too short";
     }
     rules_[static_cast<std::size_t>(collective)] = std::move(rules);
     return "";

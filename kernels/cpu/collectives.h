@@ -24,12 +24,6 @@ struct Details {
   std::string note = {};  // for the others' errors (Note); empty where none is known yet
 };
 
-// How a call that does not travel with the post is carried out.
-struct Way {
-  std::uint64_t chunk = 0;  // bytes that one step moves at most
-  bool streaming = false;   // staged bytes are stored past the caches
-};
-
 // A started call of one member. Only the holder of the member's lock touches anything but `state`,
 // until that says done.
 struct Work {

@@ -70,7 +70,7 @@ bool advance(Share& share, Work& work) {
   for (; work.peer < share.members; ++work.peer, work.cursor = 0) {
     const Segment to = taken(work, share.me, work.peer);
     if (work.cursor == to.count) continue;
-    const Copy copy = to.count * unit >= kPastCaches ? kernels().stream_copy : kernels().copy;
+    const Copy copy = to.count * unit >= work.way.past ? kernels().stream_copy : kernels().copy;
     const std::uint64_t count = std::min(step, to.count - work.cursor);
     const std::uint64_t low = given(work, work.peer, share.me).low + work.cursor;
     const std::byte* source = input(share, work, work.peer) + low * unit;

@@ -104,13 +104,9 @@ void Member::place(Work& work) {
       work.details.receives.empty() ? largest_input(work, share_.members) : UINT64_MAX;
   if (bytes <= small_[static_cast<std::size_t>(collective)]) return;
   const Band& band = group_->choices().band(collective, bytes);
-  if (band.direct != 0 && reads_in_place(work) && locate(work)) {
-    work.call.path = Path::direct;
-    work.way = {band.direct, false};
-  } else {
-    work.call.path = Path::staged;
-    work.way = {band.chunk, band.streaming};
-  }
+  const bool direct = band.direct.chunk != 0 && reads_in_place(work) && locate(work);
+  work.call.path = direct ? Path::direct : Path::staged;
+  work.way = direct ? band.direct : band.staged;
 }
 
 // Finds where in symmetric memory the arrays of a call lie, if they do.

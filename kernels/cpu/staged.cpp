@@ -153,7 +153,7 @@ void gather(Share& share, Work& work, std::uint64_t chunk) {
   for (int from = 0; from < share.members; ++from) {
     const Segment whole = taken(work, share.me, from), part = part_of(whole, chunk, size);
     if (part.count == 0) continue;
-    const bool past = whole.count * unit >= kPastCaches;
+    const bool past = whole.count * unit >= work.way.past;
     const Copy copy = past ? kernels().stream_copy : kernels().copy;
     std::byte* out = work.out + part.low * unit;
     const std::uint64_t bytes = part.count * unit;

@@ -3,7 +3,7 @@
 // Every collective is a set of flows: a flow begins at one member (or at several, which are reduced
 // where they meet), goes from member to member in chunks, and at each stage may be reduced with the
 // member's own contribution, stored, and sent on. Algorithms: chains and rings as in Patarasuk and
-// Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009), section 4;
+// Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (JPDC 2009);
 // the direct exchange is the reduce-scatter and all-gather of fully connected members.
 #pragma once
 

@@ -17,6 +17,8 @@ from allreduce.errors import UsageError
 from tests.harness import Result, run_ranks
 
 KIB = 1 << 10
+PAST = 4 << 20
+NONE = (1 << 64) - 1  # no limit, as the native side has it
 GOOD = Row(
     "shared", ("all_reduce",), "staged", bytes=(4097, None), chunk=64 * KIB, stores="ordinary"
 )
@@ -28,12 +30,15 @@ GOOD = Row(
         ("shared", 2, "barrier", 0, False, Choice("small")),
         ("shared", 2, "all_reduce", 4096, True, Choice("small")),
         ("shared", 2, "all_reduce", 4097, False, Choice("staged", 512 * KIB)),
-        ("shared", 2, "all_reduce", 4097, True, Choice("direct", 256 * KIB)),
+        ("shared", 2, "all_reduce", 4097, True, Choice("direct", 256 * KIB, past=PAST)),
         ("shared", 8, "all_reduce", 1 << 28, False, Choice("staged", 512 * KIB)),
-        ("shared", 2, "all_gather", 1 << 20, False, Choice("staged", 256 * KIB)),
-        ("shared", 3, "all_gather", 1 << 20, False, Choice("staged", 256 * KIB, "streaming")),
-        ("shared", 3, "reduce", 1 << 20, True, Choice("staged", 256 * KIB)),
-        ("shared", 3, "all_to_all", None, False, Choice("staged", 256 * KIB)),
+        ("shared", 2, "all_gather", 1 << 20, False, Choice("staged", 256 * KIB, past=PAST)),
+        (
+            *("shared", 3, "all_gather", 1 << 20, False),
+            Choice("staged", 256 * KIB, "streaming", PAST),
+        ),
+        ("shared", 3, "reduce", 1 << 20, True, Choice("staged", 256 * KIB, past=PAST)),
+        ("shared", 3, "all_to_all", None, False, Choice("staged", 256 * KIB, past=PAST)),
         ("tcp", 2, "all_reduce", 4096, False, Choice("small")),
         ("tcp", 2, "all_reduce", 256 * KIB, False, Choice("direct", 256 * KIB)),
         ("tcp", 2, "all_reduce", 256 * KIB + 1, False, Choice("chain", 256 * KIB)),
@@ -79,6 +84,11 @@ def test_stored_rows_stand_before_the_built_in_ones() -> None:
         ({"chunk": 12345}, "a power of two"),
         ({"stores": None}, "stores=None"),
         ({"stores": "stream"}, "did you mean 'streaming'"),
+        ({"past": 0}, "past=0; expected a number of bytes, 1 or more"),
+        (
+            {"transport": "tcp", "algorithm": "chain", "stores": None, "past": 1},
+            "on staged and direct rows of the shared transport",
+        ),
         ({"algorithm": "small", "stores": None}, "bytes up to None, but.*room for 4096"),
         ({"algorithm": "small", "stores": None, "bytes": (0, 9)}, "small has no chunks"),
         ({"algorithm": "direct", "chunk": 4096}, "stores='ordinary'; a staged row"),
@@ -104,15 +114,15 @@ def test_rows_that_do_not_fit_the_members_are_refused() -> None:
 @pytest.mark.parametrize(
     ("small", "bands", "message"),
     [
-        (4097, [(2**64 - 1, 0, 4096, False)], "longer than a slot's page"),
-        (0, [(5000, 0, 4096, False)], "the last band has a limit"),
-        (0, [(2**64 - 1, 0, 5000, False)], "no power of two that the ring holds"),
-        (0, [(2**64 - 1, 0, 1 << 20, False)], "no power of two that the ring holds"),
-        (0, [(2**64 - 1, 100, 4096, False)], "a direct step is too short"),
+        (4097, [(NONE, 0, NONE, 4096, False, NONE)], "longer than a slot's page"),
+        (0, [(5000, 0, NONE, 4096, False, NONE)], "the last band has a limit"),
+        (0, [(NONE, 0, NONE, 5000, False, NONE)], "no power of two that the ring holds"),
+        (0, [(NONE, 0, NONE, 1 << 20, False, NONE)], "no power of two that the ring holds"),
+        (0, [(NONE, 100, NONE, 4096, False, NONE)], "a direct step is too short"),
     ],
 )
 def test_the_native_side_guards_its_memory(
-    small: int, bands: list[tuple[int, int, int, bool]], message: str
+    small: int, bands: list[tuple[int, int, int, int, bool, int]], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         _native.Group(-1, 2, 2, [(1, small, bands)])
@@ -154,6 +164,7 @@ def rows_file(**change: Any) -> dict[str, Any]:
         (rows_file(members=[2]), r"row 2: members=\[2\] is not valid"),
         (rows_file(bytes=5), "row 2: bytes=5 is not valid"),
         (rows_file(collectives=[]), r"row 2: collectives=\[\] is not valid"),
+        (rows_file(past="no"), "row 2: past='no' is not valid"),
         (rows_file(chunk=5), "row 2: a chunk of 5 bytes"),
         ({"format": 1, "rows": [{}]}, "row 1: it has no 'transport'"),
         ({"format": 1, "rows": [3]}, "row 1: 3 is no row"),

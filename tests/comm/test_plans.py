@@ -29,15 +29,23 @@ LENGTHS = (0, 3, 1024, 1025, 70001, 300007)
 # Every kind of row on the way of every collective, so that nothing is taken from elsewhere.
 STORED = (
     Row("shared", COLLECTIVES, "small", bytes=(0, 2 * KIB)),
-    Row("shared", ("all_gather", "all_reduce"), "direct", bytes=(300 * KIB, None), chunk=64 * KIB),
+    Row(
+        *("shared", ("all_gather", "all_reduce"), "direct"),
+        bytes=(300 * KIB, None),
+        chunk=64 * KIB,
+        past=1000 * KIB,
+    ),
     Row(
         *("shared", COLLECTIVES, "staged"),
         bytes=(2 * KIB + 1, 100 * KIB),
         chunk=16 * KIB,
         stores="streaming",
+        past=3 * KIB,
     ),
     Row("shared", ("all_reduce", "reduce"), "staged", chunk=128 * KIB, stores="streaming"),
-    Row(*("shared", COLLECTIVES, "staged"), crowded=True, chunk=32 * KIB, stores="ordinary"),
+    Row(
+        *("shared", COLLECTIVES, "staged"), crowded=True, chunk=32 * KIB, stores="ordinary", past=1
+    ),
     Row("tcp", COLLECTIVES, "small", bytes=(0, 1 * KIB)),
     Row("tcp", ("all_reduce", "reduce"), "chain", bytes=(1 * KIB + 1, None), chunk=16 * KIB),
 )
@@ -69,7 +77,7 @@ def differences(comm: Communicator, planned: Plan, work: Any) -> list[str]:
         happened: tuple[Any, ...] = (TCP_PATHS[native.path],)
         expected: tuple[Any, ...] = (planned.algorithm,)
     else:
-        path, chunk, streaming = native.way
+        path, chunk, streaming, _ = native.way
         happened = (PATHS[path], chunk, "streaming" if streaming else "ordinary")
         expected = (planned.algorithm, planned.chunk, planned.stores)
         if planned.algorithm != "small" and comm.size > 1:  # whose bytes are not counted

@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 
 from allreduce.comm.choice.choosing import Choice, Table
-from allreduce.comm.choice.table import Row
-from allreduce.comm.choice.tuning import Cell, Outcome, cells, merged, rows_of, table_of
+from allreduce.comm.choice.table import COPYING, Row
+from allreduce.comm.choice.tuning import CUT, Cell, Outcome, cells, merged, rows_of, tables
 from tests.harness import run_threads
 
 KIB = 1 << 10
+COLLECTIVES = (
+    *("all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "scatter", "broadcast"),
+    "all_to_all",
+)
 BUILT_IN, FASTER = Choice("staged", 256 * KIB), Choice("staged", 64 * KIB, "streaming")
 SMALL = Choice("small")
 
@@ -30,7 +34,10 @@ def outcome(
 @pytest.mark.parametrize(("transport", "members"), [("shared", 2), ("shared", 64), ("tcp", 3)])
 def test_what_is_compared_can_be_chosen(transport: str, members: int) -> None:
     default = Table().choices(transport, members)
-    for cell in cells(default, transport, members):
+    plan = cells(default, transport, members)
+    made = [table.choices(transport, members) for table in tables(transport, plan)]
+    assert {cell.collective for cell in plan} == {*COLLECTIVES}
+    for cell in plan:
         first, *others = cell.candidates
         assert first == default.choose(cell.collective, cell.nbytes, symmetric=cell.symmetric)
         assert others
@@ -38,10 +45,13 @@ def test_what_is_compared_can_be_chosen(transport: str, members: int) -> None:
         low, high = cell.bytes
         assert cell.nbytes * members <= 64 << 20
         assert high is None or low <= cell.nbytes <= high
-        for choice in others:
-            choices = table_of(transport, choice).choices(transport, members)
+        for choice, choices in zip(cell.candidates, made, strict=False):
             found = choices.choose(cell.collective, cell.nbytes, symmetric=cell.symmetric)
             assert found == choice
+        large = transport == "shared" and members == 2 and cell.nbytes >= 1 << 20
+        if large and cell.collective in COPYING:
+            part = cell.nbytes // (members if cell.collective in CUT else 1)
+            assert {choice.streams(part) for choice in cell.candidates} == {True, False}
 
 
 def test_only_what_is_clearly_faster_is_chosen() -> None:
@@ -106,7 +116,7 @@ def test_candidates_run_in_communicators_of_their_own() -> None:
     plan = [cell for cell in cells(default, "shared", 2) if cell.nbytes <= 64 * KIB]
 
     def run(comm):  # type: ignore[no-untyped-def]
-        comms = dict.fromkeys([None, *{c for cell in plan for c in cell.candidates[1:]}], comm)
+        comms = [comm] * max(len(cell.candidates) for cell in plan)
         return [compare(comm, comms, cell, 0.0) for cell in plan]
 
     first, second = run_threads(run, 2)

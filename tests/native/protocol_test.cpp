@@ -24,7 +24,8 @@ Choices choices(int members) {
   Choices made;
   for (std::uint64_t i = 0; i < kCollectives; ++i) {
     const std::uint64_t chunk = kPlace << (2 + i % 6);
-    const Band low{100000, 0, chunk, i % 3 == 0}, high{UINT64_MAX, 64 << 10, chunk, i % 3 == 1};
+    const Band low{100000, {}, {chunk, i % 3 == 0, i % 2 == 0 ? 5000u : UINT64_MAX}};
+    const Band high{UINT64_MAX, {64 << 10, false, 200000}, {chunk, i % 3 == 1, 100000}};
     check(made.set(static_cast<Collective>(i), {kSmall, {low, high}}, members) == "", "rules");
   }
   return made;

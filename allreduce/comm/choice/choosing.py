@@ -19,6 +19,7 @@ _LEAST_CHUNK = 4096
 _LARGEST_STEP = 1 << 30  # of direct work, between which other calls have their turn
 _NO_LIMIT = (1 << 64) - 1  # as the native side has it
 _STORES = ("ordinary", "streaming")
+_Band = tuple[int, int, int, int, bool, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,16 @@ class Choice:
     algorithm: str
     chunk: int = 0  # bytes that one step moves at most; 0 where all goes at once
     stores: str = "ordinary"
+    past: int | None = None
 
     @classmethod
     def of(cls, row: Row) -> Choice:
         """Return what a row chooses."""
-        return cls(row.algorithm, row.chunk or 0, row.stores or "ordinary")
+        return cls(row.algorithm, row.chunk or 0, row.stores or "ordinary", row.past)
+
+    def streams(self, nbytes: int) -> bool:
+        """Say whether so much from one member is copied to the output past the caches."""
+        return self.past is not None and nbytes >= self.past
 
 
 @dataclass(frozen=True)
@@ -119,13 +125,13 @@ class Choices:
         """Return the bytes of the longest chunk of any call."""
         return max(row.chunk or 0 for rows in self._rows.values() for row in rows)
 
-    def native(self) -> list[tuple[int, int, list[tuple[int, int, int, bool]]]]:
+    def native(self) -> list[tuple[int, int, list[_Band]]]:
         """Return what `_native.Group` takes: each collective's rules, its bands in rising order."""
         rules = []
         for collective, rows in self._rows.items():
             if collective == "barrier":  # which is always small
                 continue
-            small, bands = 0, []
+            small, bands = 0, list[_Band]()
             for limit in _limits(rows):
                 plain = self.choose(collective, limit)
                 if plain.algorithm == "small":
@@ -133,9 +139,14 @@ class Choices:
                     continue
                 best = self.choose(collective, limit, symmetric=True)
                 direct = best.chunk if best.algorithm == "direct" else 0
-                bands.append((limit, direct, plain.chunk, plain.stores == "streaming"))
+                streaming = plain.stores == "streaming"
+                bands.append((limit, direct, _from(best), plain.chunk, streaming, _from(plain)))
             rules.append((COLLECTIVES.index(collective), small, bands))
         return rules
+
+
+def _from(choice: Choice) -> int:
+    return _NO_LIMIT if choice.past is None else choice.past
 
 
 def _limits(rows: Iterable[Row]) -> list[int]:
@@ -192,6 +203,10 @@ def _check(row: Row, where: str) -> None:
         raise _wrong(where, f"stores={row.stores!r}; a staged row, and no other, has to say which")
     if row.stores not in (None, *_STORES):
         raise _wrong(where, unknown_name("kind of stores", row.stores, _STORES))
+    copies = row.transport == "shared" and row.algorithm in ("direct", "staged")
+    if row.past is not None and (not copies or row.past < 1):
+        expected = "1 or more, on staged and direct rows of the shared transport"
+        raise _wrong(where, f"past={row.past}; expected a number of bytes, {expected}")
 
 
 def _check_chunk(row: Row, where: str) -> None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from allreduce.comm.choice.choosing import Choice
-from allreduce.comm.choice.tuning import Cell
+from allreduce.comm.choice.tuning import CUT, Cell
 from allreduce.comm.communicator import Communicator
 
 _PARTS = 4
 _LEAST_ROUNDS = 3 * _PARTS
 _MOST_ROUNDS = 300
-_CUT = ("reduce_scatter", "all_to_all")
 _ITEM = 4  # float32
 
 
@@ -31,17 +29,19 @@ class _Runner:
     def __post_init__(self) -> None:
         count = self.cell.nbytes // _ITEM
         size = self.comm.size
-        if self.cell.collective in _CUT:  # tcp counts what one member has for another
+        if self.cell.collective in CUT:  # tcp counts what one member has for another
             count = count * size if self.comm.transport == "tcp" else count // size * size
         make: Callable[[int], Any] = self.comm.empty if self.cell.symmetric else _ordinary
         self._x = make(count)
         self._out = self._outputs(make, count)
         self._out[...] = 0
+        self._gives = self.cell.collective != "scatter" or self.comm.rank == 0
 
     def _outputs(self, make: Callable[[int], Any], count: int) -> Any:
         if self.cell.collective in ("all_gather", "gather"):
             return make(count * self.comm.size)
-        return make(count // self.comm.size if self.cell.collective == "reduce_scatter" else count)
+        one = self.cell.collective in ("reduce_scatter", "scatter")
+        return make(count // self.comm.size if one else count)
 
     def run(self, value: float) -> float:
         """Rewrite the input and make the call; returns seconds."""
@@ -49,7 +49,7 @@ class _Runner:
         self._x[...] = value
         self.comm.barrier()
         start = time.perf_counter()
-        call(self._x, out=self._out)
+        call(self._x if self._gives else None, out=self._out)
         return time.perf_counter() - start
 
 
@@ -58,13 +58,13 @@ def _ordinary(count: int) -> Any:
 
 
 def compare(
-    home: Communicator, comms: dict[Choice | None, Communicator], cell: Cell, seconds: float
+    home: Communicator, comms: Sequence[Communicator], cell: Cell, seconds: float
 ) -> tuple[tuple[float, ...], ...]:
     """Time a cell's candidates; a collective call.
 
     Args:
         home: Over which the ranks agree when to end.
-        comms: A communicator for each candidate but the default, whose key is None.
+        comms: A communicator for each candidate, by its position.
         cell: What to compare.
         seconds: How long to do so, if that is enough for a few rounds.
 
@@ -72,9 +72,7 @@ def compare(
         For each candidate the slowest rank's median seconds in each part of the rounds; every
         part has rounds from beginning to end.
     """
-    default = comms[None]
-    runners = [_Runner(default, cell)]
-    runners += [_Runner(comms[choice], cell) for choice in cell.candidates[1:]]
+    runners = [_Runner(comm, cell) for comm in comms[: len(cell.candidates)]]
     for runner in runners:  # pages are touched, tables are made
         runner.run(0.0)
     times: list[list[float]] = [[] for _ in runners]

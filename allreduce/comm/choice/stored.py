@@ -105,8 +105,11 @@ def write(path: Path, rows: Sequence[Row], facts: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     body = {"format": FORMAT, **facts, "rows": [asdict(row) for row in rows]}
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    fresh.write_text(json.dumps(body, indent=1) + "\n")
-    fresh.replace(path)  # nobody reads half of it
+    try:
+        fresh.write_text(json.dumps(body, indent=1) + "\n")
+        fresh.replace(path)  # nobody reads half of it
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def _check_keys(found: dict[str, Any], known: Sequence[str], where: str) -> None:
@@ -157,6 +160,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "crowded": lambda value: value is None or isinstance(value, bool),
     "chunk": lambda value: value is None or _is_whole(value),
     "stores": lambda value: value is None or _is_text(value),
+    "past": lambda value: value is None or _is_whole(value),
 }
 
 

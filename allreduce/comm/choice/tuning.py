@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from allreduce.comm.choice.choosing import Choice, Choices, Table
-from allreduce.comm.choice.table import ALGORITHMS, Row
+from allreduce.comm.choice.table import ALGORITHMS, COPYING, Row
 
 KIB = 1 << 10
 MIB = 1 << 20
 GAIN = 1.03  # a candidate less than 3 % faster could be so by chance
 _TRIED = (
     *("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"),
-    "gather",
+    *("gather", "scatter"),
 )
+CUT = ("reduce_scatter", "scatter", "all_to_all")  # whose input has a part for each member
 # The size that is measured, and the sizes that it stands for.
 _SMALL = ((2 * KIB, (KIB + 1, 2 * KIB)), (4 * KIB, (2 * KIB + 1, 4 * KIB)))
 _LARGE = (
@@ -34,6 +35,7 @@ _HOPS = tuple(
     Choice(algorithm, chunk * KIB) for algorithm in ("direct", "chain") for chunk in (64, 256, 1024)
 )
 _LINE = 64  # bytes; what a member has of a staged chunk at least
+_PAST = 256 * KIB  # from where on copies are tried past the caches, where they do not go there
 
 
 @dataclass(frozen=True)
@@ -95,15 +97,19 @@ def cells(choices: Choices, transport: str, members: int) -> list[Cell]:
     if transport == "shared":
         limits = [("all_reduce", nbytes, band, False) for nbytes, band in _SMALL]
         found += [_cell(choices, *one, _STAGED[4:5]) for one in limits]
-    tried = _HOPS if transport == "tcp" else _STAGED
+    carried = ALGORITHMS[transport]
+    kinds = [(False, _HOPS)] if transport == "tcp" else [(True, _DIRECT), (False, _STAGED)]
     for nbytes, band in _LARGE:
         size = min(nbytes, most)
-        if transport == "shared" and nbytes >= MIB:
-            found.append(_cell(choices, "all_reduce", size, band, True, _DIRECT))
-        for collective in _TRIED:
-            carried = ALGORITHMS[transport]
-            fit = tuple(one for one in tried if collective in carried[one.algorithm])
-            found.append(_cell(choices, collective, size, band, False, fit))
+        for symmetric, tried in kinds:
+            if symmetric and nbytes < MIB:
+                continue
+            for collective in _TRIED:
+                fit = [one for one in tried if collective in carried[one.algorithm]]
+                if not fit:
+                    continue
+                cell = _cell(choices, collective, size, band, symmetric, fit)
+                found.append(_with_other_copies(cell, members) if transport == "shared" else cell)
     return found
 
 
@@ -116,15 +122,33 @@ def _cell(
     tried: Iterable[Choice],
 ) -> Cell:
     default = choices.choose(collective, nbytes, symmetric=symmetric)
-    others = tuple(one for one in tried if one != default)
-    return Cell(collective, nbytes, band, symmetric, (default, *others))
+    others = (replace(one, past=default.past) for one in tried)
+    candidates = (default, *(one for one in others if one != default))
+    return Cell(collective, nbytes, band, symmetric, candidates)
 
 
-def table_of(transport: str, choice: Choice) -> Table:
-    """Return a table by which everything that can goes one way, from 1 KiB on."""
-    collectives = tuple(name for name in _TRIED if name in ALGORITHMS[transport][choice.algorithm])
-    row = _row(transport, choice, collectives, (KIB + 1, None))
-    return Table((row,), "python -m allreduce.tune")
+def _with_other_copies(cell: Cell, members: int) -> Cell:
+    """Add the default with its copies past the caches, or through them, whatever it does not."""
+    default = cell.candidates[0]
+    nbytes = cell.nbytes // (members if cell.collective in CUT else 1)
+    if cell.collective not in COPYING or nbytes < _PAST:
+        return cell
+    other = replace(default, past=None if default.streams(nbytes) else _PAST)
+    return replace(cell, candidates=(*cell.candidates, other))
+
+
+def tables(transport: str, plan: Sequence[Cell]) -> list[Table]:
+    """Return tables by which all cells go the way of their first candidate, of their second ..."""
+    most = max(len(cell.candidates) for cell in plan)
+    made = [Table()]
+    for position in range(1, most):
+        rows = [
+            _row(transport, cell.candidates[position], (cell.collective,), cell.bytes)
+            for cell in sorted(plan, key=lambda cell: not cell.symmetric)  # what holds for these
+            if position < len(cell.candidates)
+        ]
+        made.append(Table(tuple(rows), "python -m allreduce.tune"))
+    return made
 
 
 def _row(
@@ -140,6 +164,7 @@ def _row(
         *(transport, collectives, choice.algorithm, members, band, crowded),
         chunk=choice.chunk or None,
         stores=choice.stores if staged else None,
+        past=choice.past,
     )
 
 

@@ -1,8 +1,7 @@
 """Plans of the collectives whose input or output is one array, equal in length on all members.
 
-A chunk is cut among lanes: each lane carries its share to the other hosts. (The same idea, with one
-carrier per host: Cho et al., "BlueConnect", 2019, section 3; with all of them, NCCL's and Horovod's
-hierarchical all-reduce.) A small call goes by one lane.
+A chunk is cut among lanes: each lane carries its share to the other hosts, as in Cho et al.,
+"BlueConnect" (MLSys 2019), and in Horovod's hierarchical all-reduce. A small call goes by one lane.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def plan_shared(call: Call, topology: Topology, choices: Choices, placed: Placed
         _small(moved, call, me, size)
         staging = _native.SLOT_BYTES
     elif choice.algorithm == "direct":
-        _direct(moved, call, me, size, item, placed)
+        _direct(moved, call, me, size, item, placed, choice)
         staging = 0
     else:
         _staged(moved, call, me, size, item, placed, choice)
@@ -85,7 +85,13 @@ def _small(moved: _Moved, call: Call, me: int, size: int) -> None:
     moved.add("copy out what came with the posts", got, got)
 
 
-def _direct(moved: _Moved, call: Call, me: int, size: int, item: int, placed: Placed) -> None:
+def _how(choice: Choice, nbytes: int) -> str:
+    return ", past the caches" if choice.streams(nbytes) else ""
+
+
+def _direct(
+    moved: _Moved, call: Call, me: int, size: int, item: int, placed: Placed, choice: Choice
+) -> None:
     moved.steps.append("post the call, and wait until all have posted the same")
     if call.collective == "all_reduce":
         own = slice_of(call.count, item, size, me)
@@ -100,7 +106,8 @@ def _direct(moved: _Moved, call: Call, me: int, size: int, item: int, placed: Pl
         others = [taken(call, me, source) for source in range(size)]
         if placed.in_place:
             others[me] = 0
-        moved.add("copy what is for this rank from the inputs", sum(others), sum(others))
+        how = _how(choice, max(others) * item)
+        moved.add(f"copy what is for this rank from the inputs{how}", sum(others), sum(others))
     moved.steps.append("wait until all have done their part")
 
 
@@ -133,7 +140,8 @@ def _staged(
         return
     got = sum(taken(call, me, source) for source in range(size) if source != me)
     emptied = got if takes else 0
-    moved.add(f"copy what is for this rank from the rings, {number} in all", got, got + emptied)
+    how = f"{number} in all{_how(choice, longest * item)}"
+    moved.add(f"copy what is for this rank from the rings, {how}", got, got + emptied)
     own = 0 if placed.in_place else taken(call, me, me)
     moved.add("copy the own part to the output", own, own)
 
