@@ -67,6 +67,9 @@ def measure(transport: str | None, seconds: float) -> list[Outcome]:
         outcomes.append(Outcome(home.transport, home.size, crowded, cell, parts))
     for comm in comms:
         comm.close()
+    if home.rank == 0 and len(outcomes) < len(plan):
+        done = f"{len(outcomes)} of {len(plan)} comparisons"
+        print(f"[tune] there was time for {done}; --seconds gives more", file=sys.stderr)
     return outcomes
 
 
@@ -129,7 +132,7 @@ def _timed(one: Outcome, candidate: int) -> str:
     chunk = f" {in_units(choice.chunk)}" if choice.chunk else ""
     streaming = " streaming" if choice.stores == "streaming" else ""
     if choice.past != one.cell.candidates[0].past:
-        streaming += ", copies past caches" if choice.past else ", copies through caches"
+        streaming += " past caches" if choice.past else " in caches"
     return f"{one.seconds(candidate) * 1e6:.1f}: {choice.algorithm}{chunk}{streaming}"
 
 

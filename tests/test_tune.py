@@ -22,6 +22,7 @@ def test_it_starts_ranks_measures_and_stores(tmp_path: Path) -> None:
     result = run([*TUNE, "-n", "2", "--seconds", "0.1", "--output", str(path)], deadline=60)
     assert result.code == 0, result.err
     assert "2 shared" in result.out
+    assert "comparisons; --seconds gives more" in result.err
     assert f"stored in {path}\nset ALLREDUCE_CHOICES={path} on all ranks" in result.out
     stored_choices.read(path)
     found = json.loads(path.read_text())
