@@ -207,5 +207,4 @@ CASES = (
         "works_across_groups",
     ),
     "per_host",
-    "forgotten",
 )

@@ -32,6 +32,9 @@ class TestProcesses:
         run(case)
         run(case)  # under names that were used before
 
+    def test_a_group_that_is_dropped_is_left_in_good_order(self, run: Runner) -> None:
+        run("forgotten")
+
     def test_nothing_is_left_of_closed_groups(self, run: Runner) -> None:
         run("many_groups", 20)
 
