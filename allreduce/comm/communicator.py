@@ -125,7 +125,7 @@ class Communicator(Groups):
         """Prepare an all_reduce of the same arrays in every step; not a collective call.
 
         Each call of what it returns is an `all_reduce(x, op=op, out=out, async_op=True)`, with the
-        checks done beforehand; the last one's work has to be complete. Between the matrix products
+        checks done beforehand; before the next one, wait for its work. Between the matrix products
         of a training step, which leave little in the caches, a start took 50 us instead of 320.
 
         Source: MPI 4.0, section 6.13, persistent collective operations.

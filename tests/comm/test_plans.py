@@ -14,7 +14,7 @@ from allreduce.comm.choice.choosing import Table
 from allreduce.comm.choice.stored import override
 from allreduce.comm.choice.table import Row
 from allreduce.comm.plan import Plan, Topology
-from allreduce.comm.plans import plan
+from allreduce.comm.planners import plan
 from allreduce.comm.tcp.calls import PATHS as TCP_PATHS
 from allreduce.errors import UsageError
 from tests.harness import run_threads

@@ -43,7 +43,7 @@ from allreduce.comm.mpi.types import Library
 from allreduce.comm.mpi.vigil import WARN_SECONDS, Vigil
 from allreduce.comm.mpi.work import MpiWork
 from allreduce.comm.plan import Plan, Topology
-from allreduce.comm.plans import plan
+from allreduce.comm.planners import plan
 from allreduce.errors import (
     AllreduceError,
     ClosedError,

@@ -15,7 +15,7 @@ from allreduce.comm.base import Array, Quick
 from allreduce.comm.call import Call, digest, kind, shaped
 from allreduce.comm.native import NativeTransport, NativeWork
 from allreduce.comm.plan import Placed, Plan, Topology
-from allreduce.comm.plans import plan
+from allreduce.comm.planners import plan
 from allreduce.comm.segments import in_place
 from allreduce.comm.shared.local_group import LocalGroup
 from allreduce.comm.shared.message_failures import MessageWitness

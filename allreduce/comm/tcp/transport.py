@@ -25,7 +25,7 @@ from allreduce.comm.call import Call, agreed_shape
 from allreduce.comm.choice.choosing import Choices
 from allreduce.comm.native import NativeTransport, NativeWork
 from allreduce.comm.plan import Placed, Plan, Topology
-from allreduce.comm.plans import plan
+from allreduce.comm.planners import plan
 from allreduce.comm.segments import in_place
 from allreduce.comm.tcp import calls
 from allreduce.comm.tcp.failures import TcpMemberInfo, TcpWitness

@@ -1,4 +1,4 @@
-"""What would run: plans of calls, made without making the calls.
+"""The planners there are: they say what a call would do, without making it.
 
 A planner is a function of a call, of where it is planned, and of the choices in force; there is one
 per transport, in a file of its own, and a row here. `Communicator.plan` is for callers.
