@@ -16,8 +16,9 @@ from allreduce.comm import ANY, Communicator
 from allreduce.comm.hierarchical import opener as hierarchical_opener
 from tests import netns
 from tests.comm.pool import ProcessPool, Runner, in_threads
+from tests.comm.test_plans import sends
 from tests.comm.test_tcp import Contract
-from tests.harness import explicit_ranks, run_ranks, settle_threads
+from tests.harness import explicit_ranks, run_ranks, run_threads, settle_threads
 
 Lay = Callable[[str], None]
 
@@ -289,6 +290,15 @@ def test_replicas_get_the_same_bits(lay: Lay) -> None:
 
     first, *rest = settle_threads(call, 5)
     assert all(one == first for one in rest)
+
+
+@pytest.mark.parametrize("hosts", ["aab", "abab"])
+def test_plans_send_what_they_say(lay: Lay, hosts: str) -> None:
+    lay(hosts)
+    for wrong in run_threads(sends, len(hosts)):
+        assert not wrong
+    sent = run_threads(lambda comm: comm.plan("send", np.ones(5000), root=0).sent, len(hosts))
+    assert sent == [40000] * len(hosts)
 
 
 def test_a_plan_tells_steps_and_bytes(lay: Lay) -> None:

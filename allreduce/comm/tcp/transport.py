@@ -142,7 +142,8 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
         calls.check(call, self._witness.where)
         placed = Placed(in_place=in_place(call, x, out, self.index))
-        return plan(call, Topology(self.name, self.index, self._size), self._choices, placed)
+        here = Topology(TcpTransport.name, self.index, self._size)  # whoever it serves
+        return plan(call, here, self._choices, placed)
 
     def payload_bytes(self) -> list[int]:
         return self._member.payload_bytes()
