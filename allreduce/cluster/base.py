@@ -123,17 +123,7 @@ class World:
         Raises:
             UsageError: A rank is none of this world's, or comes twice, or this one's is absent.
         """
-        where = f"[cluster] rank {self.members[self.rank].world_rank}"
-        if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(self.size)):
-            raise UsageError(
-                f"{where}: the group {name!r} of ranks {list(ranks)} is not valid: expected "
-                f"different ranks from 0 to {self.size - 1}"
-            )
-        if self.rank not in ranks:
-            raise UsageError(
-                f"{where}: rank {self.rank} is not one of the ranks {list(ranks)} of the group "
-                f"{name!r}; only its members make it"
-            )
+        self._check_subset(ranks, name)
         chosen = [self.members[rank] for rank in ranks]
         me = list(ranks).index(self.rank)
         known = tuple(member.world_rank for member in chosen)
@@ -149,6 +139,19 @@ class World:
             store=SubsetStore(self.store, name, known, me),
             farewell=_nothing,
         )
+
+    def _check_subset(self, ranks: Sequence[int], name: str) -> None:
+        where = f"[cluster] rank {self.members[self.rank].world_rank}"
+        if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(self.size)):
+            raise UsageError(
+                f"{where}: the group {name!r} of ranks {list(ranks)} is not valid: expected "
+                f"different ranks from 0 to {self.size - 1}"
+            )
+        if self.rank not in ranks:
+            raise UsageError(
+                f"{where}: rank {self.rank} is not one of the ranks {list(ranks)} of the group "
+                f"{name!r}; only its members make it"
+            )
 
     def exchange(self, key: str, value: bytes, timeout: float) -> list[bytes]:
         """Give `value` and return every member's, by rank; a collective call.

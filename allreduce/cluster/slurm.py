@@ -104,30 +104,25 @@ def _mpi(request: Request, found: Step) -> Any:
 def _meet(request: Request, found: Step, ignored: str) -> World:
     """Meet at a leader that task 0 starts; the others find it by the step's name or hosts."""
     from allreduce.cluster.meeting import PATIENCE, Meeting
-    from allreduce.cluster.rendezvous import Beacon, fetch
+    from allreduce.cluster.rendezvous import Beacon
 
     _check_secret(request, found)
     name = f"allreduce/{os.getuid()}/slurm/{found.job}.{found.step}/{request.generation}"
     with contextlib.ExitStack() as shown:
-        hosted, patience = None, PATIENCE
+        hosted = None
         if found.rank == 0:
             secret = request.secret or secrets.token_hex(32).encode()
             hosted = _host(request, found, secret)
             addresses: tuple[str, ...] = (hosted.address,)
+            patience = PATIENCE
             try:
                 beacon = Beacon(name, f"{hosted.address} {secret.hex()}".encode())
             except BaseException:
                 hosted.close()
                 raise
             shown.callback(beacon.close)
-        elif found.node == 0:
-            owner = f"task 0 of step {found.job}.{found.step}"
-            text = fetch(name, request.timeout, f"rank {found.rank}", owner).decode()
-            addresses, secret = (text.partition(" ")[0],), bytes.fromhex(text.partition(" ")[2])
         else:
-            first, secret = expand(found.hosts)[0], request.secret or b""
-            addresses = tuple(joined(first, port) for port in _ports(request, found))
-            patience = request.timeout
+            addresses, secret, patience = _look(request, found, name)
         world = Meeting(
             rank=found.rank,
             size=found.size,
@@ -142,6 +137,21 @@ def _meet(request: Request, found: Step, ignored: str) -> World:
             patience=patience,
         ).join()
     return Watch(found.rank).over(world)
+
+
+def _look(request: Request, found: Step, name: str) -> tuple[tuple[str, ...], bytes, float]:
+    """Return where task 0's leader may be, the secret, and for how long to try."""
+    from allreduce.cluster.meeting import PATIENCE
+    from allreduce.cluster.rendezvous import fetch
+
+    if found.node == 0:  # its host
+        owner = f"task 0 of step {found.job}.{found.step}"
+        text = fetch(name, request.timeout, f"rank {found.rank}", owner).decode()
+        address, _, hexed = text.partition(" ")
+        return (address,), bytes.fromhex(hexed), PATIENCE
+    first = expand(found.hosts)[0]
+    addresses = tuple(joined(first, port) for port in _ports(request, found))
+    return addresses, request.secret or b"", request.timeout
 
 
 def _check_secret(request: Request, found: Step) -> None:
