@@ -17,11 +17,10 @@ the dead one.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,15 +28,17 @@ from numpy.typing import NDArray
 
 from allreduce.cluster import World
 from allreduce.comm import sites
+from allreduce.comm.aligned import aligned
 from allreduce.comm.base import Array, Quick, Transport
 from allreduce.comm.call import MESSAGES, Call
 from allreduce.comm.choice.stored import current
 from allreduce.comm.failures import group_text
 from allreduce.comm.mpi import progress
 from allreduce.comm.mpi.calls import Collective
+from allreduce.comm.mpi.ending import Ending
 from allreduce.comm.mpi.flight import Flight
 from allreduce.comm.mpi.messages import Message
-from allreduce.comm.mpi.news import News, Notice
+from allreduce.comm.mpi.news import News
 from allreduce.comm.mpi.progress import entered
 from allreduce.comm.mpi.types import Library
 from allreduce.comm.mpi.vigil import WARN_SECONDS, Vigil
@@ -48,7 +49,6 @@ from allreduce.errors import (
     AllreduceError,
     ClosedError,
     OutOfMemoryError,
-    PeerLostError,
     TimeoutError,
     UsageError,
 )
@@ -56,7 +56,6 @@ from allreduce.errors import (
 _SPINS = 200  # polls before a waiter yields: about what a small call takes
 _YIELD_SECONDS = 0.05  # how long a waiter for the others' calls only yields
 _NAP_SECONDS = 0.001
-_ALIGNMENT = 64  # bytes
 
 
 class MpiTransport(Transport):
@@ -84,9 +83,7 @@ class MpiTransport(Transport):
         self._main_only = self._mpi.Query_thread() < self._mpi.THREAD_SERIALIZED
         self._pid = os.getpid()
         self._flight = Flight(self._mpi, control)
-        self._disputed: MpiWork | None = None
-        self._failure: AllreduceError | None = None
-        self._raised = False
+        self._ending = Ending(self._mpi, self._where, self._rank, news, self._flight)
         self._closed = self._leaving = False
         self._closing = threading.Lock()
         self.quick_seconds = min(timeout, WARN_SECONDS)
@@ -121,31 +118,17 @@ class MpiTransport(Transport):
         note = sites.note(array, None)
         message = Message(self._library, self._data, call, array, self._where, note)
         work = MpiWork(self, call, message, result, note)
-        with entered, self._intact():
+        with entered, self._ending.intact():
             self._flight.begin_message(work)
         self._check()
         return work
 
     def _begin(self, task: Collective, result: Callable[[], Any], flag: bool) -> MpiWork:
         work = MpiWork(self, task.call, task, result, sites.note(task.x, task.out))
-        with entered, self._intact():
+        with entered, self._ending.intact():
             self._flight.begin(work, flag)
         self._check()
         return work
-
-    @contextlib.contextmanager
-    def _intact(self) -> Iterator[None]:
-        """Make the communicator dead if what is done to its calls is left half done."""
-        try:
-            yield
-        except AllreduceError as error:
-            self._fail(type(error)(f"{self._where}: {error}"), "mismatch", str(error))
-        except self._mpi.Exception as error:
-            text = f"MPI failed, as after the loss of a rank or of a network: {error}"
-            self._fail(PeerLostError(f"{self._where}: {text}"), "aborted", text)
-        except BaseException as error:  # a signal's handler raised
-            self.abort(f"a call was interrupted by {type(error).__name__}")
-            raise
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
         size = self.size
@@ -198,16 +181,16 @@ class MpiTransport(Transport):
     def _glance(self, vigil: Vigil) -> None:
         error = vigil.glance()
         if error is not None:
-            self._fail(error)
+            self._ending.fail(error)
 
     def _expire(self, vigil: Vigil) -> None:
         """Give a work up, unless another member has done so already."""
         error = vigil.look()
         if error is not None:
-            self._fail(error)
+            self._ending.fail(error)
         else:
             text = vigil.surrender()
-            self._fail(TimeoutError(f"{self._where}: {text}"), "timeout", text)
+            self._ending.fail(TimeoutError(f"{self._where}: {text}"), "timeout", text)
         self._check()
 
     def _check_usable(self) -> None:
@@ -229,34 +212,19 @@ class MpiTransport(Transport):
         self._check()
 
     def _check(self) -> None:
-        """Raise what killed the communicator: the cause first, then that it is dead."""
+        """Raise why there is no communicator any more, if there is none."""
         if self._closed:
             raise ClosedError(f"{self._where}: the communicator is closed")
-        if self._failure is None and self._disputed is not None:
-            self._failure = self._news.settle(self._where, self._disputed.seq)
-        if self._failure is None:
-            return
-        if self._raised:
-            raise ClosedError(f"{self._where}: the communicator is dead since: {self._failure}")
-        self._raised = True
-        raise self._failure
-
-    def _fail(self, error: AllreduceError, kind: str = "", text: str = "") -> None:
-        """Make the communicator dead; with a `kind`, tell the others why."""
-        if self._failure is None and self._disputed is None:
-            self._failure = error
-            if kind:
-                self._news.tell(Notice(kind, self._rank, self._flight.completed, text))
+        self._ending.check()
 
     def advance(self) -> None:
         """Do what can be done of this communicator's calls; the caller is alone in MPI."""
-        if self._failure is not None or self._disputed is not None:
+        if self._ending.here:
             return
-        with self._intact():
+        with self._ending.intact():
             work = self._flight.advance()
             if work is not None:
-                self._disputed = work
-                self._news.dispute(work.seq, work.call, work.note, int(work.mark))
+                self._ending.dispute(work)
 
     @property
     def moving(self) -> bool:
@@ -269,10 +237,7 @@ class MpiTransport(Transport):
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
         self._check_usable()
         call = Call("empty", None, "bytes", nbytes, None, self._group)
-        try:
-            memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
-        except (MemoryError, ValueError):  # the latter where an address cannot say so much
-            memory = None
+        memory = aligned(nbytes)
         task = Collective(self._library, self._data, call, None, None, self._where)
         work = self._begin(task, lambda: None, memory is None)
         work.wait()
@@ -281,13 +246,10 @@ class MpiTransport(Transport):
             raise OutOfMemoryError(
                 f"{self._where}: empty: {where} has no {nbytes} bytes; ask for less on every rank"
             )
-        offset = -memory.ctypes.data % _ALIGNMENT
-        return memory[offset : offset + nbytes]
+        return memory
 
     def abort(self, reason: str) -> None:
-        text = f"this member aborted it: {reason}"
-        self._fail(ClosedError(f"{self._where}: {text}"), "aborted", reason)
-        self._raised = True
+        self._ending.abort(reason)
 
     def close(self, drain: bool) -> None:
         if os.getpid() != self._pid:
@@ -297,7 +259,7 @@ class MpiTransport(Transport):
                 return
             self._leaving = True
         try:
-            if drain and self._failure is None:
+            if drain and self._ending.failure is None:
                 for work in self._flight.works:
                     if not work.complete:
                         self.complete(work, None)
@@ -306,11 +268,11 @@ class MpiTransport(Transport):
 
     def _leave(self) -> None:
         """Free the communicators if nothing is left in them; otherwise keep what MPI may touch."""
-        if self._failure is None:
-            self._news.tell(Notice("left", self._rank, self._flight.completed, ""))
+        if self._ending.failure is None:
+            self._ending.tell("left", "")
         with entered:
             self._closed = True
-            unfinished = bool(self._flight.works) or self._failure is not None
+            unfinished = bool(self._flight.works) or self._ending.failure is not None
             progress.remove(self, unfinished)
             if not unfinished and not self._mpi.Is_finalized():
                 self._data.Free()  # a local matter once nothing is left in it

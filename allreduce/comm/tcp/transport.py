@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from allreduce import _native
 from allreduce.comm import sites
+from allreduce.comm.aligned import aligned
 from allreduce.comm.base import Array
 from allreduce.comm.call import Call, agreed_shape
 from allreduce.comm.choice.choosing import Choices
@@ -34,7 +35,6 @@ from allreduce.events import logger
 
 _LEAVE_SECONDS = 2.0  # how long last words may take to arrive
 _FAIL_SECONDS = 5.0  # how long the engine may take to let go of the arrays of a dead communicator
-_ALIGNMENT = 64
 
 
 class TcpWork(NativeWork[_native.TcpWork]):
@@ -159,10 +159,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         """Allocate ordinary memory, aligned to a cache line; all members ask for the same size."""
         call = Call("empty", None, "bytes", nbytes, None, self._name)
         self.start(call, None, None, lambda: None).wait()
-        try:
-            memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
-        except (MemoryError, ValueError):  # the latter where an address cannot say so much
-            memory = None
+        memory = aligned(nbytes)
         # Everybody learns whether everybody has it.
         mine, all_have = np.array([memory is not None]), np.zeros(self._size, bool)
         call = Call("all_gather", None, "bool", 1, None, self._name)
@@ -173,8 +170,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
                 f"{self._witness.where}: empty: {without} has no {nbytes} bytes of memory; ask for "
                 "less on every rank"
             )
-        offset = -memory.ctypes.data % _ALIGNMENT
-        return memory[offset : offset + nbytes]
+        return memory
 
 
 def _address(array: Array | None) -> int:

@@ -1,0 +1,83 @@
+"""How a communicator over MPI ends: what killed it, for this member and for the others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from allreduce.comm.mpi.flight import Flight
+from allreduce.comm.mpi.news import News, Notice
+from allreduce.comm.mpi.work import MpiWork
+from allreduce.errors import AllreduceError, ClosedError, PeerLostError
+
+
+class Ending:
+    """What has killed one member's communicator, if something has.
+
+    Args:
+        mpi: MPI's module.
+        where: "[mpi] rank 2", for messages.
+        rank: This member.
+        news: The communicator's.
+        flight: Its started calls.
+    """
+
+    def __init__(self, mpi: Any, where: str, rank: int, news: News, flight: Flight) -> None:
+        self._mpi, self._where, self._rank = mpi, where, rank
+        self._news, self._flight = news, flight
+        self.failure: AllreduceError | None = None
+        self._disputed: MpiWork | None = None
+        self._raised = False
+
+    @property
+    def here(self) -> bool:
+        """Whether the communicator is dead."""
+        return self.failure is not None or self._disputed is not None
+
+    def check(self) -> None:
+        """Raise what killed the communicator: the cause first, then that it is dead."""
+        if self.failure is None and self._disputed is not None:
+            self.failure = self._news.settle(self._where, self._disputed.seq)
+        if self.failure is None:
+            return
+        if self._raised:
+            raise ClosedError(f"{self._where}: the communicator is dead since: {self.failure}")
+        self._raised = True
+        raise self.failure
+
+    def fail(self, error: AllreduceError, kind: str = "", text: str = "") -> None:
+        """Make the communicator dead; with a `kind`, tell the others why."""
+        if not self.here:
+            self.failure = error
+            if kind:
+                self.tell(kind, text)
+
+    def tell(self, kind: str, text: str) -> None:
+        """Tell the others of this member's end."""
+        self._news.tell(Notice(kind, self._rank, self._flight.completed, text))
+
+    def abort(self, reason: str) -> None:
+        """Make the communicator dead on all members; nobody here waits for the cause."""
+        text = f"this member aborted it: {reason}"
+        self.fail(ClosedError(f"{self._where}: {text}"), "aborted", reason)
+        self._raised = True
+
+    def dispute(self, work: MpiWork) -> None:
+        """Make the communicator dead because members disagree on a call."""
+        self._disputed = work
+        self._news.dispute(work.seq, work.call, work.note, int(work.mark))
+
+    @contextlib.contextmanager
+    def intact(self) -> Iterator[None]:
+        """Make the communicator dead if what is done to its calls is left half done."""
+        try:
+            yield
+        except AllreduceError as error:
+            self.fail(type(error)(f"{self._where}: {error}"), "mismatch", str(error))
+        except self._mpi.Exception as error:
+            text = f"MPI failed, as after the loss of a rank or of a network: {error}"
+            self.fail(PeerLostError(f"{self._where}: {text}"), "aborted", text)
+        except BaseException as error:  # a signal's handler raised
+            self.abort(f"a call was interrupted by {type(error).__name__}")
+            raise
