@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -70,6 +72,34 @@ def test_ranks_of_other_worlds_are_refused(world: tuple[int, int], rank: int) ->
     _, answered = shake(MEETING, MEETING, world=world, rank=rank)
     assert isinstance(answered, HandshakeError)
     assert "of another world" in str(answered)
+
+
+def fuzz(seed: int, rounds: int) -> None:
+    """Meet a stranger who changes bits of what a member says, as its caller and its listener."""
+    draw = random.Random(seed)
+    hello = Hello(1, 3, 1, 4711, 2)
+    for _ in range(rounds):
+        said = bytearray(hello.pack(draw.randbytes(32)) + draw.randbytes(64))
+        for _ in range(draw.randrange(4)):
+            said[draw.randrange(len(said))] ^= 1 << draw.randrange(8)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.sendall(said[: draw.choice((len(said), draw.randrange(len(said))))])
+            theirs.shutdown(socket.SHUT_WR)
+            answers = partial(answer, ours, MEETING, 1, 3)
+            calls = partial(call, ours, MEETING, hello)
+            with pytest.raises(HandshakeError):
+                draw.choice((answers, calls))()
+
+
+def test_mutated_handshakes_are_refused() -> None:
+    fuzz(20264, 1000)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(600)
+def test_mutated_handshakes_are_refused_for_long() -> None:
+    fuzz(20265, 100_000)
 
 
 @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.0\r\n\r\n", os.urandom(200), b"\0" * 52])

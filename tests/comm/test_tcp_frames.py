@@ -207,7 +207,7 @@ def test_scrambled_frames() -> None:
 @pytest.mark.torture
 @pytest.mark.timeout(1800)
 def test_scrambled_frames_for_long() -> None:
-    fuzz(20263, 100_000)
+    fuzz(20263, 105_000)  # the change of one in thirty changes nothing
 
 
 def test_last_words_reach_a_peer_that_speaks_when_another_one_dies() -> None:

@@ -135,7 +135,7 @@ def test_mutated_handshakes_are_refused() -> None:
 @pytest.mark.torture
 @pytest.mark.timeout(600)
 def test_mutated_handshakes_are_refused_for_long() -> None:
-    fuzz_handshakes(20261, 100_000)
+    fuzz_handshakes(20261, 120_000)  # one in nine is as it should be
 
 
 def meet(
