@@ -84,7 +84,7 @@ def test_ctrl_c_ends_a_wait_and_the_others_learn_why() -> None:
     first, second = run_ranks(_interrupted, 2)
     assert first.stdout.startswith("KeyboardInterrupt True")
     assert "PeerLostError" in second.stdout
-    assert "rank 0 aborted the communicator: all_reduce was interrupted by Keyb" in second.stdout
+    assert "rank 0 aborted the communicator: a collective was interrupted by Keyb" in second.stdout
 
 
 def _raises() -> None:
