@@ -14,6 +14,9 @@ _Rules = tuple[int, int, list[tuple[int, int, int, int, bool, int]]]
 SLOT_BYTES: int
 PLACE_BYTES: int
 RING_BYTES: int
+EAGER_BYTES: int
+WINDOW_BYTES: int
+WINDOWS_PER_RECEIVER: int
 _Message = tuple[int, int, int, int, int, bytes]  # collective, type, peer, count, tag, note
 
 MESSAGE: int  # in the numbers of sends and recvs

@@ -100,6 +100,8 @@ class Communicator(Groups):
         counts: Sequence[int] | None = None,
         receives: Sequence[int] | None = None,
         out: Any = None,
+        dest: int | None = None,
+        source: int | None = None,
     ) -> Plan:
         """Say what a call would do here, without making it: not a collective call. Print it.
 
@@ -108,8 +110,7 @@ class Communicator(Groups):
             x: What the call would take: the way it goes depends on its size, type and memory. Of
                 scatter the root's array, on every rank; of recv the array it would receive into.
             op: The operator; "sum" where one is needed.
-            root: As for the call; of send its dest, of recv its source.
-            counts: As for the call.
+            root, counts, dest, source: As for the call.
             receives: Of all_to_all with counts: the rows that this rank would get from each.
             out: As for the call; a new array without it.
 
@@ -117,7 +118,8 @@ class Communicator(Groups):
             UsageError, UnsupportedError: As the call itself would.
         """
         options = Options(op, root, counts, receives)
-        return planning.describe(self._context(collective), self._transport, x, options, out)
+        peer = dest if collective == "send" else source
+        return planning.describe(self._context(collective), self._transport, x, options, out, peer)
 
     def all_reduce_init(
         self, x: NDArray[Any], *, op: str = "sum", out: NDArray[Any]

@@ -55,9 +55,7 @@ def start(comm: Caller, collective: str, x: Sequence[Any], options: Options, out
     """
     context = comm._context(collective)
     where = context.where
-    if collective not in _CARRIERS:
-        raise UsageError(f"{where} takes one array, not a list; lists go to {', '.join(_CARRIERS)}")
-    lent = [_borrow(context, i, one, options) for i, one in enumerate(x)]
+    lent = _lent(context, x, options)
     targets = _targets(where, lent, out)
     arrays = [one.array for one in lent]
     options = _checked(context, arrays, options)
@@ -104,10 +102,28 @@ class _Bundle:
 
 def _bundles(arrays: Sequence[Array], alone: bool) -> list[_Bundle]:
     """Sort a list's items by dtype; `alone` says whether a single one needs no packing."""
-    by_dtype: dict[np.dtype[Any], list[int]] = {}
+    return [_Bundle(items, len(items) > 1 or not alone) for items in by_dtype(arrays)]
+
+
+def by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
+    """Sort positions by their arrays' dtypes, each of which gets a call."""
+    found: dict[np.dtype[Any], list[int]] = {}
     for i, array in enumerate(arrays):
-        by_dtype.setdefault(array.dtype, []).append(i)
-    return [_Bundle(items, len(items) > 1 or not alone) for items in by_dtype.values()]
+        found.setdefault(array.dtype, []).append(i)
+    return list(found.values())
+
+
+def arrays_of(context: Context, x: Sequence[Any], options: Options) -> list[Array]:
+    """View a list's items, each refused as it would be alone."""
+    return [one.array for one in _lent(context, x, options)]
+
+
+def _lent(context: Context, x: Sequence[Any], options: Options) -> list[Lent]:
+    if context.collective not in _CARRIERS:
+        raise UsageError(
+            f"{context.where} takes one array, not a list; lists go to {', '.join(_CARRIERS)}"
+        )
+    return [_borrow(context, i, one, options) for i, one in enumerate(x)]
 
 
 def _checked(context: Context, arrays: Sequence[Array], options: Options) -> Options:

@@ -22,7 +22,11 @@ _Kind = tuple[np.dtype[np.generic], tuple[int, ...]]
 
 
 def of_array(
-    collective: str, dtype: np.dtype[np.generic], shape: tuple[int, ...], options: Options
+    collective: str,
+    dtype: np.dtype[np.generic],
+    shape: tuple[int, ...],
+    options: Options,
+    always: bool = False,
 ) -> str:
     """Say a call of one array, if it has factors: `all_reduce(float64[3], op='sum', prescale=2.0)`.
 
@@ -31,10 +35,14 @@ def of_array(
         dtype: The array's.
         shape: The array's.
         options: The call's, checked.
+        always: Say it without factors, too, and with the rows of unequal shares.
     """
-    if options.scale == (1, 1):
+    if options.scale == (1, 1) and not always:
         return ""
-    return _spell(collective, ((dtype, shape),), False, options.op, options.root, options.scale)
+    rows = (options.counts, options.receives) if always else (None, None)
+    shares = tuple(None if each is None else tuple(each) for each in rows)
+    kinds = ((dtype, shape),)
+    return _spell(collective, kinds, False, options.op, options.root, options.scale, shares)
 
 
 def of_list(context: Context, arrays: Sequence[Array], options: Options) -> str:
@@ -51,6 +59,7 @@ def _spell(
     op: str | None,
     root: int | None,
     scale: tuple[Factor, Factor],
+    shares: tuple[tuple[int, ...] | None, ...] = (None, None),
 ) -> str:
     arrays = ", ".join(f"{dtype}[{', '.join(map(str, shape))}]" for dtype, shape in kinds)
     options = {"op": op, "root": root}
@@ -58,6 +67,8 @@ def _spell(
     said = [f"[{arrays}]" if listed else arrays]
     said += [f"{name}={value!r}" for name, value in options.items() if value is not None]
     said += [f"{name}={value!r}" for name, value in factors.items() if value != 1]
+    named = zip(("counts", "receives"), shares, strict=True)
+    said += [f"{name}={list(rows)}" for name, rows in named if rows is not None]
     return _bounded(f"{collective}({', '.join(said)})")
 
 

@@ -173,6 +173,9 @@ void bind_comm(nb::module_& m) {
   m.attr("SLOT_BYTES") = kSmall;
   m.attr("PLACE_BYTES") = kPlace;
   m.attr("RING_BYTES") = kRing * kPlace;
+  m.attr("EAGER_BYTES") = kEager;
+  m.attr("WINDOW_BYTES") = kWindow;
+  m.attr("WINDOWS_PER_RECEIVER") = kWindowsPerReceiver;
   bind_member(m);
   m.attr("MESSAGE") = kMessage;
   m.attr("MAX_MEMBERS") = kMaxMembers;

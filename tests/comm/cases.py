@@ -203,6 +203,34 @@ def prepared(comm: Communicator) -> None:
         assert (most == (comm.size - 1) * step).all()
 
 
+def planned(comm: Communicator) -> None:
+    """Every call has a plan, which says it as its caller would write it."""
+    x, rows = np.ones((4 * comm.size, 3), "float32"), [2] * comm.size
+    wanted = [
+        comm.plan("all_reduce", x, op="max"),
+        comm.plan("all_reduce", [x, np.ones(2, "int64"), x[0]]),
+        comm.plan("all_to_all", x[: 2 * comm.size], counts=rows, receives=rows),
+        comm.plan("scatter", x, root=comm.size - 1),
+        comm.plan("broadcast", x),
+        comm.plan("barrier"),
+        comm.plan("send", x[0], dest=comm.size - 1),
+        comm.plan("recv", np.ones(5000)),
+    ]
+    whole = f"float32[{4 * comm.size}, 3]"
+    assert [plan.call for plan in wanted] == [
+        f"all_reduce({whole}, op='max')",
+        f"all_reduce([{whole}, int64[2], float32[3]], op='sum')",
+        f"all_to_all(float32[{2 * comm.size}, 3], counts={rows}, receives={rows})",
+        f"scatter({whole}, root={comm.size - 1})",
+        f"broadcast({whole}, root=0)",
+        "barrier()",
+        f"send(float32[3], dest={comm.size - 1}, tag=0)",
+        "recv(float64[5000], source=ANY, tag=ANY)",
+    ]
+    assert comm.size == 1 or all(plan.steps for plan in wanted)
+    assert len(wanted[1].parts) == 2
+
+
 def dropped(comm: Communicator) -> None:
     """A work that nobody waits for is completed by later calls, and keeps its arrays."""
     out = np.zeros(100000)

@@ -290,6 +290,6 @@ def memory(comm: Communicator) -> None:
 def plans(comm: Communicator) -> None:
     """MPI does not say what it would do; how members agree is ours to say."""
     for collective, steps in (("all_reduce", 2), ("barrier", 2), ("send", 1)):
-        planned = comm.plan(collective, np.ones(9), root=0 if collective == "send" else None)
+        planned = comm.plan(collective, np.ones(9), dest=0 if collective == "send" else None)
         assert (planned.algorithm, planned.sent, len(planned.steps)) == ("mpi", None, steps)
         assert "MPI decides" in planned.steps[-1]

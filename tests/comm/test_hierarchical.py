@@ -81,7 +81,13 @@ def test_what_crosses_between_hosts_is_what_the_plan_says(namespaces: ProcessPoo
 
 
 def test_values_on_four_hosts(namespaces: ProcessPool) -> None:
-    for case, *where in (("in_flight",), ("prepared",), ("unequal", "private"), ("plain_data",)):
+    for case, *where in (
+        ("in_flight",),
+        ("prepared",),
+        ("planned",),
+        ("unequal", "private"),
+        ("plain_data",),
+    ):
         namespaces.run(case, *where)
 
 
@@ -297,7 +303,7 @@ def test_plans_send_what_they_say(lay: Lay, hosts: str) -> None:
     lay(hosts)
     for wrong in run_threads(sends, len(hosts)):
         assert not wrong
-    sent = run_threads(lambda comm: comm.plan("send", np.ones(5000), root=0).sent, len(hosts))
+    sent = run_threads(lambda comm: comm.plan("send", np.ones(5000), dest=0).sent, len(hosts))
     assert sent == [40000] * len(hosts)
 
 

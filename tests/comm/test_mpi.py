@@ -20,6 +20,7 @@ SHARED = (  # of tests.comm.cases; "bits" is the shared transport's promise alon
     "slices",
     "in_flight",
     "prepared",
+    "planned",
     "dropped",
     "numbers",
     "layouts",

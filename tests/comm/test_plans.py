@@ -146,13 +146,13 @@ def test_messages_over_tcp_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
         for length in (4, 100000):
             x = np.ones(length)
             if comm.rank == 0:
-                plans.append(comm.plan("send", x, root=1))
+                plans.append(comm.plan("send", x, dest=1))
                 before = sent(comm)
                 comm.send(x, dest=1)
                 comm.barrier()
                 assert sent(comm) - before == plans[-1].sent == 8 * length
             else:
-                plans.append(comm.plan("recv", x, root=0))
+                plans.append(comm.plan("recv", x, source=0))
                 comm.recv(x, source=0)
                 comm.barrier()
         return [(one.algorithm, one.sent) for one in plans]

@@ -40,7 +40,17 @@ class Contract:
 
     @pytest.mark.parametrize(
         "case",
-        ["slices", "in_flight", "prepared", "dropped", "numbers", "layouts", "many_small", "freed"],
+        [
+            "slices",
+            "in_flight",
+            "prepared",
+            "planned",
+            "dropped",
+            "numbers",
+            "layouts",
+            "many_small",
+            "freed",
+        ],
     )
     def test_case(self, run: Runner, case: str) -> None:
         run(case)

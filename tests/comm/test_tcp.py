@@ -31,7 +31,7 @@ class Contract:
         run(case)
 
     @pytest.mark.parametrize(
-        "case", ["in_flight", "prepared", "dropped", "numbers", "layouts", "many_small"]
+        "case", ["in_flight", "prepared", "planned", "dropped", "numbers", "layouts", "many_small"]
     )
     def test_case(self, run: Runner, case: str) -> None:
         run(case)

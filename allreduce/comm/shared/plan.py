@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from allreduce import _native
-from allreduce.comm.call import Call, item_bytes
+from allreduce.comm.call import MESSAGES, Call, item_bytes
 from allreduce.comm.choice.choosing import Choice, Choices
 from allreduce.comm.plan import Placed, Plan, Topology
 from allreduce.comm.segments import given, inputs, pieces, slice_of, taken
@@ -37,6 +37,8 @@ class _Moved:
 def plan_shared(call: Call, topology: Topology, choices: Choices, placed: Placed) -> Plan:
     """Plan a call between threads and processes of one host."""
     me, size, item = topology.rank, topology.size, item_bytes(call.dtype)
+    if call.collective in MESSAGES:
+        return _message(call, placed)
     moved = _Moved([])
     choice = _choose(call, size, choices, placed, item)
     if size == 1:
@@ -58,6 +60,32 @@ def plan_shared(call: Call, topology: Topology, choices: Choices, placed: Placed
         stores=choice.stores,
         read=moved.read * item,
         written=moved.written * item,
+        sent=0,
+        staging=staging,
+    )
+
+
+def _message(call: Call, placed: Placed) -> Plan:
+    """Plan a send or a recv; whether the sender's memory is symmetric, only it knows."""
+    nbytes, sending = call.count * item_bytes(call.dtype), call.collective == "send"
+    algorithm, chunk, staging = "staged", _native.WINDOW_BYTES, 0
+    if nbytes <= _native.EAGER_BYTES:
+        algorithm, chunk, staging = "small", 0, nbytes
+        steps = ["write it into the receiver's box" if sending else "copy it out of the own box"]
+    elif placed.symmetric and sending:
+        algorithm, chunk = "direct", 0
+        steps = ["offer it, and wait until its receiver has copied it"]
+    elif sending:
+        staging = min(nbytes, _native.WINDOWS_PER_RECEIVER * chunk)
+        steps = ["offer it, and wait until a recv accepts it", "copy it into windows, by chunks"]
+    else:
+        steps = ["accept the offer", "copy the message out of windows, or of symmetric memory"]
+    moved = 0 if algorithm == "direct" else nbytes
+    return Plan(
+        *(str(call), "shared", algorithm, tuple(steps)),
+        chunk=chunk,
+        read=moved,
+        written=moved,
         sent=0,
         staging=staging,
     )
