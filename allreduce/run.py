@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from allreduce import settings
+from allreduce.cluster import descriptors
 from allreduce.cluster.address import LOOPBACK
-from allreduce.cluster.children import ALONE, Child, environment, python, spawn
+from allreduce.cluster.children import ALONE, FILES, Child, environment, python, spawn
 from allreduce.cluster.relay import Relay
 from allreduce.cluster.signals import Signals
 from allreduce.cluster.sink import Sink
@@ -49,6 +50,8 @@ class Job:
         self._secret = os.environ.get("ALLREDUCE_SECRET") or secrets.token_hex(32)
         self._size = size
         try:
+        leading = descriptors.leader_files(size) if size > 1 else 0
+        descriptors.check(size * FILES + Signals.FILES + leading, f"cannot start {size} ranks")
             self._children = [
                 spawn(rank, command, environment(rank, size, self._secret)) for rank in range(size)
             ]

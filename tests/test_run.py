@@ -287,12 +287,16 @@ def test_many_ranks_start_and_meet(script: Write) -> None:
     assert result.code == 0, result.err
 
 
-def test_more_ranks_than_files_may_be_open_is_one_line(script: Write) -> None:
-    command = " ".join([*LAUNCH, "-n", "60", str(script(""))])
-    result = run(["bash", "-c", f"ulimit -n 128; exec {command}"])
+@pytest.mark.parametrize(("ranks", "files"), [(60, 128), (3, 24), (3, 20)])
+def test_more_ranks_than_files_may_be_open_is_one_line(
+    script: Write, ranks: int, files: int
+) -> None:
+    command = " ".join([*LAUNCH, "-n", str(ranks), str(script(""))])
+    result = run(["bash", "-c", f"ulimit -n {files}; exec {command}"])
     assert result.code == 1
-    assert "cannot start 60 ranks: [Errno 24] Too many open files" in result.err
-    assert "Traceback" not in result.err
+    (line,) = result.err.splitlines()
+    assert line.startswith(f"[allreduce.run] cannot start {ranks} ranks: it needs ")
+    assert f"are left of the {files} that ulimit -n allows" in line
 
 
 FLOOD = """

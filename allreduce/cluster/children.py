@@ -13,6 +13,7 @@ from typing import NoReturn
 from allreduce.cluster.lineage import MARKER
 from allreduce.settings import PREFIX
 
+FILES = 3  # that a child keeps open in the launcher
 ALONE = b"-"  # the word for a world of one, which needs no leader
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _libc = ctypes.CDLL(None, use_errno=True)  # looked up before any fork

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from allreduce.cluster import descriptors
 from allreduce.cluster.address import split
 from allreduce.cluster.alone import world_of_one
 from allreduce.cluster.base import World
@@ -63,6 +64,8 @@ def _meet(request: Request, rank: int, size: int, address: str, why: str) -> Wor
 
     secret, hosted, deaf = request.secret or b"", None, ""
     if rank == 0 and not request.launched:
+        wanted = "[cluster] rank 0: cannot host the group leader"
+        descriptors.check(descriptors.leader_files(size), wanted)
         try:
             hosted = Leader(address, size, secret, request.timeout, request.generation)
         except JoinError as error:  # something listens there already, or it is another machine's

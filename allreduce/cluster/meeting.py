@@ -9,8 +9,8 @@ import socket
 import time
 from dataclasses import dataclass, field
 
+from allreduce.cluster import descriptors, proof
 from allreduce.cluster import leader_pb2 as pb
-from allreduce.cluster import proof
 from allreduce.cluster.address import LOOPBACK, check_secret, split
 from allreduce.cluster.base import World
 from allreduce.cluster.client import LeaderStore, Line
@@ -75,6 +75,8 @@ class Meeting:
     def _join(self) -> World:
         for address in self.addresses:
             check_secret(address, self.secret)
+        wanted = f"[cluster] rank {self.rank}: cannot call the group leader"
+        descriptors.check(descriptors.LINE_FILES, wanted)
         line, job = self._connect()
         store = LeaderStore(line, self.rank, self.whereabouts, self.hosted)
         try:

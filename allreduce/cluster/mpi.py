@@ -184,7 +184,7 @@ def _host(request: Request, told: list[Any], secret: bytes) -> tuple[str, Any]:
         address = joined(leaders_address(machines, hosts), 0)
         leader = Leader(address, len(told), secret, request.timeout, request.generation)
     except AllreduceError as error:
-        return f"!{error}", None
+        return f"!{str(error).removeprefix('[cluster] ')}", None
     return f"{leader.address} {secret.hex()}", leader
 
 

@@ -11,12 +11,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from allreduce.cluster import descriptors
 from allreduce.cluster.lineage import ancestors
 from allreduce.errors import JoinError
 
 _HYDRA = ("mpiexec.hydra", "hydra_pmi_proxy")  # MPICH's and Intel MPI's
 _PRRTE = ("orterun", "orted", "prterun", "prte", "prted")  # Open MPI's
 _LAUNCHERS = frozenset(("mpirun", "mpiexec", "srun", "slurmstepd", *_HYDRA, *_PRRTE))
+_FILES = 14  # that MPICH 5 opens to initialise, over UCX and on one host: without them it aborts
 # MPICH's ranks map theirs while they initialise, Open MPI's when they first talk to each other.
 MAPPED_BY_ALL = ("/dev/shm/mpich_shm_",)
 _SEGMENTS = (*MAPPED_BY_ALL, "/dev/shm/sm_segment.", "/dev/shm/Intel_MPI_")
@@ -29,7 +31,8 @@ def load(launcher_family: str, rank: int, size: int, timeout: float) -> Any:
     under Open MPI's launcher.
 
     Raises:
-        JoinError: The library cannot be loaded, is finalised, or does not understand the launcher.
+        JoinError: The library cannot be loaded, is finalised, or does not understand the launcher,
+            or this process may open too few files.
     """
     try:
         mpi = imported()
@@ -47,6 +50,8 @@ def load(launcher_family: str, rank: int, size: int, timeout: float) -> Any:
         raise mismatch(
             launcher_family, rank, f"{library} cannot learn its ranks from Open MPI's launcher"
         )
+    wanted = f"[cluster] rank {rank}: cannot initialise MPI and join"
+    descriptors.check(_FILES + descriptors.LINE_FILES, wanted)
     try:
         with warnings.catch_warnings():
             # mpi4py warns of a launcher that does not fit; the sizes show it, and that is an error.

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from allreduce.cluster import forks
+from allreduce.cluster import descriptors, forks
 from allreduce.cluster.address import check_secret
 from allreduce.cluster.group import Group
 from allreduce.cluster.rpc import LEFT, SERVER_OPTIONS, grpc, leader_pb2_grpc
@@ -35,7 +35,7 @@ class Leader:
             and stopped processes.
 
     Raises:
-        JoinError: Nothing can listen at `address`.
+        JoinError: Nothing can listen at `address`, or too few files may be open.
         UsageError: `address` is not loopback and `secret` is empty.
     """
 
@@ -50,6 +50,8 @@ class Leader:
         check_secret(address, secret)
         self.size, self.secret, self.silence = size, secret, silence
         self.generation = generation
+        wanted = f"[cluster] no group leader of {size} ranks can listen at {address}"
+        descriptors.check(descriptors.leader_files(size), wanted)
         self.address = address
         self.groups: dict[int, Group] = {}
         self.closing = False

@@ -16,6 +16,8 @@ class Signals:
     """
 
     def __init__(self, numbers: Iterable[signal.Signals]) -> None:
+    FILES = 2  # that it keeps open
+
         self._caught: list[signal.Signals] = []
         self.fd, writing = os.pipe()
         for end in (self.fd, writing):

@@ -279,3 +279,15 @@ def test_ranks_on_several_hosts_meet_where_all_can_reach_the_leader(tmp_path: Pa
     command = mpirun(2, path)
     result = run([command[0], *TWO_HOSTS, *command[1:]], {"ALLREDUCE_TCP_INTERFACE": "lo"})
     assert (result.code, result.out) == (0, "((0,), (1,)) 1 127.0.0.1\n" * 2), result
+
+
+@pytest.mark.parametrize(("files", "words"), [(36, "cannot initialise MPI"), (48, "group leader")])
+def test_too_few_files_are_told_before_anything_needs_them(
+    script: Write, files: int, words: str
+) -> None:
+    command = " ".join(mpirun(2, script(SHOW)))
+    result = run(["bash", "-c", f"ulimit -n {files}; exec {command}"])
+    assert result.code != 0
+    found = [line for line in result.err.splitlines() if ".JoinError: " in line]
+    assert found, result.err
+    assert all(words in line and "that ulimit -n allows" in line for line in found), found

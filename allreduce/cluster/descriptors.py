@@ -1,0 +1,56 @@
+"""How many more files this process may open: asked before anything is begun that needs them.
+
+A process that runs out of descriptors half-way leaves the others waiting for it, one that is passed
+a file finds it missing, and gRPC ends the process, or crashes.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+
+from allreduce.errors import JoinError
+
+_LEADER_FILES = 10  # that gRPC and its event loops open to listen
+LINE_FILES = 5  # that gRPC opens to call a leader
+_SPARE = 8  # for what comes and goes meanwhile: listeners, strangers, files that are passed on
+
+
+def leader_files(size: int) -> int:
+    """Return how many files a group leader of `size` members has open."""
+    return _LEADER_FILES + size
+
+
+def shortage(needed: int) -> str:
+    """Say that this process cannot open so many files more; nothing if it can.
+
+    Args:
+        needed: How many files it will open and keep.
+    """
+    needed += _SPARE
+    most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:  # the listing itself is one of those that are open
+        left = most + 1 - sum(int(name) < most for name in os.listdir("/proc/self/fd"))
+    except OSError:  # which it cannot be
+        left = 0
+    if most == resource.RLIM_INFINITY or left >= needed:
+        return ""
+    raised = "raise it with ulimit -n" if hard > most else "have its administrator raise it"
+    return (
+        f"it needs {needed} file descriptors, but {max(0, left)} are left of the {most} that "
+        f"ulimit -n allows; {raised}"
+    )
+
+
+def check(needed: int, purpose: str) -> None:
+    """Refuse to begin what would run out of files.
+
+    Args:
+        needed: How many files it will open and keep.
+        purpose: Who wants to do what: "[cluster] rank 0: cannot host the group leader".
+
+    Raises:
+        JoinError: There are too few left.
+    """
+    if short := shortage(needed):
+        raise JoinError(f"{purpose}: {short}")
