@@ -23,8 +23,9 @@ from allreduce.cluster.address import LOOPBACK
 from allreduce.cluster.children import ALONE, FILES, Child, environment, python, spawn
 from allreduce.cluster.relay import Relay
 from allreduce.cluster.signals import Signals
-from allreduce.cluster.sink import Sink
+from allreduce.cluster.sink import Sink, Told
 from allreduce.errors import AllreduceError, JoinError
+from allreduce.events import logger
 
 if TYPE_CHECKING:
     from allreduce.cluster.service import Leader
@@ -49,9 +50,9 @@ class Job:
         self._grace = grace
         self._secret = os.environ.get("ALLREDUCE_SECRET") or secrets.token_hex(32)
         self._size = size
-        try:
         leading = descriptors.leader_files(size) if size > 1 else 0
         descriptors.check(size * FILES + Signals.FILES + leading, f"cannot start {size} ranks")
+        try:
             self._children = [
                 spawn(rank, command, environment(rank, size, self._secret)) for rank in range(size)
             ]
@@ -90,6 +91,8 @@ class Job:
         from allreduce.cluster.service import Leader
 
         timeout = settings.load().timeout
+        logger.addHandler(Told(self._tell))
+        logger.propagate = False
         self._leader = Leader(f"{LOOPBACK}:0", self._size, self._secret.encode(), timeout)
         return self._leader.address.encode()
 
@@ -123,12 +126,7 @@ class Job:
                 self._signals.clear()
         for child in self._children:
             if child.reap():
-                for source in {child.stdout, child.stderr} & self._relays.keys():
-                    self._relays[source].drain()
-                    self._relays[source].ended = True
-                    self._forget_ended(source)
-                if child.code and self._first is None:
-                    self._fail(child)
+                self._note_end(child)
         for sink in (self._out, self._err):
             sink.flush()
             if sink.broken and self._stop is None:  # as if it had killed us: nobody reads
@@ -137,6 +135,17 @@ class Job:
             self._act(number)
         if self._plan and time.monotonic() >= self._plan[0][0]:
             self._send(self._plan.pop(0)[1])
+
+    def _note_end(self, child: Child) -> None:
+        """Write the last of its output, and tell whom its end concerns."""
+        for source in {child.stdout, child.stderr} & self._relays.keys():
+            self._relays[source].drain()
+            self._relays[source].ended = True
+            self._forget_ended(source)
+        if child.code and self._first is None:
+            self._fail(child)
+        elif child.code == 0 and self._leader is not None:
+            self._leader.end(child.rank, child.pid)
 
     def _forget_ended(self, source: int) -> None:
         if self._relays[source].ended:
@@ -165,12 +174,12 @@ class Job:
         self._stop = number
         polite = number == signal.SIGINT
         if polite:
-            self._err.write(_line("interrupted"))
+            self._tell("interrupted")
             for relay in self._relays.values():
                 relay.interrupted = True
         elif number in _FORWARDED:
             living = sum(child.code is None for child in self._children)
-            self._err.write(_line(f"got {number.name}; ending {living} rank{'s' * (living != 1)}"))
+            self._tell(f"got {number.name}; ending {living} rank{'s' * (living != 1)}")
         self._send(number if number in _FORWARDED else signal.SIGTERM)
         self._end_after(_INTERRUPT_SECONDS if polite else self._grace)
 
@@ -186,9 +195,13 @@ class Job:
         if self._stop is None:
             others = sum(other.code is None for other in self._children)
             ending = f"; ending the other {others}" if others else ""
-            told = f"rank {child.rank} (process {child.pid}) {child.fate}{ending}"
-            self._err.write(_line(told))
+            self._tell(f"rank {child.rank} (process {child.pid}) {child.fate}{ending}")
             self._end_after(self._grace)
+
+    def _tell(self, text: str) -> None:
+        """Write a line of our own, from any thread."""
+        self._err.write(_line(text))
+        self._signals.wake()
 
     def _end_after(self, seconds: float) -> None:
         now = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -297,6 +298,18 @@ def test_more_ranks_than_files_may_be_open_is_one_line(
     (line,) = result.err.splitlines()
     assert line.startswith(f"[allreduce.run] cannot start {ranks} ranks: it needs ")
     assert f"are left of the {files} that ulimit -n allows" in line
+
+
+def test_a_rank_that_ends_before_it_joins_is_told_to_those_that_wait(script: Write) -> None:
+    path = script(f"import os, sys\nif os.environ['ALLREDUCE_RANK'] == '1': sys.exit(0)\n{JOIN}")
+    result = launch(3, path, deadline=20)
+    assert result.code == 1
+    told = r"PeerLostError: .* rank 1 \(process \d+ on .*\) is gone: it ended with exit code 0 "
+    assert len(re.findall(told, result.err)) == 2, result.err
+
+
+def test_ranks_that_never_join_end_as_any_program(script: Write) -> None:
+    assert launch(2, script("print('done')")).code == 0
 
 
 FLOOD = """

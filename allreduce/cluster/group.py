@@ -35,6 +35,7 @@ class Group:
     first_lost: int | None = (
         None  # the rank whose death came first: the others' are its consequence
     )
+    ended: dict[int, Member] = field(default_factory=dict)  # whose processes cannot join any more
     _members: dict[int, Member] = field(default_factory=dict)
     _send: dict[int, Send] = field(default_factory=dict)  # the members that are connected
     _gone: dict[int, str] = field(default_factory=dict)  # rank → reason, of an assembled group
@@ -165,7 +166,18 @@ class Group:
             self._answer(rank, pb.ToMember(request=request, members=self._roll()))
             return False
         self._assembling.add((rank, request))
-        return True
+        self.give_up()
+        return bool(self._assembling)
+
+    def give_up(self) -> None:
+        """Tell those who wait for others to join of one that has `ended` without doing so."""
+        never = [rank for rank in self.absent if rank in self.ended]
+        if never:
+            reason = "it ended with exit code 0 before it called allreduce.init()"
+            lost = pb.Lost(identity=_identity(self.ended[never[0]]), reason=reason)
+            for rank, request in self._assembling:
+                self._answer(rank, pb.ToMember(request=request, lost=lost))
+            self._assembling.clear()
 
     def _enter_barrier(self, rank: int, request: int, name: str) -> bool:
         if self._gone:
@@ -203,11 +215,7 @@ class Group:
             barrier.waiting.pop(rank, None)
 
     def _roll(self) -> pb.Members:
-        return pb.Members(members=[self._identity(rank) for rank in range(self.size)])
-
-    def _identity(self, rank: int) -> pb.Identity:
-        member = self._members[rank]
-        return pb.Identity(rank=rank, host=member.host, pid=member.pid, machine=member.machine)
+        return pb.Members(members=[_identity(self._members[rank]) for rank in range(self.size)])
 
     def _gone_answer(self, request: int, rank: int | None = None) -> pb.ToMember:
         """Answer a request that a gone member makes impossible, naming the first that went."""
@@ -215,7 +223,7 @@ class Group:
             rank = self.first_lost
         elif rank is None:
             rank = next(iter(self._gone))
-        lost = pb.Lost(identity=self._identity(rank), reason=self._gone[rank])
+        lost = pb.Lost(identity=_identity(self._members[rank]), reason=self._gone[rank])
         return pb.ToMember(request=request, lost=lost)
 
     def _miss(self, rank: int, request: int, missing: Sequence[int]) -> None:
@@ -225,3 +233,7 @@ class Group:
         send = self._send.get(rank)
         if send is not None:
             send(message)
+
+
+def _identity(member: Member) -> pb.Identity:
+    return pb.Identity(rank=member.rank, host=member.host, pid=member.pid, machine=member.machine)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 import time
 from typing import Any
 
 from allreduce.cluster import descriptors, forks
 from allreduce.cluster.address import check_secret
+from allreduce.cluster.base import Member
 from allreduce.cluster.group import Group
 from allreduce.cluster.rpc import LEFT, SERVER_OPTIONS, grpc, leader_pb2_grpc
 from allreduce.cluster.session import Session
@@ -48,12 +50,13 @@ class Leader:
         generation: int | None = None,
     ) -> None:
         check_secret(address, secret)
-        self.size, self.secret, self.silence = size, secret, silence
-        self.generation = generation
         wanted = f"[cluster] no group leader of {size} ranks can listen at {address}"
         descriptors.check(descriptors.leader_files(size), wanted)
+        self.size, self.secret, self.silence = size, secret, silence
+        self.generation = generation
         self.address = address
         self.groups: dict[int, Group] = {}
+        self.ended: dict[int, Member] = {}
         self.closing = False
         self.left = False  # whether it ends because its host leaves in good order
         self.greeting = 0
@@ -78,6 +81,18 @@ class Leader:
         groups = list(self.groups.values())  # the loop's thread adds to them
         found = [group.first_lost for group in groups]
         return next((rank for rank in found if rank is not None), None)
+
+    def end(self, rank: int, pid: int) -> None:
+        """Note that a rank's process has ended normally: those who wait for it to join are told."""
+
+        def note() -> None:
+            self.ended[rank] = Member(rank, socket.gethostname(), pid)
+            for group in self.groups.values():
+                group.give_up()
+
+        assert self._loop is not None  # it has started
+        with contextlib.suppress(RuntimeError):  # the loop has just ended
+            self._loop.call_soon_threadsafe(note)
 
     def close(self, drain: float = 0.0) -> None:
         """Stop, after waiting up to `drain` seconds for members that still ask for something.

@@ -27,6 +27,7 @@ class Host(Protocol):
     generation: int | None
     closing: bool
     groups: dict[int, Group]
+    ended: dict[int, Member]
     attending: int
     greeting: int  # connections that have not proved anything yet
     asked: float
@@ -85,13 +86,14 @@ class Session:
         return await self._admit(hello)
 
     async def _admit(self, hello: pb.Hello) -> bool:
-        if self._leader.closing or self._leader.generation not in (None, hello.generation):
+        leader = self._leader
+        if leader.closing or leader.generation not in (None, hello.generation):
             return await self._refuse(
                 f"this leader does not serve generation {hello.generation} of the job", again=True
             )
         identity = hello.identity
         self._member = Member(identity.rank, identity.host, identity.pid, identity.machine)
-        group = self._leader.groups.setdefault(hello.generation, Group(self._leader.size))
+        group = leader.groups.setdefault(hello.generation, Group(leader.size, ended=leader.ended))
         why = group.refusal(self._member, hello.size)
         if why is not None:
             return await self._refuse(why)

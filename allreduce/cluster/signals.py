@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterable
@@ -15,17 +16,22 @@ class Signals:
         fd: Readable when something came.
     """
 
-    def __init__(self, numbers: Iterable[signal.Signals]) -> None:
     FILES = 2  # that it keeps open
 
+    def __init__(self, numbers: Iterable[signal.Signals]) -> None:
         self._caught: list[signal.Signals] = []
-        self.fd, writing = os.pipe()
-        for end in (self.fd, writing):
+        self.fd, self._writing = os.pipe()
+        for end in (self.fd, self._writing):
             os.set_blocking(end, False)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         for number in numbers:
             signal.signal(number, self._catch)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def wake(self) -> None:
+        """Make `fd` readable, from any thread."""
+        with contextlib.suppress(BlockingIOError):  # it is full, and so readable
+            os.write(self._writing, b"\0")
 
     def clear(self) -> None:
         """Let `fd` be readable no longer, until the next one comes."""

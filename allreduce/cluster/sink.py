@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import select
+from collections.abc import Callable
 
 _FULL = 2**20  # bytes; with more to write, the ranks' output is left in their pipes
 _NOBODY_READS = (errno.EPIPE, errno.EIO)  # the latter from a terminal that has been closed
@@ -51,3 +53,14 @@ class Sink:
                 raise
             self.broken = True
             self._kept.clear()
+
+
+class Told(logging.Handler):
+    """Hands what is logged in any thread to `tell`."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell(record.getMessage())

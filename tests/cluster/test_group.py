@@ -147,3 +147,15 @@ def test_refusals_say_what_is_wrong() -> None:
     twice = group.refusal(Member(1, "elsewhere", 7), 2) or ""
     assert "process 101 on host" in twice
     assert "process 7 on elsewhere" in twice
+
+
+def test_those_who_wait_for_a_rank_whose_process_has_ended_are_told() -> None:
+    room = Room(3, present=1)
+    room.group.handle(0, pb.FromMember(request=1, assemble=pb.Assemble()))
+    room.group.ended[1] = Member(1, "host", 101)
+    room.group.give_up()
+    room.enter(2)
+    room.group.handle(2, pb.FromMember(request=4, assemble=pb.Assemble()))
+    for rank, request in ((0, 1), (2, 4)):
+        (answer,) = room.sent[rank]
+        assert (answer.request, answer.lost.identity.pid) == (request, 101)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from pathlib import Path
 
@@ -85,3 +86,13 @@ def test_a_wait_that_ends_sooner_is_not_reported() -> None:
     assert wait.quiet == pytest.approx(wait.remaining, abs=0.1)
     assert wait.goes_on("nobody")
     assert not waiting.Wait(0).goes_on("nobody")
+
+
+def test_the_launcher_says_it_among_its_own_lines(tmp_path: Path) -> None:
+    late = "import os, time\nif os.environ['ALLREDUCE_RANK'] == '1': time.sleep(1.5)"
+    launch = "from allreduce.cluster import waiting\nwaiting.WARN_SECONDS = 0.5\n"
+    launch += "from allreduce.run import app\napp()"
+    result = run([sys.executable, "-c", launch, "-n", "2", str(script(tmp_path, late))])
+    assert result.code == 0, result.err
+    (line,) = warnings(result.err)
+    assert line.startswith("[allreduce.run] waiting for rank 1 of 2 to join; every rank has to")
