@@ -7,23 +7,36 @@ with strategy.scope():
     model = ar.nn.Sequential([ar.nn.Dense(128, activation="relu"), ar.nn.Dense(10)])
 """
 
+import signal
 import sys
 
-if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][:1] in (
-    ["allreduce.run"],
-    ["-mallreduce.run"],
+if (
+    sys.argv[:1] == ["-m"]
+    and sys.orig_argv[-len(sys.argv) :][:1] in (["allreduce.run"], ["-mallreduce.run"])
+    and signal.getsignal(signal.SIGINT) == signal.default_int_handler
 ):
-    import signal
-
     # Python imports this package before the launcher's first line. Nothing has to end yet, so that
     # Ctrl-C needs no traceback. Where it is ignored, as for a shell's background jobs, it stays so.
-    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from allreduce import cluster as cluster  # at once: a rank's place is taken before it has children
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Have Ctrl-C wait for an import: what it breaks off fails with errors of its own (NumPy's)."""
+    unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
+
+
+with _interrupts_later():  # until there are hooks that tell of it in a line
+    from allreduce import cluster as cluster  # at once: a place is taken before it has children
 
 if TYPE_CHECKING:
     from allreduce import config, nn, optim
@@ -123,9 +136,12 @@ if not TYPE_CHECKING:  # else type checkers would believe that every name is the
     def __getattr__(name: str) -> object:
         """Import a public name, or the module of one, at its first use."""
         if name in _HOME:
-            found = getattr(import_module(_HOME[name]), name)
+            with _interrupts_later():
+                home = import_module(_HOME[name])
+            found = getattr(home, name)
         elif f"{__name__}.{name}" in _MODULES:
-            return import_module(f"{__name__}.{name}")
+            with _interrupts_later():
+                return import_module(f"{__name__}.{name}")
         elif name == "__version__":
             from importlib.metadata import version
 

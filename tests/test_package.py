@@ -128,3 +128,23 @@ def test_ctrl_c_is_the_programs_own_where_it_is_not_the_launcher(tmp_path: Path)
     )
     env = {"PYTHONPATH": str(tmp_path)}
     assert python("-m", "program", "allreduce.run", env=env) == (0, "True\n", "")
+
+
+def test_an_interrupt_waits_for_what_is_being_imported() -> None:
+    program = (
+        "import os, signal, sys\n"
+        "import allreduce as ar\n"
+        "class Finder:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, *_):\n"
+        "        if name == 'numpy': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder)\n"
+        "try:\n"
+        "    ar.init\n"
+        "except KeyboardInterrupt:\n"
+        "    print('allreduce.comm' in sys.modules, ar.init.__name__)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert ended.stdout == "True init\n", ended

@@ -178,6 +178,24 @@ def test_what_a_rank_prints_on_ctrl_c_is_shown(script: Write) -> None:
     assert result.err.splitlines() == ["[allreduce.run] interrupted", "[0] saved"]
 
 
+def test_tracebacks_of_ctrl_c_are_left_out_whole(script: Write) -> None:
+    path = script(
+        """
+        import sys, time
+        try:
+            print("ready", flush=True)
+            time.sleep(60)
+        except KeyboardInterrupt:  # of a source line that is empty Python says so
+            print("Traceback (most recent call last):", file=sys.stderr)
+            print('  File "typing.py", line 412, in f\\n\\nKeyboardInterrupt', file=sys.stderr)
+        """
+    )
+    with running([*LAUNCH, "-n", "1", str(path)]) as process:
+        assert process.line() == "[0] ready"
+        process.signal(signal.SIGINT)
+        assert process.finish(3).err.splitlines() == ["[allreduce.run] interrupted"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_sigterm_is_forwarded_and_told(script: Write, number: signal.Signals) -> None:
     path = script("import os, time\nos.write(1, b'%d\\n' % os.getpid())\ntime.sleep(60)")

@@ -103,9 +103,10 @@ class Watch:
                 return
         except KeyboardInterrupt:
             pass  # then it was that, all along
-        self._interrupted()
+        self._say_interrupted()
+        self._finish(INTERRUPTED, "an interrupt")
 
-    def _interrupted(self) -> None:
+    def _say_interrupted(self) -> None:
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would end in a traceback
         if not self._launched:
@@ -114,15 +115,18 @@ class Watch:
                 print("[allreduce] interrupted", file=sys.stderr)
             _flush()
             time.sleep(_AFTER_YOU_SECONDS)  # ending frees the claim, and mpirun then kills the rest
-        self._finish(INTERRUPTED, "an interrupt")
 
-    def _finish(self, code: int, reason: str) -> None:
-        """End this process, and the job where that is in our hands."""
+    def _end_job(self, code: int, reason: str) -> None:
+        """End the job where that is in our hands; else the others learn of this rank's loss."""
         _flush()
         if self._abort is not None:
             time.sleep(_REPORT_SECONDS)
             self._abort(code)
         self._abandon(reason)
+
+    def _finish(self, code: int, reason: str) -> None:
+        """End the job, and this process."""
+        self._end_job(code, reason)
         last = threading.Timer(_LAST_SECONDS, _exit_now, (code,))
         last.daemon = True
         last.start()
@@ -142,8 +146,14 @@ class Watch:
 
     def close_world(self) -> None:
         """Leave in good order, at the end of a program that did not."""
-        if self._world is not None and os.getpid() == self._pid:
+        if self._world is None or os.getpid() != self._pid:
+            return
+        try:
             self._world.close()
+        except KeyboardInterrupt:
+            self._say_interrupted()
+            self._end_job(INTERRUPTED, "an interrupt")
+            _exit_now(INTERRUPTED)
 
     def _abandon(self, reason: str) -> None:
         """Break the connection so that the others learn of this rank's loss."""

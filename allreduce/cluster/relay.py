@@ -61,7 +61,7 @@ class Relay:
             self._held = [line]
         elif self._held is not None and line.startswith(b"KeyboardInterrupt"):
             self._held = None
-        elif self._held is not None and line.startswith(b" "):
+        elif self._held is not None and (not line or line.startswith(b" ")):
             self._held.append(line)
         else:
             self._release()

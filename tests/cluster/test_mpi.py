@@ -158,7 +158,9 @@ def test_a_library_that_does_not_know_the_launcher_leaves_no_shared_memory(tmp_p
     assert not [name for name in made if name.exists()]
 
 
-@pytest.mark.parametrize("busy", ["time.sleep(60)", "world.store.barrier('never', 60)"])
+@pytest.mark.parametrize(
+    "busy", ["time.sleep(60)", "world.rank or time.sleep(60)\nworld.store.barrier('never', 60)"]
+)
 def test_ctrl_c_ends_the_job_with_one_line(script: Write, busy: str) -> None:
     lines = f"os.write(1, b'%d\\n' % os.getpid())\nworld.store.barrier('all', 30)\n{busy}"
     with running(mpirun(3, script(lines))) as process:
