@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from allreduce.cluster import World
 from allreduce.comm.checks import is_whole
 from allreduce.comm.collectives import Collectives
+from allreduce.comm.gathering import Gathering
 from allreduce.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -46,9 +47,27 @@ class Home:
     open: Open
     # How many were made: by their members, because each member knows of its own alone.
     _made: Counter[tuple[str, tuple[int, ...]]] = field(default_factory=Counter)
+    _gathering: Gathering = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._gathering = Gathering(self.world, self.name, self.timeout)
+
+    def gather(
+        self, where: str, ranks: Sequence[int], kind: str, transport: str | None = None
+    ) -> Communicator:
+        """Make the communicator of these ranks, once all of them want it.
+
+        Args:
+            where: "[shared] rank 2", for messages.
+            ranks: The members, of which this process is one.
+            kind: "group", "local" or "across".
+            transport: What carries its calls; as its parent's without it.
+        """
+        self._gathering.meet(where, kind, self._made[kind, tuple(ranks)] + 1, ranks)
+        return self.make(ranks, kind, transport)
 
     def make(self, ranks: Sequence[int], kind: str, transport: str | None = None) -> Communicator:
-        """Make the communicator of these ranks, of which this process is one."""
+        """Make the communicator of these ranks, who have met."""
         chosen = (kind, tuple(ranks))
         self._made[chosen] += 1
         name = f"{self.name}/{kind}.{self._made[chosen]}"
@@ -120,6 +139,8 @@ class Groups(Collectives):
 
         Raises:
             UsageError: There is no such rank, or one comes twice.
+            MismatchError: Members wait for each other in different groups.
+            TimeoutError: A member did not come.
             UnsupportedError: Members are replicas of which a process may have several.
         """
         home = self._base("group")
@@ -133,7 +154,8 @@ class Groups(Collectives):
             raise UsageError(f"{self._where}: group got ranks={ranks!r}; one of them comes twice")
         if self.rank not in listed:
             return None
-        return home.make([int(rank) for rank in listed], "group", transport)
+        named = [int(rank) for rank in listed]
+        return home.gather(self._where, named, "group", transport)
 
     @property
     def local(self) -> Communicator:
@@ -143,7 +165,7 @@ class Groups(Collectives):
         """
         if self._local is None or self._local.closed:
             home = self._base("local")
-            self._local = home.make(_host(home, self.rank), "local")
+            self._local = home.gather(self._where, _host(home, self.rank), "local")
         return self._local
 
     @property
@@ -157,7 +179,7 @@ class Groups(Collectives):
             home = self._base("across")
             place = _host(home, self.rank).index(self.rank)
             lane = sorted(ranks[place] for ranks in home.world.hosts if place < len(ranks))
-            self._across = home.make(lane, "across")
+            self._across = home.gather(self._where, lane, "across")
         return self._across
 
     def _base(self, call: str) -> Home:

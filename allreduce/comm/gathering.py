@@ -1,0 +1,260 @@
+"""How the members of a new group meet: who waits in another group, or does not come, is told.
+
+They meet in the store of the larger communicator's world. Each arrives under a key of the group;
+where not all come at once, it writes down which group it waits in. Members of which each waits for
+the next, and the last for the first, would wait for ever: all of them raise, and so do those who
+wait for one of them. A member that raises leaves its failure where it was expected.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+
+from allreduce.cluster import World
+from allreduce.cluster.waiting import Wait
+from allreduce.comm.failures import process_state
+from allreduce.comm.sites import place, text
+from allreduce.errors import MismatchError, TimeoutError
+
+_PATIENCE_SECONDS = 0.25  # then it is looked at what the absent ones do
+_LOOK_SECONDS = 0.5  # between later looks
+_CLASSES = {"mismatch": MismatchError, "timeout": TimeoutError}
+_COME = "all of these ranks have to make it, and name them in this order"
+_SAME_ORDER = "name the ranks of a group in the same order on all of them"
+_ORDER = "every rank must make its groups in the same order"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A group that a member waits for."""
+
+    kind: str  # "group", "local" or "across"
+    number: int  # how often its members have made it, with this time
+    ranks: tuple[int, ...]
+    site: str  # the caller's line
+    turn: int  # counts what this member waits for, failures too
+
+    @property
+    def key(self) -> str:
+        """Under which its members arrive."""
+        return f"{self.kind}.{self.number}/{','.join(map(str, self.ranks))}"
+
+    def __str__(self) -> str:
+        ranks = list(self.ranks)
+        call = f"group({ranks})" if self.kind == "group" else f"{self.kind}, of ranks {ranks},"
+        return f"{call} at {self.site}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why members have raised."""
+
+    kind: str  # of _CLASSES
+    story: str
+    turns: tuple[tuple[int, int], ...]  # of the members at fault: rank and turn
+
+
+@dataclass(frozen=True)
+class _Note:
+    """What a member has left under a key; empty if it has arrived, or waits for nobody."""
+
+    wanted: Wanted | None = None
+    failure: Failure | None = None
+
+    def pack(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def unpack(data: bytes) -> _Note:
+        read = json.loads(data)
+        wanted, failure = read["wanted"], read["failure"]
+        if wanted is not None:
+            wanted = Wanted(**wanted | {"ranks": tuple(wanted["ranks"])})
+        if failure is not None:
+            turns = tuple((rank, turn) for rank, turn in failure["turns"])
+            failure = Failure(**failure | {"turns": turns})
+        return _Note(wanted, failure)
+
+
+class _Failed(Exception):  # noqa: N818 - tells what to raise, and never leaves this file
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+
+
+class Gathering:
+    """Where one member of a communicator meets the others before they make groups.
+
+    Args:
+        world: The communicator's processes, in the order of its members.
+        name: Its name.
+        timeout: Seconds in which the members of a group must have come.
+    """
+
+    def __init__(self, world: World, name: str, timeout: float) -> None:
+        self._world, self._timeout, self._me = world, timeout, world.rank
+        self._room = f"{world.generation}/gathering/{name}"
+        self._turns = count(1)
+        self._told: set[tuple[int, int]] = set()  # turns of failures that were raised here
+        self._failed = False  # whether this member's note is that of a failure
+        self._lock = threading.Lock()
+        self._inside = 0  # threads: where several wait, no note could say for whom
+
+    def meet(self, where: str, kind: str, number: int, ranks: Sequence[int]) -> None:
+        """Return when all of a group's members have called this.
+
+        Args:
+            where: "[shared] rank 2", for messages.
+            kind: "group", "local" or "across".
+            number: How many such groups of these ranks there are with this one.
+            ranks: The members.
+
+        Raises:
+            MismatchError: Members wait for each other in different groups.
+            TimeoutError: A member did not come.
+            PeerLostError: A process died.
+        """
+        if len(ranks) == 1:
+            return
+        wanted = Wanted(kind, number, tuple(ranks), text(*place()), next(self._turns))
+        with self._lock:
+            self._inside += 1
+            if self._inside > 1 or self._failed:
+                self._note(_Note())
+                self._failed = False
+        wait = Wait(self._timeout)
+        try:
+            self._set(f"{wanted.key}/{self._me}", _Note())
+            if not self._together(wanted):
+                self._wait(wanted, wait)
+        except _Failed as failed:
+            self._leave(wanted, failed.failure)
+            story = failed.failure.story.removeprefix(f"{self._world.called(self._me)} ")
+            raise _CLASSES[failed.failure.kind](f"{where}: {story}") from None
+        finally:
+            with self._lock:
+                self._inside -= 1
+
+    def _together(self, wanted: Wanted) -> bool:
+        """Say whether all come at once: the first asks for each, the others for its word."""
+        wait = Wait(min(_PATIENCE_SECONDS, self._timeout))
+        first, *others = wanted.ranks
+        if first != self._me:
+            return self._get(f"{wanted.key}/all", wait.remaining) is not None
+        if not all(self._has_come(wanted, rank, wait.remaining) for rank in others):
+            return False
+        self._set(f"{wanted.key}/all", _Note())
+        return True
+
+    def _wait(self, wanted: Wanted, wait: Wait) -> None:
+        with self._lock:
+            if self._inside == 1:
+                self._note(_Note(wanted))
+        missing = [rank for rank in wanted.ranks if rank != self._me]
+        while missing := [rank for rank in missing if not self._has_come(wanted, rank)]:
+            self._look(wanted, missing)
+            absent = ", ".join(self._absent(rank) for rank in missing)
+            if not wait.quiet and not wait.goes_on(f"{absent} in {wanted}; {_COME}"):
+                story = (
+                    f"{self._world.called(self._me)} gave up {wanted} after {self._timeout:g} s: "
+                    f"{absent} did not come; {_COME}; if it only needs longer, raise the timeout"
+                )
+                raise _Failed(Failure("timeout", story, ((self._me, wanted.turn),)))
+            self._get(f"{wanted.key}/{missing[0]}", min(_LOOK_SECONDS, wait.quiet))
+
+    def _look(self, wanted: Wanted, missing: Sequence[int]) -> None:
+        """Raise if absent members cannot come any more."""
+        for rank in missing:
+            self._raise_new(self._get(f"waits/{rank}"))
+        waiting = self._waiting(wanted, missing)
+        circle = self._circle(waiting) if len(waiting) > 1 else []
+        if circle:
+            turns = tuple((rank, waiting[rank].turn) for rank in circle)
+            raise _Failed(Failure("mismatch", self._story(circle, waiting), turns))
+
+    def _waiting(self, wanted: Wanted, missing: Sequence[int]) -> dict[int, Wanted]:
+        """Read what the absent ones wait for, and those whom they wait for, and so on."""
+        waiting, ahead = {self._me: wanted}, list(missing)
+        while ahead:
+            rank = ahead.pop()
+            note = None if rank in waiting else self._get(f"waits/{rank}")
+            if note is not None and note.wanted is not None:
+                waiting[rank] = note.wanted
+                ahead += note.wanted.ranks
+        return waiting
+
+    def _circle(self, waiting: dict[int, Wanted]) -> list[int]:
+        """Find members of which each waits for the next, and for whom this one waits in the end.
+
+        Who has arrived is asked after all notes were read: a member whose group lacks somebody then
+        still waits in it, so that what is found was true at one moment, and stays so.
+        """
+        needs = {
+            rank: [
+                other
+                for other in one.ranks
+                if other in waiting and other != rank and not self._has_come(one, other)
+            ]
+            for rank, one in waiting.items()
+        }
+        while free := [rank for rank in needs if needs.keys().isdisjoint(needs[rank])]:
+            for rank in free:
+                del needs[rank]
+        path: list[int] = []
+        rank = self._me
+        while rank in needs and rank not in path:
+            path.append(rank)
+            rank = next(other for other in needs[rank] if other in needs)
+        return path[path.index(rank) :] if path else []
+
+    def _story(self, circle: Sequence[int], waiting: dict[int, Wanted]) -> str:
+        """Say who waits for whom, where, and how to mend it."""
+        following = [*circle[1:], circle[0]]
+        waits = ", ".join(
+            f"{self._world.called(rank)} waits in {waiting[rank]} for {self._world.called(other)}"
+            for rank, other in zip(circle, following, strict=True)
+        )
+        wanted = [waiting[rank] for rank in circle]
+        same = len({frozenset(one.ranks) for one in wanted}) == 1
+        mend = _SAME_ORDER if same else _ORDER
+        return f"groups differ: {waits}; {mend}"
+
+    def _has_come(self, wanted: Wanted, rank: int, timeout: float = 0.0) -> bool:
+        note = self._get(f"{wanted.key}/{rank}", timeout)
+        self._raise_new(note)
+        return note is not None and note.failure is None
+
+    def _raise_new(self, note: _Note | None) -> None:
+        """Raise another member's failure, unless this one has."""
+        failure = None if note is None else note.failure
+        if failure is not None and not self._told.issuperset(failure.turns):
+            raise _Failed(failure)
+
+    def _leave(self, wanted: Wanted, failure: Failure) -> None:
+        """Leave the failure for those who wait for this member, or come later."""
+        self._told.update(failure.turns)
+        self._failed = True
+        self._set(f"{wanted.key}/{self._me}", _Note(failure=failure))
+        self._note(_Note(failure=failure))
+
+    def _absent(self, rank: int) -> str:
+        """Name a member, and say whether its process lives if this host knows that."""
+        member = self._world.members[rank]
+        near = member.machine == self._world.members[self._me].machine
+        state = process_state(member.pid) if near else f"process {member.pid} on {member.host}"
+        return f"{self._world.called(rank)} ({state})"
+
+    def _note(self, note: _Note) -> None:
+        self._set(f"waits/{self._me}", note)
+
+    def _set(self, key: str, note: _Note) -> None:
+        self._world.store.set(f"{self._room}/{key}", note.pack())
+
+    def _get(self, key: str, timeout: float = 0.0) -> _Note | None:
+        try:
+            return _Note.unpack(self._world.store.get(f"{self._room}/{key}", timeout))
+        except TimeoutError:
+            return None

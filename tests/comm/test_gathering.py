@@ -1,0 +1,123 @@
+"""Members that make groups in orders that cannot work, or do not come to one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.harness import run_ranks
+
+
+def _orders() -> None:
+    import json
+    import time
+
+    import allreduce as ar
+
+    comm = ar.init(timeout=20)
+    size, rank = comm.size, comm.rank
+    half = comm.split(0, -rank)  # member 0 is rank 2
+    assert half is not None
+
+    def attempt(parent: ar.Communicator, ranks: list[int]) -> None:
+        comm.barrier()
+        began = time.monotonic()
+        try:
+            made = parent.group(ranks)
+            told: object = None if made is None else made.all_gather_object(rank)
+        except ar.AllreduceError as error:
+            told = f"{type(error).__name__} {error}"
+        print(json.dumps([told, time.monotonic() - began]))
+
+    reverse = [[0, 1], [1, 0], [1, 2]][rank]
+    attempt(comm, reverse)
+    attempt(comm, [0, 1])  # and they may go on
+    attempt(comm, sorted([rank, (rank + 1) % size]))
+    attempt(comm, [[0, 1], [2, 1, 0], [0, 1, 2]][rank])
+    attempt(half, [half.rank, 0] if half.rank else [0, 1])
+    attempt(comm, [0, 1, 2])
+    comm.barrier()
+
+
+def test_members_that_wait_for_each_other_in_different_groups_all_learn_of_it() -> None:
+    results = run_ranks(_orders, 3)
+    assert [result.returncode for result in results] == [0, 0, 0], results
+    by_rank = [[json.loads(line) for line in result.stdout.splitlines()] for result in results]
+    assert all(seconds < 2 for told in by_rank for _, seconds in told), by_rank
+    reverse, right, ring, third, nested, last = (
+        [told[scene][0] for told in by_rank] for scene in range(6)
+    )
+    for rank in range(3):  # rank 2 waits for one that waits for ever
+        where = f"MismatchError [shared] rank {rank}: groups differ: "
+        _check(reverse[rank], where, "rank 0 waits in group([0, 1]) at ", " for rank 1")
+        _check(reverse[rank], "rank 1 waits in group([1, 0]) at ", "program.py:", "the same order")
+        _check(ring[rank], where, "group([0, 1])", "group([1, 2])", "group([0, 2])")
+        _check(ring[rank], "every rank must make its groups in the same order")
+        _check(third[rank], where, "rank 0 waits in group([0, 1])")
+    assert right == [[0, 1], [0, 1], None]
+    assert last == [[0, 1, 2]] * 3
+    assert nested[0] is None or "MismatchError" in nested[0], nested
+    _check(nested[1], "world.1/split.1: rank 1", "rank 2 (member 0) waits in group([0, 1]) at ")
+    _check(nested[2], "world.1/split.1: rank 2 (member 0)", "rank 1 waits in group([1, 0]) at ")
+
+
+def _late() -> None:
+    import time
+
+    import allreduce as ar
+    from allreduce.cluster import waiting
+
+    waiting.WARN_SECONDS = 0.3
+    comm = ar.init(timeout=1.5)
+    if comm.rank == 1:
+        time.sleep(1.8)
+    for _ in range(2):  # the second time, both come
+        try:
+            part = comm.group([0, 1])
+            assert part is not None
+            print(part.all_reduce(1))
+        except ar.TimeoutError as error:
+            print(error)
+            time.sleep(0.8)
+    comm.barrier()
+
+
+def test_a_member_that_does_not_come_is_named() -> None:
+    results = run_ranks(_late, 2)
+    assert [result.returncode for result in results] == [0, 0], results
+    first, second = (result.stdout.splitlines() for result in results)
+    _check(
+        first[0],
+        "[shared] rank 0: gave up group([0, 1]) at ",
+        "program.py:",
+        " after 1.5 s: rank 1",
+    )
+    _check(first[0], "(process ", " is alive) did not come; all of these ranks have to make it")
+    _check(second[0], "[shared] rank 1: rank 0 gave up group([0, 1]) at ", "did not come")
+    assert first[1] == second[1] == "2"
+    _check(results[0].stderr, "waiting for rank 1 (process ", " is alive) in group([0, 1]) at ")
+
+
+def test_hosts_are_named_where_local_and_across_wait_for_each_other() -> None:
+    def program() -> None:
+        import os
+
+        os.environ["ALLREDUCE_HOST"] = f"host{int(os.environ['ALLREDUCE_RANK']) // 2}"
+        import allreduce as ar
+
+        comm = ar.init(timeout=20)
+        try:
+            _ = comm.local if comm.rank in (0, 3) else comm.across
+        except ar.MismatchError as error:
+            print(error)
+        comm.barrier()
+
+    for rank, result in enumerate(run_ranks(program, 4, env={"ALLREDUCE_TCP_INTERFACE": "lo"})):
+        assert result.returncode == 0, result
+        _check(result.stdout, f"[hierarchical] rank {rank}: groups differ: ")
+        _check(result.stdout, "waits in local, of ranks [0, 1], at ", "in across, of ranks [1, 3],")
+
+
+def _check(told: Any, *parts: str) -> None:
+    for part in parts:
+        assert part in told, told
