@@ -200,20 +200,18 @@ def test_a_member_that_leaves_in_the_middle_is_named_by_all(lay: Lay) -> None:
 def _stopped_rank(hosts: str, victim: int) -> None:
     import os
     import signal
-    import subprocess
     import threading
 
     import numpy as np
 
     from allreduce import errors
-    from allreduce.comm import init
+    from allreduce.comm import init, world
 
     rank = int(os.environ["ALLREDUCE_RANK"])
     os.environ["ALLREDUCE_HOST"] = hosts[rank]
     comm = init(timeout=1.5)
-    comm.barrier()
-    if rank == victim:  # in the middle of it; it ends when the others have
-        subprocess.Popen(["sh", "-c", f"sleep 3; kill -KILL {os.getpid()}"])
+    pids = comm.all_gather_object(os.getpid())
+    if rank == victim:  # in the middle of it
         threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGSTOP)).start()
     works = [comm.all_reduce(np.ones(3_000_000, "f4"), async_op=True) for _ in range(9)]
     try:
@@ -221,6 +219,12 @@ def _stopped_rank(hosts: str, victim: int) -> None:
             work.wait()
     except errors.TimeoutError as error:
         print(str(error).split(": ", 1)[1])
+    others = [other for other in range(len(hosts)) if other != victim]
+    world().store.set(f"done/{rank}", b"")
+    if rank == others[0]:  # then it may end
+        for other in others:
+            world().store.get(f"done/{other}", 20)
+        os.kill(pids[victim], signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
