@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import signal
@@ -22,6 +23,8 @@ _FILES = 14  # that MPICH 5 opens to initialise, over UCX and on one host: witho
 # MPICH's ranks map theirs while they initialise, Open MPI's when they first talk to each other.
 MAPPED_BY_ALL = ("/dev/shm/mpich_shm_",)
 _SEGMENTS = (*MAPPED_BY_ALL, "/dev/shm/sm_segment.", "/dev/shm/Intel_MPI_")
+
+_finalizing = 0  # the process that finalises MPI here, where mpi4py does not
 
 
 def load(launcher_family: str, rank: int, size: int, timeout: float) -> Any:
@@ -79,16 +82,32 @@ def _wait_for_all_ranks_in_mpi_init(mpi: Any, timeout: float) -> None:
 
 
 def imported() -> Any:
-    """Import `mpi4py.MPI` without initialising MPI; it is finalised at exit all the same."""
+    """Import `mpi4py.MPI` without initialising MPI; it is finalised at exit all the same.
+
+    Unless the program has imported it before, that is our affair: mpi4py finalises MPI at the end
+    of a forked child, too, where it waits for the other ranks.
+    """
+    global _finalizing
     import mpi4py
 
+    if "mpi4py.MPI" not in sys.modules:
+        _finalizing = os.getpid()
     before = mpi4py.rc.initialize, mpi4py.rc.finalize
-    mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+    mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
     try:
         from mpi4py import MPI
     finally:
         mpi4py.rc.initialize, mpi4py.rc.finalize = before
     return MPI
+
+
+@atexit.register  # at the import of the cluster room, and so after all that still use MPI
+def _finalize() -> None:
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or os.getpid() != _finalizing:
+        return
+    if mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 def finalized() -> bool:

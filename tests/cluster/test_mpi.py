@@ -293,3 +293,17 @@ def test_too_few_files_are_told_before_anything_needs_them(
     found = [line for line in result.err.splitlines() if ".JoinError: " in line]
     assert found, result.err
     assert all(words in line and "that ulimit -n allows" in line for line in found), found
+
+
+def test_a_forked_child_ends_without_the_others(script: Write) -> None:
+    lines = (
+        "from mpi4py import MPI\n"
+        "child = os.fork()\n"
+        "if child == 0: sys.exit(3)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "world.store.barrier('all', 20)\n"
+        "import atexit\n"
+        "atexit.register(lambda: os.write(1, b'%d\\n' % MPI.Is_finalized()))"
+    )
+    result = run(mpirun(2, script(lines)), deadline=25)
+    assert (result.code, sorted(result.out.split())) == (0, ["0", "0", "3", "3"]), result
