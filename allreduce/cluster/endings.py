@@ -132,17 +132,22 @@ class Watch:
         last.start()
 
     def _at_exit(self) -> None:
-        if os.getpid() != self._pid:
-            return
-        error = getattr(sys, "last_value", None) if self._hooked else None
-        code = exits.status() or int(error is not None)
+        code, reason = self.ending()
         if not code:
             return
         _flush()
-        self._abandon(f"status {code}" if error is None else _named(error))
+        self._abandon(reason)
         if self._abort is not None:
             time.sleep(_REPORT_SECONDS)
             self._abort(code)
+
+    def ending(self) -> tuple[int, str]:
+        """Return the exit code and the error with which this process ends, if it does so."""
+        error = getattr(sys, "last_value", None) if self._hooked else None
+        code = exits.status() or int(error is not None)
+        if not code or os.getpid() != self._pid:
+            return 0, ""
+        return code, f"exit code {code}" if error is None else _named(error)
 
     def close_world(self) -> None:
         """Leave in good order, at the end of a program that did not."""
@@ -172,9 +177,10 @@ def failure() -> str:
     """Say by what error this process is ending, if it is: then it must not say goodbye to anybody.
 
     Returns:
-        "ValueError: ...", "status 3"; nothing if it is well.
+        "ValueError: ...", "exit code 3"; nothing if it is well.
     """
-    return _failure
+    # Whoever asks at the end may have registered for it later, and so come before the watches.
+    return _failure or next((why for _, why in (watch.ending() for watch in _watches) if why), "")
 
 
 def _named(error: BaseException) -> str:

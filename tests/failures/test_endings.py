@@ -47,6 +47,8 @@ def test_a_rank_that_exits_gives_the_job_its_code(
         result = job.finish_after_action(5)
         job.assert_nothing_left()
     assert result.code == 3, result
+    if (launcher, moment) == ("run", "collective"):
+        assert "rank 1 aborted the communicator: its program ended with exit code 3" in result.err
 
 
 @LAUNCHERS
