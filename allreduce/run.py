@@ -243,7 +243,9 @@ def launch(
 ) -> None:
     """Start ranks of a program on this machine, without MPI."""
     if not module and not Path(command[0]).exists():
-        raise typer.BadParameter(f"there is no file {command[0]!r}", param_hint="COMMAND")
+        is_python = Path(command[0]).name.startswith("python")
+        hint = "; leave it out: ranks are Python programs anyway" if is_python else ""
+        raise typer.BadParameter(f"there is no file {command[0]!r}{hint}", param_hint="COMMAND")
     try:
         settings.load()
         code = Job(python([*(["-m"] if module else []), *command]), processes, grace).run()

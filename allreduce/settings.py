@@ -93,7 +93,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("SIZE", _integer(1), None, "an integer from 1", "how many ranks the job has"),
     Setting("LEADER", _address, None, "host:port", "where the group leader listens"),
     Setting("SECRET", _secret, None, "any non-empty text", "the job's shared secret"),
-    Setting("TRANSPORT", str, None, "a transport's name", "which transport carries collectives"),
+    Setting("TRANSPORT", _text, None, "a transport's name", "which transport carries collectives"),
     Setting("ACROSS", _carrier, "tcp", "tcp or mpi", "what carries between hosts, in hierarchical"),
     Setting("TCP_CONNECTIONS", _connections, 1, "1 to 16", "sockets per pair"),
     Setting("TCP_INTERFACE", _text, None, "an interface or address", "where hosts reach another"),

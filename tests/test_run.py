@@ -288,6 +288,12 @@ def test_a_missing_script_is_told_before_anything_starts() -> None:
     assert "absent.py" in result.err
 
 
+def test_an_interpreter_before_the_script_is_to_be_left_out() -> None:
+    result = run([*LAUNCH, "-n", "2", "python3", "absent.py"])
+    assert result.code == 2
+    assert "leave it out" in result.err
+
+
 @pytest.mark.parametrize("size", ["0", "-1", "two"])
 def test_impossible_sizes(size: str, script: Write) -> None:
     assert run([*LAUNCH, "-n", size, str(script(""))]).code == 2

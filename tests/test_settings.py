@@ -42,6 +42,7 @@ def test_values_are_typed(name: str, text: str, expected: Any) -> None:
         ("RANK", "-1"),
         ("RANK", "one"),
         ("RANK", ""),
+        ("TRANSPORT", ""),
         ("SIZE", "0"),
         ("SIZE", "2.0"),
         ("LEADER", "node7"),

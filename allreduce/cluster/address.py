@@ -58,3 +58,13 @@ def check_secret(address: str, secret: bytes) -> None:
             "secret: anybody on the network could join; set ALLREDUCE_SECRET to the same random "
             "text on all ranks"
         )
+
+
+def unresolved(address: str) -> str:
+    """Say that the name in `host:port` does not resolve, and why; nothing if it does."""
+    host = split(address)[0]
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return f"{host} cannot be resolved: {error.strerror}"
+    return ""

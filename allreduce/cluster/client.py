@@ -12,6 +12,7 @@ from concurrent import futures
 
 from allreduce.cluster import forks
 from allreduce.cluster import leader_pb2 as pb
+from allreduce.cluster.address import unresolved
 from allreduce.cluster.base import LeaderLeftError, Member, Store, lost, ranks_text
 from allreduce.cluster.rpc import (
     BEAT_SECONDS,
@@ -52,7 +53,7 @@ class Line:
             ready.cancel()
             self._channel.close()
             forks.release(self)
-            raise ConnectionError(f"nothing answers at {address}") from None
+            raise ConnectionError(unresolved(address) or f"nothing answers at {address}") from None
         self.greetings: queue.SimpleQueue[pb.ToMember | None] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[pb.FromMember | None] = queue.SimpleQueue()
         self._lock = threading.Lock()

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from allreduce.cluster import descriptors, forks
-from allreduce.cluster.address import check_secret
+from allreduce.cluster.address import check_secret, unresolved
 from allreduce.cluster.base import Member
 from allreduce.cluster.group import Group
 from allreduce.cluster.rpc import LEFT, SERVER_OPTIONS, grpc, leader_pb2_grpc
@@ -125,7 +125,8 @@ class Leader:
         try:
             port = server.add_insecure_port(self.address)
         except RuntimeError:  # gRPC's text tells how to debug gRPC, not why
-            raise OSError("the address is in use, or not of this machine") from None
+            why = unresolved(self.address) or "the address is in use, or not of this machine"
+            raise OSError(why) from None
         self.address = f"{self.address.rpartition(':')[0]}:{port}"
         await server.start()
         self._started.set()

@@ -55,6 +55,15 @@ def test_half_a_place_is_refused(told: dict[str, object], missing: str) -> None:
         cluster.join(**told)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_leaders_host_without_an_address_is_named(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "PATIENCE", 0.3)
+    with pytest.raises(JoinError, match=r"nowhere\.invalid cannot be resolved"):
+        cluster.join(rank=rank, size=2, leader="nowhere.invalid:4711", secret="hush")
+
+
 def test_rank_out_of_range() -> None:
     with pytest.raises(UsageError, match="rank 4 is out of range for size 4"):
         cluster.join(rank=4, size=4, leader="127.0.0.1:4711")
