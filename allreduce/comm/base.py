@@ -6,7 +6,7 @@ import functools
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -76,18 +76,10 @@ def _seconds(where: str, timeout: Any) -> float:
     )
 
 
-# By operator (None where there is none), what the native side takes for a call of it.
-Kinds = Mapping[str | None, int]
-# The quick way for a synchronous call: (kinds, op, root, x, out, seconds) -> True when it is done,
-# None if it needs the careful way, or what `Transport.finish_quick` takes.
-Quick = Callable[[Kinds, object, object, Array | None, Array | None, float], object]
-
-
 class Transport(ABC):
     """One member's way to the others. Calls take contiguous arrays, checked by the caller."""
 
     name: str  # what `transport=` and `ALLREDUCE_TRANSPORT` say
-    quick_seconds: float  # how long `quick` may block before the careful way takes over
 
     @abstractmethod
     def start(
@@ -101,13 +93,16 @@ class Transport(ABC):
         """Return what starts this call, as often as wanted; once at a time."""
         return functools.partial(self.start, call, x, out, result)
 
-    @abstractmethod
-    def quick(self) -> Quick | None:
-        """Return the quick way, if there is one."""
+    def quick(self) -> object | None:
+        """Return the native member that calls of plain arrays may go straight to, if there is one.
 
-    @abstractmethod
-    def finish_quick(self, unfinished: object) -> None:
-        """Complete what `quick` left unfinished, or raise why it failed."""
+        quick.py says which do.
+        """
+        return None
+
+    def finish_quick(self, work: object, x: Array | None) -> None:  # noqa: ARG002
+        """Complete the native work of such a call, of the input `x`, or raise why it failed."""
+        raise AssertionError(f"{self.name} has no quick way that could have left {work!r}")
 
     @abstractmethod
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:

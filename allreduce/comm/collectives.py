@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from allreduce.comm import checks, lists, objects
-from allreduce.comm.base import Array, Kinds, Quick, Work
-from allreduce.comm.call import OPERATORS, kind
+from allreduce.comm.base import Work
+from allreduce.comm.call import OPERATORS
 from allreduce.comm.checks import UNSCALED, Options
 from allreduce.comm.objects import Objects
 from allreduce.comm.point_to_point import PointToPoint
+from allreduce.comm.quick import quick
 
 _COUNTS = Options(typed="all_to_all(..., counts=[...])")  # the exchange of these
 
-
-def _kinds(collective: str, operators: Sequence[str | None] = (None,)) -> Kinds:
-    return {op: kind(collective, op) for op in operators}
-
-
-# What has a quick way.
-_ALL_REDUCE = _kinds("all_reduce", OPERATORS[1:])
-_REDUCE = _kinds("reduce", OPERATORS[1:])
-_REDUCE_SCATTER = _kinds("reduce_scatter", OPERATORS[1:])
-_ALL_GATHER = _kinds("all_gather")
-_BROADCAST = _kinds("broadcast")
-_ALL_TO_ALL = _kinds("all_to_all")
-_BARRIER = _kinds("barrier")
-_Plain = np.ndarray  # looked up once: all_reduce takes 0.6 us before and after the native call
-_ONE: complex = 1.0  # a factor that was not given, which is this very object
+_REDUCING = OPERATORS[1:]  # all but "none"
 
 
 class Collectives(PointToPoint, Objects):
@@ -58,19 +44,14 @@ class Collectives(PointToPoint, Objects):
         TimeoutError: Members did not come in time.
     """
 
-    _quick: Quick | None  # the transport's quick way
-
-    @abstractmethod
-    def _try_quick(self, kinds: Kinds, op: Any, root: Any, x: Any, out: Any) -> bool:
-        """Carry out a call of plain arrays the quick way; False if it needs the careful way."""
-
+    @quick(_REDUCING, "sum")
     def all_reduce(
         self,
         x: Any,
         *,
         op: str = "sum",
-        prescale: complex = _ONE,
-        postscale: complex = _ONE,
+        prescale: complex = 1.0,
+        postscale: complex = 1.0,
         out: Any = None,
         async_op: bool = False,
     ) -> Any:
@@ -78,58 +59,42 @@ class Collectives(PointToPoint, Objects):
 
         `x` may be a list of arrays; `out` and the result are such lists then.
         """
-        plain = prescale is _ONE and postscale is _ONE
-        if plain and type(x) is _Plain and not async_op and self._quick is not None:
-            target = np.empty_like(x) if out is None else out
-            if type(target) is _Plain and self._try_quick(_ALL_REDUCE, op, 0, x, target):
-                return target
-        options = Options(op) if plain else Options(op, scale=_factors(prescale, postscale))
+        options = Options(op, scale=_factors(prescale, postscale))
         return self._finish("all_reduce", x, options, out, async_op)
 
+    @quick(_REDUCING, "sum")
     def reduce(
         self,
         x: Any,
         *,
         root: int = 0,
         op: str = "sum",
-        prescale: complex = _ONE,
-        postscale: complex = _ONE,
+        prescale: complex = 1.0,
+        postscale: complex = 1.0,
         out: Any = None,
         async_op: bool = False,
     ) -> Any:
         """Combine the members' arrays (or lists of them) element by element, for the root."""
-        scale = _factors(prescale, postscale)
-        if scale is UNSCALED and type(x) is _Plain and not async_op and type(root) is int:
-            here = self.rank == root
-            shape = x.shape if here else 0
-            done = self._shortcut(_REDUCE, x, out if here else None, shape, op, root)
-            if done is not None:
-                return done if here else None
-        options = Options(op, root, scale=scale)
+        options = Options(op, root, scale=_factors(prescale, postscale))
         return self._finish("reduce", x, options, out, async_op)
 
+    @quick(_REDUCING, "sum")
     def reduce_scatter(
         self,
         x: Any,
         *,
         op: str = "sum",
         counts: Sequence[int] | None = None,
-        prescale: complex = _ONE,
-        postscale: complex = _ONE,
+        prescale: complex = 1.0,
+        postscale: complex = 1.0,
         out: Any = None,
         async_op: bool = False,
     ) -> Any:
         """Combine the members' arrays `(rows, ...)`; every member gets its share of the rows."""
-        scale = _factors(prescale, postscale)
-        plain = type(x) is _Plain and counts is None and scale is UNSCALED
-        if plain and x.ndim and not async_op:
-            shape = (len(x) // self.size, *x.shape[1:])
-            done = self._shortcut(_REDUCE_SCATTER, x, out, shape, op)
-            if done is not None:
-                return done
-        options = Options(op, counts=counts, scale=scale)
+        options = Options(op, counts=counts, scale=_factors(prescale, postscale))
         return self._finish("reduce_scatter", x, options, out, async_op)
 
+    @quick()
     def all_gather(
         self,
         x: Any,
@@ -142,10 +107,6 @@ class Collectives(PointToPoint, Objects):
 
         `x` is `(rows, ...)`, with `counts[rank]` rows where these are given; a number is one row.
         """
-        if type(x) is _Plain and x.ndim and counts is None and not async_op:
-            done = self._shortcut(_ALL_GATHER, x, out, (self.size * len(x), *x.shape[1:]))
-            if done is not None:
-                return done
         return self._finish("all_gather", x, Options(counts=counts), out, async_op)
 
     def gather(
@@ -181,17 +142,15 @@ class Collectives(PointToPoint, Objects):
         work = self._start("scatter", x if self.rank == root else None, options, out, whole)
         return work if async_op else work.wait()
 
+    @quick()
     def broadcast(self, x: Any, *, root: int = 0, out: Any = None, async_op: bool = False) -> Any:
         """Give every member the root's array, or list of arrays.
 
         The others pass any arrays of that shape and dtype; `out` may be `x`.
         """
-        if type(x) is _Plain and not async_op:
-            done = self._shortcut(_BROADCAST, x, out, x.shape, None, root)
-            if done is not None:
-                return done
         return self._finish("broadcast", x, Options(root=root), out, async_op)
 
+    @quick()
     def all_to_all(
         self,
         x: Any,
@@ -205,10 +164,6 @@ class Collectives(PointToPoint, Objects):
         `counts` are the rows for each member, and may differ between members: they exchange them
         first, which blocks until all have called, with `async_op`, too.
         """
-        if type(x) is _Plain and counts is None and not async_op:
-            done = self._shortcut(_ALL_TO_ALL, x, out, x.shape)
-            if done is not None:
-                return done
         receives = None
         if counts is not None:
             counts = checks.check_counts(self._context("all_to_all"), counts)
@@ -217,36 +172,11 @@ class Collectives(PointToPoint, Objects):
         options = Options(counts=counts, receives=receives)
         return self._finish("all_to_all", x, options, out, async_op)
 
+    @quick()
     def barrier(self, *, async_op: bool = False) -> Work | None:
         """Wait until all members have called."""
-        if (
-            self._quick is not None
-            and not async_op
-            and self._try_quick(_BARRIER, None, 0, None, None)
-        ):
-            return None
         work = self._meet()
         return work if async_op else work.wait()
-
-    def _shortcut(
-        self,
-        kinds: Kinds,
-        x: Array,
-        out: Any,
-        shape: int | tuple[int, ...],
-        op: Any = None,
-        root: Any = 0,
-    ) -> Any:
-        """Return the output of a call the quick way, or None if it needs the careful way.
-
-        The careful way takes some 15 us longer, as long as the collective itself takes at 256 KiB.
-        """
-        if self._quick is None:
-            return None
-        target = np.empty(shape, x.dtype) if out is None else out
-        if type(target) is _Plain and self._try_quick(kinds, op, root, x, target):
-            return target
-        return None
 
     def _finish(self, collective: str, x: Any, options: Options, out: Any, async_op: bool) -> Any:
         work: Work

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from allreduce.comm import checks, messages, planning
 from allreduce.comm.arguments import Prepared, prepare
-from allreduce.comm.base import Kinds, Transport, Work
+from allreduce.comm.base import Transport, Work
 from allreduce.comm.call import Call
 from allreduce.comm.checks import Context, Options
 from allreduce.comm.failures import group_text
@@ -55,8 +55,7 @@ class Communicator(Groups):
         self._name = name
         self._where = f"[{transport.name}] {group_text(name)}{label}"
         self._transport = transport
-        self._quick = transport.quick()
-        self._quick_seconds = transport.quick_seconds
+        self._quick = transport.quick()  # read by native methods
         self._closed = False
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -189,18 +188,13 @@ class Communicator(Groups):
                 f"{self._where}: the communicator is closed; allreduce.init() makes a new one"
             )
 
-    def _try_quick(self, kinds: Kinds, op: Any, root: Any, x: Any, out: Any) -> bool:
-        assert self._quick is not None, "callers ask"
-        try:
-            outcome = self._quick(kinds, op, root, x, out, self._quick_seconds)
-        except BaseException as error:  # a signal's handler raised in the middle of the collective
-            self._transport.abort(f"a collective was interrupted by {type(error).__name__}")
-            raise
-        if outcome is True:
-            return True
-        if outcome is not None:
-            self._transport.finish_quick(outcome)
-        return outcome is not None
+    def _finish_quick(self, work: object, x: Any) -> None:
+        """Complete a call that the quick way left unfinished, or raise why it failed."""
+        self._transport.finish_quick(work, x)
+
+    def _interrupt_quick(self, kind: type[BaseException]) -> None:
+        """End the communicator after a signal's handler raised in the middle of a quick call."""
+        self._transport.abort(f"a collective was interrupted by {kind.__name__}")
 
     def _start(
         self, collective: str, x: Any, options: Options, out: Any = None, whole: Any = None

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from allreduce.comm.base import Array, Quick, Transport, Work
+from allreduce.comm.base import Array, Transport, Work
 from allreduce.comm.failures import MemberInfo, Witness
 from allreduce.errors import AllreduceError, ClosedError, UsageError
 from allreduce.events import logger
@@ -156,12 +156,6 @@ class NativeTransport(Transport, Generic[N]):
     def payload_bytes(self) -> list[int]:
         """Return the bytes of data that have gone to each member through a socket."""
         return [0] * len(self.members)
-
-    def quick(self) -> Quick | None:
-        return None
-
-    def finish_quick(self, unfinished: object) -> None:
-        raise AssertionError(f"there is no quick way that could have left {unfinished!r}")
 
     def _keep(self, work: NativeWork[N]) -> None:
         """Keep what is started: who drops a work without waiting must not drop its arrays."""

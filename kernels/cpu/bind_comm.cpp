@@ -177,6 +177,7 @@ void bind_comm(nb::module_& m) {
   m.attr("WINDOW_BYTES") = kWindow;
   m.attr("WINDOWS_PER_RECEIVER") = kWindowsPerReceiver;
   bind_member(m);
+  bind_quick_method(m);
   m.attr("MESSAGE") = kMessage;
   m.attr("MAX_MEMBERS") = kMaxMembers;
   m.def(

@@ -25,14 +25,6 @@ constexpr int kSleepMicroseconds = 10000;
 constexpr int kShortSleepMicroseconds = 500;
 constexpr auto kSignalInterval = std::chrono::milliseconds(50);
 
-inline void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 Engine* engine = nullptr;
 std::once_flag engine_once;
 

@@ -12,6 +12,15 @@
 
 namespace allreduce {
 
+// Lets the other thread of this core go on, between two looks at what a peer is to write.
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 enum class Outcome { done, failed, expired, interrupted };
 // What the rest of the process has to do: nothing, nothing that is possible now, or it did some.
 enum class Others { idle, blocked, moved };

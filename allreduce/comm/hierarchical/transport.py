@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.comm.base import Array, Quick, Transport, Work
+from allreduce.comm.base import Array, Transport, Work
 from allreduce.comm.call import Call
 from allreduce.comm.hierarchical.chains import make_chains
 from allreduce.comm.hierarchical.layout import Layout
@@ -72,19 +72,12 @@ class HierarchicalTransport(Transport):
         self._dead = self._closed = False
         self._looked = 0.0  # when it was last asked whether all is well
         self._lock = threading.RLock()
-        self.quick_seconds = 0.0
         ledger.drive = drive_all
         _transports.add(self)
 
     def __del__(self) -> None:
         """Leave in good order if nobody has."""
         self.close(drain=False)
-
-    def quick(self) -> Quick | None:
-        return None
-
-    def finish_quick(self, unfinished: object) -> None:
-        raise AssertionError(f"there is no quick way that could have left {unfinished!r}")
 
     def start(
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]

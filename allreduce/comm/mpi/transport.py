@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from allreduce.cluster import World
 from allreduce.comm import sites
 from allreduce.comm.aligned import aligned
-from allreduce.comm.base import Array, Quick, Transport
+from allreduce.comm.base import Array, Transport
 from allreduce.comm.call import MESSAGES, Call
 from allreduce.comm.choice.stored import current
 from allreduce.comm.failures import group_text
@@ -41,7 +41,7 @@ from allreduce.comm.mpi.messages import Message
 from allreduce.comm.mpi.news import News
 from allreduce.comm.mpi.progress import entered
 from allreduce.comm.mpi.types import Library
-from allreduce.comm.mpi.vigil import WARN_SECONDS, Vigil
+from allreduce.comm.mpi.vigil import Vigil
 from allreduce.comm.mpi.work import MpiWork
 from allreduce.comm.plan import Plan, Topology
 from allreduce.comm.planners import plan
@@ -86,7 +86,6 @@ class MpiTransport(Transport):
         self._ending = Ending(self._mpi, self._where, self._rank, news, self._flight)
         self._closed = self._leaving = False
         self._closing = threading.Lock()
-        self.quick_seconds = min(timeout, WARN_SECONDS)
         progress.add(self)
 
     @property
@@ -99,12 +98,6 @@ class MpiTransport(Transport):
         """How many members there are."""
         size: int = self._data.Get_size()
         return size
-
-    def quick(self) -> Quick | None:
-        return None
-
-    def finish_quick(self, unfinished: object) -> None:
-        raise AssertionError(f"there is no quick way that could have left {unfinished!r}")
 
     def start(
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from allreduce import _native
 from allreduce.comm import sites
-from allreduce.comm.base import Array, Quick
+from allreduce.comm.base import Array
 from allreduce.comm.call import Call, digest, kind, shaped
 from allreduce.comm.native import NativeTransport, NativeWork
 from allreduce.comm.plan import Placed, Plan, Topology
@@ -40,18 +40,18 @@ class SharedTransport(NativeTransport[_native.Work]):
         self._member = _native.Member(local.group, index)
         self._symmetric = Symmetric(local, self._member, index, timeout)
         super().__init__(index, self._told, timeout)
+        self._member.quick_seconds = self.quick_seconds
 
     @property
     def inherited(self) -> bool:
         return self._local.group.inherited
 
-    def quick(self) -> Quick | None:
-        return self._member.quick
+    def quick(self) -> _native.Member:
+        return self._member
 
-    def finish_quick(self, unfinished: object) -> None:
-        assert isinstance(unfinished, tuple), "a work and its input"
-        native, x = unfinished
-        self._finish(native, x)
+    def finish_quick(self, work: object, x: Array | None) -> None:
+        assert isinstance(work, _native.Work)
+        self._finish(work, x)
 
     def start(
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
