@@ -104,8 +104,7 @@ def replica_communicators(
     with _lock:
         asked = _current().arguments | _checked({"timeout": timeout})
         read = settings.load()
-        transport = asked.get("transport") or read.transport
-        opener(transport)  # or say what is wrong with it before anybody meets
+        transport = _transport(asked, read)
         unique = _fresh(_current(), name)
     seconds = asked.get("timeout", read.timeout)
     return open_members(transport, world, local_replicas, name=unique, timeout=seconds)
@@ -121,8 +120,7 @@ def _current() -> _State:
 def _open(state: _State, given: dict[str, Any]) -> Communicator:
     read = settings.load()
     asked = state.arguments | given
-    transport = asked.get("transport") or read.transport
-    opener(transport)  # or say what is wrong with it before anybody meets
+    transport = _transport(asked, read)
     if state.world is not None and any(_differs(state, given, name) for name in _IDENTITY):
         state.world.close()
         state.world = None
@@ -133,6 +131,13 @@ def _open(state: _State, given: dict[str, Any]) -> Communicator:
     made = open_members(transport, joined, 1, name=name, timeout=seconds)[0]
     state.facts |= {"transport": made.transport, "timeout": seconds}
     return made
+
+
+def _transport(asked: dict[str, Any], read: settings.Settings) -> str | None:
+    """Return the transport's name, or say what is wrong with it before anybody meets."""
+    named = asked.get("transport")
+    opener(named or read.transport, "" if named else "ALLREDUCE_TRANSPORT")
+    return named or read.transport
 
 
 def _checked(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -30,8 +30,12 @@ REGISTRY: dict[str, tuple[str, str]] = {
 }
 
 
-def opener(name: str | None) -> Opener:
+def opener(name: str | None, where: str = "") -> Opener:
     """Look a transport up; without a name it is the world's to choose.
+
+    Args:
+        name: A row's.
+        where: Who names it, for the message.
 
     Raises:
         UsageError: There is none of this name; the message says which exist.
@@ -39,7 +43,7 @@ def opener(name: str | None) -> Opener:
     if name is None:
         return _by_world
     if name not in REGISTRY:
-        raise unknown_name("transport", name, REGISTRY)
+        raise unknown_name("transport", name, REGISTRY, where)
     module, function = REGISTRY[name]
     found: Callable[..., list[Communicator]] = getattr(importlib.import_module(module), function)
     return cast(Opener, found)

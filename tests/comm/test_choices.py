@@ -240,7 +240,7 @@ def test_a_damaged_table_keeps_all_members_from_joining(tmp_path: Path) -> None:
     path = tmp_path / "choices.json"
     path.write_text("{")
     first, second = join("shared", path)
-    assert f"UsageError: [shared] rank 1: {path}: it is damaged" in second.stdout
+    assert f"UsageError: [shared] rank 1: ALLREDUCE_CHOICES: {path}: it is damaged" in second.stdout
     assert "UsageError: [shared] rank 0: not joined: rank 1 has no choices" in first.stdout
     assert str(path) in first.stdout
 

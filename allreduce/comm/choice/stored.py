@@ -61,7 +61,11 @@ def override(table: Table) -> Iterator[None]:
 def _read_once(path: str, named: bool) -> Table:
     if not named and not _is_there(path):
         return Table()
-    table = read(Path(path))
+    try:
+        table = read(Path(path))
+    except UsageError as error:
+        where = "ALLREDUCE_CHOICES: " if named else ""
+        raise UsageError(f"{where}{error}") from None
     logger.info("choices: %s of %s in force", counted(len(table.stored), "stored row"), path)
     return table
 

@@ -15,8 +15,8 @@ import socket
 import struct
 import time
 
-from allreduce.cluster import World
-from allreduce.comm import descriptors, handshake
+from allreduce.cluster import World, descriptors
+from allreduce.comm import handshake
 from allreduce.comm.choice import stored
 from allreduce.comm.cores import own_cores
 from allreduce.comm.handshake import HandshakeError, Hello, Meeting

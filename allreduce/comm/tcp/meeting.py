@@ -16,8 +16,7 @@ import time
 from dataclasses import dataclass, field
 
 from allreduce import settings
-from allreduce.cluster import World
-from allreduce.comm import descriptors
+from allreduce.cluster import World, descriptors
 from allreduce.comm.choice import stored
 from allreduce.comm.handshake import Meeting
 from allreduce.comm.tcp import interface
