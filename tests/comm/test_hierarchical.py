@@ -222,9 +222,11 @@ def _stopped_rank(hosts: str, victim: int) -> None:
     others = [other for other in range(len(hosts)) if other != victim]
     world().store.set(f"done/{rank}", b"")
     if rank == others[0]:  # then it may end
-        for other in others:
-            world().store.get(f"done/{other}", 20)
-        os.kill(pids[victim], signal.SIGKILL)
+        try:
+            for other in others:
+                world().store.get(f"done/{other}", 20)
+        finally:
+            os.kill(pids[victim], signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
