@@ -110,11 +110,18 @@ def test_hosts_are_named_where_local_and_across_wait_for_each_other() -> None:
             _ = comm.local if comm.rank in (0, 3) else comm.across
         except ar.MismatchError as error:
             print(error)
+        part = comm.split(0)
+        assert part is not None
+        try:
+            part.all_reduce(1 if comm.rank else 1.0)
+        except ar.MismatchError as error:
+            print(error)
         comm.barrier()
 
     for rank, result in enumerate(run_ranks(program, 4, env={"ALLREDUCE_TCP_INTERFACE": "lo"})):
         assert result.returncode == 0, result
         _check(result.stdout, f"[hierarchical] rank {rank}: groups differ: ")
+        _check(result.stdout, f"[hierarchical] world.1/split.1: rank {rank}: call #0 differs")
         _check(result.stdout, "waits in local, of ranks [0, 1], at ", "in across, of ranks [1, 3],")
 
 

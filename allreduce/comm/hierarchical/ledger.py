@@ -15,6 +15,7 @@ from typing import ClassVar
 from allreduce import _native
 from allreduce.comm.base import Array
 from allreduce.comm.call import Call
+from allreduce.comm.failures import group_text
 from allreduce.comm.tcp.calls import check, words
 from allreduce.comm.tcp.failures import TcpWitness
 from allreduce.comm.tcp.transport import TcpTransport, TcpWork
@@ -34,6 +35,12 @@ class HierarchicalWitness(TcpWitness):
     """As a tcp transport's, with what came from smaller communicators."""
 
     transport: ClassVar[str] = "hierarchical"
+
+    @property
+    def where(self) -> str:
+        """As of the communicator, of which all levels are parts: "world.1/split.1/all"."""
+        group = group_text(self.name.rpartition("/")[0])
+        return f"[{self.transport}] {group}{self.members[self.me]}"
 
     def error(self, seconds: float) -> AllreduceError:
         found = self.group.culprit()
@@ -101,6 +108,8 @@ class Ledger(TcpTransport):
         """Tell all members why a smaller communicator has ended, unless they know by now."""
         fault = next((name for name, kind in _ERRORS.items() if isinstance(error, kind)), "aborted")
         text = str(error).partition(": ")[2]  # without whose message it was
+        if text.startswith("gave up"):
+            text = f"{self.members[self.index]} {text}"
         if not self.await_verdict(_MISMATCH_SECONDS if fault == "mismatch" else _VERDICT_SECONDS):
             self._member.abort(f"{_MARK}{fault} {text}")
 
