@@ -6,6 +6,7 @@ Whatever ends the communicator is raised once as what it was, and afterwards as 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from abc import abstractmethod
@@ -19,6 +20,7 @@ from allreduce.errors import AllreduceError, ClosedError, UsageError
 from allreduce.events import logger
 
 WARN_SECONDS = 10.0  # a wait this long is reported, once
+_ANNOUNCE_SECONDS = 1.0  # a wait for a message this long is told to the others, for their errors
 _PRUNE = 64  # started works without a wait that are kept before looking which are complete
 
 
@@ -198,6 +200,16 @@ class NativeTransport(Transport, Generic[N]):
         if native.failed:
             raise self._error(0.0)
         total = self._timeout if timeout is None else waited + timeout
+        quiet = min(_ANNOUNCE_SECONDS, WARN_SECONDS, total / 2)
+        if waited < quiet:
+            if self._wait(native, quiet - waited):
+                return
+            waited = quiet
+        with self._announced(native):
+            self._complete_late(native, total, waited)
+
+    def _complete_late(self, native: N, total: float, waited: float) -> None:
+        """Go on waiting for a work: warn, and then give up."""
         if waited < WARN_SECONDS < total:
             if self._wait(native, WARN_SECONDS - waited):
                 return
@@ -212,6 +224,10 @@ class NativeTransport(Transport, Generic[N]):
         if not native.failed and self._surrender(native):
             return
         raise self._error(total)
+
+    def _announced(self, native: N) -> contextlib.AbstractContextManager[object]:  # noqa: ARG002
+        """Have the others know, while this lasts, in which message this member waits, if in one."""
+        return contextlib.nullcontext()
 
     @abstractmethod
     def _waiting(self, native: N) -> str:

@@ -155,6 +155,18 @@ void bind_group(nb::module_& m) {
       .def("culprit", &culprit)
       .def("missing", &missing, nb::arg("seq"))
       .def("told", &told, nb::arg("witness"))
+      .def(
+          "set_message",
+          [](Group& group, int member, std::uint32_t word) {
+            group.control().state(member).message.store(word, std::memory_order_relaxed);
+          },
+          nb::arg("member"), nb::arg("word"))
+      .def(
+          "message",
+          [](const Group& group, int member) {
+            return group.control().state(member).message.load(std::memory_order_relaxed);
+          },
+          nb::arg("member"))
       .def("posted_call", &posted_call, nb::arg("member"), nb::arg("seq"))
       .def("last_call", &last_call, nb::arg("member"))
       .def("note", &note, nb::arg("member"), nb::arg("seq"))

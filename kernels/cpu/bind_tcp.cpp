@@ -134,9 +134,9 @@ std::vector<int> missing(const Handle& handle, std::uint64_t key) {
   return ask(handle, [&](Member& member) { return member.missing(key); });
 }
 
-void tell_awaited(const Handle& handle, int awaited) {
+void tell_awaited(const Handle& handle, int awaited, std::uint64_t in) {
   ask(handle, [&](Member& member) {
-    member.tell_awaited(awaited);
+    member.tell_awaited(awaited, in);
     member.flush();
     return true;
   });
@@ -144,6 +144,10 @@ void tell_awaited(const Handle& handle, int awaited) {
 
 int awaited(const Handle& handle, int by) {
   return ask(handle, [&](Member& member) { return member.awaited(by); });
+}
+
+std::uint64_t awaited_in(const Handle& handle, int by) {
+  return ask(handle, [&](Member& member) { return member.awaited_in(by); });
 }
 
 std::vector<std::uint64_t> payload_bytes(const Handle& handle) {
@@ -190,8 +194,9 @@ void bind_member(nb::module_& m) {
       .def("start", &start, nb::arg("words"), nb::arg("signature"), nb::arg("x"), nb::arg("out"))
       .def("culprit", &culprit)
       .def("missing", &missing, nb::arg("seq"))
-      .def("tell_awaited", &tell_awaited, nb::arg("member"))
+      .def("tell_awaited", &tell_awaited, nb::arg("member"), nb::arg("call") = 0)
       .def("awaited", &awaited, nb::arg("by"))
+      .def("awaited_in", &awaited_in, nb::arg("by"))
       .def("payload_bytes", &payload_bytes)
       .def("staging_bytes", &staging_bytes)
       .def("posted_call", &posted_call, nb::arg("member"), nb::arg("seq"))

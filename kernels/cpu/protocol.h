@@ -115,7 +115,9 @@ struct MemberState {
   Counter reduced;   // places whose slice this member has reduced in all rings
   Counter consumed;  // places this member will never touch again, in any ring
   alignas(kLine) std::atomic<std::uint32_t> left;  // closed in good order
-  char reason[kLine * 4 - sizeof(left)];           // why this member aborted
+  // In which message it waits long, for others to tell of: 0 in none, then what Python makes of it.
+  std::atomic<std::uint32_t> message;
+  char reason[kLine * 4 - sizeof(left) - sizeof(message)];  // why this member aborted
   // The message in which this member blamed somebody, and what the other made of it. Written before
   // the culprit's word, which names this member as the witness.
   Told told[2];

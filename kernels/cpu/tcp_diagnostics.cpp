@@ -35,11 +35,12 @@ std::vector<int> Member::missing(std::uint64_t key) const {
   return found;
 }
 
-void Member::tell_awaited(int member) {
+void Member::tell_awaited(int member, std::uint64_t call) {
   for (int to = 0; to < n_ && !dead() && !leaving_; ++to) {
     if (to == me_) continue;
     Header header{};
     header.kind = Kind::waits;
+    header.key = call;
     header.stage = static_cast<std::uint32_t>(member == kNobody ? n_ : member);
     send_words(to, header, {});
   }

@@ -55,10 +55,12 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   bool dead() const { return culprit_.fault != Fault::none; }
   const Culprit& culprit() const { return culprit_; }
   std::vector<int> missing(std::uint64_t key) const;
-  // Tells all others for whom this member waits, or that it waits no more: kNobody.
-  void tell_awaited(int member);
-  // For whom another member has told that it waits.
+  // Tells all others for whom this member waits, or that it waits no more: kNobody; and in what
+  // kind of call, as Python numbers them.
+  void tell_awaited(int member, std::uint64_t call);
+  // For whom another member has told that it waits, and in what.
   int awaited(int member) const { return peer(member).awaited; }
+  std::uint64_t awaited_in(int member) const { return peer(member).awaited_in; }
   // Bytes of calls' data, by peer, that were handed to its connections.
   std::vector<std::uint64_t> payload_bytes() const;
   // Bytes of memory that it has for staged chunks.
@@ -103,6 +105,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
     std::optional<Clock::time_point> suspect;  // a data connection ended without a goodbye
     int unaccepted = 0;                        // small messages to it
     int awaited = kNobody;                     // by it
+    std::uint64_t awaited_in = 0;
   };
   struct Pending {  // a collective
     std::shared_ptr<Work> work;

@@ -7,12 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from allreduce import _native
-from allreduce.comm.call import PATHS, Call, from_native
+from allreduce.comm.call import ANY, PATHS, Call, from_native
 from allreduce.comm.failures import Witness
 from allreduce.comm.sites import Note
 
 _NOTE_SECONDS = 0.5  # in which a member that fails tells the line of its call
 _POLL_SECONDS = 0.002
+
+
+def message_word(collective: str, peer: int) -> int:
+    """Return what the members' memory says of one that waits in a send or recv; 0 is none."""
+    return (peer + 2) << 1 | (collective == "recv")
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,15 @@ class SharedWitness(Witness):
         if found is None or told is None:
             return found
         return replace(found, typed=Note.unpack(told).typed)
+
+    def last_call(self, member: int) -> str:
+        """As on other transports, with the message in which the member waits by now."""
+        said, word = super().last_call(member), self.group.message(member)
+        if not word:
+            return said
+        peer = (word >> 1) - 2
+        whom = "any rank" if peer == ANY else str(self.members[peer])
+        return f"{said}, and waits in a {'recv' if word & 1 else 'send'} for {whom}"
 
     def note(self, member: int, seq: int) -> Note:
         """Return what a member tells of a call, which it may do only when the call has failed."""

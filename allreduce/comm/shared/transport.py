@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ from numpy.typing import NDArray
 from allreduce import _native
 from allreduce.comm import sites
 from allreduce.comm.base import Array
-from allreduce.comm.call import Call, digest, kind, shaped
+from allreduce.comm.call import COLLECTIVES, Call, digest, kind, shaped
 from allreduce.comm.native import NativeTransport, NativeWork
 from allreduce.comm.plan import Placed, Plan, Topology
 from allreduce.comm.planners import plan
 from allreduce.comm.segments import in_place
+from allreduce.comm.shared.failures import message_word
 from allreduce.comm.shared.local_group import LocalGroup
 from allreduce.comm.shared.message_failures import MessageWitness
 from allreduce.comm.shared.symmetric import Symmetric
@@ -116,6 +118,16 @@ class SharedTransport(NativeTransport[_native.Work]):
 
     def _waiting(self, native: _native.Work) -> str:
         return self._told.waiting(native)
+
+    @contextlib.contextmanager
+    def _announced(self, native: _native.Work) -> Iterator[None]:
+        if not native.seq & _native.MESSAGE:
+            yield
+            return
+        collective, *_, peer, _ = native.call
+        self._local.group.set_message(self.index, message_word(COLLECTIVES[collective], peer))
+        yield  # after an error the others may still want to know
+        self._local.group.set_message(self.index, 0)
 
     def _surrender(self, native: _native.Work) -> bool:
         if native.seq & _native.MESSAGE:

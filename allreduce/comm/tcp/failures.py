@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from allreduce import _native
-from allreduce.comm.call import Call
+from allreduce.comm.call import MESSAGES, Call
 from allreduce.comm.failures import MemberInfo, Witness
 from allreduce.comm.sites import Note
 from allreduce.comm.tcp.calls import decode, note_of
+
+NOBODY = -1  # for whom a member waits that does not wait long; itself, if for any other
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,17 @@ class TcpWitness(Witness):
         """As on other transports, with the line of the call."""
         found = self.group.last_call(member)
         said = super().last_call(member)
-        return said if found is None else f"{said} at {Note.unpack(note_of(found[1])).site}"
+        if found is not None:
+            said += f" at {Note.unpack(note_of(found[1])).site}"
+        awaited = NOBODY if member == self.me else self.group.awaited(member)
+        return said if awaited == NOBODY else f"{said}, and {self._waits(member, awaited)}"
+
+    def _waits(self, member: int, awaited: int) -> str:
+        """Say for whom a member waits."""
+        peer = "any rank" if awaited == member else self.members[awaited]
+        call = self.group.awaited_in(member)
+        kind = f"in a {MESSAGES[call - 1]} " if 0 < call <= len(MESSAGES) else ""
+        return f"waits {kind}for {peer}"
 
     def difference(self, low: int, high: int, seq: int) -> str:
         """Say which share of an all_to_all does not fit, if it is such a call."""

@@ -11,8 +11,9 @@ died.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,14 +23,14 @@ from allreduce import _native
 from allreduce.comm import sites
 from allreduce.comm.aligned import aligned
 from allreduce.comm.base import Array
-from allreduce.comm.call import Call, agreed_shape
+from allreduce.comm.call import ANY, MESSAGES, Call, agreed_shape
 from allreduce.comm.choice.choosing import Choices
 from allreduce.comm.native import NativeTransport, NativeWork
 from allreduce.comm.plan import Placed, Plan, Topology
 from allreduce.comm.planners import plan
 from allreduce.comm.segments import in_place
 from allreduce.comm.tcp import calls
-from allreduce.comm.tcp.failures import TcpMemberInfo, TcpWitness
+from allreduce.comm.tcp.failures import NOBODY, TcpMemberInfo, TcpWitness
 from allreduce.errors import OutOfMemoryError
 from allreduce.events import logger
 
@@ -123,6 +124,17 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
 
     def _waiting(self, native: _native.TcpWork) -> str:
         return f"call #{native.seq}: {self._witness.missing(native.key)}"
+
+    @contextlib.contextmanager
+    def _announced(self, native: _native.TcpWork) -> Iterator[None]:
+        call = self._witness.call(self.index, native.key) if native.key != native.seq else None
+        if call is None or call.collective not in MESSAGES or call.root is None:
+            yield
+            return
+        peer = self.index if call.root == ANY else call.root
+        self._member.tell_awaited(peer, 1 + MESSAGES.index(call.collective))
+        yield  # after an error the others may still want to know
+        self._member.tell_awaited(NOBODY)
 
     def _surrender(self, native: _native.TcpWork) -> bool:
         missing = self._member.missing(native.key)
