@@ -134,7 +134,8 @@ class Witness(ABC):
         assert found is not None, "only a dead communicator has an error"
         fault, member, witness, seq, reason = found
         blamed = self.members[member]
-        current = self._named(witness if fault == "timeout" else self.me, seq)
+        absent = fault == "timeout" or self.call(self.me, seq) is None  # from the call
+        current = self._named(witness if absent else self.me, seq)
         if fault == "mismatch":
             return self._mismatch(member, witness, seq)
         message = self.call(witness, seq)
@@ -145,10 +146,12 @@ class Witness(ABC):
             return self._departed(fault, member, f"{done} {current}", ORDERED)
         if fault == "aborted":
             return PeerLostError(f"{self.where}: {blamed} aborted the communicator: {reason}")
-        after = f" after {seconds:.3g} s" if witness == self.me else ""
+        here = witness == self.me
+        gave_up = "gave up" if here else f"{self.members[witness]} gave up"
+        after = f" after {seconds:.3g} s" if here else ""
         waited_for = reason or self.missing(seq) or f"{blamed} {self.last_call(member)}"
         return TimeoutError(
-            f"{self.where}: {self.members[witness]} gave up {current}{after}: {waited_for}; "
+            f"{self.where}: {gave_up} {current}{after}: {waited_for}; "
             "if it only needs longer, raise the timeout"
         )
 

@@ -179,3 +179,43 @@ def test_absurd_symmetric_memory_is_refused_on_all_members() -> None:
         return float(comm.all_reduce(np.ones(3))[0])  # it is still alive
 
     assert settle_threads(member, 2) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp", "hierarchical"])
+def test_a_missing_member_that_waits_for_a_message_is_said_to(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALLREDUCE_TRANSPORT", transport)
+
+    def member(comm: Communicator) -> None:
+        if comm.rank == 0:
+            comm.recv(np.zeros(3), source=2)
+        comm.barrier()
+
+    for outcome in settle_threads(member, 3, comm_timeout=1):
+        assert isinstance(outcome, errors.TimeoutError)
+        if "gave up barrier" in str(outcome):  # or the recv was given up first
+            expected = "replica 0 (rank 0) has made no call yet, and waits in a recv for replica 2"
+            assert expected in str(outcome)
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp", "hierarchical"])
+def test_who_comes_late_is_told_of_the_call_that_a_member_left(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALLREDUCE_TRANSPORT", transport)
+
+    def member(comm: Communicator) -> None:
+        comm.barrier()
+        if comm.rank == 2:
+            comm.close()
+            return
+        if comm.rank == 1:
+            time.sleep(0.3)
+            comm.broadcast(1)  # is not the call in which the other found out
+        comm.all_reduce(np.ones(3))
+
+    outcomes = settle_threads(member, 3)
+    for outcome in outcomes[:2]:
+        assert isinstance(outcome, errors.PeerLostError), outcomes
+        assert "while others were in all_reduce(float64[3], op='sum') #1" in str(outcome)

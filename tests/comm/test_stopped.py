@@ -73,7 +73,7 @@ def test_one_that_does_not_come_is_named_with_its_last_call_and_its_state(
         assert missing in text
         assert f"(process {pid} {state})" in text
     assert "call #1" in warning or "#1:" in warning
-    assert "rank 0 gave up all_reduce(float64[10], op='sum') #1 after 2 s" in said
+    assert "rank 0: gave up all_reduce(float64[10], op='sum') #1 after 2 s" in said
     assert 2 <= float(said.split()[0]) < 4
     other = (tmp_path / "1.said").read_text().splitlines()[1]
     assert f"[{transport}] rank 1: rank 0 gave up all_reduce(float64[10], op='sum') #1" in other

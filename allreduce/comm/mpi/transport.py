@@ -183,7 +183,8 @@ class MpiTransport(Transport):
             self._ending.fail(error)
         else:
             text = vigil.surrender()
-            self._ending.fail(TimeoutError(f"{self._where}: {text}"), "timeout", text)
+            own = text.removeprefix(f"{self._news.world.called()} ")  # `where` ends with that
+            self._ending.fail(TimeoutError(f"{self._where}: {own}"), "timeout", text)
         self._check()
 
     def _check_usable(self) -> None:

@@ -40,9 +40,11 @@ class MessageWitness(SharedWitness):
             return MismatchError(f"{self.where}: {story('a message', given, taken)}")
         if fault in ("lost", "left"):
             return self.bereft(fault, member, witness, call)
-        after = f" after {seconds:.3g} s" if witness == self.me else ""
+        here = witness == self.me
+        gave_up = "gave up" if here else f"{teller} gave up"
+        after = f" after {seconds:.3g} s" if here else ""
         return TimeoutError(
-            f"{self.where}: {teller} gave up {call}{after}: {self._absent(call)}; if it only needs "
+            f"{self.where}: {gave_up} {call}{after}: {self._absent(call)}; if it only needs "
             "longer, raise the timeout"
         )
 
