@@ -49,6 +49,8 @@ def borrow(where: str, x: Any, takes: str = "takes an array or a number") -> Len
         ) from error
     if lent is None:
         hint = "" if x is None else "; convert it with numpy.asarray"
+        if isinstance(x, str | bytes | dict):
+            hint = "; broadcast_object and all_gather_object take plain data"
         raise UsageError(f"{where} {takes}, but got {_named(x)}{hint}")
     return lent
 

@@ -149,6 +149,8 @@ def remedy(op: str, dtype: str) -> str:
         return "use logical_or"
     if dtype == "bool" and op == "sum":
         return "use logical_or, or convert to int64 to count"
+    if dtype == "bool":  # a mean
+        return "convert to float64 for the share of True"
     return "a mean of integers is no integer; convert to float64, or use sum"
 
 

@@ -150,8 +150,9 @@ def _targets(where: str, lent: Sequence[Lent], out: Any) -> list[Array]:
     if out is None:
         return [np.empty(one.array.shape, one.array.dtype) for one in lent]
     if not isinstance(out, list | tuple) or len(out) != len(lent):
-        got = f"{len(out)}" if isinstance(out, list | tuple) else type(out).__name__
-        raise UsageError(f"{where}: out must be a list of {len(lent)} arrays, but is {got}")
+        listed = isinstance(out, list | tuple)
+        got = f"has {len(out)}" if listed else f"is {type(out).__name__}"
+        raise UsageError(f"{where}: out must be a list of {len(lent)} arrays, but {got}")
     targets = [borrow_out(f"{where}: item {i} of out", one) for i, one in enumerate(out)]
     for i, (one, target) in enumerate(zip(lent, targets, strict=True)):
         if (target.shape, target.dtype) != (one.array.shape, one.array.dtype):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -295,3 +295,23 @@ def test_a_prepared_call_ends_with_its_communicator(comm: Communicator) -> None:
     comm.close()
     with pytest.raises(errors.ClosedError, match="is closed"):
         begin()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda comm: comm.all_reduce(np.ones(3, bool), op="mean"), "float64 for the share of"),
+        (lambda comm: comm.all_reduce("abc"), "broadcast_object and all_gather_object take"),
+        (lambda comm: comm.all_reduce({"a": 1}), "broadcast_object and all_gather_object take"),
+        (
+            lambda comm: comm.all_reduce([np.ones(3)] * 2, out=[np.ones(3)]),
+            "out must be a list of 2 arrays, but has 1",
+        ),
+    ],
+)
+def test_remedies_work(call: Callable[[Communicator], Any], says: str) -> None:
+    def member(comm: Communicator) -> None:
+        with pytest.raises(errors.AllreduceError, match=says):
+            call(comm)
+
+    run_threads(member, 1)
