@@ -90,7 +90,9 @@ def _after_a_failure() -> None:
     import pytest
 
     from allreduce import comm, errors
+    from allreduce.cluster import meeting
 
+    meeting.PATIENCE = 0.5
     for name in ("RANK", "SIZE", "LEADER", "SECRET"):
         del os.environ[f"ALLREDUCE_{name}"]
     named: dict[str, Any] = {"rank": 1, "size": 2, "leader": "127.0.0.1:1", "secret": "hush-hush"}

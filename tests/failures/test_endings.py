@@ -33,7 +33,7 @@ def test_a_rank_that_raises_ends_the_job_with_its_traceback(
         result = job.finish_after_action(5)
         job.assert_nothing_left()
     assert result.code == 1, result
-    assert "ValueError: boom on rank 1" in result.err
+    assert "BoomError: on rank 1" in result.err
     assert "in boom" in result.err
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ Builder = Callable[[str, str], Path]  # (program, sanitizer) -> the executable
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Builder:
     """Compile a test program with the native sources; skips if this machine cannot."""
+    made: dict[tuple[str, str], Path] = {}  # of sanitizer and source
     parts: dict[str, list[Path]] = {}
 
     def program(name: str, sanitizer: str) -> Path:
@@ -49,8 +51,13 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Builder:
         if sanitizer not in parts:
             parts[sanitizer] = compile_kernels(folder, flags, sanitizer)
         sources = [CPU / f"{one}.cpp" for one in SOURCES.get(name, "").split()]
-        test = Path(__file__).parent / f"{name}.cpp"
-        run([*flags, "-g", *sources, test, *parts[sanitizer], "-o", folder / name])
+        sources.append(Path(__file__).parent / f"{name}.cpp")
+        missing = [one for one in sources if (sanitizer, one.name) not in made]
+        for one in missing:
+            made[sanitizer, one.name] = folder / f"{one.stem}.o"
+        run_together([*flags, "-g", "-c", one, "-o", made[sanitizer, one.name]] for one in missing)
+        objects = [made[sanitizer, one.name] for one in sources]
+        run([*flags, *objects, *parts[sanitizer], "-o", folder / name])
         return folder / name
 
     return program
@@ -61,14 +68,22 @@ def compile_kernels(folder: Path, flags: list[str], sanitizer: str) -> list[Path
     several = os.uname().machine == "x86_64" and sanitizer != "thread"
     objects = [folder / "kernel_table.o"]
     dispatch = ["-DALLREDUCE_X86_LEVELS"] if several else []
-    run([*flags, *dispatch, "-c", CPU / "kernel_table.cpp", "-o", objects[0]])
+    commands = [[*flags, *dispatch, "-c", CPU / "kernel_table.cpp", "-o", objects[0]]]
     for level, own in LEVELS.items() if several else [("baseline", [])]:
         if level != "baseline":  # the same operations; checking them triples the time to compile
             own = [*own, "-fno-sanitize=undefined"]
         objects.append(folder / f"{level}.o")
         source = CPU / "reduce_kernels.cpp"
-        run([*flags, *own, f"-DKERNEL_LEVEL={level}", "-c", source, "-o", objects[-1]])
+        commands.append([*flags, *own, f"-DKERNEL_LEVEL={level}", "-c", source, "-o", objects[-1]])
+    run_together(commands)
     return objects
+
+
+def run_together(commands: Iterable[list[str | Path]]) -> None:
+    """Run commands that have to succeed, as many at a time as there are cores."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(run, commands):
+            pass
 
 
 def run(command: list[str | Path], timeout: float = 400) -> str:

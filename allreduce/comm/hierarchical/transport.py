@@ -40,7 +40,7 @@ _URGENCY = ("mpi", "shared", "tcp")
 _SLICE_SECONDS = 0.001  # of a wait while other calls may need this thread
 _IDLE_SECONDS = 0.02
 _LOOK_SECONDS = 0.005  # between looks at whether all is well
-_YIELD_SECONDS = 0.3  # for another to give up first, who can tell more
+_YIELD_SECONDS = 2.0  # for another to give up first, who can tell more
 _END = "the hierarchical communicator that this belongs to has ended"
 
 
