@@ -68,7 +68,8 @@ def compile_kernels(folder: Path, flags: list[str], sanitizer: str) -> list[Path
     several = os.uname().machine == "x86_64" and sanitizer != "thread"
     objects = [folder / "kernel_table.o"]
     dispatch = ["-DALLREDUCE_X86_LEVELS"] if several else []
-    commands = [[*flags, *dispatch, "-c", CPU / "kernel_table.cpp", "-o", objects[0]]]
+    commands: list[list[str | Path]] = []
+    commands.append([*flags, *dispatch, "-c", CPU / "kernel_table.cpp", "-o", objects[0]])
     for level, own in LEVELS.items() if several else [("baseline", [])]:
         if level != "baseline":  # the same operations; checking them triples the time to compile
             own = [*own, "-fno-sanitize=undefined"]
