@@ -73,7 +73,10 @@ class Group {
   std::uint64_t culprit_word() const {
     return control_.header().culprit.load(std::memory_order_acquire);
   }
-  Culprit culprit() const { return Culprit::unpack(culprit_word()); }
+  Culprit culprit() const {
+    const Culprit packed = Culprit::unpack(culprit_word());
+    return packed.near(control_.state(packed.witness).done.value.load(std::memory_order_acquire));
+  }
   // Declares the communicator dead; only the first culprit counts.
   void blame(const Culprit& culprit);
 

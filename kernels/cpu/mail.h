@@ -26,8 +26,8 @@ inline constexpr int kWindowsPerReceiver = 4;
 inline constexpr int kUntaken = 32;
 // What a recv that takes every source, or tag, names.
 inline constexpr int kAny = -1;
-// Told apart from numbers of calls.
-inline constexpr std::uint64_t kMessage = 1ull << 35;
+// In the numbers of messages; those of calls never come so far.
+inline constexpr std::uint64_t kMessage = 1ull << 62;
 
 // What members write to each other about sends and recvs.
 enum class Mail : std::uint8_t {

@@ -127,18 +127,30 @@ enum class Fault : std::uint8_t { none, mismatch, lost, left, aborted, timeout }
 
 // Why a communicator is dead: one word, set once, so that all members tell the same story.
 struct Culprit {
+  static constexpr std::uint64_t kNumber = (1ull << 35) - 1;
+
   Fault fault = Fault::none;
   int member = 0;         // the one to blame
   int witness = 0;        // who noticed
-  std::uint64_t seq = 0;  // the call it happened in
+  std::uint64_t seq = 0;  // the call, or message, it happened in
 
+  // The word has room for the last bits of the number, and for whether it is a message's.
   std::uint64_t pack() const {
+    const std::uint64_t number = (seq & kNumber) | ((seq & kMessage) != 0 ? kNumber + 1 : 0);
     return static_cast<std::uint64_t>(fault) | static_cast<std::uint64_t>(member) << 4 |
-           static_cast<std::uint64_t>(witness) << 16 | seq << 28;
+           static_cast<std::uint64_t>(witness) << 16 | number << 28;
   }
   static Culprit unpack(std::uint64_t word) {
+    const std::uint64_t number = word >> 28;
     return {static_cast<Fault>(word & 15), static_cast<int>(word >> 4 & (kMaxMembers - 1)),
-            static_cast<int>(word >> 16 & (kMaxMembers - 1)), word >> 28};
+            static_cast<int>(word >> 16 & (kMaxMembers - 1)),
+            (number & kNumber) | (number > kNumber ? kMessage : 0)};
+  }
+  // The same with the whole number of the call, of which one near it is known.
+  Culprit near(std::uint64_t known) const {
+    if ((seq & kMessage) != 0) return *this;
+    const std::uint64_t base = known - std::min(known, kNumber / 2);
+    return {fault, member, witness, base + ((seq - base) & kNumber)};
   }
 };
 

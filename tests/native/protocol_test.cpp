@@ -291,6 +291,22 @@ void test_given_up() {
   driver.join();
 }
 
+// The culprit's word has room for a part of a call's number.
+void test_numbers() {
+  const std::uint64_t lap = Culprit::kNumber + 1;
+  for (std::uint64_t seq : {std::uint64_t{0}, lap - 1, lap, 5 * lap + 7, 1000 * lap - 1})
+    for (std::int64_t apart : {-100000, -1, 0, 1, 100000}) {
+      const std::uint64_t known = seq + static_cast<std::uint64_t>(apart);
+      if (apart < 0 && seq == 0) continue;
+      const Culprit packed = Culprit::unpack(Culprit{Fault::lost, 4095, 4094, seq}.pack());
+      const Culprit found = packed.near(known);
+      check(found.seq == seq && found.fault == Fault::lost, "a culprit's number is another");
+      check(found.member == 4095 && found.witness == 4094, "a culprit is another");
+    }
+  const Culprit message = Culprit::unpack(Culprit{Fault::left, 1, 0, kMessage | 9}.pack());
+  check(message.near(12).seq == (kMessage | 9), "a message is taken for a call");
+}
+
 void test_leaver(int size) {
   std::barrier first_done(size);  // the error of the second call may overtake the first one
   ranks(size, [&](Member& member) {
@@ -310,6 +326,7 @@ void test_leaver(int size) {
 
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 1;
+  test_numbers();
   test_given_up();
   for (int round = 0; round < rounds; ++round)
     for (int size : {1, 2, 3, 5}) {
