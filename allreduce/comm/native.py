@@ -147,6 +147,9 @@ class NativeTransport(Transport, Generic[N]):
     def _kill(self, reason: str) -> None:
         """Make the communicator dead on all members; no array is touched after that."""
 
+    def _drain(self) -> None:
+        """Complete what was started and is not kept here: by other threads, which wait for it."""
+
     @abstractmethod
     def _leave(self) -> None:
         """Tell the others that this member leaves in good order, and let go of everything."""
@@ -281,6 +284,7 @@ class NativeTransport(Transport, Generic[N]):
             if drain and self._failure is None:
                 for work in pending:
                     work.wait()
+                self._drain()
         finally:
             with self._lock:
                 self._closed = True  # what other threads wait for is about to fail

@@ -126,6 +126,7 @@ void bind_member(nb::module_& m) {
             member.note(seq, {text.c_str(), text.size()});
           },
           nb::arg("seq"), nb::arg("text"))
+      .def("last", &Member::last)
       .def("leave", &Member::leave, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "abort",

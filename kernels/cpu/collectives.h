@@ -24,12 +24,15 @@ struct Details {
   std::string note = {};  // for the others' errors (Note); empty where none is known yet
 };
 
+// The number of a call that failed before it had one.
+inline constexpr std::uint64_t kUnstarted = kMessage - 1;
+
 // A started call of one member. Only the holder of the member's lock touches anything but `state`,
 // until that says done.
 struct Work {
   Call call;
   Details details;
-  std::uint64_t seq = 0;
+  std::uint64_t seq = kUnstarted;
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
   Placement place;

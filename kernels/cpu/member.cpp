@@ -44,8 +44,9 @@ std::shared_ptr<Work> Member::start(Call call, const std::byte* in, std::byte* o
     return work;
   }
   place(*work);
-  work->seq = started_++;
+  work->seq = started_;
   queue_.push_back(work);
+  ++started_;  // after what may throw
   pending_.store(queue_.size(), std::memory_order_release);
   post_ready();
   return work;
@@ -217,6 +218,11 @@ void Member::check_peers(Clock::time_point now) {
   }
 }
 
+std::shared_ptr<Work> Member::last() {
+  std::lock_guard lock(mutex_);
+  return queue_.empty() ? nullptr : queue_.back();
+}
+
 void Member::leave() {
   if (group_->inherited()) return;
   std::lock_guard lock(mutex_);
@@ -229,6 +235,11 @@ void Member::leave() {
 
 void Member::note(std::uint64_t seq, std::string_view text) {
   std::lock_guard lock(mutex_);
+  if (seq >= started_) return;  // it failed in its start
+  if (seq >= posted_) {         // its slot still has an older call
+    if (!queue_.empty()) queue_[seq - queue_.front()->seq]->details.note = text;
+    return;
+  }
   Note& own = share_.control().note(share_.me, seq);
   if (own.read(seq) == nullptr) own.write(seq, text);
 }

@@ -43,6 +43,8 @@ class Member {
   // Works on the control plane while a wait lasts: dead processes, members that left, mismatches.
   // Does nothing if it has done so just now.
   void check_peers(Clock::time_point now);
+  // The call that was started last, if it has not settled.
+  std::shared_ptr<Work> last();
   // Starts nothing more, forgets what was started, and tells the others. Idempotent.
   void leave();
   // Tells the others about its call `seq`, unless it has done so.

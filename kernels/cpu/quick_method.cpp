@@ -3,10 +3,8 @@
 // It stands before a Python function, which gets whatever is not plain: other arrays, copies, wrong
 // arguments. all_reduce of 8 bytes between 2 processes: 1.1 us, of which a Python method that
 // called native code was 0.4.
-#include <nanobind/stl/shared_ptr.h>
-
 #include "array_calls.h"
-#include "segments.h"
+#include "quick_call.h"
 
 // After Python.h.
 #include <structmember.h>
@@ -16,185 +14,27 @@ namespace nb = nanobind;
 namespace allreduce {
 namespace {
 
-// Looks at a small call's peers before the GIL is let go of, which costs 0.1 us to and fro.
-constexpr int kHeldLooks = 16;
-
 struct QuickMethod {
   PyObject_HEAD vectorcallfunc vectorcall;
   PyObject* careful;  // the Python function
-  PyObject* kinds;    // by operator (None where there is none): what `decode` takes
-  PyObject* usual;    // the operator without one
-  PyObject* dict;     // its name, its text, ...
+  QuickKinds kinds;
+  PyObject* dict;  // its name, its text, ...
+  PyObject* weak;  // references to it
 };
 
-// Interned, so that they are compared by address; a name that is not goes the careful way.
-struct Names {
-  PyObject* quick = PyUnicode_InternFromString("_quick");
-  PyObject* finish = PyUnicode_InternFromString("_finish_quick");
-  PyObject* interrupt = PyUnicode_InternFromString("_interrupt_quick");
-  PyObject* op = PyUnicode_InternFromString("op");
-  PyObject* out = PyUnicode_InternFromString("out");
-  PyObject* root = PyUnicode_InternFromString("root");
-};
-const Names* names = nullptr;
-
-struct Arguments {
-  PyObject *x = nullptr, *op = nullptr, *out = nullptr, *root = nullptr;
-};
-
-// Reads a call's arguments after its communicator; false if the quick way does not take them.
-bool read(PyObject* const* values, Py_ssize_t count, PyObject* named, Arguments& given) {
-  if (count > 1) return false;
-  if (count == 1) given.x = values[0];
-  const Py_ssize_t keywords = named == nullptr ? 0 : PyTuple_GET_SIZE(named);
-  for (Py_ssize_t i = 0; i < keywords; ++i) {
-    const PyObject* name = PyTuple_GET_ITEM(named, i);
-    PyObject* value = values[count + i];
-    if (name == names->out)
-      given.out = value == Py_None ? nullptr : value;
-    else if (name == names->op)
-      given.op = value;
-    else if (name == names->root)
-      given.root = value;
-    else
-      return false;
-  }
-  return given.x == nullptr || PyArray_CheckExact(given.x);
-}
-
-// Finds the call's kind by its operator, and its root; false if one of them is something else.
-bool look_up(const QuickMethod& method, const Arguments& given, int members, Call& call) {
-  PyObject* op = given.op == nullptr ? method.usual : given.op;
-  PyObject* kind = PyDict_GetItemWithError(method.kinds, op);
-  PyErr_Clear();  // of an operator that cannot be a key
-  if (kind == nullptr) return false;
-  call = decode(static_cast<std::uint32_t>(PyLong_AsUnsignedLong(kind)));
-  if (given.root == nullptr) return true;
-  const bool rooted =
-      call.collective == Collective::reduce || call.collective == Collective::broadcast;
-  if (!rooted || !PyLong_CheckExact(given.root)) return false;
-  int overflow = 0;
-  const long root = PyLong_AsLongAndOverflow(given.root, &overflow);
-  if (overflow != 0 || root < 0 || root >= members) return false;
-  call.root = static_cast<int>(root);
-  return true;
-}
-
-bool gets_nothing(const Call& call, const Member& member) {
-  return call.collective == Collective::barrier ||
-         (call.collective == Collective::reduce && member.index() != call.root);
-}
-
-// Makes the array that a result goes to; null if the shape does not divide, or memory is short.
-nb::object room(const Call& call, PyArrayObject* x, int members) {
-  npy_intp shape[NPY_MAXDIMS];
-  const int axes = PyArray_NDIM(x);
-  std::copy_n(PyArray_DIMS(x), axes, shape);
-  if (call.collective == Collective::all_gather) {
-    if (axes == 0) return {};
-    shape[0] *= members;
-  } else if (call.collective == Collective::reduce_scatter) {
-    if (axes == 0 || shape[0] % members != 0) return {};
-    shape[0] /= members;
-  }
-  PyArray_Descr* type = PyArray_DESCR(x);
-  Py_INCREF(type);
-  PyObject* made =
-      PyArray_NewFromDescr(&PyArray_Type, type, axes, shape, nullptr, nullptr, 0, nullptr);
-  PyErr_Clear();  // the careful way says what is short
-  return nb::steal(made);
-}
-
-// Whether arrays of these shapes need nothing but their bytes moved: no copy, no error.
-bool plain(const Call& call, const View& in, const View& out, std::uint64_t members) {
-  if (out.type() != in.type()) return false;
-  switch (call.collective) {
-    case Collective::all_reduce:
-    case Collective::reduce:
-    case Collective::broadcast:
-      return in.same_shape(out) && (in.data() == out.data() || !in.overlaps(out));
-    case Collective::all_to_all:
-      return in.same_rows(out) && in.rows() == out.rows() && in.rows() % members == 0 &&
-             !in.overlaps(out);
-    case Collective::all_gather:
-      return in.same_rows(out) && in.rows() * members == out.rows() && !in.overlaps(out);
-    case Collective::reduce_scatter:
-      return in.same_rows(out) && in.rows() == out.rows() * members && !in.overlaps(out);
-    default:
-      return false;
-  }
-}
-
-// Starts a call whose arrays are plain, and says where its result will be; null if they are not.
-std::shared_ptr<Work> start(Member& member, Call call, const Arguments& given, nb::object& out) {
-  const int members = member.group().members();
-  if (call.collective == Collective::barrier)
-    return given.x == nullptr ? member.start(call, nullptr, nullptr) : nullptr;
-  if (given.x == nullptr) return nullptr;
-  const View in(given.x, false);
-  if (in.type() == Type::none) return nullptr;
-  const bool nothing = gets_nothing(call, member);
-  if (!nothing) {
-    if (given.out == nullptr)
-      out = room(call, reinterpret_cast<PyArrayObject*>(given.x), members);
-    else if (PyArray_CheckExact(given.out))
-      out = nb::borrow(given.out);
-    if (!out.is_valid()) return nullptr;
-  }
-  const View target(nothing ? Py_None : out.ptr(), true);
-  const auto size = static_cast<std::uint64_t>(members);
-  if (!nothing && !plain(call, in, target, size)) return nullptr;
-  call.type = in.type();
-  if (lacks_kernel(call)) return nullptr;
-  call.count = count_of(call, {}, in, target, size);
-  if (call.count >> kCountBits != 0) return nullptr;
-  return begin(member, call, in, target.data(), {detail_hash(call, {}, in), {}, {}});
-}
-
-bool settled(const Work& work) {
-  return work.state.load(std::memory_order_acquire) != State::pending;
-}
-
-// Looks a few times, with the GIL, whether a small call can be completed.
-void look(Member& member, const Work& work) {
-  if (work.call.path != Path::small || member.group().oversubscribed()) return;
-  for (int i = 0; i < kHeldLooks && !settled(work); ++i) {
-    if (member.advance() == Progress::moved) return;  // another call's, which may be large
-    relax();
-  }
-}
-
-// Carries a call out; null if it needs the careful way.
-nb::object attempt(const QuickMethod& method, Member& member, nb::handle comm,
-                   const Arguments& given) {
-  Call call;
-  if (!look_up(method, given, member.group().members(), call)) return {};
-  nb::object out = nb::none();
-  std::shared_ptr<Work> work;
-  try {
-    work = start(member, call, given, out);
-    if (!work) return {};
-    look(member, *work);
-    if (!settled(*work)) wait(member, *work, member.quick_seconds);
-  } catch (nb::python_error& error) {  // a signal's handler raised in the middle
-    comm.attr(names->interrupt)(error.type());
-    throw;
-  }
-  if (work->state.load(std::memory_order_acquire) != State::done)
-    comm.attr(names->finish)(work, given.x == nullptr ? nb::none() : nb::borrow(given.x));
-  return out;
-}
+const QuickNames* names = nullptr;
 
 PyObject* call(PyObject* self, PyObject* const* values, std::size_t flags, PyObject* named) {
   const auto& method = *reinterpret_cast<QuickMethod*>(self);
   const Py_ssize_t count = PyVectorcall_NARGS(flags);
-  Arguments given;
-  if (count > 0 && read(values + 1, count - 1, named, given)) {
+  QuickArguments given;
+  if (count > 0 && given.read(*names, values + 1, count - 1, named)) {
     const nb::object found = nb::steal(PyObject_GetAttr(values[0], names->quick));
     PyErr_Clear();  // of something that is no communicator
     if (found.is_valid() && nb::isinstance<Member>(found)) {
       try {
-        nb::object out = attempt(method, *nb::inst_ptr<Member>(found), values[0], given);
+        Member& member = *nb::inst_ptr<Member>(found);
+        nb::object out = quick_call(method.kinds, *names, member, values[0], given);
         if (out.is_valid()) return out.release().ptr();
       } catch (nb::python_error& error) {
         error.restore();
@@ -207,6 +47,10 @@ PyObject* call(PyObject* self, PyObject* const* values, std::size_t flags, PyObj
       }
     }
   }
+  if (method.careful == nullptr) {
+    PyErr_SetString(PyExc_RuntimeError, "this method has been collected as garbage");
+    return nullptr;
+  }
   return PyObject_Vectorcall(method.careful, values, flags, named);
 }
 
@@ -218,8 +62,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject*) {
   auto& method = *reinterpret_cast<QuickMethod*>(self);
   method.vectorcall = call;
   method.careful = Py_NewRef(careful);
-  method.kinds = Py_NewRef(kinds);
-  method.usual = Py_NewRef(usual);
+  method.kinds = {Py_NewRef(kinds), Py_NewRef(usual)};
   return self;
 }
 
@@ -227,8 +70,8 @@ int visit_all(PyObject* self, visitproc visit, void* arg) {
   auto& method = *reinterpret_cast<QuickMethod*>(self);
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(method.careful);
-  Py_VISIT(method.kinds);
-  Py_VISIT(method.usual);
+  Py_VISIT(method.kinds.by_operator);
+  Py_VISIT(method.kinds.usual);
   Py_VISIT(method.dict);
   return 0;
 }
@@ -236,8 +79,8 @@ int visit_all(PyObject* self, visitproc visit, void* arg) {
 int clear(PyObject* self) {
   auto& method = *reinterpret_cast<QuickMethod*>(self);
   Py_CLEAR(method.careful);
-  Py_CLEAR(method.kinds);
-  Py_CLEAR(method.usual);
+  Py_CLEAR(method.kinds.by_operator);
+  Py_CLEAR(method.kinds.usual);
   Py_CLEAR(method.dict);
   return 0;
 }
@@ -245,6 +88,7 @@ int clear(PyObject* self) {
 void drop(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   PyObject_GC_UnTrack(self);
+  PyObject_ClearWeakRefs(self);
   clear(self);
   type->tp_free(self);
   Py_DECREF(type);
@@ -254,9 +98,15 @@ PyObject* bind(PyObject* self, PyObject* owner, PyObject*) {
   return owner == nullptr ? Py_NewRef(self) : PyMethod_New(self, owner);
 }
 
+// Pickled by name, as a function is.
+PyObject* reduce(PyObject* self, PyObject*) { return PyObject_GetAttrString(self, "__qualname__"); }
+
+PyMethodDef methods[] = {{"__reduce__", reduce, METH_NOARGS, nullptr},
+                         {nullptr, nullptr, 0, nullptr}};
 PyMemberDef members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(QuickMethod, vectorcall), READONLY, nullptr},
     {"__dictoffset__", T_PYSSIZET, offsetof(QuickMethod, dict), READONLY, nullptr},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(QuickMethod, weak), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr}};
 PyGetSetDef properties[] = {
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
@@ -267,6 +117,7 @@ PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
                        {Py_tp_clear, reinterpret_cast<void*>(clear)},
                        {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
                        {Py_tp_descr_get, reinterpret_cast<void*>(bind)},
+                       {Py_tp_methods, methods},
                        {Py_tp_members, members},
                        {Py_tp_getset, properties},
                        {0, nullptr}};
@@ -278,7 +129,7 @@ PyType_Spec spec = {"allreduce._native.QuickMethod", sizeof(QuickMethod), 0,
 }  // namespace
 
 void bind_quick_method(nb::module_& m) {
-  names = new Names;  // for as long as the process lives
+  names = new QuickNames;  // for as long as the process lives
   m.attr("QuickMethod") = nb::steal(PyType_FromSpec(&spec));
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from allreduce.comm.call import COUNT_LIMIT, kind
 from allreduce.comm.shared import memory
 from allreduce.comm.shared.local_group import LocalGroup
 from allreduce.errors import OutOfMemoryError
+
+CarryOut = Callable[[Callable[[], _native.Work]], None]
 
 _PAGE = 4096
 _TEXT_WORDS = 63  # 504 bytes of why a process has no memory: room for a long group's path
@@ -33,12 +36,12 @@ class Symmetric:
         self._where = f"[shared] {local.members[index]}"
         self._regions = 0
 
-    def allocate(self, nbytes: int, complete: Callable[[_native.Work], None]) -> NDArray[np.uint8]:
+    def allocate(self, nbytes: int, carry_out: CarryOut) -> NDArray[np.uint8]:
         """Return this member's part; a collective call of the members.
 
         Args:
             nbytes: The size of a part.
-            complete: Waits for a started work.
+            carry_out: Starts a call and completes it.
 
         Raises:
             OutOfMemoryError: A process cannot have the memory; raised on all members.
@@ -46,21 +49,19 @@ class Symmetric:
         pages = max(1, -(-nbytes // _PAGE))
         if pages >= COUNT_LIMIT:
             raise OutOfMemoryError(f"{self._where}: no machine has {nbytes} bytes")
-        complete(self._member.start_allocate(pages))
+        carry_out(functools.partial(self._member.start_allocate, pages))
         # Making the pages takes long: not before everybody has room to map them.
-        self._tell(nbytes, self._look(pages * _PAGE), complete)
+        self._tell(nbytes, self._look(pages * _PAGE), carry_out)
         self._regions += 1
         try:
-            self._tell(nbytes, self._map(self._regions, pages * _PAGE), complete)
+            self._tell(nbytes, self._map(self._regions, pages * _PAGE), carry_out)
         except OutOfMemoryError:
             self._local.group.release_region(self._regions)
             raise
         part: NDArray[np.uint8] = self._local.group.claim(self._regions, self._index)
         return part
 
-    def _tell(
-        self, nbytes: int, found: tuple[int, str], complete: Callable[[_native.Work], None]
-    ) -> None:
+    def _tell(self, nbytes: int, found: tuple[int, str], carry_out: CarryOut) -> None:
         """Have everybody learn whether everybody succeeded, and if not why.
 
         Raises:
@@ -68,7 +69,8 @@ class Symmetric:
         """
         mine = _report(*found)
         reports = np.zeros((len(self._local.members), len(mine)), np.int64)
-        complete(self._member.start(kind("all_gather"), mine, reports.reshape(-1)))
+        words = reports.reshape(-1)
+        carry_out(functools.partial(self._member.start, kind("all_gather"), mine, words))
         if reports[:, 0].any():
             raise self._shortage(nbytes, reports)
 

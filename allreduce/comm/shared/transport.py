@@ -22,6 +22,7 @@ from allreduce.comm.shared.failures import message_word
 from allreduce.comm.shared.local_group import LocalGroup
 from allreduce.comm.shared.message_failures import MessageWitness
 from allreduce.comm.shared.symmetric import Symmetric
+from allreduce.errors import UsageError
 
 
 class SharedWork(NativeWork[_native.Work]):
@@ -67,10 +68,12 @@ class SharedTransport(NativeTransport[_native.Work]):
 
         def start() -> SharedWork:
             try:
-                native = post()
+                native = self._post(post)
                 work = SharedWork(self, native, (x, out), result)
                 with self._lock:
                     self._keep(work)
+            except UsageError:
+                raise
             except BaseException as error:
                 self._interrupted(error)
                 raise
@@ -79,6 +82,16 @@ class SharedTransport(NativeTransport[_native.Work]):
             return work
 
         return start
+
+    def _post(self, post: Callable[[], _native.Work]) -> _native.Work:
+        """Start a call; nothing has been posted if its arrays no longer are what they were."""
+        try:
+            return post()
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"{self._witness.where}: the arrays of a call that was made ready to be started "
+                f"have changed since: {error}"
+            ) from None
 
     def _poster(self, call: Call, x: Array | None, out: Array | None) -> Callable[[], _native.Work]:
         """Look up all that a call's start needs besides the arrays' memory."""
@@ -143,6 +156,11 @@ class SharedTransport(NativeTransport[_native.Work]):
     def _kill(self, reason: str) -> None:
         self._member.abort(reason)
 
+    def _drain(self) -> None:
+        last = self._member.last()
+        if last is not None:
+            self.complete(last, None)
+
     def _leave(self) -> None:
         self._member.leave()
         self._local.leave()
@@ -155,11 +173,17 @@ class SharedTransport(NativeTransport[_native.Work]):
         self._local.links.close()
 
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
-        return self._symmetric.allocate(nbytes, self._complete_now)
+        return self._symmetric.allocate(nbytes, self._carry_out)
 
-    def _complete_now(self, work: _native.Work) -> None:
-        if not self._wait(work, self.quick_seconds):
-            self._finish(work, None)
+    def _carry_out(self, post: Callable[[], _native.Work]) -> None:
+        """Start a call and complete it. Its caller keeps its arrays, unless this raises."""
+        try:
+            work = post()
+            if not self._wait(work, self.quick_seconds):
+                self._finish(work, None)
+        except BaseException as error:
+            self._interrupted(error)
+            raise
 
     def _finish(self, native: _native.Work, x: Array | None) -> None:
         """Complete a call that failed or waits long: only now its caller is looked up."""
