@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allreduce.comm import Communicator
+from tests.comm.operator_cases import fold
 
 Array = NDArray[Any]
 
 DTYPES = ("float64", "float32", "int32", "int64")
 OPS = ("sum", "mean", "min", "max", "prod")
 WHERE = ("private", "symmetric")
-_FOLDS = {"sum": np.add, "mean": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply}
 
 
 def lengths(size: int) -> tuple[int, ...]:
@@ -27,19 +27,6 @@ def lengths(size: int) -> tuple[int, ...]:
 def whole(length: int, dtype: str, member: int) -> Array:
     """Return small whole numbers: sums, and products over 7 members, are exact in any type."""
     return ((np.arange(length) * 7 + member * 3) % 5 - 2).astype(dtype)
-
-
-def fold(op: str, arrays: list[Array]) -> Array:
-    """Reduce in member order, one array after the other."""
-    result = arrays[0].copy()
-    for array in arrays[1:]:
-        _FOLDS[op](result, array, out=result)
-    return (result / len(arrays)).astype(result.dtype) if op == "mean" else result
-
-
-def pairs() -> list[tuple[str, str]]:
-    """Return the operators and types that go together."""
-    return [(op, t) for op, t in itertools.product(OPS, DTYPES) if op != "mean" or t[0] == "f"]
 
 
 def place(comm: Communicator, where: str, values: Array) -> Array:
@@ -120,13 +107,6 @@ def every_length(comm: Communicator, where: str) -> None:
         all_gather(comm, where, next(types), length if length < 2000 else 300007)
         broadcast(comm, where, next(types), length)
         comm.barrier()
-
-
-def every_pair(comm: Communicator, where: str) -> None:
-    """All operators on all types, on each of the ways a call can take."""
-    for (op, dtype), length in itertools.product(pairs(), (7, 900, 70001)):
-        all_reduce(comm, where, op, dtype, length)
-        reduce_scatter(comm, where, op, dtype, length // 3 + 1)
 
 
 def floats(member: int, dtype: str, length: int) -> Array:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import Communicator
-from tests.comm.cases import Array, fold, place, room, whole
+from tests.comm.cases import Array, place, room, whole
+from tests.comm.operator_cases import fold
 
 LENGTHS = (0, 1, 300, 70001)
 FACTS = {

@@ -19,23 +19,12 @@ from allreduce.comm.call import CARRIES, Call
 from allreduce.comm.mpi.transport import MpiTransport
 from allreduce.comm.mpi.types import Library
 from allreduce.errors import OutOfMemoryError
+from tests.comm.operator_cases import fold
 
 Array = NDArray[Any]
 
 TYPES = ("float64", "float16", "bfloat16", "int8", "uint32", "bool", "complex128")
 COUNTS = (0, 1, 5, 1000)
-_FOLDS: dict[str, Any] = {
-    "sum": np.add,
-    "mean": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
-    "prod": np.multiply,
-    "logical_and": np.logical_and,
-    "logical_or": np.logical_or,
-    "bitwise_and": np.bitwise_and,
-    "bitwise_or": np.bitwise_or,
-    "bitwise_xor": np.bitwise_xor,
-}
 
 
 def transport(comm: Communicator) -> MpiTransport:
@@ -129,14 +118,6 @@ def _turned(comm: Communicator, dtype: str, count: int) -> None:
     out = zeros(sum(receives), dtype)
     go(comm, "all_to_all", sent[rank], out, sum(counts), counts=counts, receives=receives)
     np.testing.assert_array_equal(out, np.concatenate([parts[rank] for parts in cut]))
-
-
-def fold(op: str, arrays: list[Array]) -> Array:
-    """Reduce small whole numbers, whatever the order."""
-    result = arrays[0] != 0 if op.startswith("logical") else arrays[0]
-    for array in arrays[1:]:
-        result = _FOLDS[op](result, array).astype(arrays[0].dtype)
-    return (result / len(arrays) if op == "mean" else result).astype(arrays[0].dtype)
 
 
 def reduced(comm: Communicator) -> None:

@@ -10,7 +10,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tests.comm import cases, crossings, drawn, exchanges, group_cases, message_cases
+from tests.comm import (
+    cases,
+    crossings,
+    drawn,
+    exchanges,
+    group_cases,
+    message_cases,
+    operator_cases,
+)
 from tests.harness import ROOT, clean_environment, explicit_ranks, run_threads
 
 Runner = Callable[..., list[Any]]  # (case, *arguments) -> what each rank returned
@@ -18,7 +26,7 @@ Runner = Callable[..., list[Any]]  # (case, *arguments) -> what each rank return
 
 def case(name: str) -> Callable[..., Any]:
     """Look a case up."""
-    places = (cases, exchanges, crossings, drawn, message_cases, group_cases)
+    places = (cases, operator_cases, exchanges, crossings, drawn, message_cases, group_cases)
     found: Callable[..., Any] = next(getattr(p, name) for p in places if hasattr(p, name))
     return found
 

@@ -17,6 +17,7 @@ SHARED = (  # of tests.comm.cases; "bits" is the shared transport's promise alon
     "every_length:private",
     "every_length:symmetric",
     "every_pair:private",
+    "nonsense",
     "slices",
     "in_flight",
     "prepared",

@@ -1,43 +1,20 @@
-"""Every operator on every type against NumPy; pairs that make no sense say so."""
+"""Every operator on every type of any numbers, in member order and to the bit, against NumPy."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from allreduce import errors
 from allreduce.comm import Communicator
-from allreduce.comm.call import CARRIES, DTYPES, OPERATORS
+from allreduce.comm.arrays import dtype_named
+from allreduce.comm.base import Array
+from allreduce.comm.call import DTYPES
+from tests.comm.operator_cases import SENSE, assert_same, fold
 from tests.harness import run_threads
 
-bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
-
-Array = NDArray[Any]
-
-PAIRS = list(itertools.product(OPERATORS[1:], DTYPES[1:]))
-SENSE = [(op, dtype) for op, dtype in PAIRS if dtype in CARRIES[op]]
-NONSENSE = [pair for pair in PAIRS if pair not in SENSE]
 LENGTHS = (3, 700, 70001)  # in the flag's line, beside it, and through the rings
-FOLDS: dict[str, Any] = {
-    "sum": np.add,
-    "mean": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
-    "prod": np.multiply,
-    "logical_and": np.logical_and,
-    "logical_or": np.logical_or,
-    "bitwise_and": np.bitwise_and,
-    "bitwise_or": np.bitwise_or,
-    "bitwise_xor": np.bitwise_xor,
-}
-
-
-def type_of(name: str) -> np.dtype[Any]:
-    return np.dtype(bfloat16 if name == "bfloat16" else name)
 
 
 def contribution(dtype: str, member: int, length: int) -> Array:
@@ -45,7 +22,7 @@ def contribution(dtype: str, member: int, length: int) -> Array:
     random = np.random.default_rng([member, length])
     if dtype == "bool":
         return random.random(length) < 0.7
-    wanted = type_of(dtype)
+    wanted = dtype_named(dtype)
     if wanted.kind in "iu":
         values = random.integers(0, 256, (length, wanted.itemsize), np.uint8).view(wanted)[:, 0]
     else:
@@ -60,27 +37,6 @@ def contribution(dtype: str, member: int, length: int) -> Array:
     return values
 
 
-def expected(op: str, inputs: list[Array]) -> Array:
-    """Fold in member order; 16-bit floats in float32, rounded once."""
-    dtype = inputs[0].dtype
-    short = dtype.itemsize == 2 and dtype.kind not in "iu"
-    with np.errstate(all="ignore"):
-        result = inputs[0].astype(np.float32 if short else dtype)
-        for x in inputs[1:]:
-            result = FOLDS[op](result, x.astype(result.dtype)).astype(result.dtype)
-        if op == "mean":  # of complex numbers: of their parts
-            parts = result.view(result.real.dtype)
-            parts /= len(inputs)
-        return result.astype(dtype)
-
-
-def assert_same(found: Array, wanted: Array, what: str = "") -> None:
-    """Compare; NumPy does not take bfloat16's NaNs for equal, but float32's."""
-    assert found.dtype == wanted.dtype
-    wide = np.float32 if found.dtype == bfloat16 else found.dtype
-    np.testing.assert_array_equal(found.astype(wide), wanted.astype(wide), err_msg=what)
-
-
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_pairs_that_make_sense(size: int, dtype: str) -> None:
@@ -89,7 +45,7 @@ def test_pairs_that_make_sense(size: int, dtype: str) -> None:
             if name != dtype:
                 continue
             inputs = [contribution(dtype, rank, length) for rank in range(size)]
-            wanted = expected(op, inputs)
+            wanted = fold(op, inputs)
             x = inputs[comm.rank]
             result = comm.all_reduce(x, op=op)
             assert_same(result, wanted, f"{op} of {length}")
@@ -115,42 +71,28 @@ def test_types_travel_through_the_other_collectives_and_symmetric_memory(dtype: 
         everyone = [contribution(dtype, rank, 8000) for rank in range(2)]
         assert_same(comm.all_gather(x), np.concatenate(everyone))
         assert_same(comm.broadcast(x, root=1), everyone[1])
-        shared = comm.empty(8000, type_of(dtype))
+        shared = comm.empty(8000, dtype_named(dtype))
         shared[:] = x
         op = "logical_or" if dtype == "bool" else "sum"
         comm.all_reduce(shared, op=op, out=shared)
-        assert_same(shared, expected(op, everyone))
+        assert_same(shared, fold(op, everyone))
 
     run_threads(member, 2)
 
 
 def test_a_strided_or_transposed_bfloat16_array_is_reduced() -> None:
     def member(comm: Communicator) -> None:
-        x = np.arange(24).astype(bfloat16).reshape(4, 6)
+        x = np.arange(24).astype(dtype_named("bfloat16")).reshape(4, 6)
         assert_same(comm.all_reduce(x.T[::2]), 2 * x.T[::2])
 
     run_threads(member, 2)
-
-
-@pytest.mark.parametrize(("op", "dtype"), NONSENSE)
-def test_pairs_that_make_no_sense(op: str, dtype: str) -> None:
-    def member(comm: Communicator) -> None:
-        with pytest.raises(errors.UnsupportedError) as caught:
-            comm.all_reduce(np.zeros(3, type_of(dtype)), op=op)
-        call, _, remedy = str(caught.value).partition(
-            f" with operator {op} does not carry {dtype}: "
-        )
-        assert call == "[shared] rank 0: all_reduce"
-        assert any(verb in remedy for verb in ("use ", "convert ", "reduce ", "all_gather "))
-
-    run_threads(member, 1)
 
 
 def test_sums_of_16_bit_floats_are_rounded_once() -> None:
     def member(comm: Communicator) -> None:
         for dtype, unit in (("float16", 2.0**-11), ("bfloat16", 2.0**-8)):
             # Half a unit of 1 each: rounded after every addition they would be lost.
-            x = np.full(100, 1.0 if comm.rank == 0 else unit).astype(type_of(dtype))
+            x = np.full(100, 1.0 if comm.rank == 0 else unit).astype(dtype_named(dtype))
             assert (comm.all_reduce(x).astype(np.float64) == 1 + 2 * unit).all()
 
     run_threads(member, 3)

@@ -23,6 +23,14 @@ class Contract:
     def test_every_operator_and_type(self, run: Runner, where: str) -> None:
         run("every_pair", where)
 
+    @pytest.mark.torture
+    @pytest.mark.parametrize("where", WHERE)
+    def test_every_operator_type_and_length(self, run: Runner, where: str) -> None:
+        run("every_pair_and_length", where)
+
+    def test_pairs_that_make_no_sense(self, run: Runner) -> None:
+        run("nonsense")
+
     @pytest.mark.parametrize("where", WHERE)
     @pytest.mark.parametrize(
         "case", ["rooted", "into_out", "everybody_to_everybody", "unequal", "unequal_exchange"]

@@ -20,6 +20,13 @@ class Contract:
     def test_every_operator_and_type(self, run: Runner) -> None:
         run("every_pair", "private")
 
+    @pytest.mark.torture
+    def test_every_operator_type_and_length(self, run: Runner) -> None:
+        run("every_pair_and_length", "private")
+
+    def test_pairs_that_make_no_sense(self, run: Runner) -> None:
+        run("nonsense")
+
     @pytest.mark.parametrize(
         "case", ["rooted", "into_out", "everybody_to_everybody", "unequal", "unequal_exchange"]
     )

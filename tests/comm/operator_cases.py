@@ -1,0 +1,130 @@
+"""Every operator on every type, through every collective that reduces, on any transport."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allreduce.comm import Communicator
+from allreduce.comm.arrays import dtype_named
+from allreduce.comm.base import Array
+from allreduce.comm.call import CARRIES, DTYPES, OPERATORS
+from allreduce.errors import UnsupportedError
+
+PAIRS = tuple(itertools.product(OPERATORS[1:], DTYPES[1:]))
+SENSE = tuple((op, dtype) for op, dtype in PAIRS if dtype in CARRIES[op])
+NONSENSE = tuple(pair for pair in PAIRS if pair not in SENSE)
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+LENGTHS = (3, 900, 70001)  # what travels with the post, what is larger, and chunks of it
+FOLDS: dict[str, Any] = {
+    "sum": np.add,
+    "mean": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "prod": np.multiply,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+    "bitwise_and": np.bitwise_and,
+    "bitwise_or": np.bitwise_or,
+    "bitwise_xor": np.bitwise_xor,
+}
+
+
+def fold(op: str, arrays: list[Array]) -> Array:
+    """Reduce in member order; 16-bit floats in float32, rounded once."""
+    dtype = arrays[0].dtype
+    short = dtype.itemsize == 2 and dtype.kind not in "iu"
+    with np.errstate(all="ignore"):
+        first = arrays[0] != 0 if op.startswith("logical") else arrays[0]
+        result = first.astype(np.float32 if short else dtype)
+        for array in arrays[1:]:
+            result = FOLDS[op](result, array.astype(result.dtype)).astype(result.dtype)
+        if op == "mean":  # of complex numbers: of their parts
+            parts = result.view(result.real.dtype)
+            parts /= len(arrays)
+        return result.astype(dtype)
+
+
+def assert_same(found: Array, wanted: Array, what: str = "") -> None:
+    """Compare; NumPy does not take bfloat16's NaNs for equal, but float32's."""
+    assert found.dtype == wanted.dtype, what
+    wide = np.float32 if str(found.dtype) == "bfloat16" else found.dtype
+    np.testing.assert_array_equal(found.astype(wide), wanted.astype(wide), err_msg=what)
+
+
+def exact(dtype: str, member: int, length: int) -> Array:
+    """Return numbers that any order combines to the same: small whole ones, integers of all bits.
+
+    A fifth of them is zero, so that truth is not all there is.
+    """
+    numbers, kind = np.arange(length, dtype=np.uint64), dtype_named(dtype)
+    small = (numbers * 7 + member * 3) % 5
+    if kind.kind in "iu":
+        return np.where(small == 2, 0, (numbers + member + 1) * 0x9E3779B97F4A7C15).astype(kind)
+    if kind.kind == "b":
+        return small.astype(bool)
+    whole = small.astype(np.float64) - 2
+    return (whole + 1j * np.roll(whole, 1) if kind.kind == "c" else whole).astype(kind)
+
+
+def every_pair(comm: Communicator, where: str) -> None:
+    """All pairs that make sense through each collective; the lengths take turns."""
+    memory = _memory(comm, where)
+    for turn, (op, dtype) in enumerate(SENSE):
+        for number, collective in enumerate(REDUCING):
+            _reduces(comm, memory, collective, op, dtype, LENGTHS[(turn + number) % len(LENGTHS)])
+
+
+def every_pair_and_length(comm: Communicator, where: str) -> None:
+    """The full product of pairs, collectives and lengths."""
+    memory = _memory(comm, where)
+    for (op, dtype), collective, length in itertools.product(SENSE, REDUCING, LENGTHS):
+        _reduces(comm, memory, collective, op, dtype, length)
+
+
+def _memory(comm: Communicator, where: str) -> Array:
+    """Return room for the largest input and output, ordinary or symmetric."""
+    shape = (2, max(LENGTHS) * comm.size)
+    return np.empty(shape, "c16") if where == "private" else comm.empty(shape, "complex128")
+
+
+def _reduces(
+    comm: Communicator, memory: Array, collective: str, op: str, dtype: str, length: int
+) -> None:
+    scatters, root = collective == "reduce_scatter", length % comm.size
+    count = length * comm.size if scatters else length
+    inputs = [exact(dtype, member, count) for member in range(comm.size)]
+    wanted = fold(op, inputs)
+    if scatters:
+        wanted = wanted[comm.rank * length :][:length]
+    x, out = (row.view(wanted.dtype) for row in memory)
+    x, out = x[:count], out[:length]
+    x[...] = inputs[comm.rank]
+    out[...] = 1
+    what = f"{collective} of {length} {dtype} by {op}"
+    more = {"root": root} if collective == "reduce" else {}
+    result = getattr(comm, collective)(x, op=op, out=out, **more)
+    if collective == "reduce" and comm.rank != root:
+        assert result is None, what
+        wanted = np.ones_like(out)
+    else:
+        assert result is out, what
+    assert_same(out, wanted, what)
+    assert_same(x, inputs[comm.rank], what)
+
+
+def nonsense(comm: Communicator) -> None:
+    """All other pairs are refused by each collective, which tells what, who and a remedy."""
+    for (op, dtype), collective in itertools.product(NONSENSE, REDUCING):
+        with pytest.raises(UnsupportedError) as caught:
+            getattr(comm, collective)(np.zeros(3 * comm.size, dtype_named(dtype)), op=op)
+        text = str(caught.value)
+        call, _, remedy = text.partition(f" with operator {op} does not carry {dtype}: ")
+        who = rf"(rank {comm.rank}|replica {comm.rank} \(rank 0\))"
+        assert re.fullmatch(rf"\[{comm.transport}\] {who}: {collective}", call), text
+        assert re.search("(use|convert|reduce|all_gather) ", remedy), text
+    assert comm.all_reduce(1) == comm.size  # and nothing has come of it
