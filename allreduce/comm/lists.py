@@ -60,13 +60,14 @@ def start(comm: Caller, collective: str, x: Sequence[Any], options: Options, out
     arrays = [one.array for one in lent]
     options = _checked(context, arrays, options)
     # With one item, or new results, no output can be another item's input.
-    bundles = _bundles(arrays, out is None or len(lent) == 1)
+    bundles = _bundles(arrays, targets, out is None or len(lent) == 1)
     works = []
     for bundle in bundles:
         if bundle.packed:
             source = into = np.concatenate([arrays[i].reshape(-1) for i in bundle.items])
         else:
-            source, into = arrays[bundle.items[0]], targets[bundle.items[0]]
+            (i,) = bundle.items  # flat, as it is on members whose `out` has it packed
+            source, into = arrays[i].reshape(-1), targets[i].reshape(-1)
         works.append(comm._start(collective, source, options, into))
     if not lent:  # which all members have to agree on
         works.append(comm._meet(options.typed))
@@ -100,9 +101,12 @@ class _Bundle:
             low += target.size
 
 
-def _bundles(arrays: Sequence[Array], alone: bool) -> list[_Bundle]:
-    """Sort a list's items by dtype; `alone` says whether a single one needs no packing."""
-    return [_Bundle(items, len(items) > 1 or not alone) for items in by_dtype(arrays)]
+def _bundles(arrays: Sequence[Array], targets: Sequence[Array], alone: bool) -> list[_Bundle]:
+    """Sort a list's items by dtype; `alone` says whether a single one may go without packing."""
+    return [
+        _Bundle(items, not (alone and len(items) == 1 and targets[items[0]].flags.c_contiguous))
+        for items in by_dtype(arrays)
+    ]
 
 
 def by_dtype(arrays: Sequence[Array]) -> list[list[int]]:

@@ -169,6 +169,19 @@ def many_as_one(comm: Communicator) -> None:
     assert comm.all_reduce([comm.rank, 1.5]) == [total, 1.5 * comm.size]
 
 
+def lists_into_some(comm: Communicator) -> None:
+    """Whether a member brings `out`, and how that lies in memory, is no matter of the others."""
+    arrays = [np.full((2, 3), comm.rank, "f4"), np.full(5, comm.rank, "i8")]
+    total, root = sum(range(comm.size)), comm.size - 1
+    out = [np.zeros((3, 2), "f4").T, np.zeros(5, "i8")]
+    reduced = comm.reduce(arrays, root=root, out=out if comm.rank == root else None)
+    assert reduced is (out if comm.rank == root else None)
+    for into in (None, out[:1], [np.zeros((2, 3), "f4")]):
+        results = comm.all_reduce(arrays[:1], out=into if comm.rank == root else None)
+        assert (results[0] == total).all()
+    assert (out[0] == (total if comm.rank == root else 0)).all()
+
+
 def plain_data(comm: Communicator) -> None:
     root = comm.size - 1
     got = comm.broadcast_object(FACTS if comm.rank == root else None, root=root)

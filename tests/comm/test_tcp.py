@@ -33,7 +33,9 @@ class Contract:
     def test_exchange(self, run: Runner, case: str) -> None:
         run(case, "private")
 
-    @pytest.mark.parametrize("case", ["started", "many_as_one", "plain_data", "scaled", "foreign"])
+    @pytest.mark.parametrize(
+        "case", ["started", "many_as_one", "lists_into_some", "plain_data", "scaled", "foreign"]
+    )
     def test_convenience(self, run: Runner, case: str) -> None:
         run(case)
 
