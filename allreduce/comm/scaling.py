@@ -1,4 +1,4 @@
-"""Factors before and after a sum or mean: checked where they enter, and applied."""
+"""Factors of a sum or mean: checked where they enter, and applied; what a mean divides by."""
 
 from __future__ import annotations
 
@@ -41,6 +41,15 @@ def apply(array: Array, factor: Factor, out: Array) -> Array:
     with np.errstate(all="ignore"):
         np.multiply(array, wide.type(factor), out=out, dtype=wide, casting="unsafe")
     return out
+
+
+def divide(array: Array, by: int) -> None:
+    """Divide a contiguous array in place; of complex numbers both parts.
+
+    NumPy multiplies complex numbers by the reciprocal: 5 / 3 would be rounded twice.
+    """
+    parts = array.reshape(-1).view(array.real.dtype)
+    np.divide(parts, by, out=parts, casting="same_kind")
 
 
 def _check_factor(context: Context, name: str, factor: Any, dtype: np.dtype[Any]) -> Factor:

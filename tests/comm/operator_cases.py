@@ -40,9 +40,9 @@ def fold(op: str, arrays: list[Array]) -> Array:
     short = dtype.itemsize == 2 and dtype.kind not in "iu"
     with np.errstate(all="ignore"):
         first = arrays[0] != 0 if op.startswith("logical") else arrays[0]
-        result = first.astype(np.float32 if short else dtype)
+        result = np.array(first, np.float32 if short else dtype)
         for array in arrays[1:]:
-            result = FOLDS[op](result, array.astype(result.dtype)).astype(result.dtype)
+            result[...] = FOLDS[op](result, array.astype(result.dtype))
         if op == "mean":  # of complex numbers: of their parts
             parts = result.view(result.real.dtype)
             parts /= len(arrays)
@@ -61,10 +61,11 @@ def exact(dtype: str, member: int, length: int) -> Array:
 
     A fifth of them is zero, so that truth is not all there is.
     """
-    numbers, kind = np.arange(length, dtype=np.uint64), dtype_named(dtype)
-    small = (numbers * 7 + member * 3) % 5
+    kind = dtype_named(dtype)
+    mixed = (np.arange(length, dtype=np.uint64) * (member + 3) + member) * 0x9E3779B97F4A7C15
+    small = (mixed >> 40) % 5
     if kind.kind in "iu":
-        return np.where(small == 2, 0, (numbers + member + 1) * 0x9E3779B97F4A7C15).astype(kind)
+        return np.where(small == 2, 0, mixed).astype(kind)
     if kind.kind == "b":
         return small.astype(bool)
     whole = small.astype(np.float64) - 2

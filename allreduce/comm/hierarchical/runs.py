@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from allreduce.comm import scaling
 from allreduce.comm.base import Array
 from allreduce.comm.hierarchical.levels import Level, LevelWork, guarded
 from allreduce.comm.hierarchical.steps import Chain, Copies, Division, Part, Step
@@ -79,8 +80,7 @@ class Run:
         if isinstance(step, Step):
             return self._call(step, levels[step.level])
         if isinstance(step, Division):
-            array = self._array(step.target)
-            np.divide(array, step.by, out=array, casting="same_kind")
+            scaling.divide(self._array(step.target), step.by)
         else:
             for source, target in step.pairs:
                 self._array(target)[...] = self._array(source)

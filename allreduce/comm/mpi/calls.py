@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.comm import scaling
 from allreduce.comm.base import Array
 from allreduce.comm.call import CARRIES, Call, remedy
 from allreduce.comm.mpi.types import (
@@ -109,7 +110,7 @@ class Collective:
             self._types.pop().Free()
         if self._out is not None and self.out is not None and self.call.op is not None:
             if self.call.op == "mean":
-                np.divide(self._out, self.size, out=self._out)
+                scaling.divide(self._out, self.size)
             if not np.may_share_memory(self._out, self.out):
                 self.out.reshape(-1)[...] = self._out
         return True
