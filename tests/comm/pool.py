@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import select
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
+from typing import IO, Any
 
+from tests.cluster.processes import mpirun
 from tests.comm import (
     cases,
     crossings,
@@ -20,6 +25,9 @@ from tests.comm import (
     operator_cases,
 )
 from tests.harness import ROOT, clean_environment, explicit_ranks, run_threads
+
+_WORKER = (sys.executable, "-m", "tests.comm.worker")
+_START_SECONDS = 30.0
 
 Runner = Callable[..., list[Any]]  # (case, *arguments) -> what each rank returned
 
@@ -47,33 +55,26 @@ class ProcessPool:
         ranks: Sequence[tuple[Mapping[str, str], Sequence[str]]] | None = None,
     ) -> None:
         chosen = {} if transport is None else {"ALLREDUCE_TRANSPORT": transport}
-        self._ranks = [
-            subprocess.Popen(
-                [*before, sys.executable, "-m", "tests.comm.worker"],
-                cwd=ROOT,
-                env={**clean_environment(), **chosen, **own},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                bufsize=1,
-            )
+        self._processes = [
+            _started([*before, *_WORKER], {**chosen, **own}, stdin=PIPE, stdout=PIPE)
             for own, before in ranks or [(own, ()) for own in explicit_ranks(size)]
         ]
+        self._asked = [_there(process.stdin) for process in self._processes]
+        self._answers = [_there(process.stdout) for process in self._processes]
 
     def run(self, name: str, *arguments: Any, timeout: float = 60) -> list[Any]:
         """Run a case on all ranks and return their results; a rank's error fails the test."""
-        for rank in self._ranks:
-            assert rank.stdin is not None
-            rank.stdin.write(json.dumps([name, *arguments]) + "\n")
+        for asked in self._asked:
+            asked.write(json.dumps([name, *arguments]) + "\n")
+            asked.flush()
         deadline = time.monotonic() + timeout
-        answers = [self._answer(index, deadline) for index in range(len(self._ranks))]
+        answers = [self._answer(index, deadline) for index in range(len(self._answers))]
         errors = [answer["error"] for answer in answers if "error" in answer]
         assert not errors, "\n".join(errors)
         return [answer["result"] for answer in answers]
 
     def _answer(self, index: int, deadline: float) -> dict[str, Any]:
-        stream = self._ranks[index].stdout
-        assert stream is not None
+        stream = self._answers[index]
         ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
         assert ready, f"rank {index} did not answer"
         line = stream.readline()
@@ -82,20 +83,66 @@ class ProcessPool:
         return answer
 
     def close(self) -> list[int]:
-        """End the ranks and return their exit codes."""
-        for rank in self._ranks:
-            assert rank.stdin is not None
-            rank.stdin.close()
+        """End the processes and return their exit codes."""
+        for stream in self._asked:
+            stream.close()
         codes = []
-        for rank in self._ranks:
+        for process in self._processes:
             try:
-                codes.append(rank.wait(10))
+                codes.append(process.wait(10))
             except subprocess.TimeoutExpired:
-                rank.kill()
-                codes.append(rank.wait())
-            assert rank.stdout is not None
-            rank.stdout.close()
+                process.kill()
+                codes.append(process.wait())
+        for stream in self._answers:
+            stream.close()
         return codes
+
+
+class MpiPool(ProcessPool):
+    """The same under mpirun, which keeps its ranks' own streams: they call this process back.
+
+    Args:
+        size: How many.
+        transport: What carries their collectives.
+    """
+
+    def __init__(self, size: int, transport: str = "mpi") -> None:
+        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{folder}/pool")
+            listener.listen(size)
+            listener.settimeout(_START_SECONDS)
+            command = [*mpirun(size, Path())[:-2], *_WORKER, f"{folder}/pool"]
+            self._processes = [_started(command, {"ALLREDUCE_TRANSPORT": transport}, stdin=DEVNULL)]
+            self._connections: dict[int, socket.socket] = {}
+            try:
+                for _ in range(size):
+                    connection, _ = listener.accept()
+                    with connection.makefile() as stream:
+                        self._connections[int(stream.readline())] = connection
+            except BaseException:
+                self._processes[0].kill()
+                raise
+        ranks = [self._connections[rank] for rank in range(size)]
+        self._asked = [rank.makefile("w") for rank in ranks]
+        self._answers = [rank.makefile("r") for rank in ranks]
+
+    def close(self) -> list[int]:
+        """End the job and return its exit code."""
+        for connection in self._connections.values():
+            connection.shutdown(socket.SHUT_WR)
+            connection.close()
+        return super().close()
+
+
+def _started(command: Sequence[str], own: Mapping[str, str], **streams: Any) -> Popen[str]:
+    """Start a process of the pool."""
+    environment = {**clean_environment(), **own}
+    return Popen(command, cwd=ROOT, env=environment, text=True, **streams)
+
+
+def _there(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None
+    return stream
 
 
 def in_threads(size: int) -> Runner:

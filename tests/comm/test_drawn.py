@@ -9,15 +9,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.comm.drawn import CUT, FOLDS, KINDS, LAYOUTS, REDUCING, Drawn
-from tests.comm.pool import ProcessPool
+from allreduce.comm.call import CARRIES, DTYPES
+from tests.comm.drawn import CUT, KINDS, LAYOUTS, WHOLE, Drawn
+from tests.comm.operator_cases import REDUCING
+from tests.comm.pool import MpiPool, ProcessPool
 from tests.harness import explicit_ranks
 
 SIZE = 3
 HOSTS = "aab"  # of hierarchical's ranks
-COLLECTIVES = (*REDUCING, *("all_gather", "gather", "scatter", "broadcast", "all_to_all"))
-DTYPES = ("float32", "float64", "float16", "int32", "uint8", "bool", "complex64")
+COLLECTIVES = (
+    *(*REDUCING, "all_gather", "gather", "scatter", "broadcast", "all_to_all"),
+    "message",
+)
 SHARED_COUNTS = (*CUT, "all_gather", "gather")
+SCALED = CARRIES["mean"]  # the types that factors make sense on
 ROWS = st.one_of(st.integers(0, 5), st.sampled_from((300, 1025, 70001)))
 
 Check = Callable[[Drawn], None]
@@ -27,28 +32,41 @@ Check = Callable[[Drawn], None]
 def calls(draw: st.DrawFn) -> Drawn:
     """Draw a call that makes sense."""
     collective = draw(st.sampled_from(COLLECTIVES))
-    dtype = draw(st.sampled_from(DTYPES))
-    op = draw(st.sampled_from(sorted(FOLDS))) if collective in REDUCING else None
-    if op is not None and dtype == "complex64":
-        op = "sum"
-    if (op == "bitwise_xor" and dtype not in ("int32", "uint8")) or dtype == "bool":
-        op = op and "logical_and"
-    first = draw(ROWS)
-    rest = draw(st.lists(st.integers(0, 3), max_size=2)) if first < 1000 else []
-    whole = collective in ("all_reduce", "reduce", "broadcast")
-    shape = () if whole and draw(st.booleans()) and first == 0 else (first, *rest)
-    counts = None
+    dtype = draw(st.sampled_from(DTYPES[1:]))
+    op = None
+    if collective in REDUCING:
+        op = draw(st.sampled_from(sorted(op for op, types in CARRIES.items() if dtype in types)))
+    shape = draw(shapes(whole=collective in (*WHOLE, "message")))
+    counts, items = None, list[tuple[str, tuple[int, ...]]]()
     if collective in SHARED_COUNTS and draw(st.booleans()):
         counts = tuple(draw(st.lists(ROWS, min_size=SIZE, max_size=SIZE)))
+    if collective in WHOLE and draw(st.booleans()):
+        types = st.sampled_from(sorted(DTYPES[1:] if op is None else CARRIES[op]))
+        items = draw(st.lists(st.tuples(types, shapes(whole=True)), max_size=3))
+    scale = (1.0, 1.0)
+    if op in ("sum", "mean") and SCALED.issuperset((dtype, *(name for name, _ in items))):
+        factors = st.sampled_from((1.0, 0.5, -2.0))
+        scale = draw(st.tuples(factors, factors))
     return Drawn(
         *(collective, op, dtype, shape, counts, draw(st.integers(0, SIZE - 1))),
         layout=draw(st.sampled_from(LAYOUTS)),
         kind=draw(st.sampled_from(KINDS)),
         into=draw(st.sampled_from((None, *LAYOUTS[:-1]))),
+        items=tuple(items),
+        scale=scale,
+        started=draw(st.booleans()),
     )
 
 
-@pytest.fixture(scope="module", params=["shared", "tcp", "hierarchical"])
+@st.composite
+def shapes(draw: st.DrawFn, whole: bool) -> tuple[int, ...]:
+    """Draw a shape; where the array stays whole, that of a number too."""
+    first = draw(ROWS)
+    rest = draw(st.lists(st.integers(0, 3), max_size=2)) if first < 1000 else []
+    return () if whole and first == 0 and draw(st.booleans()) else (first, *rest)
+
+
+@pytest.fixture(scope="module", params=["shared", "tcp", "hierarchical", "mpi"])
 def check(request: pytest.FixtureRequest) -> Iterator[Check]:
     """Make a call on all ranks of a job that lives through all examples."""
     placed = request.param == "hierarchical"
@@ -56,13 +74,18 @@ def check(request: pytest.FixtureRequest) -> Iterator[Check]:
     ranks = [
         ({**explicit, **host}, ()) for explicit, host in zip(explicit_ranks(SIZE), own, strict=True)
     ]
-    pool = ProcessPool(SIZE, request.param, ranks)
+    mpi = request.param == "mpi"
+    pool = MpiPool(SIZE) if mpi else ProcessPool(SIZE, request.param, ranks)
+
+    wrong: list[str] = []
 
     def run(call: Drawn) -> None:
-        assert not [wrong for wrong in pool.run("any_call", asdict(call)) if wrong]
+        if not wrong:  # a communicator that has failed tells no more
+            wrong.extend(filter(None, pool.run("any_call", asdict(call))))
+        assert not wrong
 
     yield run
-    assert pool.close() == [0] * SIZE
+    assert set(pool.close()) == {0}
 
 
 @settings(deadline=None, derandomize=True, max_examples=25)
