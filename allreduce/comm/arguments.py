@@ -14,6 +14,7 @@ from allreduce.comm.arrays import borrow, borrow_out
 from allreduce.comm.base import Array
 from allreduce.comm.call import COUNT_LIMIT, ROOTED, Call
 from allreduce.comm.checks import UNSCALED, Context, Options
+from allreduce.comm.overlap import check_overlap
 from allreduce.errors import OutOfMemoryError, ShapeError, UnsupportedError
 
 _TO_ROOT = ("reduce", "gather")
@@ -52,12 +53,12 @@ def prepare(context: Context, x: Any, options: Options, out: Any, whole: Any = N
         if answer is None:
             answer = lent.answer if lent is not None else _same
         buffer = target if target.flags.c_contiguous else _room(context, wanted, dtype)
+    if lent is not None and target is not None and out is not None:
+        check_overlap(context, lent.array, target, options)
     source = None
     if lent is not None:
         own = buffer if out is None or buffer is not target else None
         source = _source(context, lent.array, options, own)
-    if source is not None and buffer is not None and out is not None and buffer is target:
-        checks.check_overlap(context, source, buffer, options)
 
     def result() -> Any:
         if target is None or answer is None or buffer is None:

@@ -158,24 +158,6 @@ def check_out(context: Context, out: Array, shape: tuple[int, ...], dtype: np.dt
     return out
 
 
-def check_overlap(context: Context, x: Array, out: Array, options: Options) -> None:
-    """Allow the same memory, or the own share of the longer array; refuse other overlaps."""
-    if x.size == 0 or out.size == 0 or not np.may_share_memory(x, out):
-        return
-    name = context.collective
-    longer, shorter = (out, x) if name in JOINS else (x, out)
-    if name in (*JOINS, "scatter") and longer.ndim:
-        counts = options.counts
-        rows = len(shorter) if shorter.ndim else 1
-        first = context.rank * rows if counts is None else sum(counts[: context.rank])
-        longer = longer[first:]
-    if name in ("reduce_scatter", "all_to_all") or longer.ctypes.data != shorter.ctypes.data:
-        raise UsageError(
-            f"{context.where}: out overlaps the input without being the same memory; "
-            "pass another array, or a copy"
-        )
-
-
 def check_stays(context: Context, **arrays: Any) -> None:
     """Refuse arrays that a call would have to copy: what is prepared for many needs them as is."""
     for name, array in arrays.items():

@@ -32,9 +32,9 @@ class Collectives(PointToPoint, Objects):
             arrays; the same on all members.
         root: The member that gives or gets; the others' results are None.
         counts: Rows of every member's share, the same list on all members; equal shares without it.
-        out: Where the result goes; it may be `x` itself, or share memory with it where the result
-            is in the same place as the input. A new array without it. Ignored where there is no
-            result.
+        out: Where the result goes; it may be `x` itself, or where rows are joined or cut the array
+            that has the shorter one as this member's own rows, but overlap it in no other way. A
+            new array without it. Ignored where there is no result.
         async_op: Return a `Work` without waiting.
 
     Raises:

@@ -15,6 +15,7 @@ from allreduce.comm.base import Array, Work
 from allreduce.comm.call import ROOTED
 from allreduce.comm.caller import Caller
 from allreduce.comm.checks import UNSCALED, Context, Options
+from allreduce.comm.overlap import check_apart
 from allreduce.errors import ShapeError, UsageError
 
 _CARRIERS = ("all_reduce", "reduce", "broadcast")  # the result is shaped as the input
@@ -58,6 +59,8 @@ def start(comm: Caller, collective: str, x: Sequence[Any], options: Options, out
     lent = _lent(context, x, options)
     targets = _targets(where, lent, out)
     arrays = [one.array for one in lent]
+    if out is not None:
+        check_apart(where, arrays, targets)
     options = _checked(context, arrays, options)
     # With one item, or new results, no output can be another item's input.
     bundles = _bundles(arrays, targets, out is None or len(lent) == 1)

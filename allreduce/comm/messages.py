@@ -12,6 +12,7 @@ from allreduce.comm.arrays import borrow, borrow_out
 from allreduce.comm.base import Array, Work
 from allreduce.comm.call import ANY, COUNT_LIMIT, Call
 from allreduce.comm.checks import Context
+from allreduce.comm.overlap import check_own
 from allreduce.errors import UnsupportedError, UsageError
 
 _TAG_LIMIT = 1 << 31
@@ -87,6 +88,7 @@ def prepare_recv(context: Context, out: Any, source: Any, tag: Any) -> Prepared:
     target = borrow_out(f"{context.where}: out", out)
     if not target.flags.writeable:
         raise UsageError(f"{context.where}: out is read-only")
+    check_own(f"{context.where}: out", target)
     buffer = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
 
     def result() -> Any:
