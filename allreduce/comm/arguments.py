@@ -52,7 +52,7 @@ def prepare(context: Context, x: Any, options: Options, out: Any, whole: Any = N
         target, answer = _target(context, out, wanted, dtype)
         if answer is None:
             answer = lent.answer if lent is not None else _same
-        buffer = target if target.flags.c_contiguous else _room(context, wanted, dtype)
+        buffer = target if target.flags.c_contiguous else room(context, wanted, dtype)
     if lent is not None and target is not None and out is not None:
         check_overlap(context, lent.array, target, options)
     source = None
@@ -99,9 +99,9 @@ def _same(result: Any) -> Any:
 def _source(context: Context, array: Array, options: Options, own: Array | None) -> Array:
     """Return the contiguous input; a scaled one in the call's `own` result, if it fits there."""
     if options.scale[0] == 1:
-        return np.ascontiguousarray(array).reshape(array.shape)
+        return contiguous(context, array)
     fits = own is not None and context.collective in ("all_reduce", "reduce")
-    scaled = own if fits and own is not None else _room(context, array.shape, array.dtype)
+    scaled = own if fits and own is not None else room(context, array.shape, array.dtype)
     return scaling.apply(array, options.scale[0], scaled)
 
 
@@ -110,19 +110,37 @@ def _target(
 ) -> tuple[Array, Callable[[Array], Any] | None]:
     """Return the output array, and how it is answered if that is not as the input was given."""
     if out is None:
-        return _room(context, shape, dtype), None
+        return room(context, shape, dtype), None
     array = borrow_out(f"{context.where}: out", out)
     return checks.check_out(context, array, shape, dtype), lambda _: out
 
 
-def _room(context: Context, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def room(context: Context, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return a new array.
+
+    Raises:
+        OutOfMemoryError: There is no memory for it.
+    """
     try:
         return np.empty(shape, dtype)
     except (MemoryError, ValueError) as error:  # the latter where an address cannot say so much
         raise OutOfMemoryError(
             f"{context.where}: this rank has no memory for an array of shape {shape} and dtype "
-            f"{dtype}: {error}"
+            f"{dtype}: {error}; pass the array in pieces, or run fewer ranks on this host"
         ) from error
+
+
+def contiguous(context: Context, array: Array) -> Array:
+    """Return the array if its elements lie in order, one after the other, or such a copy.
+
+    Raises:
+        OutOfMemoryError: There is no memory for a copy.
+    """
+    if array.flags.c_contiguous:
+        return array
+    copy = room(context, array.shape, array.dtype)
+    copy[...] = array
+    return copy
 
 
 def _call(context: Context, options: Options, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Call:

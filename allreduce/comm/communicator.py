@@ -95,12 +95,15 @@ class Communicator(Groups):
         x: Any = None,
         *,
         op: str | None = None,
+        prescale: complex | None = None,
+        postscale: complex | None = None,
         root: int | None = None,
         counts: Sequence[int] | None = None,
         receives: Sequence[int] | None = None,
         out: Any = None,
         dest: int | None = None,
         source: int | None = None,
+        tag: int | None = None,
     ) -> Plan:
         """Say what a call would do here, without making it: not a collective call. Print it.
 
@@ -109,16 +112,22 @@ class Communicator(Groups):
             x: What the call would take: the way it goes depends on its size, type and memory. Of
                 scatter the root's array, on every rank; of recv the array it would receive into.
             op: The operator; "sum" where one is needed.
-            root, counts, dest, source: As for the call.
+            prescale, postscale, root, counts, dest, source, tag: As for the call.
             receives: Of all_to_all with counts: the rows that this rank would get from each.
             out: As for the call; a new array without it.
 
         Raises:
             UsageError, UnsupportedError: As the call itself would.
         """
-        options = Options(op, root, counts, receives)
-        peer = dest if collective == "send" else source
-        return planning.describe(self._context(collective), self._transport, x, options, out, peer)
+        given: dict[str, Any] = {
+            "op": op,
+            "prescale": prescale,
+            "postscale": postscale,
+            "root": root,
+        }
+        given |= {"counts": counts, "receives": receives, "out": out}
+        given |= {"dest": dest, "source": source, "tag": tag}
+        return planning.describe(self._context(collective), self._transport, x, given)
 
     def all_reduce_init(
         self, x: NDArray[Any], *, op: str = "sum", out: NDArray[Any]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import checks, scaling, typed
+from allreduce.comm.arguments import room
 from allreduce.comm.arrays import Lent, borrow, borrow_out
 from allreduce.comm.base import Array, Work
 from allreduce.comm.call import ROOTED
@@ -55,41 +56,34 @@ def start(comm: Caller, collective: str, x: Sequence[Any], options: Options, out
         out: As many arrays for the results, or None for new ones.
     """
     context = comm._context(collective)
-    where = context.where
-    lent = _lent(context, x, options)
-    targets = _targets(where, lent, out)
-    arrays = [one.array for one in lent]
-    if out is not None:
-        check_apart(where, arrays, targets)
-    options = _checked(context, arrays, options)
-    # With one item, or new results, no output can be another item's input.
-    bundles = _bundles(arrays, targets, out is None or len(lent) == 1)
+    request = read(context, x, options, out)
+    arrays, targets, options = request.arrays, request.targets, request.options
     works = []
-    for bundle in bundles:
+    for bundle in request.bundles:
         if bundle.packed:
-            source = into = np.concatenate([arrays[i].reshape(-1) for i in bundle.items])
+            source = into = _pack(context, [arrays[i] for i in bundle.items])
         else:
             (i,) = bundle.items  # flat, as it is on members whose `out` has it packed
             source, into = arrays[i].reshape(-1), targets[i].reshape(-1)
         works.append(comm._start(collective, source, options, into))
-    if not lent:  # which all members have to agree on
+    if not request.lent:  # which all members have to agree on
         works.append(comm._meet(options.typed))
     gets = collective != "reduce" or comm.rank == options.root
 
     def unpack(flats: Sequence[Any]) -> Any:
         if not gets:
             return None
-        for bundle, flat in zip(bundles, flats, strict=bool(lent)):
+        for bundle, flat in zip(request.bundles, flats, strict=bool(request.lent)):
             bundle.unpack(flat, targets)
         if out is not None:
             return out
-        return [one.answer(target) for one, target in zip(lent, targets, strict=True)]
+        return [one.answer(target) for one, target in zip(request.lent, targets, strict=True)]
 
-    return ListWork(where, works, unpack)
+    return ListWork(context.where, works, unpack)
 
 
 @dataclass(frozen=True)
-class _Bundle:
+class Bundle:
     """Items of a list that go as one call: alone and in their place, or packed."""
 
     items: list[int]
@@ -104,33 +98,58 @@ class _Bundle:
             low += target.size
 
 
-def _bundles(arrays: Sequence[Array], targets: Sequence[Array], alone: bool) -> list[_Bundle]:
+@dataclass(frozen=True)
+class Request:
+    """A checked call of a list.
+
+    Args:
+        lent: Its items.
+        targets: Where their results go.
+        options: The call's, in plain numbers, with what the caller wrote, which has to agree.
+        bundles: What goes as one call.
+    """
+
+    lent: list[Lent]
+    targets: list[Array]
+    options: Options
+    bundles: list[Bundle]
+
+    @property
+    def arrays(self) -> list[Array]:
+        """Its items as NumPy sees them."""
+        return [one.array for one in self.lent]
+
+
+def read(context: Context, x: Sequence[Any], options: Options, out: Any) -> Request:
+    """Check a call of a list: each item is refused as it would be alone."""
+    if context.collective not in _CARRIERS:
+        raise UsageError(
+            f"{context.where} takes one array, not a list; lists go to {', '.join(_CARRIERS)}"
+        )
+    lent = [_borrow(context, i, one, options) for i, one in enumerate(x)]
+    targets = _targets(context, lent, out)
+    arrays = [one.array for one in lent]
+    if out is not None:
+        check_apart(context.where, arrays, targets)
+    options = _checked(context, arrays, options)
+    # With one item, or new results, no output can be another item's input.
+    return Request(lent, targets, options, _bundles(arrays, targets, out is None or len(lent) == 1))
+
+
+def _bundles(arrays: Sequence[Array], targets: Sequence[Array], alone: bool) -> list[Bundle]:
     """Sort a list's items by dtype; `alone` says whether a single one may go without packing."""
     return [
-        _Bundle(items, not (alone and len(items) == 1 and targets[items[0]].flags.c_contiguous))
-        for items in by_dtype(arrays)
+        Bundle(items, not (alone and len(items) == 1 and targets[items[0]].flags.c_contiguous))
+        for items in _by_dtype(arrays)
     ]
 
 
-def by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
+def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
     """Sort positions by their arrays' dtypes, each of which gets a call."""
     found: dict[np.dtype[Any], list[int]] = {}
     for i, array in enumerate(arrays):
         found.setdefault(array.dtype, []).append(i)
     return list(found.values())
-
-
-def arrays_of(context: Context, x: Sequence[Any], options: Options) -> list[Array]:
-    """View a list's items, each refused as it would be alone."""
-    return [one.array for one in _lent(context, x, options)]
-
-
-def _lent(context: Context, x: Sequence[Any], options: Options) -> list[Lent]:
-    if context.collective not in _CARRIERS:
-        raise UsageError(
-            f"{context.where} takes one array, not a list; lists go to {', '.join(_CARRIERS)}"
-        )
-    return [_borrow(context, i, one, options) for i, one in enumerate(x)]
 
 
 def _checked(context: Context, arrays: Sequence[Array], options: Options) -> Options:
@@ -153,9 +172,15 @@ def _borrow(context: Context, i: int, x: Any, options: Options) -> Lent:
     return lent
 
 
-def _targets(where: str, lent: Sequence[Lent], out: Any) -> list[Array]:
+def _pack(context: Context, arrays: Sequence[Array]) -> Array:
+    flat = room(context, (sum(array.size for array in arrays),), arrays[0].dtype)
+    return np.concatenate(arrays, axis=None, out=flat)
+
+
+def _targets(context: Context, lent: Sequence[Lent], out: Any) -> list[Array]:
+    where = context.where
     if out is None:
-        return [np.empty(one.array.shape, one.array.dtype) for one in lent]
+        return [room(context, one.array.shape, one.array.dtype) for one in lent]
     if not isinstance(out, list | tuple) or len(out) != len(lent):
         listed = isinstance(out, list | tuple)
         got = f"has {len(out)}" if listed else f"is {type(out).__name__}"
@@ -168,5 +193,5 @@ def _targets(where: str, lent: Sequence[Lent], out: Any) -> list[Array]:
                 f"{one.array.dtype}, but has {target.shape} and {target.dtype}"
             )
         if not target.flags.writeable:
-            raise UsageError(f"{where}: item {i} of out is read-only")
+            raise UsageError(f"{where}: item {i} of out is read-only; pass a writable array")
     return targets

@@ -1,7 +1,8 @@
 """The planners there are: they say what a call would do, without making it.
 
-A planner is a function of a call, of where it is planned, and of the choices in force; there is one
-per transport, in a file of its own, and a row here. `Communicator.plan` is for callers.
+A planner is a function of a call, of where it is planned, and of the choices in force; each is in a
+file of its own, and has a row here. The transport of two levels has none: what it plans is made of
+these (hierarchical/plan.py). `Communicator.plan` is for callers.
 """
 
 from __future__ import annotations

@@ -2,101 +2,148 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from allreduce.comm import lists, messages, typed
+from allreduce.comm import lists, messages, scaling, typed
 from allreduce.comm.arguments import Prepared, prepare
 from allreduce.comm.arrays import borrow
 from allreduce.comm.base import Transport
 from allreduce.comm.call import ANY, ROOTED, Call
-from allreduce.comm.checks import Context, Options
+from allreduce.comm.checks import UNSCALED, Context, Options
 from allreduce.comm.plan import Plan
 from allreduce.errors import UsageError, unknown_name
 from allreduce.events import counted
 
-_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-_KNOWN = (*_REDUCING, *("all_gather", "gather", "scatter", "broadcast", "all_to_all"))
+_FACTORS = ("prescale", "postscale")
+_REDUCING = ("op", *_FACTORS, "out")
+_TAKES: dict[str, tuple[str, ...]] = {  # besides the array
+    "all_reduce": _REDUCING,
+    "reduce": (*_REDUCING, "root"),
+    "reduce_scatter": (*_REDUCING, "counts"),
+    "all_gather": ("counts", "out"),
+    "gather": ("root", "counts", "out"),
+    "scatter": ("root", "counts", "out"),
+    "broadcast": ("root", "out"),
+    "all_to_all": ("counts", "receives", "out"),
+    "barrier": (),
+    "send": ("dest", "tag"),
+    "recv": ("source", "tag"),
+}
 
 
-def describe(
-    context: Context,
-    transport: Transport,
-    x: Any,
-    options: Options,
-    out: Any = None,
-    peer: int | None = None,
-) -> Plan:
+def describe(context: Context, transport: Transport, x: Any, given: Mapping[str, Any]) -> Plan:
     """Plan a call with the arguments that it would get.
 
     Args:
         context: Which member asks about which collective.
         transport: What would carry it.
         x: What the collective takes; of scatter the root's array, on all; of recv its output.
-        options: Its options.
-        out: Where its result would go.
-        peer: The other member of a message.
+        given: What it takes besides, by name; None of what was left out.
 
     Raises:
         UsageError: An argument is wrong, as for the call itself.
     """
     name = context.collective
-    if name not in (*_KNOWN, "barrier", "send", "recv"):
-        raise unknown_name("collective", name, (*_KNOWN, "barrier", "send", "recv"))
-    options = _completed(context, options)
+    if name not in _TAKES:
+        raise unknown_name("collective", name, _TAKES, f"{context.member}: plan")
+    for key, value in given.items():
+        if value is not None and key not in _TAKES[name]:
+            raise UsageError(f"{context.where} takes no {key}, but got {key}={value!r}")
     if name == "barrier":
-        return transport.plan(Call("barrier", None, "none", 0, None, context.group), None, None)
-    if name == "send":
-        return _plan(transport, messages.prepare_send(context, x, peer, 0), "")
-    if name == "recv":
-        return _plan(
-            transport, messages.prepare_recv(context, x, ANY if peer is None else peer, ANY), ""
-        )
+        return _plan_barrier(context, transport)
+    if name in ("send", "recv"):
+        return _plan(transport, _message(context, x, given), "")
+    options = _options(context, given)
     if isinstance(x, list | tuple):
-        return _describe_list(context, transport, x, options)
-    array = borrow(context.where, x).array
-    whole = None
-    if name == "scatter" and context.rank != options.root:
-        x, whole = None, (array.dtype, array.shape)
-    said = typed.of_array(name, array.dtype, array.shape, options, always=True)
-    return _plan(transport, prepare(context, x, options, out, whole), said)
+        return _describe_list(context, transport, x, options, given["out"])
+    return _describe_array(context, transport, x, options, given["out"])
 
 
-def _completed(context: Context, options: Options) -> Options:
-    """Give what was left out its default, and refuse what the collective does not take."""
+def _plan_barrier(context: Context, transport: Transport) -> Plan:
+    return transport.plan(Call("barrier", None, "none", 0, None, context.group), None, None)
+
+
+def _message(context: Context, x: Any, given: Mapping[str, Any]) -> Prepared:
+    tag = given["tag"]
+    if context.collective == "send":
+        return messages.prepare_send(context, x, given["dest"], 0 if tag is None else tag)
+    source = ANY if given["source"] is None else given["source"]
+    return messages.prepare_recv(context, x, source, ANY if tag is None else tag)
+
+
+def _options(context: Context, given: Mapping[str, Any]) -> Options:
+    """Give what was left out its default."""
     name = context.collective
-    if options.op is not None and name not in _REDUCING:
-        raise UsageError(f"{context.where} takes no operator, but got op={options.op!r}")
-    if name == "all_to_all" and options.counts is not None and options.receives is None:
+    if name == "all_to_all" and given["counts"] is not None and given["receives"] is None:
         raise UsageError(
             f"{context.where} with counts takes receives, too, to be planned: the rows that this "
             "rank gets from each"
         )
-    if name in _REDUCING and options.op is None:
-        options = replace(options, op="sum")
-    if name in ROOTED and options.root is None:
-        options = replace(options, root=0)
-    return options
+    op = given["op"] or ("sum" if "op" in _TAKES[name] else None)
+    root = 0 if name in ROOTED and given["root"] is None else given["root"]
+    scale = tuple(1.0 if given[key] is None else given[key] for key in _FACTORS)
+    chosen = Options(op, root, given["counts"], given["receives"])
+    return chosen if scale == UNSCALED else replace(chosen, scale=(scale[0], scale[1]))
+
+
+def _describe_array(
+    context: Context, transport: Transport, x: Any, options: Options, out: Any
+) -> Plan:
+    array = borrow(context.where, x).array
+    whole = None
+    if context.collective == "scatter" and context.rank != options.root:
+        x, whole = None, (array.dtype, array.shape)
+    ready = prepare(context, x, options, out, whole)
+    if options.scale is not UNSCALED:
+        scale = scaling.check_factors(context, options.scale, options.op, array.dtype)
+        options = replace(options, scale=scale)
+    said = typed.of_array(context.collective, array.dtype, array.shape, options, always=True)
+    return _scaled(_plan(transport, ready, said), ready, options)
+
+
+def _scaled(plan: Plan, ready: Prepared, options: Options) -> Plan:
+    """Add the factors, each of which reads its array once and writes it once."""
+    before, after = options.scale
+    steps, nbytes = plan.steps, 0
+    if before != 1 and ready.x is not None:
+        steps, nbytes = (f"multiply the input by {before!r}", *steps), ready.x.nbytes
+    if after != 1 and ready.out is not None:
+        steps, nbytes = (*steps, f"multiply the result by {after!r}"), nbytes + ready.out.nbytes
+    read, written = (
+        None if moved is None else moved + nbytes for moved in (plan.read, plan.written)
+    )
+    return replace(plan, steps=steps, read=read, written=written)
 
 
 def _describe_list(
-    context: Context, transport: Transport, x: Sequence[Any], options: Options
+    context: Context, transport: Transport, x: Sequence[Any], options: Options, out: Any
 ) -> Plan:
     """Plan a list of arrays: a call for each dtype."""
-    arrays = lists.arrays_of(context, x, options)
-    parts = []
-    for positions in lists.by_dtype(arrays):
-        chosen = [arrays[i] for i in positions]
-        flat = chosen[0]
-        if len(chosen) > 1:  # its place in memory is that of no array, and it is never touched
-            flat = np.empty(sum(array.size for array in chosen), chosen[0].dtype)
-        parts.append(describe(context, transport, flat, options))
-    steps = ("pack the arrays of each dtype into one", "make its call", "unpack the result")
-    said = typed.of_list(context, arrays, options)
+    request = lists.read(context, x, options, out)
+    arrays, parts = request.arrays, []
+    for bundle in request.bundles:
+        i = bundle.items[0]
+        source, into = arrays[i].reshape(-1), request.targets[i].reshape(-1)
+        if bundle.packed:  # its place in memory is that of no array, and it is never touched
+            count = sum(arrays[item].size for item in bundle.items)
+            source = into = np.empty(count, source.dtype)
+        parts.append(_describe_array(context, transport, source, options, into))
+    packed = any(bundle.packed for bundle in request.bundles)
+    steps: tuple[str, ...] = (
+        "pack the arrays of each dtype into one",
+        "make its call",
+        "unpack the result",
+    )
+    if not parts:
+        parts, steps = [_plan_barrier(context, transport)], ("meet: there is nothing to carry",)
+    elif not packed:
+        steps = ("make a call of each array, as it lies",)
     how = f"{counted(len(parts), 'call')}, one per dtype,"
+    said = request.options.typed
     return Plan(said, transport.name, how, steps, parts=tuple(parts))
 
 

@@ -16,7 +16,7 @@ from allreduce.comm.choice.table import Row
 from allreduce.comm.plan import Plan, Topology
 from allreduce.comm.planners import plan
 from allreduce.comm.tcp.calls import PATHS as TCP_PATHS
-from allreduce.errors import UsageError
+from allreduce.errors import UnsupportedError, UsageError
 from tests.harness import run_threads
 
 COLLECTIVES = (
@@ -218,15 +218,65 @@ def test_a_plan_says_what_would_run() -> None:
 
 def test_a_plan_is_refused_as_its_call_would_be() -> None:
     def ask(comm: Communicator) -> None:
-        with pytest.raises(UsageError, match="did you mean 'all_reduce'"):
+        with pytest.raises(
+            UsageError, match=r"^\[shared\] replica . \(rank 0\): .* did you mean 'all_reduce'"
+        ):
             comm.plan("allreduce", np.ones(3))
-        with pytest.raises(UsageError, match="takes no operator"):
+        with pytest.raises(UsageError, match="broadcast takes no op, but got op='sum'"):
             comm.plan("broadcast", np.ones(3), op="sum")
+        with pytest.raises(UsageError, match="takes no tag, but got tag=3"):
+            comm.plan("all_reduce", np.ones(3), tag=3)
+        with pytest.raises(UsageError, match="got tag=-7; expected a whole number from 0"):
+            comm.plan("send", np.ones(3), dest=0, tag=-7)
+        with pytest.raises(UnsupportedError, match="does not scale int64"):
+            comm.plan("all_reduce", np.ones(3, int), prescale=2)
+        with pytest.raises(UsageError, match="item 1 of out is read-only; pass a writable"):
+            comm.plan("all_reduce", [np.ones(3)] * 2, out=[np.ones(3), np.broadcast_to(1.0, 3)])
         with pytest.raises(UsageError, match="cuts axis 0 into 2 equal shares"):
             comm.plan("scatter", np.ones(3))
         with pytest.raises(UsageError, match="takes receives, too"):
             comm.plan("all_to_all", np.ones(3), counts=[1, 2])
         with pytest.raises(UsageError, match="root=7"):
             comm.plan("reduce", np.ones(3), root=7)
+
+    run_threads(ask, 2)
+
+
+def test_factors_are_planned_as_they_are_called() -> None:
+    """What is multiplied is read and written once more; the rest moves as without factors."""
+
+    def ask(comm: Communicator) -> None:
+        x = np.ones(50000)
+        plain = comm.plan("all_reduce", x, out=x)
+        scaled = comm.plan("all_reduce", x, prescale=0.5, postscale=3, out=x)
+        assert str(scaled).startswith(
+            "all_reduce(float64[50000], op='sum', prescale=0.5, postscale=3.0): staged"
+        )
+        assert scaled.steps[0] == "multiply the input by 0.5"
+        assert scaled.steps[-1] == "multiply the result by 3.0"
+        work = comm.all_reduce(x, prescale=0.5, postscale=3, out=x, async_op=True)
+        work.wait()
+        read, written = work.native.moved
+        assert (scaled.read, scaled.written) == (read + 2 * x.nbytes, written + 2 * x.nbytes)
+        assert (plain.read, plain.written) == (read, written)
+
+    run_threads(ask, 2)
+
+
+def test_lists_are_planned_with_their_outputs() -> None:
+    def ask(comm: Communicator) -> None:
+        a, b, whole = np.ones(1000), np.ones((2, 9), "i4"), comm.empty(70000, "f8")
+        one = comm.plan("all_reduce", [whole], out=[whole])
+        assert one.parts[0].algorithm == "direct"  # only where it lies
+        assert one.steps == ("make a call of each array, as it lies",)
+        assert comm.plan("all_reduce", [a, b]).steps == one.steps
+        several = comm.plan("broadcast", [a, b], root=1, out=[a, b])
+        assert several.steps[0].startswith("pack")
+        assert [part.call for part in several.parts] == [
+            "broadcast(float64[1000], root=1)",
+            "broadcast(int32[18], root=1)",
+        ]
+        nothing = comm.plan("all_reduce", [])
+        assert [part.call for part in nothing.parts] == ["barrier()"]
 
     run_threads(ask, 2)
