@@ -60,7 +60,11 @@ class Work(ABC):
 
     def origin(self) -> tuple[int, int]:
         """Return the source and the tag of the message that a completed recv got."""
-        raise UsageError("only the work of a recv has a source and a tag")
+        raise UsageError(f"{self.where}: only the work of a recv has a source and a tag")
+
+    def __repr__(self) -> str:
+        state = "waited for" if self._finished else "started"
+        return f"<{type(self).__name__} {self.where}: {state}>"
 
     where: str = ""  # who started what, for messages: "[shared] rank 2: all_reduce"
     _finished = False
@@ -107,6 +111,15 @@ class Transport(ABC):
     @abstractmethod
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
         """Say what `start` would do with these."""
+
+    @abstractmethod
+    def called(self, member: int) -> str:
+        """Name a member as people know it: "rank 7 (member 2)"."""
+
+    @property
+    @abstractmethod
+    def dead(self) -> bool:
+        """Whether an error has ended the communicator."""
 
     @abstractmethod
     def progress(self) -> None:

@@ -20,6 +20,10 @@ class Caller(ABC):
         """Return who is calling what; refuses a closed communicator."""
 
     @abstractmethod
+    def _called(self, member: int) -> str:
+        """Name a member as people know it: "rank 7 (member 2)"."""
+
+    @abstractmethod
     def _start(
         self, collective: str, x: Any, options: Options, out: Any = None, whole: Any = None
     ) -> Work:

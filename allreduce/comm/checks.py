@@ -154,7 +154,7 @@ def check_out(context: Context, out: Array, shape: tuple[int, ...], dtype: np.dt
             f"{out.shape} and {out.dtype}"
         )
     if not out.flags.writeable:
-        raise UsageError(f"{context.where}: out is read-only")
+        raise UsageError(f"{context.where}: out is read-only; pass a writable array")
     return out
 
 

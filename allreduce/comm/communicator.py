@@ -69,7 +69,7 @@ class Communicator(Groups):
         return self._closed
 
     def __repr__(self) -> str:
-        state = ", closed" if self._closed else ""
+        state = ", closed" if self._closed else ", dead" if self._transport.dead else ""
         return f"<Communicator {self._name!r}: {self.rank} of {self.size}, {self.transport}{state}>"
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = "float32") -> NDArray[Any]:
@@ -210,6 +210,9 @@ class Communicator(Groups):
     ) -> Work:
         context = self._context(collective)
         return self._begin(context, prepare(context, x, options, out, whole))
+
+    def _called(self, member: int) -> str:
+        return self._transport.called(member)
 
     def _send(self, x: Any, dest: int, tag: int) -> Work:
         context = self._context("send")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import checks
-from allreduce.comm.arguments import Prepared
+from allreduce.comm.arguments import Prepared, contiguous, room
 from allreduce.comm.arrays import borrow, borrow_out
 from allreduce.comm.base import Array, Work
 from allreduce.comm.call import ANY, COUNT_LIMIT, Call
@@ -31,6 +31,10 @@ class Receive(Work):
     def finish(self, timeout: float | None) -> Any:
         return self._work.wait(timeout)
 
+    def __repr__(self) -> str:
+        message = f", of tag {self.tag} from member {self.source}" if self._finished else ""
+        return f"{super().__repr__()[:-1]}{message}>"
+
     @property
     def source(self) -> int:
         """The member that sent the message."""
@@ -43,7 +47,9 @@ class Receive(Work):
 
     def origin(self) -> tuple[int, int]:
         if not self._finished:
-            raise UsageError("a recv knows its source and tag after wait(); call that first")
+            raise UsageError(
+                f"{self.where}: source and tag are known after wait(); call that first"
+            )
         return self._work.origin()
 
 
@@ -61,7 +67,7 @@ def prepare_send(context: Context, x: Any, dest: Any, tag: Any) -> Prepared:
     """
     to = _peer(context, "dest", dest)
     number = _tag(context, tag)
-    source = np.ascontiguousarray(borrow(context.where, x).array)
+    source = contiguous(context, borrow(context.where, x).array)
     return Prepared(_call(context, source, to, number), source, None, lambda: None)
 
 
@@ -87,9 +93,9 @@ def prepare_recv(context: Context, out: Any, source: Any, tag: Any) -> Prepared:
         )
     target = borrow_out(f"{context.where}: out", out)
     if not target.flags.writeable:
-        raise UsageError(f"{context.where}: out is read-only")
+        raise UsageError(f"{context.where}: out is read-only; pass a writable array")
     check_own(f"{context.where}: out", target)
-    buffer = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
+    buffer = target if target.flags.c_contiguous else room(context, target.shape, target.dtype)
 
     def result() -> Any:
         if buffer is not target:

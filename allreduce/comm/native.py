@@ -117,6 +117,13 @@ class NativeTransport(Transport, Generic[N]):
         """All members."""
         return self._witness.members
 
+    def called(self, member: int) -> str:
+        return str(self.members[member])
+
+    @property
+    def dead(self) -> bool:
+        return self._failure is not None or self.verdict() is not None
+
     def verdict(self) -> tuple[str, int] | None:
         """Say what killed the communicator, if it is dead: the fault, and the member to blame."""
         found = self._witness.group.culprit()

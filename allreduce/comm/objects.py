@@ -124,8 +124,8 @@ def _exchange_lengths(
         raise failure
     if -1 in lengths:
         raise UsageError(
-            f"{context.where}: rank {lengths.index(-1)} has passed what cannot be carried; its own "
-            "error tells what"
+            f"{context.where}: {comm._called(lengths.index(-1))} has passed what cannot be "
+            "carried; its own error tells what"
         )
     return data, lengths
 

@@ -137,6 +137,13 @@ class HierarchicalTransport(Transport):
         drive_all()
         self._check()
 
+    def called(self, member: int) -> str:
+        return str(self.members[member])
+
+    @property
+    def dead(self) -> bool:
+        return self._dead or self._ledger.dead
+
     def progress(self) -> None:
         drive_all()
 

@@ -225,6 +225,13 @@ class MpiTransport(Transport):
         """Whether bytes are on their way, which advance with our polls only."""
         return self._flight.moving
 
+    def called(self, member: int) -> str:
+        return self._news.world.called(member)
+
+    @property
+    def dead(self) -> bool:
+        return self._ending.here
+
     def progress(self) -> None:
         progress.drive()
 

@@ -27,13 +27,13 @@ class Symmetric:
     """One member's side of the allocations of a communicator."""
 
     def __init__(
-        self, local: LocalGroup, member: _native.Member, index: int, timeout: float
+        self, local: LocalGroup, member: _native.Member, index: int, where: str, timeout: float
     ) -> None:
         self._local = local
         self._member = member
         self._index = index
         self._timeout = timeout
-        self._where = f"[shared] {local.members[index]}"
+        self._where = f"{where}: empty"
         self._regions = 0
 
     def allocate(self, nbytes: int, carry_out: CarryOut) -> NDArray[np.uint8]:
@@ -131,6 +131,7 @@ class Symmetric:
             f"{self._where}: no shared memory of {nbytes * len(reports)} bytes, {nbytes} per "
             f"member: {self._local.members[first]} got {error!r}"
             + (f": {why}" if why and why != error else "")
+            + "; ask for less on every rank, or run fewer ranks on this host"
         )
 
 

@@ -41,7 +41,7 @@ class SharedTransport(NativeTransport[_native.Work]):
         self._told = MessageWitness(local.group, name, index, local.members)
         self._local = local
         self._member = _native.Member(local.group, index)
-        self._symmetric = Symmetric(local, self._member, index, timeout)
+        self._symmetric = Symmetric(local, self._member, index, self._told.where, timeout)
         super().__init__(index, self._told, timeout)
         self._member.quick_seconds = self.quick_seconds
 
