@@ -44,6 +44,13 @@ def crossings(comm: Communicator) -> list[tuple[str, int, int]]:
     return found
 
 
+def _message(comm: Communicator, x: Array) -> None:
+    """Send to the next member, which is on another host for some, and get from the one before."""
+    sent = comm.send(x, (comm.rank + 1) % comm.size, async_op=True)
+    comm.recv(np.empty_like(x), (comm.rank - 1) % comm.size)
+    sent.wait()
+
+
 def _calls(comm: Communicator) -> Iterator[tuple[str, Callable[[], Any]]]:
     size, rank = comm.size, comm.rank
     for n in (SMALL, MEDIUM, LARGE):
@@ -65,6 +72,10 @@ def _calls(comm: Communicator) -> Iterator[tuple[str, Callable[[], Any]]]:
             "unequal reduce_scatter": partial(comm.reduce_scatter, cut, counts=counts),
             "unequal all_gather": partial(comm.all_gather, mine, counts=counts),
             "unequal gather": partial(comm.gather, mine, counts=counts, root=root),
+            "unequal scatter": partial(
+                comm.scatter, cut if rank == root else None, counts=counts, root=root
+            ),
             "unequal all_to_all": partial(comm.all_to_all, cut, counts=counts),
+            "message": partial(_message, comm, x),
         }
         yield from ((f"{name} {n}", call) for name, call in rows.items())

@@ -138,16 +138,29 @@ def works_across_groups(comm: Communicator) -> None:
         group.close()
 
 
-def per_host(comm: Communicator) -> None:
-    """On one host all members are local, and each is alone across hosts."""
+def per_host(comm: Communicator, hosts: str = "") -> None:
+    """`local` is the members of one host, `across` one of each of the same place on theirs.
+
+    Args:
+        comm: The parent.
+        hosts: A letter for the host of each member; all on one without it.
+    """
+    hosts = hosts or "a" * comm.size
+    mates = [rank for rank in range(comm.size) if hosts[rank] == hosts[comm.rank]]
+    places = [hosts[:rank].count(hosts[rank]) for rank in range(comm.size)]
+    twins = [rank for rank in range(comm.size) if places[rank] == places[comm.rank]]
     with part_of(comm, 0) as part:
         local, across = part.local, part.across
         assert part.local is local
         assert part.across is across
-        assert (local.size, local.rank) == (comm.size, comm.rank)
-        assert (across.size, across.rank) == (1, 0)
-        assert total(local, comm.rank) == sum(range(comm.size))
-        assert total(across, comm.rank) == comm.rank
+        for group, ranks in ((local, mates), (across, twins)):
+            assert group.all_gather_object(comm.rank) == ranks
+            assert group.rank == ranks.index(comm.rank)
+            assert total(group, comm.rank) == sum(ranks)
+            out = np.zeros(20000, np.int64)
+            group.send(np.full(20000, comm.rank), (group.rank + 1) % group.size, async_op=True)
+            group.recv(out, (group.rank - 1) % group.size)
+            assert (out == ranks[group.rank - 1]).all()
         comm.barrier()
         across.close()
         assert part.across is not across

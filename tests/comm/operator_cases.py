@@ -44,7 +44,7 @@ def fold(op: str, arrays: list[Array]) -> Array:
         for array in arrays[1:]:
             result[...] = FOLDS[op](result, array.astype(result.dtype))
         if op == "mean":  # of complex numbers: of their parts
-            parts = result.view(result.real.dtype)
+            parts = result.reshape(-1).view(result.real.dtype)
             parts /= len(arrays)
         return result.astype(dtype)
 

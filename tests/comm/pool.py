@@ -145,6 +145,12 @@ def _there(stream: IO[str] | None) -> IO[str]:
     return stream
 
 
+def placed(hosts: str) -> list[tuple[Mapping[str, str], Sequence[str]]]:
+    """Return a pool's ranks, as if on hosts that are named by letters."""
+    ranks = zip(explicit_ranks(len(hosts)), hosts, strict=True)
+    return [({**own, "ALLREDUCE_HOST": host}, ()) for own, host in ranks]
+
+
 def in_threads(size: int) -> Runner:
     """Return a runner whose ranks are threads of this process."""
 

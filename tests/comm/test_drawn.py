@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from allreduce.comm.call import CARRIES, DTYPES
 from tests.comm.drawn import CUT, KINDS, LAYOUTS, WHOLE, Drawn
 from tests.comm.operator_cases import REDUCING
-from tests.comm.pool import MpiPool, ProcessPool
-from tests.harness import explicit_ranks
+from tests.comm.pool import MpiPool, ProcessPool, placed
 
 SIZE = 3
 HOSTS = "aab"  # of hierarchical's ranks
@@ -69,19 +68,18 @@ def shapes(draw: st.DrawFn, whole: bool) -> tuple[int, ...]:
 @pytest.fixture(scope="module", params=["shared", "tcp", "hierarchical", "mpi"])
 def check(request: pytest.FixtureRequest) -> Iterator[Check]:
     """Make a call on all ranks of a job that lives through all examples."""
-    placed = request.param == "hierarchical"
-    own = [{"ALLREDUCE_HOST": host} if placed else {} for host in HOSTS]
-    ranks = [
-        ({**explicit, **host}, ()) for explicit, host in zip(explicit_ranks(SIZE), own, strict=True)
-    ]
+    hosts = HOSTS if request.param == "hierarchical" else "aaa"
     mpi = request.param == "mpi"
-    pool = MpiPool(SIZE) if mpi else ProcessPool(SIZE, request.param, ranks)
-
+    pool = MpiPool(SIZE) if mpi else ProcessPool(SIZE, request.param, placed(hosts))
     wrong: list[str] = []
 
     def run(call: Drawn) -> None:
-        if not wrong:  # a communicator that has failed tells no more
+        if wrong:  # a communicator that has failed tells no more
+            raise AssertionError(wrong)
+        try:
             wrong.extend(filter(None, pool.run("any_call", asdict(call))))
+        except AssertionError as error:
+            wrong.append(str(error))
         assert not wrong
 
     yield run

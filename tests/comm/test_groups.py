@@ -11,10 +11,16 @@ import pytest
 from allreduce import errors
 from allreduce.comm import Communicator
 from tests.comm.group_cases import CASES
-from tests.comm.pool import ProcessPool, Runner
+from tests.comm.pool import ProcessPool, Runner, placed
 from tests.harness import run_ranks, run_threads
 
-KINDS = [("shared", 1), ("shared", 2), ("shared", 5), ("tcp", 3), ("hierarchical", 2)]
+KINDS = [  # a transport, and a letter for each rank's host
+    ("shared", "a"),
+    ("shared", "aa"),
+    ("shared", "aaaaa"),
+    ("tcp", "aaa"),
+    ("hierarchical", "aab"),
+]
 
 
 @pytest.mark.parametrize("run", KINDS, indirect=True)
@@ -22,10 +28,14 @@ class TestProcesses:
     @pytest.fixture(scope="class")
     @classmethod
     def run(cls, request: pytest.FixtureRequest) -> Iterator[Runner]:
-        transport, size = request.param
-        pool = ProcessPool(size, transport)
-        yield pool.run
-        assert pool.close() == [0] * size
+        transport, hosts = request.param
+        pool = ProcessPool(len(hosts), transport, placed(hosts))
+
+        def run(name: str, *arguments: Any) -> list[Any]:
+            return pool.run(name, *arguments, *([hosts] if name == "per_host" else []))
+
+        yield run
+        assert pool.close() == [0] * len(hosts)
 
     @pytest.mark.parametrize("case", CASES)
     def test_case(self, run: Runner, case: str) -> None:

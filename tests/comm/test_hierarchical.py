@@ -15,10 +15,10 @@ from allreduce import errors
 from allreduce.comm import ANY, Communicator
 from allreduce.comm.hierarchical import opener as hierarchical_opener
 from tests import netns
-from tests.comm.pool import ProcessPool, Runner, in_threads
+from tests.comm.pool import ProcessPool, Runner, in_threads, placed
 from tests.comm.test_plans import sends
 from tests.comm.test_tcp import Contract
-from tests.harness import explicit_ranks, run_ranks, run_threads, settle_threads
+from tests.harness import run_ranks, run_threads, settle_threads
 
 Lay = Callable[[str], None]
 
@@ -87,6 +87,14 @@ def test_values_on_four_hosts(namespaces: ProcessPool) -> None:
         ("planned",),
         ("unequal", "private"),
         ("plain_data",),
+        ("everybody_to_everybody", "private"),
+        ("unequal_exchange", "private"),
+        ("ring",),
+        ("anybody",),
+        ("crossing",),
+        ("among_collectives",),
+        ("by_parity",),
+        ("per_host", "aabbccdd"),
     ):
         namespaces.run(case, *where)
 
@@ -99,11 +107,7 @@ def test_four_hosts_at_length(namespaces: ProcessPool, case: str) -> None:
 
 
 def test_hosts_are_told_apart_by_the_name_that_is_set() -> None:
-    ranks = [
-        ({**own, "ALLREDUCE_HOST": f"host{rank % 2}"}, ())
-        for rank, own in enumerate(explicit_ranks(3))
-    ]
-    pool = ProcessPool(3, None, ranks)
+    pool = ProcessPool(3, None, placed("aba"))
     assert pool.run("whereabouts") == [
         ["hierarchical", 0, 2],
         ["hierarchical", 0, 1],

@@ -13,11 +13,11 @@ import pytest
 from allreduce import ANY, errors
 from allreduce.comm import Communicator, Work, native
 from tests.comm.message_cases import CASES
-from tests.comm.pool import ProcessPool, Runner, in_threads
+from tests.comm.pool import ProcessPool, Runner, in_threads, placed
 from tests.harness import run_ranks, run_threads, settle_threads
 
 THREADS = [("shared", 1), ("shared", 2), ("shared", 5), ("tcp", 1), ("tcp", 3)]
-PROCESSES = [("shared", 2), ("shared", 4), ("tcp", 2), ("hierarchical", 2)]
+PROCESSES = [("shared", "aa"), ("shared", "aaaa"), ("tcp", "aa"), ("hierarchical", "aab")]
 
 
 class Contract:
@@ -43,10 +43,10 @@ class TestProcesses(Contract):
     @pytest.fixture(scope="class")
     @classmethod
     def run(cls, request: pytest.FixtureRequest) -> Iterator[Runner]:
-        transport, size = request.param
-        pool = ProcessPool(size, transport)
+        transport, hosts = request.param
+        pool = ProcessPool(len(hosts), transport, placed(hosts))
         yield pool.run
-        assert pool.close() == [0] * size
+        assert pool.close() == [0] * len(hosts)
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from allreduce.comm.call import Call, item_bytes
+from allreduce.comm.call import MESSAGES, Call, item_bytes
 from allreduce.comm.hierarchical.chains import make_chains
 from allreduce.comm.hierarchical.layout import Layout
 from allreduce.comm.hierarchical.steps import Chain, Copies, Division, Step
@@ -30,7 +30,7 @@ def plan_hierarchical(call: Call, layout: Layout, me: int, plans: Plans) -> Plan
         me: The member.
         plans: Plans the calls of levels that this member is in.
     """
-    if call.collective in ("send", "recv"):
+    if call.collective in MESSAGES:
         part = plans("every", call)
         return Plan(str(call), "hierarchical", part.algorithm, part.steps, sent=part.sent)
     chains = make_chains(call, layout, me)
@@ -54,7 +54,10 @@ def plan_hierarchical(call: Call, layout: Layout, me: int, plans: Plans) -> Plan
 
 
 def crossing(call: Call, layout: Layout, me: int, plans: Plans) -> int | None:
-    """Return the bytes of data that one member sends to other hosts in a collective, if known."""
+    """Return the bytes of data that one member sends to other hosts in a call, if known."""
+    if call.collective in MESSAGES:
+        abroad = call.collective == "send" and call.root not in _mates(layout, me)
+        return call.count * item_bytes(call.dtype) if abroad else 0
     sent: list[int | None] = []
     for chain in make_chains(call, layout, me):
         for step in chain.steps:
@@ -68,9 +71,14 @@ def crossing(call: Call, layout: Layout, me: int, plans: Plans) -> int | None:
 def _abroad(call: Call, layout: Layout, me: int) -> int:
     """Return the bytes of an all_to_all that are for members on other hosts."""
     counts = call.counts or (call.count,) * layout.size
-    mates = layout.hosts[layout.places[me][0]]
+    mates = _mates(layout, me)
     elements = sum(count for member, count in enumerate(counts) if member not in mates)
     return elements * item_bytes(call.dtype)
+
+
+def _mates(layout: Layout, me: int) -> Sequence[int]:
+    """Return the members on a member's host."""
+    return layout.hosts[layout.places[me][0]]
 
 
 def _words(step: Step | Copies | Division, chain: Chain) -> str:
