@@ -11,10 +11,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from allreduce.comm import Communicator, Work
+from tests.comm.cases import Array
 from tests.harness import clean_environment, script_of
 
 _START_SECONDS = 60.0
@@ -32,6 +37,41 @@ class Loss:
     descriptors: int  # how many more it had open after close() than before it joined
 
 
+def every_call(
+    comm: Communicator, own: random.Random, same: random.Random
+) -> tuple[list[Array], list[Callable[[Array], Any]]]:
+    """Return arrays of all sizes, ordinary and symmetric, and calls of all kinds to make of them.
+
+    Args:
+        comm: Who makes the calls.
+        own: Draws what is a rank's own matter.
+        same: Draws what has to agree.
+    """
+    size = comm.size
+    lengths = [size * n for n in (1, 1000, 100_000, 500_000)]
+    arrays: list[Array] = [np.ones(n, "float32") for n in lengths]
+    arrays += [comm.empty(n, "float32") for n in lengths]
+    for array in arrays:
+        array[:] = 1
+
+    def passed_on(x: Array) -> list[Work]:
+        sent = comm.send(x, (comm.rank + 1) % size, async_op=True)
+        return [sent, comm.recv(x.copy(), (comm.rank - 1) % size, async_op=True)]
+
+    return arrays, [
+        lambda x: comm.barrier(),
+        lambda x: comm.broadcast(x, root=same.randrange(size)),
+        comm.all_reduce,
+        lambda x: comm.all_reduce(x, op="max", out=x),
+        comm.reduce_scatter,
+        comm.all_gather,
+        comm.all_to_all,
+        lambda x: time.sleep(own.random() / 50),
+        lambda x: [comm.all_reduce(x, async_op=True) for _ in range(3)],
+        passed_on,
+    ]
+
+
 def _rank(folder: str, seed: int) -> None:
     """Make calls of all kinds, until a death is reported; tell when that was."""
     import os
@@ -39,10 +79,9 @@ def _rank(folder: str, seed: int) -> None:
     import time
     from pathlib import Path
 
-    import numpy as np
-
     from allreduce import errors
     from allreduce.comm import init, world
+    from tests.comm.kills import every_call
 
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -56,25 +95,16 @@ def _rank(folder: str, seed: int) -> None:
     rank = comm.rank
     comm.barrier()
     own, same = random.Random(f"{seed} {rank}"), random.Random(seed)
+    arrays, calls = every_call(comm, own, same)
     (place / f"{rank}.new").write_text(str(os.getpid()))
     (place / f"{rank}.new").rename(place / f"{rank}.pid")
-    arrays = [np.ones(n, "float32") for n in (1, 1000, 300_000, 3_000_000)]
     try:
         while True:
-            kind, x = same.randrange(6), same.choice(arrays)
-            if kind == 0:
-                comm.barrier()
-            elif kind == 1:
-                comm.broadcast(x, root=same.randrange(comm.size))
-            elif kind == 2:
-                works = [comm.all_reduce(x, async_op=True) for _ in range(3)]
+            result = same.choice(calls)(same.choice(arrays))
+            if isinstance(result, list):
                 time.sleep(own.random() / 50)
-                for work in works:
+                for work in result:
                     work.wait()
-            elif kind == 3:
-                time.sleep(own.random() / 50)
-            else:
-                comm.all_reduce(x)
     except errors.PeerLostError as error:
         now = time.monotonic()
         comm.close()
