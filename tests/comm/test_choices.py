@@ -14,6 +14,7 @@ from allreduce.comm.choice import stored as stored_choices
 from allreduce.comm.choice.choosing import Choice, Table
 from allreduce.comm.choice.table import TABLE, Row
 from allreduce.errors import UsageError
+from tests.cluster.processes import mpirun
 from tests.harness import Result, run_ranks
 
 KIB = 1 << 10
@@ -207,33 +208,38 @@ def join_with_choices(transport: str, path: str) -> None:
     """Rank 1 names a table of its own, and says how far it came."""
     import os
 
-    if os.environ["ALLREDUCE_RANK"] == "1":
+    if os.environ.get("PMI_RANK", os.environ.get("ALLREDUCE_RANK")) == "1":
         os.environ["ALLREDUCE_CHOICES"] = path
     import allreduce as ar
 
     try:
         ar.init(transport=transport, timeout=30)
-        print("joined")
+        os.write(1, b"joined\n")  # in one piece, whoever else writes
     except ar.errors.AllreduceError as error:
-        print(f"{type(error).__name__}: {error}")
+        os.write(1, f"{type(error).__name__}: {error}\n".encode())
 
 
 def join(transport: str, path: Path, env: dict[str, str] | None = None) -> list[Result]:
-    return run_ranks(join_with_choices, 2, arguments=(transport, str(path)), env=env)
+    if transport == "mpi":
+        mpirun(2, Path())
+    launcher = "mpirun" if transport == "mpi" else "env"
+    own = (transport, str(path))
+    return run_ranks(join_with_choices, 2, arguments=own, env=env, launcher=launcher)
 
 
-@pytest.mark.parametrize("transport", ["shared", "tcp"])
+@pytest.mark.parametrize("transport", ["shared", "tcp", "hierarchical", "mpi"])
 def test_all_members_have_to_have_the_same_table(transport: str, tmp_path: Path) -> None:
     path = stored(tmp_path, GOOD)
-    for rank, result in enumerate(join(transport, path, {"ALLREDUCE_CHOICES": "built-in"})):
-        assert result.returncode == 0, result.stderr
-        assert f"JoinError: [{transport}] rank {rank}: all ranks have to choose alike" in (
-            result.stdout
-        )
-        assert "has the built-in table (hash" in result.stdout
-        assert "rank 1 on " in result.stdout
-        assert f"has the choices in {path} (hash" in result.stdout
-        assert "ALLREDUCE_CHOICES" in result.stdout
+    results = join(transport, path, {"ALLREDUCE_CHOICES": "built-in"})
+    assert not any(result.returncode for result in results), results
+    said = sorted(line for result in results for line in result.stdout.splitlines())
+    assert len(said) == 2, results
+    for rank, text in enumerate(said):
+        assert f"JoinError: [{transport}] rank {rank}: all ranks have to choose alike" in text
+        assert "has the built-in table (hash" in text
+        assert "rank 1 on " in text
+        assert f"has the choices in {path} (hash" in text
+        assert "ALLREDUCE_CHOICES" in text
 
 
 def test_a_damaged_table_keeps_all_members_from_joining(tmp_path: Path) -> None:

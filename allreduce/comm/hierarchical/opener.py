@@ -12,6 +12,7 @@ from typing import TypeVar
 from allreduce import settings
 from allreduce.cluster import World
 from allreduce.comm import living
+from allreduce.comm.choice import stored
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.hierarchical.layout import Layout
 from allreduce.comm.hierarchical.ledger import Ledger
@@ -136,19 +137,20 @@ def _meet(
     hosts: Callable[[int], Hashable] | None,
 ) -> _Meeting:
     key = f"{world.generation}/hierarchical/{name}"
-    mine = json.dumps([local_members, settings.load().across]).encode()
+    mine = json.dumps([local_members, settings.load().across, stored.offer()]).encode()
     told = [json.loads(text) for text in world.exchange(key, mine, timeout)]
     across = _agreed(world, told)
-    owners = tuple(rank for rank, (count, _) in enumerate(told) for _ in range(count))
+    owners = tuple(rank for rank, (count, *_) in enumerate(told) for _ in range(count))
     machines = [world.members[rank].machine for rank in owners]
     layout = Layout.of(machines if hosts is None else [hosts(m) for m in range(len(owners))])
     return _Meeting(world, owners, layout, name, timeout, across)
 
 
-def _agreed(world: World, told: Sequence[tuple[int, str]]) -> str:
+def _agreed(world: World, told: Sequence[tuple[int, str, Sequence[str]]]) -> str:
     """Return what carries between hosts, after looking whether all ranks want and can do that."""
-    where, (_, across) = f"[hierarchical] {world.called()}", told[0]
-    for rank, (count, other) in enumerate(told):
+    where, (_, across, _) = f"[hierarchical] {world.called()}", told[0]
+    stored.agree(where, world, [offer for *_, offer in told])
+    for rank, (count, other, _) in enumerate(told):
         if other != across:
             raise UsageError(
                 f"{where}: ALLREDUCE_ACROSS is {across} on {world.called(0)} but {other} on "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import zlib
@@ -10,6 +11,7 @@ from typing import Any
 
 from allreduce.cluster import World, mpi_library
 from allreduce.cluster.launchers import launcher
+from allreduce.comm.choice import stored
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.mpi.news import News
 from allreduce.comm.mpi.progress import entered
@@ -28,7 +30,8 @@ def open_mpi(world: World, local_members: int, *, name: str, timeout: float) -> 
         timeout: Seconds that meeting, and later any wait, may last.
 
     Raises:
-        UsageError: A process was not started by MPI's launcher.
+        UsageError: A process was not started by MPI's launcher, or cannot load its choices.
+        JoinError: Ranks have loaded different choices.
         UnsupportedError: A process brings several members.
     """
     transport = mpi_transport(world, local_members, name=name, timeout=timeout)
@@ -69,20 +72,23 @@ def mpi_transport(
 
 def _meet(world: World, local_members: int, name: str, timeout: float) -> tuple[Any, list[int]]:
     """Return MPI's module and every member's rank in MPI's world, or have all members raise."""
-    mpi, trouble = None, ""
+    mpi, mine, trouble = None, -1, ""
     try:
         mpi = _library(world, local_members, timeout)
+        mine = mpi.COMM_WORLD.Get_rank()
     except AllreduceError as error:
         trouble = str(error)
         raise
     finally:
-        mine = f"!{trouble}" if mpi is None else str(mpi.COMM_WORLD.Get_rank())
-        answers = world.exchange(f"mpi/{name}/members", mine.encode(), timeout)
-    texts = [answer.decode() for answer in answers]
-    for text in texts:
-        if text.startswith("!"):
-            raise UsageError(f"[mpi] {world.called()}: another rank cannot take part: {text[1:]}")
-    return mpi, [int(text) for text in texts]
+        facts = json.dumps([mine, trouble, stored.offer()]).encode()
+        answers = world.exchange(f"mpi/{name}/members", facts, timeout)
+    told = [json.loads(answer) for answer in answers]
+    where = f"[mpi] {world.called()}"
+    for _, other, _ in told:
+        if other:
+            raise UsageError(f"{where}: another rank cannot take part: {other}")
+    stored.agree(where, world, [offer for *_, offer in told])
+    return mpi, [rank for rank, *_ in told]
 
 
 def _library(world: World, local_members: int, timeout: float) -> Any:
