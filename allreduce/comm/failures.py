@@ -69,6 +69,21 @@ class MemberInfo:
         return "it was killed, crashed or called os._exit; what started it tells its exit status"
 
 
+def wait_text(seconds: float, missing: str = "") -> str:
+    """Return the reason of a timeout, as the one who gives up tells it to the others.
+
+    Args:
+        seconds: How long it has waited.
+        missing: For whom, where the others cannot see that by themselves.
+    """
+    return f"{seconds:.3g} {missing}"
+
+
+def _read_wait(reason: str) -> tuple[str, str]:
+    seconds, _, missing = reason.partition(" ")
+    return seconds, missing
+
+
 class Evidence(Protocol):
     """What the native side knows of a communicator; how it writes a call down is its own."""
 
@@ -124,12 +139,8 @@ class Witness(ABC):
             for m in self.group.missing(seq)
         )
 
-    def error(self, seconds: float) -> AllreduceError:
-        """Build the error for what killed the communicator.
-
-        Args:
-            seconds: How long this member has waited, for timeouts.
-        """
+    def error(self) -> AllreduceError:
+        """Build the error for what killed the communicator."""
         found = self.group.culprit()
         assert found is not None, "only a dead communicator has an error"
         fault, member, witness, seq, reason = found
@@ -146,12 +157,22 @@ class Witness(ABC):
             return self._departed(fault, member, f"{done} {current}", ORDERED)
         if fault == "aborted":
             return PeerLostError(f"{self.where}: {blamed} aborted the communicator: {reason}")
-        here = witness == self.me
-        gave_up = "gave up" if here else f"{self.members[witness]} gave up"
-        after = f" after {seconds:.3g} s" if here else ""
-        waited_for = reason or self.missing(seq) or f"{blamed} {self.last_call(member)}"
+        _, told = _read_wait(reason)
+        waited_for = told or self.missing(seq) or f"{blamed} {self.last_call(member)}"
+        return self.given_up(witness, current, reason, waited_for)
+
+    def given_up(self, witness: int, current: str, reason: str, waited_for: str) -> TimeoutError:
+        """Build the error for a wait of the witness that took too long.
+
+        Args:
+            witness: Who gave up.
+            current: In which call.
+            reason: As `wait_text` made it.
+            waited_for: Who was missing.
+        """
+        gave_up = "gave up" if witness == self.me else f"{self.members[witness]} gave up"
         return TimeoutError(
-            f"{self.where}: {gave_up} {current}{after}: {waited_for}; "
+            f"{self.where}: {gave_up} {current} after {_read_wait(reason)[0]} s: {waited_for}; "
             "if it only needs longer, raise the timeout"
         )
 

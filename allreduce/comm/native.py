@@ -143,8 +143,12 @@ class NativeTransport(Transport, Generic[N]):
         """Wait for a work; False if it has failed or the time is over."""
 
     @abstractmethod
-    def _surrender(self, native: N) -> bool:
+    def _surrender(self, native: N, waited: float) -> bool:
         """Make the communicator dead for a wait that took too long.
+
+        Args:
+            native: What was waited for.
+            waited: Seconds.
 
         Returns:
             Whether the work is complete, because the last moment was enough.
@@ -196,7 +200,7 @@ class NativeTransport(Transport, Generic[N]):
     def poll(self, native: N) -> None:
         """Do what can be done now; raise if the work has failed."""
         if not self._wait(native, 0.0) and native.failed:
-            raise self._error(0.0)
+            raise self._error()
 
     def complete(self, native: N, timeout: float | None, waited: float = 0.0) -> None:
         """Wait for a work.
@@ -208,7 +212,7 @@ class NativeTransport(Transport, Generic[N]):
         """
         self._check_own()
         if native.failed:
-            raise self._error(0.0)
+            raise self._error()
         total = self._timeout if timeout is None else waited + timeout
         quiet = min(_ANNOUNCE_SECONDS, WARN_SECONDS, total / 2)
         if waited < quiet:
@@ -231,9 +235,9 @@ class NativeTransport(Transport, Generic[N]):
             )
         if self._wait(native, max(0.0, total - waited)):
             return
-        if not native.failed and self._surrender(native):
+        if not native.failed and self._surrender(native, total):
             return
-        raise self._error(total)
+        raise self._error()
 
     def _announced(self, native: N) -> contextlib.AbstractContextManager[object]:  # noqa: ARG002
         """Have the others know, while this lasts, in which message this member waits, if in one."""
@@ -259,7 +263,7 @@ class NativeTransport(Transport, Generic[N]):
                 "joined, and cannot use its communicator"
             )
 
-    def _error(self, seconds: float) -> AllreduceError:
+    def _error(self) -> AllreduceError:
         """Return what killed the communicator: the cause first, then that it is dead."""
         with self._lock:
             if self._closed:
@@ -268,7 +272,7 @@ class NativeTransport(Transport, Generic[N]):
                 return ClosedError(
                     f"{self._witness.where}: the communicator is dead since: {self._failure}"
                 )
-            error = self._witness.error(seconds)
+            error = self._witness.error()
             self._failure = str(error)
             return error
 

@@ -74,7 +74,7 @@ nb::object culprit(const Group& group) {
   const Culprit culprit = group.culprit();
   if (culprit.fault == Fault::none) return nb::none();
   const char* names[] = {"none", "mismatch", "lost", "left", "aborted", "timeout"};
-  const MemberState& state = group.control().state(culprit.member);
+  const MemberState& state = group.control().state(culprit.witness);
   return nb::make_tuple(names[static_cast<int>(culprit.fault)], culprit.member, culprit.witness,
                         culprit.seq,
                         text_of({state.reason, strnlen(state.reason, sizeof(state.reason))}));
@@ -169,13 +169,7 @@ void bind_group(nb::module_& m) {
           nb::arg("member"))
       .def("posted_call", &posted_call, nb::arg("member"), nb::arg("seq"))
       .def("last_call", &last_call, nb::arg("member"))
-      .def("note", &note, nb::arg("member"), nb::arg("seq"))
-      .def(
-          "blame_timeout",
-          [](Group& group, int member, int witness, std::uint64_t seq) {
-            group.blame({Fault::timeout, member, witness, seq});
-          },
-          nb::arg("member"), nb::arg("witness"), nb::arg("seq"));
+      .def("note", &note, nb::arg("member"), nb::arg("seq"));
 }
 
 }  // namespace

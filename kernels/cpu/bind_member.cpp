@@ -111,8 +111,19 @@ void bind_member(nb::module_& m) {
           nb::arg("pages"))
       .def("start_message", &start_message, nb::arg("x").none(), nb::arg("out").none(),
            nb::arg("peer"), nb::arg("tag"), nb::arg("note"))
-      .def("give_up_message", &Member::give_up_message, nb::arg("work"),
-           nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "give_up",
+          [](Member& member, const Work& work, int blamed, const std::string& reason) {
+            member.give_up(work, blamed, reason);
+          },
+          nb::arg("work"), nb::arg("blamed"), nb::arg("reason"),
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "give_up_message",
+          [](Member& member, const Work& work, const std::string& reason) {
+            member.give_up_message(work, reason);
+          },
+          nb::arg("work"), nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>())
       .def_rw("quick_seconds", &Member::quick_seconds)
       .def(
           "wait",

@@ -201,8 +201,7 @@ void bind_member(nb::module_& m) {
       .def("staging_bytes", &staging_bytes)
       .def("posted_call", &posted_call, nb::arg("member"), nb::arg("seq"))
       .def("last_call", &last_call, nb::arg("member"))
-      .def("blame_timeout", &blame_timeout, nb::arg("member"), nb::arg("key"),
-           nb::arg("reason") = "")
+      .def("blame_timeout", &blame_timeout, nb::arg("member"), nb::arg("key"), nb::arg("reason"))
       .def("abort", &abort_member, nb::arg("reason"))
       .def("leave", &leave, nb::arg("seconds"));
 }

@@ -244,26 +244,42 @@ void Member::note(std::uint64_t seq, std::string_view text) {
   if (own.read(seq) == nullptr) own.write(seq, text);
 }
 
+// Written once at most, before the word that makes others read it.
+void Member::explain(std::string_view reason) {
+  MemberState& own = share_.own();
+  if (group_->culprit_word() == 0 && own.reason[0] == 0)
+    std::memcpy(own.reason, reason.data(), fitting(reason, sizeof(own.reason) - 1));
+}
+
 void Member::abort(const char* reason, std::size_t length) {
   if (group_->inherited()) return;
   std::uint64_t next = 0;
   {
     std::lock_guard lock(mutex_);
     next = started_;
-    MemberState& own = share_.own();
-    // Written once at most, before the word that makes others read it.
-    if (group_->culprit_word() == 0 && own.reason[0] == 0)
-      std::memcpy(own.reason, reason, fitting({reason, length}, sizeof(own.reason) - 1));
+    explain({reason, length});
   }
   group_->blame({Fault::aborted, index(), index(), next});
   std::lock_guard lock(mutex_);
   fail_all();
 }
 
-void Member::give_up_message(const Work& work) {
+// Another thread may be in the middle of a step of it: not while this one has the lock, and then
+// nothing is left to do.
+void Member::give_up(const Work& work, int blamed, std::string_view reason) {
   std::lock_guard lock(mutex_);
+  if (work.state.load(std::memory_order_acquire) != State::pending) return;
+  explain(reason);
+  group_->blame({Fault::timeout, blamed, index(), work.seq});
+  fail_all();
+}
+
+void Member::give_up_message(const Work& work, std::string_view reason) {
+  std::lock_guard lock(mutex_);
+  if (work.state.load(std::memory_order_acquire) != State::pending) return;
+  explain(reason);
   messages_.give_up(work);
-  if (group_->culprit_word() != 0) fail_all();
+  fail_all();
 }
 
 }  // namespace allreduce

@@ -51,8 +51,10 @@ class Member {
   void note(std::uint64_t seq, std::string_view text);
   // Kills the communicator in this member's name.
   void abort(const char* reason, std::size_t length);
-  // Kills it because a message did not come, or go, in time; unless it has by now.
-  void give_up_message(const Work& work);
+  // Kills it because a call, or a message, took too long; unless it is complete by now. The reason
+  // is for the others to read.
+  void give_up(const Work& work, int blamed, std::string_view reason);
+  void give_up_message(const Work& work, std::string_view reason);
 
   bool busy() const { return pending_.load(std::memory_order_acquire) != 0 || messages_.busy(); }
   // How long a quick call waits before Python takes over: quick_method.cpp.
@@ -66,6 +68,7 @@ class Member {
   void post_ready();
   bool finished_by_all(std::uint64_t calls);
   void copy_alone(Work& work);
+  void explain(std::string_view reason);
   void fail_all();
 
   const std::shared_ptr<Group> group_;

@@ -233,7 +233,6 @@ bool Messages::tell_first(std::uint64_t& number) {
 }
 
 void Messages::give_up(const Work& work) {
-  if (!pending_.contains(work.seq)) return;
   blame(Fault::timeout, work.call.root == kAny ? share_.me : work.call.root, work);
 }
 

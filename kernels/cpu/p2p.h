@@ -40,7 +40,7 @@ class Messages {
   // Tells of a message of this member that still waits, for whoever reads of a culprit; returns
   // whether there is one, and its number.
   bool tell_first(std::uint64_t& number);
-  // Blames the other side of a message, if it still waits.
+  // Blames the other side of a message.
   void give_up(const Work& work);
   void fail_all();
 

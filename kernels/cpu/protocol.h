@@ -117,7 +117,7 @@ struct MemberState {
   alignas(kLine) std::atomic<std::uint32_t> left;  // closed in good order
   // In which message it waits long, for others to tell of: 0 in none, then what Python makes of it.
   std::atomic<std::uint32_t> message;
-  char reason[kLine * 4 - sizeof(left) - sizeof(message)];  // why this member aborted
+  char reason[kLine * 4 - sizeof(left) - sizeof(message)];  // why this member ended it
   // The message in which this member blamed somebody, and what the other made of it. Written before
   // the culprit's word, which names this member as the witness.
   Told told[2];

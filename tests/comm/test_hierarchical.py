@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from allreduce import errors
-from allreduce.comm import ANY, Communicator
+from allreduce.comm import ANY, Communicator, native
 from allreduce.comm.hierarchical import opener as hierarchical_opener
 from tests import netns
 from tests.comm.pool import ProcessPool, Runner, in_threads, placed
@@ -159,12 +160,15 @@ def test_members_that_disagree_are_both_named_and_no_output_is_touched(
     assert time.monotonic() - began < 3
 
 
-def test_a_member_that_never_comes_is_named_and_then_all_is_over(lay: Lay) -> None:
+def test_members_that_never_come_are_named_and_then_all_is_over(
+    lay: Lay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     lay("aabb")
+    monkeypatch.setattr(native, "WARN_SECONDS", 0.2)
     over = threading.Event()
 
     def call(comm: Communicator) -> None:
-        if comm.rank == 3:
+        if comm.rank >= 2:
             over.wait(10)
             comm.barrier()
         work = comm.all_reduce(np.ones(100000), async_op=True)
@@ -179,8 +183,14 @@ def test_a_member_that_never_comes_is_named_and_then_all_is_over(lay: Lay) -> No
     outcomes = settle_threads(call, 4)
     kinds = [type(outcome) for outcome in outcomes]
     assert kinds == [errors.TimeoutError] * 4, outcomes
-    for outcome in outcomes:
-        assert "replica 3 (rank 0) has made no call yet" in str(outcome)
+    said = [str(outcome) for outcome in outcomes]
+    said += [record.getMessage() for record in caplog.records if "has waited" in record.msg]
+    assert len(said) == 4 + 2
+    for text in said:
+        for missing in (2, 3):
+            assert f"replica {missing} (rank 0) has made no call yet" in text, said
+    assert all(" #0 after 0.3 s: " in text for text in said[:4]), said
+    assert all(re.search(r" has waited 0.2\d* s in call #0: ", text) for text in said[4:]), said
 
 
 def test_a_member_that_leaves_in_the_middle_is_named_by_all(lay: Lay) -> None:

@@ -141,7 +141,7 @@ def test_a_timeout_says_which_message_did_not_come() -> None:
     said = texts(settle_threads(member, 2), errors.TimeoutError)
     assert "gave up recv(float32[10], source=1, tag=3) after 0.3 s: replica 1 " in said[0]
     assert "is alive; its last collective was all_reduce(int64[1], op='sum') #0)" in said[0]
-    assert "gave up recv(float32[10], source=1, tag=3): replica 1 " in said[1]
+    assert "gave up recv(float32[10], source=1, tag=3) after 0.3 s: replica 1 " in said[1]
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"], indirect=True)

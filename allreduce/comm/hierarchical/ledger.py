@@ -42,12 +42,12 @@ class HierarchicalWitness(TcpWitness):
         group = group_text(self.name.rpartition("/")[0])
         return f"[{self.transport}] {group}{self.members[self.me]}"
 
-    def error(self, seconds: float) -> AllreduceError:
+    def error(self) -> AllreduceError:
         found = self.group.culprit()
         if found is not None and found[0] == "aborted" and found[4].startswith(_MARK):
             fault, _, text = found[4][len(_MARK) :].partition(" ")
             return _ERRORS.get(fault, PeerLostError)(f"{self.where}: {text}")
-        return super().error(seconds)
+        return super().error()
 
 
 class Ledger(TcpTransport):
@@ -65,11 +65,6 @@ class Ledger(TcpTransport):
         nothing = Call("barrier", None, "none", 0, None, call.group)
         barrier = words(nothing, self._size, self._choices)
         return self._begin(barrier, self._told(call, x, out), None, None, _nothing)
-
-    def tells(self, member: int) -> str:
-        """Say what a member did last, and whether it lives."""
-        info = self.members[member]
-        return f"{info} {self._witness.last_call(member)} ({info.state})"
 
     @property
     def where(self) -> str:
@@ -100,9 +95,9 @@ class Ledger(TcpTransport):
                 member = awaited
         return candidates[0] if candidates else self.index
 
-    def failure(self, seconds: float = 0.0) -> AllreduceError:
+    def failure(self) -> AllreduceError:
         """Return why the communicator is dead: the cause first, then that it is."""
-        return self._error(seconds)
+        return self._error()
 
     def condemn(self, error: AllreduceError) -> None:
         """Tell all members why a smaller communicator has ended, unless they know by now."""
@@ -120,9 +115,23 @@ class Ledger(TcpTransport):
             time.sleep(_LOOK_SECONDS)
         return self.verdict() is not None
 
-    def give_up(self, agreed: TcpWork, blamed: int) -> None:
+    def missing(self, agreed: TcpWork, absent: list[int]) -> str:
+        """Say who keeps a call waiting, what they did last and whether they live.
+
+        Args:
+            agreed: The call.
+            absent: Whom it may wait for: all who have not posted it; once all have, those who
+                must do their part now, or whom they wait for in their turn.
+        """
+        found = absent
+        if agreed.native.done:
+            found = list(dict.fromkeys(self.behind([member]) for member in absent or [self.index]))
+        told = ((self.members[member], self._witness.last_call(member)) for member in found)
+        return "; ".join(f"{info} {last} ({info.state})" for info, last in told)
+
+    def give_up(self, agreed: TcpWork, blamed: int, reason: str) -> None:
         """End the communicator because a call takes too long; `blamed` keeps it."""
-        self._member.blame_timeout(blamed, agreed.native.key, self.tells(blamed))
+        self._member.blame_timeout(blamed, agreed.native.key, reason)
 
     def _wait(self, native: _native.TcpWork, seconds: float) -> bool:
         limit = time.monotonic() + seconds

@@ -171,7 +171,7 @@ class HierarchicalTransport(Transport):
             timeout: Seconds from now, or None for the transport's own.
         """
         total = self._timeout if timeout is None else timeout
-        vigil = Vigil(self._ledger, partial(self._absent, work), total)
+        vigil = Vigil(self._ledger, work.agreed, partial(self._absent, work), total)
         try:
             while True:
                 busy = drive_all()
@@ -249,13 +249,13 @@ class HierarchicalTransport(Transport):
         return [member for member in absent if member != self.index]
 
     def _give_up(self, work: HierarchicalWork, vigil: Vigil) -> None:
-        blamed = vigil.blamed()
+        blamed, reason = vigil.blamed(), vigil.reason()
         mates = self.layout.hosts[self.layout.places[blamed][0]]
         if len(mates) > 1 and self.index not in mates:
             self._ledger.await_verdict(_YIELD_SECONDS)  # who shares its host knows if it lives
-        self._ledger.give_up(work.agreed, blamed)
+        self._ledger.give_up(work.agreed, blamed, reason)
         self._end()
-        raise self._ledger.failure(vigil.waited)
+        raise self._ledger.failure()
 
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
         """Allocate ordinary memory; all members ask for the same size."""

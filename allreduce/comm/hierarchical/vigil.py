@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from allreduce.comm import native
+from allreduce.comm.failures import wait_text
 from allreduce.comm.hierarchical.ledger import Ledger
-from allreduce.comm.native import WARN_SECONDS
+from allreduce.comm.tcp.transport import TcpWork
 from allreduce.events import logger
 
 # A wait this long is told to the others, and then whom it is for as often as that changes. They
@@ -20,15 +22,19 @@ class Vigil:
 
     Args:
         ledger: All members.
+        agreed: The call that is waited for, as the ledger has it.
         absent: Returns the members that may be waited for.
         seconds: How long the wait may last.
     """
 
-    def __init__(self, ledger: Ledger, absent: Callable[[], list[int]], seconds: float) -> None:
-        self._ledger, self._absent, self._seconds = ledger, absent, seconds
+    def __init__(
+        self, ledger: Ledger, agreed: TcpWork, absent: Callable[[], list[int]], seconds: float
+    ) -> None:
+        self._ledger, self._agreed, self._absent = ledger, agreed, absent
+        self._seconds = seconds
         self._began = time.monotonic()
         self._look_at = min(_TELL_SECONDS, seconds / 2)
-        self._warned = seconds <= WARN_SECONDS
+        self._warned = seconds <= native.WARN_SECONDS
         self._told = False
 
     @property
@@ -49,14 +55,24 @@ class Vigil:
         self._look_at = waited + _LOOK_SECONDS
         self._told = True
         self._ledger.tell_awaited(self._absent())
-        if waited >= WARN_SECONDS and not self._warned:
+        if waited >= native.WARN_SECONDS and not self._warned:
             self._warned = True
-            missing = self._ledger.tells(self.blamed())
-            logger.warning("%s has waited %g s: %s", self._ledger.where, waited, missing)
+            logger.warning(
+                "%s has waited %.3g s in call #%d: %s",
+                *(self._ledger.where, waited, self._agreed.native.seq, self.missing()),
+            )
 
     def blamed(self) -> int:
         """Return who keeps this member waiting; the own number where nobody does."""
         return self._ledger.behind(self._absent())
+
+    def missing(self) -> str:
+        """Say who keeps this member waiting, what they did last and whether they live."""
+        return self._ledger.missing(self._agreed, self._absent())
+
+    def reason(self) -> str:
+        """Say why the wait is given up."""
+        return wait_text(self._seconds, self.missing())
 
     def end(self) -> None:
         """Tell the others that the wait is over."""

@@ -9,7 +9,7 @@ from allreduce.comm.call import ANY, COLLECTIVES, DTYPES, Call
 from allreduce.comm.disagreement import Side, story
 from allreduce.comm.shared.failures import SharedWitness
 from allreduce.comm.sites import Note
-from allreduce.errors import AllreduceError, MismatchError, TimeoutError
+from allreduce.errors import AllreduceError, MismatchError
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class MessageWitness(SharedWitness):
         call = self._message(collective, dtype, peer, count, work.tag)
         return f"{call}: {self._absent(call)}"
 
-    def error(self, seconds: float) -> AllreduceError:
+    def error(self) -> AllreduceError:
         found = self.group.culprit()
         assert found is not None, "only a dead communicator has an error"
-        fault, member, witness, seq, _ = found
+        fault, member, witness, seq, reason = found
         if not seq & _native.MESSAGE:
-            return super().error(seconds)
+            return super().error()
         told = self.group.told(witness)
         call = self._message(*told[0][:5])
         blamed, teller = self.members[member], self.members[witness]
@@ -40,13 +40,7 @@ class MessageWitness(SharedWitness):
             return MismatchError(f"{self.where}: {story('a message', given, taken)}")
         if fault in ("lost", "left"):
             return self.bereft(fault, member, witness, call)
-        here = witness == self.me
-        gave_up = "gave up" if here else f"{teller} gave up"
-        after = f" after {seconds:.3g} s" if here else ""
-        return TimeoutError(
-            f"{self.where}: {gave_up} {call}{after}: {self._absent(call)}; if it only needs "
-            "longer, raise the timeout"
-        )
+        return self.given_up(witness, str(call), reason, self._absent(call))
 
     def _absent(self, call: Call) -> str:
         """Say who has not done its part of a message."""

@@ -14,6 +14,7 @@ from allreduce import _native
 from allreduce.comm import sites
 from allreduce.comm.base import Array
 from allreduce.comm.call import COLLECTIVES, Call, digest, kind, shaped
+from allreduce.comm.failures import wait_text
 from allreduce.comm.native import NativeTransport, NativeWork
 from allreduce.comm.plan import Placed, Plan, Topology
 from allreduce.comm.planners import plan
@@ -142,16 +143,14 @@ class SharedTransport(NativeTransport[_native.Work]):
         yield  # after an error the others may still want to know
         self._local.group.set_message(self.index, 0)
 
-    def _surrender(self, native: _native.Work) -> bool:
+    def _surrender(self, native: _native.Work, waited: float) -> bool:
         if native.seq & _native.MESSAGE:
-            self._member.give_up_message(native)
-            return native.done
-        missing = self._local.group.missing(native.seq)
-        blamed = next((m for m in missing if m != self.index), self.index)
-        self._local.group.blame_timeout(blamed, self.index, native.seq)
-        # Another thread may be in the middle of a step of it: from here on none is.
-        self._member.abort("it gave up")
-        return False
+            self._member.give_up_message(native, wait_text(waited))
+        else:
+            missing = self._local.group.missing(native.seq)
+            blamed = next((m for m in missing if m != self.index), self.index)
+            self._member.give_up(native, blamed, wait_text(waited))
+        return native.done
 
     def _kill(self, reason: str) -> None:
         self._member.abort(reason)

@@ -25,6 +25,7 @@ from allreduce.comm.aligned import aligned
 from allreduce.comm.base import Array
 from allreduce.comm.call import ANY, MESSAGES, Call, agreed_shape
 from allreduce.comm.choice.choosing import Choices
+from allreduce.comm.failures import wait_text
 from allreduce.comm.native import NativeTransport, NativeWork
 from allreduce.comm.plan import Placed, Plan, Topology
 from allreduce.comm.planners import plan
@@ -113,7 +114,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
             self._interrupted(error)
             raise
         if self._closed or self._failure is not None:
-            raise self._error(0.0)
+            raise self._error()
         return work
 
     def absent(self, native: _native.TcpWork) -> list[int]:
@@ -136,10 +137,11 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         yield  # after an error the others may still want to know
         self._member.tell_awaited(NOBODY)
 
-    def _surrender(self, native: _native.TcpWork) -> bool:
+    def _surrender(self, native: _native.TcpWork, waited: float) -> bool:
         missing = self._member.missing(native.key)
         blamed = next((m for m in missing if m != self.index), self.index)
-        self._member.blame_timeout(blamed, native.key, self._witness.missing(native.key))
+        reason = wait_text(waited, self._witness.missing(native.key))
+        self._member.blame_timeout(blamed, native.key, reason)
         return self._wait(native, _FAIL_SECONDS)
 
     def _kill(self, reason: str) -> None:
