@@ -44,6 +44,35 @@ def test_too_few_file_descriptors_are_an_error_on_all_ranks(transport: str, vict
     assert all(result.returncode == 0 for result in results), results
 
 
+def _strangers(victim: int, room: int) -> None:
+    """Join with no descriptors to spare on the victim, which strangers have called before."""
+    import json
+    import os
+    import resource
+    import socket
+
+    from allreduce.comm import init, world
+
+    mine = world()
+    strangers = []
+    if mine.rank == victim:
+        used = len(os.listdir("/proc/self/fd")) - 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + room, used + room))
+    elif mine.rank == mine.size - 1:
+        facts = json.loads(mine.store.get(f"{mine.generation}/tcp/world.1/{victim}", 20))
+        for _ in range(3 * room):
+            strangers.append(socket.create_connection((facts[2], facts[3])))
+            strangers[-1].sendall(b"allreduce")
+    print(init(transport="tcp", timeout=20).all_reduce(1))
+
+
+def test_slow_strangers_do_not_use_up_the_members_descriptors() -> None:
+    room = 2 * 2 + 2 + 8  # of a member that is called and calls
+    results = run_ranks(_strangers, 3, arguments=(1, room))
+    assert [result.stdout for result in results] == ["3\n"] * 3, results
+    assert "no descriptor is left for those that call" in results[1].stderr
+
+
 def _no_ports() -> None:
     import multiprocessing
     import os

@@ -30,12 +30,26 @@ class Calling:
     def __init__(self, mesh: Mesh, deadline: float) -> None:
         self._mesh, self._deadline = mesh, deadline
         self.failure: BaseException | None = None
-        self._sock: socket.socket | None = None  # that is being connected
+        self._sockets: dict[tuple[int, int, int], socket.socket] = {}  # that wait for their call
         self._ended = False
-        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._call_all, name="tcp-meeting", daemon=True)
 
     def start(self) -> None:
+        """Begin to call, with sockets that strangers cannot use up the descriptors for any more.
+
+        Raises:
+            JoinError: There are too few descriptors.
+        """
+        mesh = self._mesh
+        try:
+            for mine, other, channel in sorted(mesh.expected(caller=True)):
+                family = interface.family(mesh.processes[mesh.owners[other]].host)
+                self._sockets[mine, other, channel] = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            raise JoinError(
+                f"[tcp] {mesh.world.called()} cannot call the others: {error}; "
+                f"{interface.remedy(error)}"
+            ) from error
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
@@ -49,38 +63,30 @@ class Calling:
         A call that waits for an answer, which it may as long as the meeting lasts, is cut short.
         """
         self._ended = True
-        while not self.wait(0):
-            with self._lock, contextlib.suppress(OSError):  # not even connecting yet: once more
-                if self._sock is not None:
-                    self._sock.shutdown(socket.SHUT_RDWR)
+        while self._thread.is_alive():
+            for sock in list(self._sockets.values()):
+                with contextlib.suppress(OSError):  # not even connecting yet: once more
+                    sock.shutdown(socket.SHUT_RDWR)
             self.wait(_WAKE_SECONDS)
+        for sock in self._sockets.values():
+            sock.close()
 
     def _call_all(self) -> None:
         try:
-            for mine, other, channel in sorted(self._mesh.expected(caller=True)):
+            for mine, other, channel in list(self._sockets):
                 if self._ended:
                     return
-                self._mesh.sockets[mine, other, channel] = self._call(mine, other, channel)
+                self._call(mine, other, channel)
         except BaseException as error:
             self.failure = error
 
-    def _call(self, mine: int, other: int, channel: int) -> socket.socket:
+    def _call(self, mine: int, other: int, channel: int) -> None:
         mesh, world = self._mesh, self._mesh.world
         process = mesh.processes[mesh.owners[other]]
         who = (world.generation, world.size, world.rank)
         hello = Hello(*who, mine, other, channel, mesh.channels)
-        sock = socket.socket(interface.family(process.host), socket.SOCK_STREAM)
-        with self._lock:
-            self._sock = sock
-        try:
-            self._reach(sock, process, hello)
-        except BaseException:
-            sock.close()
-            raise
-        finally:
-            with self._lock:
-                self._sock = None
-        return sock
+        self._reach(self._sockets[mine, other, channel], process, hello)
+        mesh.sockets[mine, other, channel] = self._sockets.pop((mine, other, channel))
 
     def _reach(self, sock: socket.socket, process: Process, hello: Hello) -> None:
         world = self._mesh.world

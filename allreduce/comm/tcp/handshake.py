@@ -79,6 +79,11 @@ class Challenge:
         self._hello: Hello | None = None
 
     @property
+    def begun(self) -> bool:
+        """Whether the caller has said who it is; it may have lied."""
+        return bool(self._packed)
+
+    @property
     def expects(self) -> int:
         """How many bytes the caller's next message has."""
         return _PROOF if self._packed else HELLO_BYTES

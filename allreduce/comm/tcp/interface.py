@@ -12,6 +12,8 @@ from allreduce.cluster.address import LOOPBACK, is_loopback
 from allreduce.cluster.interfaces import named, towards_any
 from allreduce.errors import UsageError
 
+NO_FILES = (errno.EMFILE, errno.ENFILE)  # of the process; of the system
+
 
 def address(world: World) -> str:
     """Choose the address to listen on: an interface's IPv4 address, or any address that is set.
@@ -48,10 +50,12 @@ def family(address: str) -> socket.AddressFamily:
 
 
 def remedy(error: OSError) -> str:
-    """Say what to do when an address cannot be listened on, or reached."""
+    """Say what to do when an address cannot be listened on, or reached, or has no descriptor."""
     if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
         return (
             "no port is free, or the address is not this host's any more: widen "
             "net.ipv4.ip_local_port_range, or name another in ALLREDUCE_TCP_INTERFACE"
         )
+    if error.errno in NO_FILES:
+        return "raise its limit with ulimit -n"
     return "set ALLREDUCE_TCP_INTERFACE to an interface that is up and connects the hosts"

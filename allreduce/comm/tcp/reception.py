@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from allreduce.comm.handshake import HandshakeError
+from allreduce.comm.tcp import interface
 from allreduce.comm.tcp.handshake import STRANGER_SECONDS, Challenge, Hello
 from allreduce.errors import JoinError, TimeoutError
 from allreduce.events import logger
@@ -93,18 +94,35 @@ class Reception:
 
     def _accept(self) -> None:
         if len(self._callers) >= _MAX_CALLERS:
-            oldest = next(iter(self._callers.values()))
-            self._drop(oldest, "too many connections prove nothing")
+            self._drop(self._least(), "too many connections prove nothing")
         try:
             sock, address = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
+        except OSError as error:
+            if error.errno not in interface.NO_FILES:
+                raise
+            self._make_room(error)
+            return  # the listener is still ready
         sock.setblocking(False)
         world = self._mesh.world
         challenge = Challenge(self._mesh.meeting, world.generation, world.size)
         until = time.monotonic() + STRANGER_SECONDS
         self._callers[sock.fileno()] = _Caller(sock, f"{address[0]}:{address[1]}", challenge, until)
         self._selector.register(sock, selectors.EVENT_READ)
+
+    def _make_room(self, error: OSError) -> None:
+        """Let a connection that has proved nothing go for one that calls."""
+        if not self._callers:
+            raise JoinError(
+                f"[tcp] {self._mesh.world.called()} cannot take in who calls: {error}; "
+                f"{interface.remedy(error)}"
+            ) from error
+        self._drop(self._least(), f"no descriptor is left for those that call ({error})")
+
+    def _least(self) -> _Caller:
+        """Return the oldest connection of those that have said least."""
+        return min(self._callers.values(), key=lambda caller: caller.challenge.begun)
 
     def _read(self, caller: _Caller) -> None:
         try:
