@@ -24,7 +24,7 @@ from allreduce.comm.tcp import interface as tcp_interface
 from allreduce.comm.tcp import reception as tcp_reception
 from allreduce.comm.tcp.calling import Calling
 from allreduce.comm.tcp.handshake import HELLO_BYTES, PROOF_BYTES, Challenge, Hello
-from allreduce.comm.tcp.meeting import Mesh, connect
+from allreduce.comm.tcp.meeting import Mesh, Process, connect
 from tests.comm.test_links import worlds
 
 MEETING = Meeting("job", "1/tcp/world", b"secret")
@@ -84,6 +84,15 @@ def test_a_caller_of_another_world_is_refused(meeting: Meeting, hello: Hello) ->
     assert called is not None
     assert isinstance(answered, HandshakeError)
     assert "of another world" in str(answered)
+
+
+def test_a_caller_of_another_version_is_refused() -> None:
+    packed = HELLO.pack(MEETING, bytes(32))
+    assert packed[16:20] == tcp_handshake.VERSION.to_bytes(4, "big")
+    other = tcp_handshake.VERSION + 1
+    told = f"it speaks version {other} of this protocol, not {tcp_handshake.VERSION}"
+    with pytest.raises(HandshakeError, match=told):
+        Challenge(MEETING, 1, 3).answer(packed[:16] + other.to_bytes(4, "big") + packed[20:])
 
 
 def test_a_proof_cannot_be_played_back() -> None:
@@ -219,30 +228,87 @@ def test_strangers_are_dropped_and_logged_and_the_members_meet(
     assert "[tcp] dropped a connection from 127.0.0.1" in caplog.text
 
 
-def test_a_slow_stranger_is_dropped_after_its_time(
+def test_slow_strangers_are_dropped_after_their_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tcp_reception, "STRANGER_SECONDS", 0.1)
+    assert tcp_handshake.STRANGER_SECONDS == 2  # as documented
+    monkeypatch.setattr(tcp_reception, "STRANGER_SECONDS", 0.2)
     called = Calling._call
+    dropped: list[float] = []  # after how many seconds
 
-    def late(*arguments: Any) -> socket.socket:
+    def late(*arguments: Any) -> None:
         time.sleep(1)
-        return called(*arguments)
+        called(*arguments)
 
-    monkeypatch.setattr(Calling, "_call", late)
-    slow = socket.socket()
+    def dawdle(address: tuple[str, int], drips: bool) -> None:
+        with socket.create_connection(address) as slow, contextlib.suppress(OSError):
+            begun = time.monotonic()
+            slow.settimeout(0.05)
+            slow.sendall(b"allreduce")
+            while time.monotonic() - begun < 5:
+                with contextlib.suppress(TimeoutError):
+                    if not slow.recv(1):
+                        break
+                if drips:  # what it sends gains it no time
+                    slow.sendall(b"a")
+        dropped.append(time.monotonic() - begun)
+
+    threads: list[threading.Thread] = []
 
     def intrude(address: tuple[str, int]) -> None:
-        slow.connect(address)
-        slow.sendall(b"allreduce")
+        for drips in (False, True):
+            threads.append(threading.Thread(target=dawdle, args=(address, drips)))
+            threads[-1].start()
 
+    monkeypatch.setattr(Calling, "_call", late)
     outcomes = meet(worlds(2), intrude=intrude)
     assert all(isinstance(outcome, Mesh) for outcome in outcomes), outcomes
-    with slow:
-        slow.settimeout(2)
-        assert slow.recv(1) == b""
+    for thread in threads:
+        thread.join(5)
+    assert len(dropped) == 2
+    assert max(dropped) < 0.9  # while the members still met
     close(outcomes)
-    assert "it proved nothing within 0.1 s" in caplog.text
+    assert caplog.text.count("it proved nothing within 0.2 s") == 2
+
+
+def test_who_has_the_secret_still_gets_no_place_but_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = worlds(3)[0]
+    meeting = Meeting(world.job, "1/tcp/meeting", world.secret)
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    host, port = listener.getsockname()
+    mesh = Mesh(world, meeting, tuple(Process(rank, 1, 1, host, port, 2) for rank in range(3)))
+    calling = Calling(mesh, time.monotonic() + 10)
+    calling.start()
+    reception = tcp_reception.Reception(mesh, listener, calling)
+    thread = threading.Thread(target=reception.run, args=(time.monotonic() + 10,))
+    thread.start()
+
+    def call(**changed: int) -> str:
+        with socket.create_connection((host, port), timeout=5) as sock:
+            try:
+                tcp_handshake.call(sock, meeting, replace(HELLO, **changed))
+            except HandshakeError:
+                return caplog.messages[-1].rpartition(": ")[2]
+        return "welcome"
+
+    taken = "member 2 is here already, or not expected"
+    assert call(rank=1) == "it is rank 1 of another world"
+    assert call(channels=3) == "it is rank 2 of another world"
+    assert call(channel=2) == call(callee=1) == taken
+    assert call(caller=0) == taken.replace("2", "0")
+    assert call(caller=3, rank=3) == taken.replace("2", "3")
+    assert call() == "welcome"
+    assert call() == taken
+    for own in ({"channel": 0}, {"rank": 1, "caller": 1}, {"rank": 1, "caller": 1, "channel": 0}):
+        assert call(**own) == "welcome"
+    thread.join(5)
+    assert not thread.is_alive()
+    assert sorted(mesh.sockets) == [(0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1)]
+    mesh.close()
+    listener.close()
 
 
 def test_a_rank_with_another_secret_is_refused() -> None:
