@@ -163,17 +163,29 @@ say("fine")
 
 def test_a_long_wait_is_reported_once() -> None:
     program = """
+import threading
 from allreduce.comm.mpi import vigil as mpi_vigil
-mpi_vigil.WARN_SECONDS = 0.5
-if rank == 1:
-    time.sleep(2.5)
-assert comm.all_reduce(1) == 2
+mpi_vigil.WARN_SECONDS = 0.5 + rank * 9
+for message in (False, True):
+    if rank == 1 and message:
+        comm.recv(np.zeros(3), source=0)
+        assert transport(comm)._news._get("message/1") == ""  # that is over
+    elif message:
+        mpi_vigil.WARN_SECONDS = 1.8
+        threading.Timer(2.3, comm.send, (np.ones(3), 1)).start()
+    elif rank == 1:
+        time.sleep(1.3)
+    assert comm.all_reduce(1) == 2
 """
     result = job(FAILURES.format(timeout=20) + program, 2)
     assert result.returncode == 0, result.stderr
-    (line,) = [line for line in result.stderr.splitlines() if "has waited" in line]
-    assert "[mpi] rank 0 has waited" in line
-    assert "all_reduce(int64[1], op='sum') #0: rank 1 has made no call yet (process " in line
+    lines = [line for line in result.stderr.splitlines() if "has waited" in line]
+    call = "all_reduce(int64[1], op='sum')"
+    assert len(lines) == 2, lines
+    assert all("[mpi] rank 0 has waited" in line for line in lines)
+    assert f" in {call} #0: rank 1 has made no call yet (process " in lines[0]
+    did = f"made its last call, {call} #0, and waits in a recv for rank 0 (process "
+    assert f" in {call} #1: rank 1 {did}" in lines[1]
 
 
 def test_abort_and_leaving_are_told_to_those_who_wait() -> None:

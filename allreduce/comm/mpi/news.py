@@ -111,6 +111,10 @@ class News:
         """Tell that this member waits in a call."""
         self._set(f"waits/{self.world.rank}", f"{seq} {call}")
 
+    def wait_in_message(self, text: str) -> None:
+        """Tell in which send or recv this member waits, for whom; "" when that is over."""
+        self._set(f"message/{self.world.rank}", text)
+
     def missing(self, seq: int, last: str) -> str:
         """Say who is not known to wait in call `seq`, what they did last, and whether they live.
 
@@ -127,6 +131,8 @@ class News:
             did = f"made its last call, {last}" if last else "has made no call yet"
             newer = call and int(number) > int(last.rpartition("#")[2] or -1)
             did = f"waits in call {call} #{number}" if newer else did
+            message = self._get(f"message/{rank}")
+            did = f"{did}, and waits in a {message}" if message else did
             told.append(f"{self.world.called(rank)} {did} ({self._state(rank)})")
         return "; ".join(told) or f"all ranks wait in it, but MPI has not completed it{self.odd()}"
 

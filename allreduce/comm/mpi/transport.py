@@ -165,6 +165,7 @@ class MpiTransport(Transport):
                     self._expire(vigil)
                 self._glance(vigil)
                 time.sleep(_NAP_SECONDS if waited > _YIELD_SECONDS and not progress.moving() else 0)
+            vigil.end()
         except AllreduceError:
             raise
         except BaseException as error:  # a signal's handler raised in the middle of a collective

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, field
 
 from allreduce.cluster import LeaderLeftError
-from allreduce.comm.call import Call
+from allreduce.comm.call import ANY, Call
 from allreduce.comm.failures import ORDERED, PAIRED
 from allreduce.comm.mpi.news import News, Notice
 from allreduce.errors import AllreduceError, ClosedError, PeerLostError
@@ -69,9 +70,8 @@ class Vigil:
                 member = self.news.world.called(notice.rank)
                 remedy = ORDERED if self.seq >= 0 else PAIRED
                 return notice.error(self.where, str(self), member, remedy)
-            if not self._announced and waited >= _ANNOUNCE_SECONDS and self.seq >= 0:
-                self.news.wait_in(self.seq, self.call)
-                self._announced = True
+            if not self._announced and waited >= _ANNOUNCE_SECONDS:
+                self._announce()
             if not self._warned and WARN_SECONDS <= waited < self.seconds:
                 self._warned = True
                 logger.warning(
@@ -94,6 +94,25 @@ class Vigil:
             "if it only needs longer, raise the timeout"
         )
 
+    def end(self) -> None:
+        """Tell the others that the wait is over."""
+        if self._announced and self.seq < 0:  # a later call's number tells it of a collective
+            with contextlib.suppress(AllreduceError):  # nobody can ask any more
+                self.news.wait_in_message("")
+
+    def _announce(self) -> None:
+        self._announced = True
+        if self.seq >= 0:
+            self.news.wait_in(self.seq, self.call)
+        elif self.seconds:  # one that only asks does not say when it has ended
+            self.news.wait_in_message(f"{self.call.collective} for {self._peer}")
+
+    @property
+    def _peer(self) -> str:
+        """Name the other side of a message."""
+        assert self.call.root is not None, "a message has one"
+        return "any rank" if self.call.root == ANY else self.news.world.called(self.call.root)
+
     def _left(self, notice: Notice | None) -> Notice | None:
         """Return who has left without its part of the call; `notice` tells of one that left."""
         if self.seq >= 0:  # of earlier calls it has done its part
@@ -110,5 +129,4 @@ class Vigil:
             return f"all ranks have made the call, but MPI has not completed it{self.news.odd()}"
         if self.seq >= 0:
             return self.news.missing(self.seq, self.last)
-        peer = "any rank" if self.call.root == -1 else self.news.world.called(self.call.root)
-        return f"no matching call of {peer} has come{self.news.odd()}"
+        return f"no matching call of {self._peer} has come{self.news.odd()}"
