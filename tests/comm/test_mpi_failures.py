@@ -60,12 +60,13 @@ def test_members_that_disagree_all_say_so_and_no_output_is_touched(
     even: str, odd: str, first: str, second: str
 ) -> None:
     said = failing(f"""
-comm.barrier()
 x, out = np.ones(9), np.full(9, 5.0)
+comm.barrier()
+began = time.monotonic()
 with pytest.raises(errors.MismatchError) as caught:
     {odd} if rank == 2 else {even}
+assert time.monotonic() - began < 1
 assert (out == 5.0).all()
-assert time.monotonic() - began < 5
 with pytest.raises(errors.ClosedError, match="dead since") as again:
     comm.barrier()
 assert str(caught.value) in str(again.value)
