@@ -84,6 +84,7 @@ class Transport(ABC):
     """One member's way to the others. Calls take contiguous arrays, checked by the caller."""
 
     name: str  # what `transport=` and `ALLREDUCE_TRANSPORT` say
+    any_thread = True  # whether it may be called from every thread
 
     @abstractmethod
     def start(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from typing import Any
 
 from allreduce.comm.base import Work
 from allreduce.comm.checks import Context, Options
+from allreduce.comm.order import Stages
 
 
 class Caller(ABC):
@@ -28,6 +30,20 @@ class Caller(ABC):
         self, collective: str, x: Any, options: Options, out: Any = None, whole: Any = None
     ) -> Work:
         """Check and start a call."""
+
+    @abstractmethod
+    def _stage(
+        self, collective: str, x: Any, options: Options, out: Any = None, whole: Any = None
+    ) -> Work:
+        """Check and start one of the calls that another is made of, whose turn it is."""
+
+    @abstractmethod
+    def _staged(self, context: Context, stages: Stages, async_op: bool) -> Any:
+        """Make a call that is made of several; a `Work` with `async_op`."""
+
+    @abstractmethod
+    def _together(self) -> AbstractContextManager[None]:
+        """Let no other thread start a call meanwhile."""
 
     @abstractmethod
     def _send(self, x: Any, dest: int, tag: int) -> Work:

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import checks, lists, objects
+from allreduce.comm.arrays import borrow
 from allreduce.comm.base import Work
 from allreduce.comm.call import OPERATORS
 from allreduce.comm.checks import UNSCALED, Options
 from allreduce.comm.objects import Objects
+from allreduce.comm.order import Stages, as_it_is
 from allreduce.comm.point_to_point import PointToPoint
 from allreduce.comm.quick import quick
 
@@ -132,15 +134,12 @@ class Collectives(PointToPoint, Objects):
     ) -> Any:
         """Cut the root's array `(rows, ...)` along axis 0; every member gets its share.
 
-        The others pass None, and learn of the array's shape and dtype first: that blocks until the
-        root has called, with `async_op`, too.
+        The others pass None, and learn of the array's shape and dtype first: what is wrong with
+        `counts` or `out` is raised by the wait.
         """
         context = self._context("scatter")
-        root = checks.check_root(context, root)
-        whole = objects.announce(self, context, x, root)
-        options = Options(root=root, counts=counts)
-        work = self._start("scatter", x if self.rank == root else None, options, out, whole)
-        return work if async_op else work.wait()
+        stages = objects.scatter(self, context, x, root, counts, out)
+        return self._staged(context, stages, async_op)
 
     @quick()
     def broadcast(self, x: Any, *, root: int = 0, out: Any = None, async_op: bool = False) -> Any:
@@ -162,15 +161,14 @@ class Collectives(PointToPoint, Objects):
         """Give every member its share of the rows of `x`, and join what all gave to this one.
 
         `counts` are the rows for each member, and may differ between members: they exchange them
-        first, which blocks until all have called, with `async_op`, too.
+        first.
         """
-        receives = None
-        if counts is not None:
-            counts = checks.check_counts(self._context("all_to_all"), counts)
-            mine = np.array(counts, np.int64)
-            receives = self._start("all_to_all", mine, _COUNTS).wait().tolist()
-        options = Options(counts=counts, receives=receives)
-        return self._finish("all_to_all", x, options, out, async_op)
+        if counts is None or isinstance(x, list | tuple):
+            return self._finish("all_to_all", x, Options(counts=counts), out, async_op)
+        context = self._context("all_to_all")
+        borrow(context.where, x)  # what is wrong is raised before the others hear of it
+        counts = checks.check_counts(context, counts)
+        return self._staged(context, _unequal_exchange(self, x, counts, out), async_op)
 
     @quick()
     def barrier(self, *, async_op: bool = False) -> Work | None:
@@ -185,6 +183,12 @@ class Collectives(PointToPoint, Objects):
         else:
             work = self._start(collective, x, options, out)
         return work if async_op else work.wait()
+
+
+def _unequal_exchange(comm: Collectives, x: Any, counts: Sequence[int], out: Any) -> Stages:
+    received: Any = yield comm._stage("all_to_all", np.array(counts, np.int64), _COUNTS)
+    options = Options(counts=counts, receives=received.tolist())
+    return comm._stage("all_to_all", x, options, out), as_it_is
 
 
 def _factors(prescale: Any, postscale: Any) -> tuple[Any, Any]:

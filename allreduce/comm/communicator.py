@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import threading
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +20,9 @@ from allreduce.comm.call import Call
 from allreduce.comm.checks import Context, Options
 from allreduce.comm.failures import group_text
 from allreduce.comm.groups import Groups
+from allreduce.comm.order import Order, Stages, of_one
 from allreduce.comm.plan import Plan
+from allreduce.comm.sites import place
 from allreduce.errors import ClosedError
 
 _FIXED = frozenset({"rank", "size", "local_rank", "local_size", "transport"})
@@ -28,7 +33,8 @@ class Communicator(Groups):
 
     Collectives take NumPy arrays, arrays on the CPU of libraries that speak DLPack (PyTorch, JAX),
     and Python numbers, and give back the same kind. With `async_op=True` they return a `Work` at
-    once; the arrays belong to it until its `wait()` returns. Results are the same on all members;
+    once; the arrays belong to it until its `wait()` returns. Threads may share a communicator, if
+    they start their calls in one order on all members. Results are the same on all members;
     on the shared transport sums are added in the order of members, so they are bitwise the same
     from run to run, too.
 
@@ -57,6 +63,8 @@ class Communicator(Groups):
         self._transport = transport
         self._quick = transport.quick()  # read by native methods
         self._closed = False
+        self._placing = threading.Lock()
+        self._order = Order(transport, weakref.WeakMethod(self._hold))
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in _FIXED and name in self.__dict__:
@@ -84,10 +92,12 @@ class Communicator(Groups):
             MismatchError: Members asked for different shapes or dtypes.
         """
         lengths, kind = checks.check_empty(self._context("empty"), shape, dtype)
-        if self.size > 1:
-            self._meet(f"empty({lengths}, dtype={str(kind)!r})").wait()
         nbytes = math.prod(lengths) * kind.itemsize
-        return self._transport.empty(nbytes)[:nbytes].view(kind).reshape(lengths)
+        with self._order.alone():
+            if self.size > 1:
+                self._meet(f"empty({lengths}, dtype={str(kind)!r})").wait()
+            part = self._transport.empty(nbytes)
+        return part[:nbytes].view(kind).reshape(lengths)
 
     def plan(
         self,
@@ -150,9 +160,7 @@ class Communicator(Groups):
 
         def begin() -> Work:
             self._check_open()
-            work = start()
-            work.where = context.where
-            return work
+            return self._in_order(context, start)
 
         return begin
 
@@ -179,6 +187,8 @@ class Communicator(Groups):
                 if part is not None and not part.closed:
                     stack.callback(part._close, drain)
             stack.callback(self._transport.close, drain)
+            if drain and not self._transport.dead:
+                stack.callback(self._order.reach, None)
 
     def __enter__(self) -> Communicator:
         return self
@@ -209,10 +219,25 @@ class Communicator(Groups):
         self, collective: str, x: Any, options: Options, out: Any = None, whole: Any = None
     ) -> Work:
         context = self._context(collective)
-        return self._begin(context, prepare(context, x, options, out, whole))
+        ready = prepare(context, x, options, out, whole)
+        start = self._transport.start
+        return self._in_order(context, start, ready.call, ready.x, ready.out, ready.result)
 
     def _called(self, member: int) -> str:
         return self._transport.called(member)
+
+    def _stage(
+        self, collective: str, x: Any, options: Options, out: Any = None, whole: Any = None
+    ) -> Work:
+        context = self._calling(collective)  # also of one that close() waits for
+        return self._begin(context, prepare(context, x, options, out, whole))
+
+    def _staged(self, context: Context, stages: Stages, async_op: bool) -> Any:
+        work = self._order.add(stages, context.where, place(), attended=async_op)
+        return work if async_op else work.wait()
+
+    def _together(self) -> contextlib.AbstractContextManager[None]:
+        return self._order.together()
 
     def _send(self, x: Any, dest: int, tag: int) -> Work:
         context = self._context("send")
@@ -221,18 +246,39 @@ class Communicator(Groups):
     def _meet(self, typed: str = "") -> Work:
         context = self._context(typed.partition("(")[0] or "barrier")
         call = Call("barrier", None, "none", 0, None, self._name, typed=typed)
-        return self._begin(context, Prepared(call, None, None, lambda: None))
+        return self._in_order(context, self._transport.start, call, None, None, lambda: None)
 
     def _receive(self, out: Any, source: int, tag: int) -> Work:
         context = self._context("recv")
         work = self._begin(context, messages.prepare_recv(context, out, source, tag))
         return messages.Receive(work)
 
+    def _in_order(self, context: Context, start: Callable[..., Work], *arguments: Any) -> Work:
+        """Start a collective, after the calls in stages that were made before."""
+        order = self._order
+        with order.lock:
+            if order.queue:
+                stages = of_one(functools.partial(start, *arguments))
+                return order.add(stages, context.where, place(), attended=False)
+            work = start(*arguments)
+        work.where = context.where
+        return work
+
     def _begin(self, context: Context, ready: Prepared) -> Work:
+        """Start a message, which has no place in the order, or what has its turn."""
         work = self._transport.start(ready.call, ready.x, ready.out, ready.result)
         work.where = context.where
         return work
 
+    def _hold(self, held: bool) -> None:
+        """Have quick calls take the way of all, while there are others to start before them."""
+        self._quick = None if held or self._closed else self._transport.quick()
+        if self._closed:  # meanwhile
+            self._quick = None
+
     def _context(self, collective: str) -> Context:
         self._check_open()
+        return self._calling(collective)
+
+    def _calling(self, collective: str) -> Context:
         return Context(collective, self._where, self._name, self.rank, self.size)

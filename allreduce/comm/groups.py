@@ -6,6 +6,7 @@ connections, its own order of calls and its own end. Only the store is the paren
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -13,9 +14,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from allreduce.cluster import World
-from allreduce.comm.checks import is_whole
+from allreduce.comm import objects
+from allreduce.comm.checks import Context, is_whole
 from allreduce.comm.collectives import Collectives
 from allreduce.comm.gathering import Gathering
+from allreduce.comm.order import Stages, as_it_is
 from allreduce.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -64,13 +67,16 @@ class Home:
             transport: What carries its calls; as its parent's without it.
         """
         self._gathering.meet(where, kind, self._made[kind, tuple(ranks)] + 1, ranks)
-        return self.make(ranks, kind, transport)
+        return self.make(ranks, self.fresh(ranks, kind), transport)
 
-    def make(self, ranks: Sequence[int], kind: str, transport: str | None = None) -> Communicator:
-        """Make the communicator of these ranks, who have met."""
+    def fresh(self, ranks: Sequence[int], kind: str) -> str:
+        """Return a new communicator's name, the same on all members that have met for it."""
         chosen = (kind, tuple(ranks))
         self._made[chosen] += 1
-        name = f"{self.name}/{kind}.{self._made[chosen]}"
+        return f"{self.name}/{kind}.{self._made[chosen]}"
+
+    def make(self, ranks: Sequence[int], name: str, transport: str | None = None) -> Communicator:
+        """Make the communicator of these ranks, who have met."""
         world = self.world.subset(ranks, name)
         return self.open(world, name=name, timeout=self.timeout, transport=transport)
 
@@ -80,6 +86,7 @@ class Groups(Collectives):
 
     _home: Home | None = None  # set by what opened the communicator
     _where: str
+    _placing: threading.Lock  # held by the thread that makes one of these:
     _local: Communicator | None = None
     _across: Communicator | None = None
 
@@ -113,18 +120,12 @@ class Groups(Collectives):
         if not _is_word(key):
             raise UsageError(f"{where} got key={key!r}; expected a whole number")
         mine = [None if color is None else int(color), int(key), transport]
-        chosen = self.all_gather_object(mine)
-        for rank, row in enumerate(chosen):
-            if row[2] != chosen[0][2]:
-                raise UsageError(
-                    f"{where} got transport={chosen[0][2]!r} on member 0 but {row[2]!r} on member "
-                    f"{rank}; name the same on all members"
-                )
-        if color is None:
+        context = self._context("split")
+        found = self._staged(context, _divide(self, context, home, mine), async_op=False)
+        if found is None:
             return None
-        ranks = [rank for rank, row in enumerate(chosen) if row[0] == mine[0]]
-        ranks.sort(key=lambda rank: (chosen[rank][1], rank))
-        return home.make(ranks, "split", transport)
+        ranks, name = found
+        return home.make(ranks, name, transport)
 
     def group(self, ranks: Sequence[int], *, transport: str | None = None) -> Communicator | None:
         """Make a communicator of some members; a collective call of these alone.
@@ -163,10 +164,11 @@ class Groups(Collectives):
 
         Made when it is first asked for: that is a collective call of its members.
         """
-        if self._local is None or self._local.closed:
-            home = self._base("local")
-            self._local = home.gather(self._where, _host(home, self.rank), "local")
-        return self._local
+        with self._placing:
+            if self._local is None or self._local.closed:
+                home = self._base("local")
+                self._local = home.gather(self._where, _host(home, self.rank), "local")
+            return self._local
 
     @property
     def across(self) -> Communicator:
@@ -175,12 +177,13 @@ class Groups(Collectives):
         Made when it is first asked for: that is a collective call of its members. Hosts with fewer
         members have none in the lanes of the last places.
         """
-        if self._across is None or self._across.closed:
-            home = self._base("across")
-            place = _host(home, self.rank).index(self.rank)
-            lane = sorted(ranks[place] for ranks in home.world.hosts if place < len(ranks))
-            self._across = home.gather(self._where, lane, "across")
-        return self._across
+        with self._placing:
+            if self._across is None or self._across.closed:
+                home = self._base("across")
+                place = _host(home, self.rank).index(self.rank)
+                lane = sorted(ranks[place] for ranks in home.world.hosts if place < len(ranks))
+                self._across = home.gather(self._where, lane, "across")
+            return self._across
 
     def _base(self, call: str) -> Home:
         self._check_open()
@@ -191,6 +194,28 @@ class Groups(Collectives):
                 "makes it"
             )
         return self._home
+
+
+def _divide(comm: Groups, context: Context, home: Home, mine: list[Any]) -> Stages:
+    """Find the ranks of this member's color, in their order, and name their communicator.
+
+    That is part of the call: of two threads' splits, all members number the same one first.
+    """
+    last, read = yield from objects.all_gather(comm, context, mine)
+    assert last is not None, "a gathering has two stages"
+    chosen = read((yield last))
+    for rank, row in enumerate(chosen):
+        if row[2] != chosen[0][2]:
+            raise UsageError(
+                f"{context.where} got transport={chosen[0][2]!r} on member 0 but {row[2]!r} on "
+                f"member {rank}; name the same on all members"
+            )
+    if mine[0] is None:
+        return None, as_it_is
+    ranks = [rank for rank, row in enumerate(chosen) if row[0] == mine[0]]
+    ranks.sort(key=lambda rank: (chosen[rank][1], rank))
+    name = home.fresh(ranks, "split")
+    return None, lambda _: (ranks, name)
 
 
 def _host(home: Home, rank: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -58,14 +59,16 @@ def start(comm: Caller, collective: str, x: Sequence[Any], options: Options, out
     context = comm._context(collective)
     request = read(context, x, options, out)
     arrays, targets, options = request.arrays, request.targets, request.options
-    works = []
+    flats: list[tuple[Array, Array]] = []
     for bundle in request.bundles:
         if bundle.packed:
-            source = into = _pack(context, [arrays[i] for i in bundle.items])
+            flat = _pack(context, [arrays[i] for i in bundle.items])
+            flats.append((flat, flat))
         else:
             (i,) = bundle.items  # flat, as it is on members whose `out` has it packed
-            source, into = arrays[i].reshape(-1), targets[i].reshape(-1)
-        works.append(comm._start(collective, source, options, into))
+            flats.append((arrays[i].reshape(-1), targets[i].reshape(-1)))
+    with comm._together() if len(flats) > 1 else contextlib.nullcontext():
+        works = [comm._start(collective, x, options, into) for x, into in flats]
     if not request.lent:  # which all members have to agree on
         works.append(comm._meet(options.typed))
     gets = collective != "reduce" or comm.rank == options.root

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -13,31 +14,37 @@ from allreduce.comm.arrays import borrow, dtype_named
 from allreduce.comm.base import Array
 from allreduce.comm.caller import Caller
 from allreduce.comm.checks import Context, Options
+from allreduce.comm.order import Stages, as_it_is
 from allreduce.errors import UnsupportedError, UsageError
 
 _BYTE = np.uint8
 
 
 class Objects(Caller):
-    """Plain Python data for all members: slower than arrays, and of any length."""
+    """Plain Python data for all members: slower than arrays, and of any length.
 
-    def broadcast_object(self, value: Any = None, *, root: int = 0) -> Any:
-        """Give every member the root's plain data.
+    Common arguments:
+        value: Numbers, strings, bytes, None, and lists and dicts of them. Nothing is pickled;
+            tuples arrive as lists.
+        root: The member that gives or gets.
+        async_op: Return a `Work` without waiting, which gives the data. The value may be changed
+            from then on.
+    """
 
-        Args:
-            value: Numbers, strings, bytes, None, and lists and dicts of them. Nothing is pickled;
-                tuples arrive as lists. Ignored on the others.
-            root: The member whose data counts.
-        """
-        return broadcast(self, self._context("broadcast_object"), value, root)
+    def broadcast_object(self, value: Any = None, *, root: int = 0, async_op: bool = False) -> Any:
+        """Give every member the root's plain data; the others' is ignored."""
+        context = self._context("broadcast_object")
+        return self._staged(context, broadcast(self, context, value, root), async_op)
 
-    def gather_object(self, value: Any, *, root: int = 0) -> list[Any] | None:
-        """Give the root every member's plain data, by rank; the others get None."""
-        return gather(self, value, root)
+    def gather_object(self, value: Any, *, root: int = 0, async_op: bool = False) -> Any:
+        """Give the root a list of every member's plain data, by rank; the others get None."""
+        context = self._context("gather_object")
+        return self._staged(context, gather(self, context, value, root), async_op)
 
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """Give every member every member's plain data, by rank."""
-        return all_gather(self, value)
+    def all_gather_object(self, value: Any, *, async_op: bool = False) -> Any:
+        """Give every member a list of every member's plain data, by rank."""
+        context = self._context("all_gather_object")
+        return self._staged(context, all_gather(self, context, value), async_op)
 
 
 def encode(where: str, value: Any) -> Array:
@@ -62,64 +69,74 @@ def decode(data: Array) -> Any:
     return _unpack(data.tobytes())
 
 
-def broadcast(comm: Caller, context: Context, value: Any, root: Any) -> Any:
+def broadcast(comm: Caller, context: Context, value: Any, root: Any) -> Stages:
     """Give every member the root's data: its length, then its bytes.
 
     A root whose data cannot be carried tells the others why, under a negative length.
     """
     root = checks.check_root(context, root)
-    options = Options(root=root, typed=f"{context.collective}(root={root})")
-    room, length = np.empty(0, _BYTE), 0
+    data, length = np.empty(0, _BYTE), 0
     if comm.rank == root:
         try:
-            room = encode(context.where, value)
-            length = len(room)
+            data = encode(context.where, value)
+            length = len(data)
         except UsageError as failure:
-            room = np.frombuffer(str(failure).encode(errors="replace"), _BYTE)
-            length = -len(room)
-    length = comm._start("broadcast", length, options).wait()
-    if comm.rank != root:
-        room = np.empty(abs(length), _BYTE)
-    told = comm._start("broadcast", room, options).wait()
-    if length < 0:
-        raise UsageError(told.tobytes().decode())
-    return decode(told)
+            data = np.frombuffer(str(failure).encode(errors="replace"), _BYTE)
+            length = -len(data)
+    options = Options(root=root, typed=f"{context.collective}(root={root})")
+    return _broadcast(comm, options, data, length)
 
 
-def gather(comm: Caller, value: Any, root: Any) -> list[Any] | None:
+def _broadcast(comm: Caller, options: Options, data: Array, mine: int) -> Stages:
+    length: int = yield comm._stage("broadcast", mine, options)
+    if comm.rank != options.root:
+        data = np.empty(abs(length), _BYTE)
+
+    def read(told: Array) -> Any:
+        if length < 0:
+            raise UsageError(told.tobytes().decode())
+        return decode(told)
+
+    return comm._stage("broadcast", data, options), read
+
+
+def gather(comm: Caller, context: Context, value: Any, root: Any) -> Stages:
     """Give the root every member's data."""
-    context = comm._context("gather_object")
     root = checks.check_root(context, root)
-    typed = f"gather_object(root={root})"
-    data, lengths = _exchange_lengths(comm, context, value, typed)
-    joined = comm._start("gather", data, Options(root=root, counts=lengths, typed=typed)).wait()
-    return None if joined is None else _split(joined, lengths)
+    options = Options(root=root, typed=f"gather_object(root={root})")
+    return _join(comm, "gather", context, options, *_encoded(context, value))
 
 
-def all_gather(comm: Caller, value: Any) -> list[Any]:
+def all_gather(comm: Caller, context: Context, value: Any) -> Stages:
     """Give every member every member's data."""
-    typed = "all_gather_object()"
-    data, lengths = _exchange_lengths(comm, comm._context("all_gather_object"), value, typed)
-    joined = comm._start("all_gather", data, Options(counts=lengths, typed=typed)).wait()
-    return _split(joined, lengths)
+    options = Options(typed=f"{context.collective}()")
+    return _join(comm, "all_gather", context, options, *_encoded(context, value))
 
 
-def _exchange_lengths(
-    comm: Caller, context: Context, value: Any, typed: str
-) -> tuple[Array, Sequence[int]]:
-    """Return this member's encoded data, and the lengths of all.
+def _encoded(context: Context, value: Any) -> tuple[Array, UsageError | None]:
+    """Return a member's data as bytes, or why it cannot be carried."""
+    try:
+        return encode(context.where, value), None
+    except UsageError as failure:
+        return np.empty(0, _BYTE), failure
+
+
+def _join(
+    comm: Caller,
+    collective: str,
+    context: Context,
+    options: Options,
+    data: Array,
+    failure: UsageError | None,
+) -> Stages:
+    """Exchange the lengths of all members' data, then the data.
 
     Raises:
         UsageError: A member's data cannot be carried; raised on all members.
     """
-    failure: UsageError | None = None
-    data = np.empty(0, _BYTE)
-    try:
-        data = encode(context.where, value)
-    except UsageError as error:
-        failure = error
     mine = np.array([-1 if failure else len(data)])
-    lengths: list[int] = comm._start("all_gather", mine, Options(typed=typed)).wait().tolist()
+    told: Array = yield comm._stage("all_gather", mine, Options(typed=options.typed))
+    lengths: list[int] = told.tolist()
     if failure is not None:
         raise failure
     if -1 in lengths:
@@ -127,16 +144,21 @@ def _exchange_lengths(
             f"{context.where}: {comm._called(lengths.index(-1))} has passed what cannot be "
             "carried; its own error tells what"
         )
-    return data, lengths
+
+    def read(joined: Array | None) -> list[Any] | None:
+        return None if joined is None else _split(joined, lengths)
+
+    return comm._stage(collective, data, replace(options, counts=lengths)), read
 
 
-def announce(
-    comm: Caller, context: Context, x: Any, root: int
-) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Tell every member the dtype and shape of the root's array.
+def scatter(
+    comm: Caller, context: Context, x: Any, root: Any, counts: Sequence[int] | None, out: Any
+) -> Stages:
+    """Tell every member the dtype and shape of the root's array, and then scatter it.
 
     A root that has none, or none that can be carried, fails after it has told the others.
     """
+    root = checks.check_root(context, root)
     told: list[Any] = []
     if comm.rank == root:
         try:
@@ -146,10 +168,19 @@ def announce(
         except (UsageError, UnsupportedError) as failure:
             told = ["unsupported" if isinstance(failure, UnsupportedError) else "usage"]
             told.append(str(failure))
-    found = broadcast(comm, context, told, root)
-    if found[0]:
-        raise (UnsupportedError if found[0] == "unsupported" else UsageError)(found[1])
-    return dtype_named(found[1]), tuple(found[2])
+    announced = broadcast(comm, context, told, root)
+    return _scatter(comm, announced, x, Options(root=root, counts=counts), out)
+
+
+def _scatter(comm: Caller, announced: Stages, x: Any, options: Options, out: Any) -> Stages:
+    last, read = yield from announced
+    assert last is not None, "a broadcast has two stages"
+    failure, *found = read((yield last))
+    if failure:
+        raise (UnsupportedError if failure == "unsupported" else UsageError)(found[0])
+    whole = dtype_named(found[0]), tuple(found[1])
+    mine = x if comm.rank == options.root else None
+    return comm._stage("scatter", mine, options, out, whole), as_it_is
 
 
 def _unpack(packed: bytes) -> Any:

@@ -113,6 +113,7 @@ def started(comm: Communicator) -> None:
     x = np.arange(6000.0) + comm.rank
     n, total = comm.size, sum(range(comm.size))
     padded = np.resize(x, 1000 * n)
+    padded_by_root = np.resize(np.arange(6000.0), 1000 * n)
     works = [
         (comm.all_reduce(x, async_op=True), np.arange(6000.0) * n + total),
         (comm.broadcast(x, async_op=True, root=n - 1), np.arange(6000.0) + n - 1),
@@ -125,6 +126,17 @@ def started(comm: Communicator) -> None:
             comm.all_to_all(padded * 0 + comm.rank, async_op=True),
             np.repeat(np.arange(n) * 1.0, 1000),
         ),
+        (
+            comm.scatter(padded if comm.rank == 0 else None, async_op=True),
+            padded_by_root[1000 * comm.rank :][:1000],
+        ),
+        (
+            comm.all_to_all(np.full(3 * n, comm.rank), counts=[3] * n, async_op=True),
+            np.repeat(np.arange(n), 3),
+        ),
+        (comm.broadcast_object(FACTS, root=n - 1, async_op=True), FACTS),
+        (comm.all_gather_object(comm.rank, async_op=True), list(range(n))),
+        (comm.gather_object("all", async_op=True), ["all"] * n if comm.rank == 0 else None),
         (comm.barrier(async_op=True), None),
     ]
     reduced, gathered = comm.reduce(x, async_op=True), comm.gather(x[:2], async_op=True)
@@ -134,6 +146,8 @@ def started(comm: Communicator) -> None:
         assert work.done()
         if expected is None:
             assert result is None
+        elif isinstance(expected, dict | list):
+            assert result == expected
         else:
             np.testing.assert_array_equal(result, expected)
     assert (gathered.wait() is None) == (reduced.wait() is None) == (comm.rank != 0)

@@ -23,6 +23,7 @@ from tests.comm import (
     group_cases,
     message_cases,
     operator_cases,
+    thread_cases,
 )
 from tests.harness import ROOT, clean_environment, explicit_ranks, run_threads
 
@@ -34,7 +35,16 @@ Runner = Callable[..., list[Any]]  # (case, *arguments) -> what each rank return
 
 def case(name: str) -> Callable[..., Any]:
     """Look a case up."""
-    places = (cases, operator_cases, exchanges, crossings, drawn, message_cases, group_cases)
+    places = (
+        cases,
+        thread_cases,
+        operator_cases,
+        exchanges,
+        crossings,
+        drawn,
+        message_cases,
+        group_cases,
+    )
     found: Callable[..., Any] = next(getattr(p, name) for p in places if hasattr(p, name))
     return found
 

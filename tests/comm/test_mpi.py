@@ -26,6 +26,9 @@ SHARED = (  # of tests.comm.cases; "bits" is the shared transport's promise alon
     "numbers",
     "layouts",
     "many_small",
+    "started",
+    "threads_in_order",
+    "threads_in_turn",
 )
 MESSAGES = (*message_cases.CASES, "symmetric")
 GROUPS = (*group_cases.CASES, "many_groups:20")

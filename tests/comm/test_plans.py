@@ -72,7 +72,7 @@ def compare(comm: Communicator, symmetric: bool) -> list[str]:
 
 
 def differences(comm: Communicator, planned: Plan, work: Any) -> list[str]:
-    native = work.native
+    native = getattr(work, "_last", work).native  # the last of several stages
     if comm.transport == "tcp":
         happened: tuple[Any, ...] = (TCP_PATHS[native.path],)
         expected: tuple[Any, ...] = (planned.algorithm,)

@@ -34,7 +34,17 @@ class Contract:
         run(case, "private")
 
     @pytest.mark.parametrize(
-        "case", ["started", "many_as_one", "lists_into_some", "plain_data", "scaled", "foreign"]
+        "case",
+        [
+            "started",
+            "threads_in_order",
+            "threads_in_turn",
+            "many_as_one",
+            "lists_into_some",
+            "plain_data",
+            "scaled",
+            "foreign",
+        ],
     )
     def test_convenience(self, run: Runner, case: str) -> None:
         run(case)

@@ -81,6 +81,7 @@ class MpiTransport(Transport):
         self._where = f"[mpi] {group_text(news.name)}{world.called()}"
         self._news = news
         self._main_only = self._mpi.Query_thread() < self._mpi.THREAD_SERIALIZED
+        self.any_thread = not self._main_only
         self._pid = os.getpid()
         self._flight = Flight(self._mpi, control)
         self._ending = Ending(self._mpi, self._where, self._rank, news, self._flight)

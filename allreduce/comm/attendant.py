@@ -1,0 +1,86 @@
+"""The thread that goes on with calls in stages where nobody waits for them.
+
+A member that started one and computes, or waits for something else, would otherwise keep the others
+waiting for its next stage; of two such calls, waited for in another order, for ever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from typing import Protocol
+
+_NAP_SECONDS = 0.001  # between looks: far less than anybody notices of plain data
+_LEAVE_SECONDS = 5.0
+
+
+class Attended(Protocol):
+    """Calls that start one after the other."""
+
+    lock: threading.RLock
+
+    @property
+    def busy(self) -> bool:
+        """Whether some have not started yet."""
+
+    def attend(self) -> None:
+        """Start what can be without waiting."""
+
+
+_lock = threading.Lock()
+_known: weakref.WeakSet[Attended] = weakref.WeakSet()
+_attended: set[Attended] = set()
+_thread: threading.Thread | None = None
+
+
+def know(one: Attended) -> None:
+    """Have its lock free in a child made by fork, whatever other threads did meanwhile."""
+    _known.add(one)
+
+
+def attend(one: Attended) -> None:
+    """Go on with these until all have started."""
+    global _thread
+    with _lock:
+        _attended.add(one)
+        if _thread is None:
+            _thread = threading.Thread(target=_run, name="allreduce stages", daemon=True)
+            _thread.start()
+
+
+def _run() -> None:
+    global _thread
+    while True:
+        with _lock:
+            _attended.difference_update([one for one in _attended if not one.busy])
+            if not _attended:
+                _thread = None
+                return
+            waiting = list(_attended)
+        for one in waiting:
+            one.attend()
+        time.sleep(_NAP_SECONDS)
+
+
+@atexit.register
+def _leave() -> None:
+    """End the thread before the interpreter ends: it may be in native code."""
+    with _lock:
+        _attended.clear()
+        thread = _thread
+    if thread is not None:
+        thread.join(_LEAVE_SECONDS)
+
+
+def _after_fork() -> None:
+    global _lock, _thread
+    _lock, _thread = threading.Lock(), None
+    _attended.clear()
+    for one in list(_known):
+        one.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

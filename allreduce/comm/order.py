@@ -1,0 +1,201 @@
+"""When the calls of a communicator start, some of which are made of several.
+
+A scatter first tells its array's kind, plain data its length, an all_to_all its counts. Something
+else between two such stages, on one member and not on the others, would be a mismatch: so there is
+nothing between them. What is called meanwhile, by any thread, starts when the last stage has. Who
+waits for a call goes through the stages before it; where nobody does, a thread of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, TypeAlias
+
+from allreduce.comm import attendant
+from allreduce.comm.base import Transport, Work
+from allreduce.comm.sites import Place, standing_at
+from allreduce.errors import AllreduceError
+
+# Yields each stage but the last, and is sent its result; returns the last stage, if there is one
+# more, and what makes the call's result of its.
+Stages: TypeAlias = Generator[Work, Any, tuple[Work | None, Callable[[Any], Any]]]
+
+
+class Staged(Work):
+    """A call that is made of several, or that has to wait for its turn."""
+
+    def __init__(self, order: Order, stages: Stages, where: str, place: Place) -> None:
+        self.where = where
+        self.stage: Work | None = None  # what is waited for before the next one can start
+        self.started = False  # wholly, or it has failed
+        self._order, self._stages, self._place = order, stages, place
+        self._last: Work | None = None
+        self._make: Callable[[Any], Any] = as_it_is
+        self._error: BaseException | None = None
+
+    def advance(self) -> bool:
+        """Start what can be; returns whether nothing more is to start. Its turn has come."""
+        if self.started:
+            return True
+        try:
+            with standing_at(self._place):
+                if self.stage is None:
+                    self.stage = next(self._stages)
+                while self.stage.done():
+                    self.stage = self._stages.send(self.stage.wait())
+            return False
+        except StopIteration as end:
+            self._last, self._make = end.value
+            self.started = True
+        except BaseException as error:
+            self.fail(error)
+            if not isinstance(error, Exception):  # of a signal's handler
+                raise
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """Have its wait raise an error, and start nothing more of it."""
+        if not self.started:
+            self._error, self.started = error, True
+            self._stages.close()
+
+    def done(self) -> bool:
+        self._order.advance()
+        self.check()
+        return self.started and (self._last is None or self._last.done())
+
+    def finish(self, timeout: float | None) -> Any:
+        until = None if timeout is None else time.monotonic() + timeout
+        self._order.reach(self, until)
+        self.check()
+        return self._make(None if self._last is None else self._last.wait(_left(until)))
+
+    def check(self) -> None:
+        """Raise why it has failed, if it has."""
+        if self._error is not None:
+            raise self._error
+
+
+class Order:
+    """The calls of one member of a communicator that have not started yet, in their order.
+
+    Args:
+        transport: What they start on.
+        hold: Is told whether there are such; of the communicator, which holds this.
+    """
+
+    def __init__(self, transport: Transport, hold: weakref.WeakMethod[Callable[[bool], None]]):
+        self.lock = threading.RLock()  # held to start a call, by whoever it is
+        self.queue: deque[Staged] = deque()
+        self._transport, self._hold = transport, hold
+        attendant.know(self)
+
+    def add(self, stages: Stages, where: str, place: Place, attended: bool) -> Staged:
+        """Start a call in stages when its turn comes.
+
+        Args:
+            stages: Its stages.
+            where: Who calls what, for messages.
+            place: The caller's line.
+            attended: Whether it is to go on without anybody waiting for it.
+        """
+        work = Staged(self, stages, where, place)
+        with self.lock:
+            self._tell(True)
+            self.queue.append(work)
+            self.advance()
+            if attended and self.queue and self._transport.any_thread:
+                attendant.attend(self)
+        return work
+
+    def advance(self) -> None:
+        """Start what can be without waiting."""
+        with self.lock:
+            if not self.queue:
+                return
+            try:
+                while self.queue and self.queue[0].advance():
+                    self.queue.popleft()
+            except BaseException as error:  # a signal's handler raised between two stages
+                self._transport.abort(f"a start was interrupted by {type(error).__name__}")
+                raise
+            finally:
+                self._tell(bool(self.queue))
+
+    @property
+    def busy(self) -> bool:
+        """Whether some have not started yet."""
+        return bool(self.queue)
+
+    def attend(self) -> None:
+        """Advance, if no other thread does."""
+        if self.lock.acquire(blocking=False):
+            try:
+                self.advance()
+            finally:
+                self.lock.release()
+
+    def reach(self, work: Staged | None, until: float | None = None) -> None:
+        """Wait until a call has started wholly, or without one until all have.
+
+        Raises:
+            AllreduceError: The communicator has failed in a stage.
+        """
+        while True:
+            with self.lock:
+                self.advance()
+                if not self.queue if work is None else work.started:
+                    return
+                head = self.queue[0]
+                stage = head.stage
+            assert stage is not None, "the first one waits for a stage"
+            try:
+                stage.wait(_left(until))
+            except AllreduceError as error:
+                with self.lock:
+                    head.fail(error)
+                raise
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Let no other thread start a call meanwhile."""
+        with self.lock:
+            self._tell(True)
+            try:
+                yield
+            finally:
+                self._tell(bool(self.queue))
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """As `together`, when all that was called before has started."""
+        self.reach(None)
+        with self.together():
+            while self.queue:  # of another thread, since
+                self.reach(None)
+            yield
+
+    def _tell(self, held: bool) -> None:
+        tell = self._hold()
+        if tell is not None:
+            tell(held)
+
+
+def of_one(begin: Callable[[], Work]) -> Stages:
+    """Return the stages of a call that has one."""
+    yield from ()
+    return begin(), as_it_is
+
+
+def as_it_is(value: Any) -> Any:
+    """Return what the last stage gave."""
+    return value
+
+
+def _left(until: float | None) -> float | None:
+    return None if until is None else max(0.0, until - time.monotonic())
