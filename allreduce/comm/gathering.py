@@ -8,15 +8,14 @@ wait for one of them. A member that raises leaves its failure where it was expec
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from itertools import count
 
 from allreduce.cluster import World
 from allreduce.cluster.waiting import Wait
 from allreduce.comm.failures import process_state
+from allreduce.comm.gathering_notes import Failure, Note, Wanted
 from allreduce.comm.sites import place, text
 from allreduce.errors import MismatchError, TimeoutError
 
@@ -25,59 +24,8 @@ _LOOK_SECONDS = 0.5  # between later looks
 _CLASSES = {"mismatch": MismatchError, "timeout": TimeoutError}
 _COME = "all of these ranks have to make it, and name them in this order"
 _SAME_ORDER = "name the ranks of a group in the same order on all of them"
+_SAME_TRANSPORT = "name the same transport on all of them"
 _ORDER = "every rank must make its groups in the same order"
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A group that a member waits for."""
-
-    kind: str  # "group", "local" or "across"
-    number: int  # how often its members have made it, with this time
-    ranks: tuple[int, ...]
-    site: str  # the caller's line
-    turn: int  # counts what this member waits for, failures too
-
-    @property
-    def key(self) -> str:
-        """Under which its members arrive."""
-        return f"{self.kind}.{self.number}/{','.join(map(str, self.ranks))}"
-
-    def __str__(self) -> str:
-        ranks = list(self.ranks)
-        call = f"group({ranks})" if self.kind == "group" else f"{self.kind}, of ranks {ranks},"
-        return f"{call} at {self.site}"
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why members have raised."""
-
-    kind: str  # of _CLASSES
-    story: str
-    turns: tuple[tuple[int, int], ...]  # of the members at fault: rank and turn
-
-
-@dataclass(frozen=True)
-class _Note:
-    """What a member has left under a key; empty if it has arrived, or waits for nobody."""
-
-    wanted: Wanted | None = None
-    failure: Failure | None = None
-
-    def pack(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @staticmethod
-    def unpack(data: bytes) -> _Note:
-        read = json.loads(data)
-        wanted, failure = read["wanted"], read["failure"]
-        if wanted is not None:
-            wanted = Wanted(**wanted | {"ranks": tuple(wanted["ranks"])})
-        if failure is not None:
-            turns = tuple((rank, turn) for rank, turn in failure["turns"])
-            failure = Failure(**failure | {"turns": turns})
-        return _Note(wanted, failure)
 
 
 class _Failed(Exception):  # noqa: N818 - tells what to raise, and never leaves this file
@@ -103,7 +51,9 @@ class Gathering:
         self._lock = threading.Lock()
         self._inside = 0  # threads: where several wait, no note could say for whom
 
-    def meet(self, where: str, kind: str, number: int, ranks: Sequence[int]) -> None:
+    def meet(
+        self, where: str, kind: str, number: int, ranks: Sequence[int], transport: str | None
+    ) -> None:
         """Return when all of a group's members have called this.
 
         Args:
@@ -111,23 +61,26 @@ class Gathering:
             kind: "group", "local" or "across".
             number: How many such groups of these ranks there are with this one.
             ranks: The members.
+            transport: What is to carry their calls, if they say it.
 
         Raises:
-            MismatchError: Members wait for each other in different groups.
+            MismatchError: Members wait for each other in different groups, or name different
+                transports.
             TimeoutError: A member did not come.
             PeerLostError: A process died.
         """
         if len(ranks) == 1:
             return
-        wanted = Wanted(kind, number, tuple(ranks), text(*place()), next(self._turns))
+        site = text(*place())
+        wanted = Wanted(kind, number, tuple(ranks), transport, site, next(self._turns))
         with self._lock:
             self._inside += 1
             if self._inside > 1 or self._failed:
-                self._note(_Note())
+                self._note(Note())
                 self._failed = False
         wait = Wait(self._timeout)
         try:
-            self._set(f"{wanted.key}/{self._me}", _Note())
+            self._set(f"{wanted.key}/{self._me}", Note(wanted))
             if not self._together(wanted):
                 self._wait(wanted, wait)
         except _Failed as failed:
@@ -144,17 +97,17 @@ class Gathering:
         first, *others = wanted.ranks
         if first != self._me:
             return self._get(f"{wanted.key}/all", wait.remaining) is not None
-        if not all(self._has_come(wanted, rank, wait.remaining) for rank in others):
+        if not all(self._joins(wanted, rank, wait.remaining) for rank in others):
             return False
-        self._set(f"{wanted.key}/all", _Note())
+        self._set(f"{wanted.key}/all", Note())
         return True
 
     def _wait(self, wanted: Wanted, wait: Wait) -> None:
         with self._lock:
             if self._inside == 1:
-                self._note(_Note(wanted))
+                self._note(Note(wanted))
         missing = [rank for rank in wanted.ranks if rank != self._me]
-        while missing := [rank for rank in missing if not self._has_come(wanted, rank)]:
+        while missing := [rank for rank in missing if not self._joins(wanted, rank)]:
             self._look(wanted, missing)
             absent = ", ".join(self._absent(rank) for rank in missing)
             if not wait.quiet and not wait.goes_on(f"{absent} in {wanted}; {_COME}"):
@@ -222,12 +175,33 @@ class Gathering:
         mend = _SAME_ORDER if same else _ORDER
         return f"groups differ: {waits}; {mend}"
 
-    def _has_come(self, wanted: Wanted, rank: int, timeout: float = 0.0) -> bool:
+    def _joins(self, wanted: Wanted, rank: int, timeout: float = 0.0) -> bool:
+        """Say whether another member of this one's group has come, and wants the same."""
+        other = self._arrived(wanted, rank, timeout)
+        if other is None:
+            return False
+        if other.transport != wanted.transport:
+            (low, first), (high, second) = sorted(
+                ((self._me, wanted), (rank, other)), key=lambda one: one[0]
+            )
+            story = (
+                f"groups differ: {self._world.called(low)} makes {first}, but "
+                f"{self._world.called(high)} makes {second}; {_SAME_TRANSPORT}"
+            )
+            turns = ((low, first.turn), (high, second.turn))
+            raise _Failed(Failure("mismatch", story, turns))
+        return True
+
+    def _has_come(self, wanted: Wanted, rank: int) -> bool:
+        return self._arrived(wanted, rank, 0.0) is not None
+
+    def _arrived(self, wanted: Wanted, rank: int, timeout: float) -> Wanted | None:
+        """Return what a member of a group says it has come for, once it has."""
         note = self._get(f"{wanted.key}/{rank}", timeout)
         self._raise_new(note)
-        return note is not None and note.failure is None
+        return None if note is None else note.wanted
 
-    def _raise_new(self, note: _Note | None) -> None:
+    def _raise_new(self, note: Note | None) -> None:
         """Raise another member's failure, unless this one has."""
         failure = None if note is None else note.failure
         if failure is not None and not self._told.issuperset(failure.turns):
@@ -237,8 +211,8 @@ class Gathering:
         """Leave the failure for those who wait for this member, or come later."""
         self._told.update(failure.turns)
         self._failed = True
-        self._set(f"{wanted.key}/{self._me}", _Note(failure=failure))
-        self._note(_Note(failure=failure))
+        self._set(f"{wanted.key}/{self._me}", Note(failure=failure))
+        self._note(Note(failure=failure))
 
     def _absent(self, rank: int) -> str:
         """Name a member, and say whether its process lives if this host knows that."""
@@ -247,14 +221,14 @@ class Gathering:
         state = process_state(member.pid) if near else f"process {member.pid} on {member.host}"
         return f"{self._world.called(rank)} ({state})"
 
-    def _note(self, note: _Note) -> None:
+    def _note(self, note: Note) -> None:
         self._set(f"waits/{self._me}", note)
 
-    def _set(self, key: str, note: _Note) -> None:
+    def _set(self, key: str, note: Note) -> None:
         self._world.store.set(f"{self._room}/{key}", note.pack())
 
-    def _get(self, key: str, timeout: float = 0.0) -> _Note | None:
+    def _get(self, key: str, timeout: float = 0.0) -> Note | None:
         try:
-            return _Note.unpack(self._world.store.get(f"{self._room}/{key}", timeout))
+            return Note.unpack(self._world.store.get(f"{self._room}/{key}", timeout))
         except TimeoutError:
             return None

@@ -66,7 +66,8 @@ class Home:
             kind: "group", "local" or "across".
             transport: What carries its calls; as its parent's without it.
         """
-        self._gathering.meet(where, kind, self._made[kind, tuple(ranks)] + 1, ranks)
+        number = self._made[kind, tuple(ranks)] + 1
+        self._gathering.meet(where, kind, number, ranks, transport)
         return self.make(ranks, self.fresh(ranks, kind), transport)
 
     def fresh(self, ranks: Sequence[int], kind: str) -> str:
@@ -136,11 +137,12 @@ class Groups(Collectives):
         Args:
             ranks: The members, by their ranks here, in the order of their ranks there; the same on
                 all of them.
-            transport: What carries its calls; as here without it.
+            transport: What carries its calls; as here without it. The same on all of them.
 
         Raises:
             UsageError: There is no such rank, or one comes twice.
-            MismatchError: Members wait for each other in different groups.
+            MismatchError: Members wait for each other in different groups, or name different
+                transports.
             TimeoutError: A member did not come.
             UnsupportedError: Members are replicas of which a process may have several.
         """

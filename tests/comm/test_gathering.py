@@ -19,11 +19,11 @@ def _orders() -> None:
     half = comm.split(0, -rank)  # member 0 is rank 2
     assert half is not None
 
-    def attempt(parent: ar.Communicator, ranks: list[int]) -> None:
+    def attempt(parent: ar.Communicator, ranks: list[int], over: str | None = None) -> None:
         comm.barrier()
         began = time.monotonic()
         try:
-            made = parent.group(ranks)
+            made = parent.group(ranks, transport=over)
             told: object = None if made is None else made.all_gather_object(rank)
         except ar.AllreduceError as error:
             told = f"{type(error).__name__} {error}"
@@ -35,6 +35,7 @@ def _orders() -> None:
     attempt(comm, sorted([rank, (rank + 1) % size]))
     attempt(comm, [[0, 1], [2, 1, 0], [0, 1, 2]][rank])
     attempt(half, [half.rank, 0] if half.rank else [0, 1])
+    attempt(comm, [0, 1, 2], [None, None, "tcp"][rank])
     attempt(comm, [0, 1, 2])
     comm.barrier()
 
@@ -44,8 +45,8 @@ def test_members_that_wait_for_each_other_in_different_groups_all_learn_of_it() 
     assert [result.returncode for result in results] == [0, 0, 0], results
     by_rank = [[json.loads(line) for line in result.stdout.splitlines()] for result in results]
     assert all(seconds < 2 for told in by_rank for _, seconds in told), by_rank
-    reverse, right, ring, third, nested, last = (
-        [told[scene][0] for told in by_rank] for scene in range(6)
+    reverse, right, ring, third, nested, over, last = (
+        [told[scene][0] for told in by_rank] for scene in range(7)
     )
     for rank in range(3):  # rank 2 waits for one that waits for ever
         where = f"MismatchError [shared] rank {rank}: groups differ: "
@@ -54,6 +55,8 @@ def test_members_that_wait_for_each_other_in_different_groups_all_learn_of_it() 
         _check(ring[rank], where, "group([0, 1])", "group([1, 2])", "group([0, 2])")
         _check(ring[rank], "every rank must make its groups in the same order")
         _check(third[rank], where, "rank 0 waits in group([0, 1])")
+        _check(over[rank], where, "makes group([0, 1, 2]) at ", "but rank 2 makes group([0, 1")
+        _check(over[rank], ", transport='tcp') at ", "name the same transport on all of them")
     assert right == [[0, 1], [0, 1], None]
     assert last == [[0, 1, 2]] * 3
     assert nested[0] is None or "MismatchError" in nested[0], nested

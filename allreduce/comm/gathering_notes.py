@@ -1,0 +1,61 @@
+"""What members that meet for a group leave for each other in the store."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A group that a member waits for."""
+
+    kind: str  # "group", "local" or "across"
+    number: int  # how often its members have made it, with this time
+    ranks: tuple[int, ...]
+    transport: str | None  # as the parent's without one
+    site: str  # the caller's line
+    turn: int  # counts what this member waits for, failures too
+
+    @property
+    def key(self) -> str:
+        """Under which its members arrive."""
+        return f"{self.kind}.{self.number}/{','.join(map(str, self.ranks))}"
+
+    def __str__(self) -> str:
+        ranks = list(self.ranks)
+        over = "" if self.transport is None else f", transport={self.transport!r}"
+        group = self.kind == "group"
+        call = f"group({ranks}{over})" if group else f"{self.kind}, of ranks {ranks},"
+        return f"{call} at {self.site}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why members have raised."""
+
+    kind: str  # "mismatch" or "timeout"
+    story: str
+    turns: tuple[tuple[int, int], ...]  # of the members at fault: rank and turn
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a member has left under a key; empty if it waits for nobody."""
+
+    wanted: Wanted | None = None  # what it has arrived for, or waits for
+    failure: Failure | None = None
+
+    def pack(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def unpack(data: bytes) -> Note:
+        read = json.loads(data)
+        wanted, failure = read["wanted"], read["failure"]
+        if wanted is not None:
+            wanted = Wanted(**wanted | {"ranks": tuple(wanted["ranks"])})
+        if failure is not None:
+            turns = tuple((rank, turn) for rank, turn in failure["turns"])
+            failure = Failure(**failure | {"turns": turns})
+        return Note(wanted, failure)
