@@ -261,3 +261,33 @@ def test_16_bit_sums_are_not_rounded_between_the_levels() -> None:
     )
     between = [step.call.dtype for step in chain.steps if isinstance(step, Step)]
     assert (chain.dtype, set(between)) == ("float32", {"float32"})
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "aabbcc", "aaaabbbb"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_working_memory_is_what_the_documents_say(hosts: str, dtype: str) -> None:
+    layout = Layout.of(hosts)
+    n, lanes, count = layout.size, layout.lanes, 48 * 5000
+    whole = count * 4  # in float32
+    wide = dtype == "float16"
+    for member, (host, lane) in enumerate(layout.places):
+        root, rooted = member == 0, lane == 0
+        by_root = (whole // len(layout.hosts) if rooted else 0) + (whole if root else 0)
+        expected = {
+            "all_reduce": whole // lanes + wide * 2 * whole,
+            "reduce": (1 + (host == 0)) * whole // lanes + wide * (1 + root) * whole,
+            "reduce_scatter": whole + whole // lanes + wide * whole // n,
+            "broadcast": whole // lanes,
+            "all_gather": whole + whole // lanes,
+            "gather": by_root,
+            "scatter": by_root,
+            "all_to_all": 0,
+        }
+        for name, nbytes in expected.items():
+            op = "sum" if "reduce" in name else None
+            share = name not in ("all_reduce", "reduce", "broadcast")
+            target = 0 if name in ("reduce", "broadcast", "gather", "scatter") else None
+            own = dtype if op else "float32"
+            call = Call(name, op, own, count // n if share else count, target, "g")
+            (chain,) = make_chains(call, layout, member)
+            assert chain.nbytes == nbytes, (name, member)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from allreduce.comm.call import MESSAGES, Call, item_bytes
 from allreduce.comm.hierarchical.chains import make_chains
 from allreduce.comm.hierarchical.layout import Layout
-from allreduce.comm.hierarchical.steps import Chain, Copies, Division, Step
+from allreduce.comm.hierarchical.steps import MEMORY, Chain, Copies, Division, Step
 from allreduce.comm.plan import Plan, in_units
 from allreduce.events import counted
 
@@ -49,6 +49,7 @@ def plan_hierarchical(call: Call, layout: Layout, me: int, plans: Plans) -> Plan
         read=_sum([part.read for part in flat], copied),
         written=_sum([part.written for part in flat], copied),
         sent=_sum([part.sent for part in flat if part.transport != "shared"], 0),
+        staging=_working_memory(chains),
         parts=tuple(parts[0]) if parts else (),
     )
 
@@ -94,6 +95,12 @@ def _copied(chain: Chain) -> int:
     copies = [step for step in chain.steps if isinstance(step, Copies)]
     count = sum(source.count for step in copies for source, _ in step.pairs)
     return count * item_bytes(chain.dtype)
+
+
+def _working_memory(chains: tuple[Chain, ...]) -> int:
+    """Return the bytes that the chains have together, of which so many are under way at once."""
+    each = [chain.nbytes for chain in chains]
+    return min(sum(each), max(MEMORY, *each)) if each else 0
 
 
 def _sum(known: list[int | None], more: int) -> int | None:

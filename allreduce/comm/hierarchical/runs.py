@@ -10,12 +10,10 @@ import numpy as np
 from allreduce.comm import scaling
 from allreduce.comm.base import Array
 from allreduce.comm.hierarchical.levels import Level, LevelWork, guarded
-from allreduce.comm.hierarchical.steps import Chain, Copies, Division, Part, Step
+from allreduce.comm.hierarchical.steps import MEMORY, Chain, Copies, Division, Part, Step
 from allreduce.comm.tcp.transport import TcpWork
 
-# Chains under way in one member: of about three chunks, or of more that are smaller.
-_MEMORY = 12 << 20  # bytes of working memory
-_CHAINS = 16  # each look at them asks all
+_CHAINS = 16  # under way in one member: each look at them asks all
 
 
 class Run:
@@ -29,7 +27,6 @@ class Run:
         given = x if x is not None else out
         wide = given is None or str(given.dtype) != chain.dtype
         self._dtype = np.dtype(chain.dtype) if wide or given is None else given.dtype
-        self.bytes = sum(chain.memory.values()) * self._dtype.itemsize
         self._at = 0
         self.current: LevelWork | None = None
         self.level: Level | None = None  # of the current step
@@ -150,8 +147,8 @@ class Runs:
     def _admit(self) -> bool:
         admitted = False
         while self._waiting and len(self.active) < _CHAINS:
-            held = sum(run.bytes for run in self.active)
-            if self.active and held + self._waiting[0].bytes > _MEMORY:
+            held = sum(run.chain.nbytes for run in self.active)
+            if self.active and held + self._waiting[0].chain.nbytes > MEMORY:
                 break
             run = self._waiting.popleft()
             run.admit()

@@ -12,6 +12,9 @@ from allreduce.comm.hierarchical.layout import Layout
 # Bytes of a call that take all steps together, while others are at other steps: several of tcp's
 # chunks for each lane. Not measured: on one machine the levels share its cores and its memory.
 CHUNK = 2 << 20
+# Bytes of working memory of the chains under way in one member: of about three chunks, or of more
+# that are smaller.
+MEMORY = 12 << 20
 # Up to here (bytes) one lane carries a call: all of it goes with the post of a tcp member.
 ONE_LANE = 4096
 _WIDE = ("float16", "bfloat16")
@@ -75,6 +78,11 @@ class Chain:
     steps: tuple[Step | Copies | Division, ...]
     dtype: str  # of the working memory
     memory: dict[str, int]  # elements of each piece of it
+
+    @property
+    def nbytes(self) -> int:
+        """How much working memory it takes."""
+        return sum(self.memory.values()) * item_bytes(self.dtype)
 
     @property
     def levels(self) -> tuple[str, ...]:
