@@ -14,6 +14,7 @@ from allreduce.tune import app
 from tests.cluster.processes import run
 
 TUNE = [sys.executable, "-m", "allreduce.tune"]
+START_AND_END_SECONDS = 10
 LAUNCH = [sys.executable, "-m", "allreduce.run", "-n"]
 
 
@@ -79,6 +80,17 @@ def test_under_mpirun_within_its_time(tmp_path: Path) -> None:
     command = [mpirun, "-n", "2", *TUNE, "--transport", "shared", "--seconds", "5"]
     result = run([*command, "--output", str(path)], deadline=60)
     assert result.code == 0, result.err
+    assert 5 <= result.seconds <= 5 + START_AND_END_SECONDS
     stored_choices.read(path)
     result = run([mpirun, "-n", "2", *TUNE, "--transport", "mpi"], deadline=60)
     assert "there is nothing to choose on the mpi transport" in result.err
+
+
+@pytest.mark.torture
+def test_without_a_word_of_seconds_it_takes_less_than_a_minute(tmp_path: Path) -> None:
+    path = tmp_path / "choices.json"
+    result = run([*TUNE, "--output", str(path)], deadline=90)
+    assert result.code == 0, result.err
+    assert result.seconds < 60
+    assert "comparisons" not in result.err  # there was time for all
+    stored_choices.read(path)

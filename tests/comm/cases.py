@@ -26,7 +26,8 @@ def lengths(size: int) -> tuple[int, ...]:
 
 def whole(length: int, dtype: str, member: int) -> Array:
     """Return small whole numbers: sums, and products over 7 members, are exact in any type."""
-    return ((np.arange(length) * 7 + member * 3) % 5 - 2).astype(dtype)
+    period = (np.arange(5) * 7 + member * 3) % 5 - 2
+    return np.resize(period.astype(dtype), length)
 
 
 def place(comm: Communicator, where: str, values: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from typing import Any
@@ -15,7 +16,7 @@ from allreduce.comm.base import Array
 from allreduce.comm.call import CARRIES, DTYPES, OPERATORS
 from allreduce.errors import UnsupportedError
 
-PAIRS = tuple(itertools.product(OPERATORS[1:], DTYPES[1:]))
+PAIRS = tuple((op, dtype) for dtype, op in itertools.product(DTYPES[1:], OPERATORS[1:]))
 SENSE = tuple((op, dtype) for op, dtype in PAIRS if dtype in CARRIES[op])
 NONSENSE = tuple(pair for pair in PAIRS if pair not in SENSE)
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
@@ -56,20 +57,24 @@ def assert_same(found: Array, wanted: Array, what: str = "") -> None:
     np.testing.assert_array_equal(found.astype(wide), wanted.astype(wide), err_msg=what)
 
 
+@functools.lru_cache(maxsize=64)  # those of one type, which come after each other
 def exact(dtype: str, member: int, length: int) -> Array:
     """Return numbers that any order combines to the same: small whole ones, integers of all bits.
 
-    A fifth of them is zero, so that truth is not all there is.
+    A fifth of them is zero, so that truth is not all there is. Read-only.
     """
     kind = dtype_named(dtype)
     mixed = (np.arange(length, dtype=np.uint64) * (member + 3) + member) * 0x9E3779B97F4A7C15
     small = (mixed >> 40) % 5
-    if kind.kind in "iu":
-        return np.where(small == 2, 0, mixed).astype(kind)
-    if kind.kind == "b":
-        return small.astype(bool)
     whole = small.astype(np.float64) - 2
-    return (whole + 1j * np.roll(whole, 1) if kind.kind == "c" else whole).astype(kind)
+    if kind.kind in "iu":
+        found = np.where(small == 2, 0, mixed).astype(kind)
+    elif kind.kind == "c":
+        found = (whole + 1j * np.roll(whole, 1)).astype(kind)
+    else:
+        found = whole.astype(kind)
+    found.flags.writeable = False
+    return found
 
 
 def every_pair(comm: Communicator, where: str) -> None:

@@ -21,12 +21,17 @@ from tests.comm import (
     drawn,
     exchanges,
     group_cases,
+    huge_cases,
     message_cases,
     operator_cases,
     thread_cases,
 )
 from tests.harness import ROOT, clean_environment, explicit_ranks, run_threads
 
+_PLACES = (
+    *(cases, operator_cases, exchanges, crossings, drawn, message_cases, group_cases),
+    *(huge_cases, thread_cases),
+)
 _WORKER = (sys.executable, "-m", "tests.comm.worker")
 _START_SECONDS = 30.0
 
@@ -35,17 +40,7 @@ Runner = Callable[..., list[Any]]  # (case, *arguments) -> what each rank return
 
 def case(name: str) -> Callable[..., Any]:
     """Look a case up."""
-    places = (
-        cases,
-        thread_cases,
-        operator_cases,
-        exchanges,
-        crossings,
-        drawn,
-        message_cases,
-        group_cases,
-    )
-    found: Callable[..., Any] = next(getattr(p, name) for p in places if hasattr(p, name))
+    found: Callable[..., Any] = next(getattr(p, name) for p in _PLACES if hasattr(p, name))
     return found
 
 

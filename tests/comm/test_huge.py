@@ -1,0 +1,44 @@
+"""Arrays larger than 4 GiB travel whole, by every transport."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.comm.pool import MpiPool, ProcessPool, Runner, placed
+
+NEEDED = 12 << 30  # bytes: of two arrays, and what goes with them
+KINDS = [
+    ("shared", "private"),
+    ("shared", "symmetric"),
+    *((transport, "private") for transport in ("tcp", "hierarchical", "mpi")),
+]
+
+pytestmark = [pytest.mark.torture, pytest.mark.timeout(600)]
+
+
+def available() -> int:
+    """Return the bytes of memory that a program could still get."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+@pytest.fixture(scope="module", params=KINDS, ids="-".join)
+def run(request: pytest.FixtureRequest) -> Iterator[tuple[Runner, str]]:
+    transport, where = request.param
+    if available() < NEEDED:
+        pytest.skip(f"needs {NEEDED >> 30} GiB of free memory")
+    hosts = "ab" if transport == "hierarchical" else "aa"
+    pool = MpiPool(2) if transport == "mpi" else ProcessPool(2, transport, placed(hosts))
+    yield pool.run, where
+    assert set(pool.close()) == {0}
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "broadcast", "message"])
+def test_arrays_larger_than_4_gib(run: tuple[Runner, str], collective: str) -> None:
+    case, where = run
+    case("huge", collective, where, timeout=500)
