@@ -27,7 +27,7 @@ def lengths(size: int) -> tuple[int, ...]:
 def whole(length: int, dtype: str, member: int) -> Array:
     """Return small whole numbers: sums, and products over 7 members, are exact in any type."""
     period = (np.arange(5) * 7 + member * 3) % 5 - 2
-    return np.resize(period.astype(dtype), length)
+    return np.tile(period.astype(dtype), length // 5 + 1)[:length]
 
 
 def place(comm: Communicator, where: str, values: Array) -> Array:

@@ -13,12 +13,12 @@ SHARE = (1 << 31) + 4  # bytes of one of two members; both together pass 4 GiB
 TOTAL = 2 * SHARE
 _BLOCK = 1 << 26
 _PERIOD = 251  # divides no power of two: what is wrapped around is found out
+_NUMBERS = np.tile(np.arange(_PERIOD, dtype=np.uint8), _BLOCK // _PERIOD + 2)
 
 
 def numbers(low: int, count: int, member: int) -> Array:
     """Return what a member has from element `low` on."""
-    period = (np.arange(_PERIOD) + low + member * 100) % _PERIOD
-    return np.resize(period.astype(np.uint8), count)
+    return _NUMBERS[(low + member * 100) % _PERIOD :][:count]
 
 
 def fill(array: Array, member: int, first: int = 0) -> None:

@@ -22,6 +22,7 @@ from tests.comm import (
     exchanges,
     group_cases,
     huge_cases,
+    library_cases,
     message_cases,
     operator_cases,
     thread_cases,
@@ -30,7 +31,7 @@ from tests.harness import ROOT, clean_environment, explicit_ranks, run_threads
 
 _PLACES = (
     *(cases, operator_cases, exchanges, crossings, drawn, message_cases, group_cases),
-    *(huge_cases, thread_cases),
+    *(huge_cases, library_cases, thread_cases),
 )
 _WORKER = (sys.executable, "-m", "tests.comm.worker")
 _START_SECONDS = 30.0
