@@ -31,13 +31,18 @@ def _few_files(victim: int, room: int) -> None:
         print(f"{time.monotonic() - began < 5} {error}")
 
 
-@pytest.mark.parametrize("transport", ["shared", "tcp"])
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("transport", "victim"),
+    [("shared", 0), ("shared", 1), ("tcp", 0), ("tcp", 1), ("hierarchical", 1)],
+)
 def test_too_few_file_descriptors_are_an_error_on_all_ranks(transport: str, victim: int) -> None:
     own = {"ALLREDUCE_TRANSPORT": transport}
     results = run_ranks(_few_files, 3, arguments=(victim, 5), env=own)
     for rank, result in enumerate(results):
-        said = f"True [{transport}] rank {rank}: not joined: rank {victim}: it needs "
+        carrier, whole = transport, ""
+        if transport == "hierarchical":
+            carrier, whole = "tcp", f"[{transport}] rank {rank}: its part 'all' failed: "
+        said = f"True {whole}[{carrier}] rank {rank}: not joined: rank {victim}: it needs "
         assert result.stdout.startswith(said), results
         assert "file descriptors, but 5 are left of the " in result.stdout
         assert "ulimit -n" in result.stdout

@@ -21,7 +21,7 @@ from allreduce.comm.hierarchical.transport import HierarchicalTransport
 from allreduce.comm.shared.opener import shared_transports
 from allreduce.comm.tcp.opener import tcp_transports
 from allreduce.comm.tcp.transport import TcpTransport
-from allreduce.errors import UnsupportedError, UsageError
+from allreduce.errors import AllreduceError, UnsupportedError, UsageError
 
 _Opens = Callable[..., Sequence[LevelTransport]]
 
@@ -124,7 +124,11 @@ class _Meeting:
             return {}
         name = f"{self.name}/{part}"
         world = self.world.subset(sorted({self.owners[member] for member in members}), name)
-        made = opens(world, len(mine), name=name, timeout=self.timeout)
+        try:
+            made = opens(world, len(mine), name=name, timeout=self.timeout)
+        except AllreduceError as error:  # which begins with what carries this part
+            where = f"[hierarchical] {self.world.called()}"
+            raise type(error)(f"{where}: its part {part!r} failed: {error}") from error
         self.opened.extend(made)
         return dict(zip(mine, made, strict=True))
 

@@ -8,7 +8,7 @@ import struct
 from dataclasses import replace
 
 from allreduce import _native
-from allreduce.comm.call import DTYPES, OPERATORS, Call, item_bytes
+from allreduce.comm.call import DTYPES, OPERATORS, Call, item_bytes, remedy
 from allreduce.comm.choice.choosing import Choice, Choices
 from allreduce.errors import UnsupportedError
 
@@ -64,7 +64,8 @@ def check(call: Call, where: str) -> None:
         OPERATORS.index(call.op), DTYPES.index(call.dtype)
     ):
         raise UnsupportedError(
-            f"{where}: {call.collective} with operator {call.op} does not carry {call.dtype}"
+            f"{where}: {call.collective} with operator {call.op} does not carry {call.dtype}: "
+            f"{remedy(call.op, call.dtype)}"
         )
 
 
