@@ -30,6 +30,10 @@ class Work(ABC):
             AllreduceError: The communicator has failed.
         """
 
+    def look(self) -> bool:
+        """As `done`, but leave it to who waits to hear of a failure; transports' own works can."""
+        raise AssertionError(f"{self!r} is no stage of a call")
+
     @abstractmethod
     def finish(self, timeout: float | None) -> Any:
         """Block until the call is complete, and return its result; called once."""

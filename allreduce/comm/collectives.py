@@ -134,8 +134,8 @@ class Collectives(PointToPoint, Objects):
     ) -> Any:
         """Cut the root's array `(rows, ...)` along axis 0; every member gets its share.
 
-        The others pass None, and learn of the array's shape and dtype first: what is wrong with
-        `counts` or `out` is raised by the wait.
+        The others pass None, and learn of the array's shape and dtype first: where `counts` or
+        `out` do not fit these, the wait raises that.
         """
         context = self._context("scatter")
         stages = objects.scatter(self, context, x, root, counts, out)

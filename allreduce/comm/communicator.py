@@ -187,6 +187,7 @@ class Communicator(Groups):
                 if part is not None and not part.closed:
                     stack.callback(part._close, drain)
             stack.callback(self._transport.close, drain)
+            stack.callback(self._order.end)
             if drain and not self._transport.dead:
                 stack.callback(self._order.reach, None)
 

@@ -63,6 +63,9 @@ class NativeWork(Work, Generic[N]):
             self._transport.poll(self.native)
         return self.native.done
 
+    def look(self) -> bool:
+        return self.native.done or self._transport.wait_for(self.native, 0.0)
+
     def pause(self, seconds: float) -> bool:
         """Wait a moment; returns whether it is complete. That it is not is nobody's fault yet.
 

@@ -159,6 +159,8 @@ def scatter(
     A root that has none, or none that can be carried, fails after it has told the others.
     """
     root = checks.check_root(context, root)
+    if counts is not None:
+        counts = checks.check_counts(context, counts)
     told: list[Any] = []
     if comm.rank == root:
         try:

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from allreduce.comm import attendant
 from allreduce.comm.base import Transport, Work
 from allreduce.comm.sites import Place, standing_at
-from allreduce.errors import AllreduceError
+from allreduce.errors import AllreduceError, ClosedError
 
 # Yields each stage but the last, and is sent its result; returns the last stage, if there is one
 # more, and what makes the call's result of its.
@@ -46,7 +46,7 @@ class Staged(Work):
             with standing_at(self._place):
                 if self.stage is None:
                     self.stage = next(self._stages)
-                while self.stage.done():
+                while self.stage.look():
                     self.stage = self._stages.send(self.stage.wait())
             return False
         except StopIteration as end:
@@ -66,6 +66,8 @@ class Staged(Work):
 
     def done(self) -> bool:
         self._order.advance()
+        if not self.started:
+            self._order.ask()
         self.check()
         return self.started and (self._last is None or self._last.done())
 
@@ -93,6 +95,7 @@ class Order:
         self.lock = threading.RLock()  # held to start a call, by whoever it is
         self.queue: deque[Staged] = deque()
         self._transport, self._hold = transport, hold
+        self._ended = False
         attendant.know(self)
 
     def add(self, stages: Stages, where: str, place: Place, attended: bool) -> Staged:
@@ -129,8 +132,12 @@ class Order:
 
     @property
     def busy(self) -> bool:
-        """Whether some have not started yet."""
-        return bool(self.queue)
+        """Whether some have not started yet, and may do so."""
+        return bool(self.queue) and not self._ended and not self._transport.dead
+
+    def end(self) -> None:
+        """Start nothing more without being asked: the communicator is closed."""
+        self._ended = True
 
     def attend(self) -> None:
         """Advance, if no other thread does."""
@@ -153,13 +160,29 @@ class Order:
                     return
                 head = self.queue[0]
                 stage = head.stage
-            assert stage is not None, "the first one waits for a stage"
-            try:
+            with self._told(head):
+                assert stage is not None, "the first one waits for a stage"
                 stage.wait(_left(until))
-            except AllreduceError as error:
-                with self.lock:
-                    head.fail(error)
-                raise
+
+    def ask(self) -> None:
+        """Raise why the communicator has failed in a stage, if it has."""
+        with self.lock:
+            head = self.queue[0] if self.queue else None
+        if head is not None and head.stage is not None:
+            with self._told(head):
+                head.stage.done()
+
+    @contextlib.contextmanager
+    def _told(self, head: Staged) -> Iterator[None]:
+        """Have the call that waits for a stage fail with the communicator."""
+        try:
+            yield
+        except AllreduceError as error:
+            with self.lock:
+                head.fail(error)
+            if isinstance(error, ClosedError):
+                head.check()  # which may have heard the cause of it, from another thread
+            raise
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

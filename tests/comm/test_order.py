@@ -136,6 +136,25 @@ def test_a_member_that_does_not_come_is_named(
     run_threads(member, 2)
 
 
+@TRANSPORTS
+def test_who_waits_hears_the_cause_and_not_who_only_goes_on(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that goes on with stages is the first to notice."""
+    monkeypatch.setenv("ALLREDUCE_TRANSPORT", transport)
+
+    def member(comm: Communicator) -> None:
+        before = comm.all_reduce(np.ones(3 + comm.rank), async_op=True)
+        stages = comm.all_gather_object(1, async_op=True)
+        time.sleep(0.1)
+        with pytest.raises(errors.MismatchError):
+            before.wait()
+        with pytest.raises(errors.ClosedError, match=r"dead since: .* differs"):
+            stages.wait()
+
+    run_threads(member, 2)
+
+
 def test_calls_that_had_to_wait_are_told_with_the_lines_that_made_them() -> None:
     def member(comm: Communicator) -> None:
         first = comm.scatter(np.ones(2) if comm.rank == 0 else None, async_op=True)
@@ -148,6 +167,54 @@ def test_calls_that_had_to_wait_are_told_with_the_lines_that_made_them() -> None
     for error in settle_threads(member, 2):
         assert isinstance(error, errors.MismatchError)
         assert str(error).count(place) == 2, error
+
+
+@TRANSPORTS
+def test_threads_whose_order_differs_get_a_mismatch_and_never_wrong_data(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALLREDUCE_TRANSPORT", transport)
+
+    def member(comm: Communicator) -> bool:
+        wrong: list[Any] = []
+        caught: list[Exception] = []
+
+        def call(make: Callable[[int], tuple[Any, Any]]) -> None:
+            try:
+                for i in range(40):
+                    got, expected = make(i)
+                    if got != expected:
+                        wrong.append(got)
+            except errors.AllreduceError as error:
+                caught.append(error)
+
+        calls: list[Callable[[int], tuple[Any, Any]]] = [
+            lambda i: (comm.all_gather_object([comm.rank] * i), [[0] * i, [1] * i]),
+            lambda i: (comm.broadcast_object("x" * i), "x" * i),
+            lambda i: (comm.all_reduce([i, 0.5]), [2 * i, 1.0]),
+            lambda i: (
+                comm.scatter(np.arange(2) + i if comm.rank == 0 else None)[0],
+                comm.rank + i,
+            ),
+            lambda i: (float(comm.all_reduce(np.full(3, i))[0]), 2.0 * i),
+        ]
+        # The last member's threads go the other way: some call meets another of its kind at last.
+        threads = [
+            threading.Thread(target=call, args=(make,))
+            for make in (calls if comm.rank else reversed(calls))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        assert all(
+            isinstance(e, errors.MismatchError | errors.ClosedError | errors.PeerLostError)
+            for e in caught
+        ), caught
+        return any(isinstance(e, errors.MismatchError) for e in caught)
+
+    assert run_threads(member, 2) == [True, True]
 
 
 def _forked_in_a_stage() -> None:

@@ -32,6 +32,11 @@ class HierarchicalWork(Work):
             self._transport.poll()
         return self.complete
 
+    def look(self) -> bool:
+        if not self.complete:
+            self._transport.progress()
+        return self.complete
+
     def finish(self, timeout: float | None) -> Any:
         if not self.complete:
             self._transport.complete(self, timeout)

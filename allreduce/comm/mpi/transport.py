@@ -136,6 +136,12 @@ class MpiTransport(Transport):
             self._check()
         return work.complete
 
+    def look(self, work: MpiWork) -> bool:
+        """As `poll`, but say nothing of failures."""
+        if not self._mpi.Is_finalized():
+            progress.drive()
+        return work.complete
+
     def ask(self, work: MpiWork) -> bool:
         """As `poll`; one that only asks hears how the others end, too."""
         if self.poll(work):

@@ -46,6 +46,9 @@ class MpiWork(Work):
     def done(self) -> bool:
         return self.complete or self._transport.ask(self)
 
+    def look(self) -> bool:
+        return self.complete or self._transport.look(self)
+
     def finish(self, timeout: float | None) -> Any:
         if not self.complete:
             self._transport.complete(self, timeout)
