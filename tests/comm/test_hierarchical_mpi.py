@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from allreduce import errors
+from allreduce.comm.choice import stored
 from allreduce.comm.hierarchical.opener import open_hierarchical
 from tests.cluster.processes import mpirun
 from tests.comm.test_links import worlds
@@ -88,7 +90,8 @@ def test_members_that_disagree_all_say_so_and_no_output_is_touched(tmp_path: Pat
 
 def test_ranks_that_want_another_carrier_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     (world,) = worlds(2)[:1]
-    monkeypatch.setattr(type(world), "exchange", lambda *_: [b'[1, "tcp"]', b'[1, "mpi"]'])
+    told = [json.dumps([1, across, stored.offer()]).encode() for across in ("tcp", "mpi")]
+    monkeypatch.setattr(type(world), "exchange", lambda *_: told)
     with pytest.raises(errors.UsageError, match="is tcp on rank 0 but mpi on rank 1; set the same"):
         open_hierarchical(world, 1, name="test", timeout=5)
 
