@@ -7,7 +7,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from allreduce.comm.call import Call
 from allreduce.comm.plan import Plan
 from allreduce.errors import UsageError
+
+if TYPE_CHECKING:
+    from allreduce.comm.failures import MemberInfo
 
 Array = NDArray[Any]
 
@@ -88,6 +91,13 @@ class Transport(ABC):
     """One member's way to the others. Calls take contiguous arrays, checked by the caller."""
 
     name: str  # what `transport=` and `ALLREDUCE_TRANSPORT` say
+    index: int  # this member
+
+    @property
+    @abstractmethod
+    def members(self) -> tuple[MemberInfo, ...]:
+        """All members."""
+
     any_thread = True  # whether it may be called from every thread
 
     @abstractmethod
@@ -141,3 +151,7 @@ class Transport(ABC):
     @abstractmethod
     def close(self, drain: bool) -> None:
         """Leave in good order; with `drain`, first complete what was started."""
+
+    @abstractmethod
+    def close_inherited(self) -> None:
+        """In a child made by fork: let go of what tells the others of our parent's end."""

@@ -5,23 +5,14 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from typing import Protocol
 
 from allreduce.cluster import failure
+from allreduce.comm.base import Transport
+
+_transports: weakref.WeakSet[Transport] = weakref.WeakSet()
 
 
-class Leaver(Protocol):
-    """What a transport does at these moments."""
-
-    def abort(self, reason: str) -> None: ...
-    def close(self, drain: bool) -> None: ...
-    def close_inherited(self) -> None: ...
-
-
-_transports: weakref.WeakSet[Leaver] = weakref.WeakSet()
-
-
-def add(transport: Leaver) -> None:
+def add(transport: Transport) -> None:
     """Have the transport leave in good order at the program's end, whatever is still started."""
     _transports.add(transport)
 

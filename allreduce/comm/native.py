@@ -168,10 +168,6 @@ class NativeTransport(Transport, Generic[N]):
     def _leave(self) -> None:
         """Tell the others that this member leaves in good order, and let go of everything."""
 
-    @abstractmethod
-    def close_inherited(self) -> None:
-        """In a child made by fork: let go of the sockets, whose end of file tells of our parent."""
-
     def payload_bytes(self) -> list[int]:
         """Return the bytes of data that have gone to each member through a socket."""
         return [0] * len(self.members)

@@ -63,7 +63,7 @@ class MpiLane:
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> LaneWork:
         transport = self._transport
-        others = [member for member in range(transport.size) if member != transport.rank]
+        others = [info.index for info in transport.members if info.index != transport.index]
         return LaneWork(transport, transport.start(call, x, out, result), others)
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
@@ -76,7 +76,7 @@ class MpiLane:
         self._transport.close(drain)
 
     def close_inherited(self) -> None:
-        """Do nothing: a child made by fork must not touch MPI."""
+        self._transport.close_inherited()
 
     def rename(self, members: tuple[MemberInfo, ...]) -> None:
         """Do nothing: whose message it was, the larger communicator says."""

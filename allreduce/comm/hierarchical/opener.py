@@ -11,13 +11,13 @@ from typing import TypeVar
 
 from allreduce import settings
 from allreduce.cluster import World
-from allreduce.comm import living
 from allreduce.comm.choice import stored
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.hierarchical.layout import Layout
 from allreduce.comm.hierarchical.ledger import Ledger
 from allreduce.comm.hierarchical.levels import Level, LevelTransport
 from allreduce.comm.hierarchical.transport import HierarchicalTransport
+from allreduce.comm.opening import communicators
 from allreduce.comm.shared.opener import shared_transports
 from allreduce.comm.tcp.opener import tcp_transports
 from allreduce.comm.tcp.transport import TcpTransport
@@ -54,9 +54,7 @@ def open_hierarchical(
         for opened in meeting.opened:
             opened.abort(f"it could not be made: {type(error).__name__}")
         raise
-    for transport in transports:
-        living.add(transport)
-    return [_communicator(world, transport, name) for transport in transports]
+    return communicators(world, transports, name)
 
 
 def _transports(meeting: _Meeting) -> list[HierarchicalTransport]:
@@ -153,7 +151,6 @@ def _meet(
 def _agreed(world: World, told: Sequence[tuple[int, str, Sequence[str]]]) -> str:
     """Return what carries between hosts, after looking whether all ranks want and can do that."""
     where, (_, across, _) = f"[hierarchical] {world.called()}", told[0]
-    stored.agree(where, world, [offer for *_, offer in told])
     for rank, (count, other, _) in enumerate(told):
         if other != across:
             raise UsageError(
@@ -165,18 +162,5 @@ def _agreed(world: World, told: Sequence[tuple[int, str, Sequence[str]]]) -> str
                 f"{where}: ALLREDUCE_ACROSS=mpi has one member per process, but "
                 f"{world.called(rank)} brings {count}; start one process per replica, or set tcp"
             )
+    stored.agree(where, world, [offer for *_, offer in told])
     return across
-
-
-def _communicator(world: World, transport: HierarchicalTransport, name: str) -> Communicator:
-    size = len(transport.members)
-    per_process = size == world.size
-    return Communicator(
-        transport,
-        name=name,
-        label=str(transport.members[transport.index]),
-        rank=transport.index,
-        size=size,
-        local_rank=world.local_rank if per_process else transport.index,
-        local_size=world.local_size if per_process else size,
-    )

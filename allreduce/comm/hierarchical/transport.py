@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from allreduce.comm.base import Array, Transport, Work
 from allreduce.comm.call import Call
+from allreduce.comm.failures import MemberInfo
 from allreduce.comm.hierarchical.chains import make_chains
 from allreduce.comm.hierarchical.layout import Layout
 from allreduce.comm.hierarchical.ledger import Ledger
@@ -63,7 +64,7 @@ class HierarchicalTransport(Transport):
         layout: Layout,
         timeout: float,
     ) -> None:
-        self.index, self.members = ledger.index, ledger.members
+        self.index = ledger.index
         self.layout, self._host = layout, layout.places[ledger.index][0]
         self._ledger = ledger
         self._levels, self._runs = levels, Runs(levels)
@@ -78,6 +79,10 @@ class HierarchicalTransport(Transport):
     def __del__(self) -> None:
         """Leave in good order if nobody has."""
         self.close(drain=False)
+
+    @property
+    def members(self) -> tuple[MemberInfo, ...]:
+        return self._ledger.members
 
     def start(
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
@@ -285,7 +290,6 @@ class HierarchicalTransport(Transport):
             self._ledger.close(drain and not self._dead)
 
     def close_inherited(self) -> None:
-        """In a child made by fork: let go of the sockets, whose end of file tells of our parent."""
         for level in self._levels.values():
             level.transport.close_inherited()
         self._ledger.close_inherited()

@@ -17,6 +17,7 @@ from allreduce.comm.mpi.news import News
 from allreduce.comm.mpi.progress import entered
 from allreduce.comm.mpi.transport import MpiTransport
 from allreduce.comm.mpi.types import Library
+from allreduce.comm.opening import communicators
 from allreduce.errors import AllreduceError, UnsupportedError, UsageError
 
 
@@ -35,17 +36,7 @@ def open_mpi(world: World, local_members: int, *, name: str, timeout: float) -> 
         UnsupportedError: A process brings several members.
     """
     transport = mpi_transport(world, local_members, name=name, timeout=timeout)
-    return [
-        Communicator(
-            transport,
-            name=name,
-            label=world.called(),
-            rank=world.rank,
-            size=world.size,
-            local_rank=world.local_rank,
-            local_size=world.local_size,
-        )
-    ]
+    return communicators(world, [transport], name)
 
 
 def mpi_transport(

@@ -1,25 +1,21 @@
-"""MPI's one entrance: who waits drives all transports of the process, and they leave together."""
+"""MPI's one entrance: who waits drives all transports of the process."""
 
 from __future__ import annotations
 
-import atexit
 import threading
 from typing import Protocol
 
 from allreduce import _native
-from allreduce.cluster import failure
 
 entered = threading.Lock()  # held in MPI: not every library lets several threads in
 
 
 class Driven(Protocol):
-    """A transport, as it is driven and ended here."""
+    """A transport, as it is driven here."""
 
     @property
     def moving(self) -> bool: ...
     def advance(self) -> None: ...
-    def abort(self, reason: str) -> None: ...
-    def close(self, drain: bool) -> None: ...
 
 
 _open: list[Driven] = []
@@ -49,12 +45,3 @@ def drive() -> None:
 def moving() -> bool:
     """Say whether bytes are on their way, which advance with our polls only."""
     return any(transport.moving for transport in tuple(_open))
-
-
-@atexit.register
-def _leave_all() -> None:
-    """Leave in good order at the program's end, or say that it ends with an error."""
-    for transport in list(_open):
-        if failure():
-            transport.abort(f"its program ended with {failure()}")
-        transport.close(drain=False)

@@ -32,7 +32,7 @@ from allreduce.comm.aligned import aligned
 from allreduce.comm.base import Array, Transport
 from allreduce.comm.call import MESSAGES, Call
 from allreduce.comm.choice.stored import current
-from allreduce.comm.failures import group_text
+from allreduce.comm.failures import MemberInfo, group_text
 from allreduce.comm.mpi import progress
 from allreduce.comm.mpi.calls import Collective
 from allreduce.comm.mpi.ending import Ending
@@ -77,28 +77,25 @@ class MpiTransport(Transport):
     ) -> None:
         self._library, self._mpi = library, library.mpi
         self._data, self._control = data, control
-        self._rank, self._group, self._timeout = world.rank, news.name, timeout
+        self.index, self._group, self._timeout = world.rank, news.name, timeout
+        self._members = tuple(
+            MemberInfo(index, member.world_rank, member.pid, replicated=False)
+            for index, member in enumerate(world.members)
+        )
         self._where = f"[mpi] {group_text(news.name)}{world.called()}"
         self._news = news
         self._main_only = self._mpi.Query_thread() < self._mpi.THREAD_SERIALIZED
         self.any_thread = not self._main_only
         self._pid = os.getpid()
         self._flight = Flight(self._mpi, control)
-        self._ending = Ending(self._mpi, self._where, self._rank, news, self._flight)
+        self._ending = Ending(self._mpi, self._where, self.index, news, self._flight)
         self._closed = self._leaving = False
         self._closing = threading.Lock()
         progress.add(self)
 
     @property
-    def rank(self) -> int:
-        """This member."""
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        """How many members there are."""
-        size: int = self._data.Get_size()
-        return size
+    def members(self) -> tuple[MemberInfo, ...]:
+        return self._members
 
     def start(
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
@@ -125,8 +122,8 @@ class MpiTransport(Transport):
         return work
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
-        size = self.size
-        return plan(call, Topology(self.name, self._rank, size), current().choices("mpi", size))
+        size = len(self._members)
+        return plan(call, Topology(self.name, self.index, size), current().choices("mpi", size))
 
     def poll(self, work: MpiWork) -> bool:
         """Do what can be done now, and say whether the work is complete; raise if it has failed."""
@@ -274,6 +271,9 @@ class MpiTransport(Transport):
                         self.complete(work, None)
         finally:
             self._leave()
+
+    def close_inherited(self) -> None:
+        """Do nothing: a child made by fork must not touch MPI."""
 
     def _leave(self) -> None:
         """Free the communicators if nothing is left in them; otherwise keep what MPI may touch."""

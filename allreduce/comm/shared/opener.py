@@ -9,10 +9,11 @@ import time
 
 from allreduce import _native
 from allreduce.cluster import World
-from allreduce.comm import handshake, living
+from allreduce.comm import handshake
 from allreduce.comm.choice import stored
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.failures import MemberInfo
+from allreduce.comm.opening import communicators
 from allreduce.comm.shared import memory
 from allreduce.comm.shared.links import Links, Process
 from allreduce.comm.shared.local_group import LocalGroup
@@ -38,9 +39,7 @@ def open_shared(
         OutOfMemoryError: A process cannot have the memory; raised on all of them.
     """
     transports = shared_transports(world, local_members, name=name, timeout=timeout)
-    for transport in transports:
-        living.add(transport)
-    return [_communicator(world, transport, name) for transport in transports]
+    return communicators(world, transports, name)
 
 
 def shared_transports(
@@ -58,19 +57,6 @@ def shared_transports(
         links.close()
         raise
     return [SharedTransport(local, local.first + i, name, timeout) for i in range(local_members)]
-
-
-def _communicator(world: World, transport: SharedTransport, name: str) -> Communicator:
-    per_process = len(transport.members) == world.size
-    return Communicator(
-        transport,
-        name=name,
-        label=str(transport.members[transport.index]),
-        rank=transport.index,
-        size=len(transport.members),
-        local_rank=world.local_rank if per_process else transport.index,
-        local_size=world.local_size if per_process else len(transport.members),
-    )
 
 
 def _share(world: World, links: Links, deadline: float) -> LocalGroup:

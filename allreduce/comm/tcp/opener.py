@@ -6,10 +6,10 @@ import os
 from typing import TypeVar
 
 from allreduce.cluster import World
-from allreduce.comm import living
 from allreduce.comm.choice import stored
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.handshake import Meeting
+from allreduce.comm.opening import communicators
 from allreduce.comm.tcp.failures import TcpMemberInfo
 from allreduce.comm.tcp.meeting import Mesh, Process, connect
 from allreduce.comm.tcp.transport import TcpTransport
@@ -34,9 +34,7 @@ def open_tcp(world: World, local_members: int, *, name: str, timeout: float) -> 
         TimeoutError: Members did not come.
     """
     transports = tcp_transports(TcpTransport, world, local_members, name=name, timeout=timeout)
-    for transport in transports:
-        living.add(transport)
-    return [_communicator(world, transport, name) for transport in transports]
+    return communicators(world, transports, name)
 
 
 T = TypeVar("T", bound=TcpTransport)
@@ -94,16 +92,3 @@ def _sockets(mesh: Mesh, index: int) -> list[list[int]]:
                 for channel in range(mesh.channels)
             ]
     return sockets
-
-
-def _communicator(world: World, transport: TcpTransport, name: str) -> Communicator:
-    per_process = len(transport.members) == world.size
-    return Communicator(
-        transport,
-        name=name,
-        label=str(transport.members[transport.index]),
-        rank=transport.index,
-        size=len(transport.members),
-        local_rank=world.local_rank if per_process else transport.index,
-        local_size=world.local_size if per_process else len(transport.members),
-    )
