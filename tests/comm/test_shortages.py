@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -129,12 +130,24 @@ def _short_of_memory() -> None:
     from allreduce.comm import init
     from allreduce.comm.shared import memory
 
-    comm = init()
+    comm = init().split(0)
+    assert comm is not None
     memory.allocate = lambda nbytes: print("made", nbytes)  # type: ignore[assignment, return-value]
     if comm.rank == 1:
         with open("/proc/self/statm") as statm:
             used = int(statm.read().split()[0]) * 4096
         resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))
+        large = np.broadcast_to(1.0, 16 << 20)  # which each of these would copy
+        attempts: list[Callable[[], object]] = [
+            lambda: comm.all_reduce(large),
+            lambda: comm.broadcast([large, large]),
+            lambda: comm.send(large, dest=0),
+        ]
+        for attempt in attempts:
+            try:
+                attempt()
+            except errors.AllreduceError as error:  # before the others hear of it
+                print(type(error).__name__, error)
     try:
         comm.empty(32 << 20, "float32")
     except errors.OutOfMemoryError as error:
@@ -144,10 +157,19 @@ def _short_of_memory() -> None:
 
 
 def test_memory_that_one_rank_cannot_map_is_refused_on_all_before_it_is_made() -> None:
-    for result in run_ranks(_short_of_memory, 3):
+    results = run_ranks(_short_of_memory, 3)
+    for rank, result in enumerate(results):
         assert "made" not in result.stdout
+        where = f"[shared] world.1/split.1: rank {rank}: empty: no shared memory of "
+        assert where in result.stdout, result
         assert "rank 1 got 'Cannot allocate memory'" in result.stdout, result
+        assert "; ask for less on every rank, or run fewer ranks on this host" in result.stdout
         assert result.stdout.endswith("3.0\n")
+    short = [line for line in results[1].stdout.splitlines() if "this rank has no memory" in line]
+    for line, call in zip(short, ("all_reduce", "broadcast", "send"), strict=True):
+        said = f"OutOfMemoryError [shared] world.1/split.1: rank 1: {call}: this rank has no memory"
+        assert line.startswith(said), results[1]
+        assert "pass the array in pieces" in line
 
 
 def _short_at_the_start() -> None:
