@@ -5,8 +5,30 @@ The lane is the root's, if it has one: otherwise the shares change hands once mo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from allreduce.comm.hierarchical.shares import Shares, parts_of, total
 from allreduce.comm.hierarchical.steps import Builder, Part
+
+
+@dataclass(frozen=True)
+class _Leg:
+    """A part of the way, as a gather has it; a scatter goes all of them the other way round.
+
+    Args:
+        level: Where it is gone.
+        root: Who has the whole, by its number there.
+        counts: The elements of each member.
+        piece: This member's.
+        whole: All of them, where this member is the root.
+    """
+
+    level: str
+    root: int
+    counts: Sequence[int]
+    piece: Part
+    whole: Part | None
 
 
 class _Way:
@@ -15,22 +37,36 @@ class _Way:
     Args:
         build: The member's chain.
         shares: By member.
+        mine: This member's.
     """
 
-    def __init__(self, build: Builder, shares: Shares) -> None:
+    def __init__(self, build: Builder, shares: Shares, mine: Part) -> None:
         layout, root = build.layout, build.call.root
         assert root is not None, "a gather and a scatter have one"
-        host, self.position = layout.places[root]
-        self.lane = self.position if self.position < layout.lanes else 0
-        self.passes = self.lane != self.position  # on the root's host
-        self.carries, self.here = build.position == self.lane, build.host == host
+        host, position = layout.places[root]
+        lane = position if position < layout.lanes else 0
+        carries, here = build.position == lane, build.host == host
+        hosts = [layout.hosts[each] for each in layout.lane(lane)]
+        counts = [total(shares, members) for members in hosts]
+        held = mine
+        self.legs: list[_Leg] = []
+        if len(build.mates) > 1:
+            local = [shares[mate].count for mate in build.mates]
+            held = build.room(sum(local) if carries else 0)
+            self.legs.append(_Leg("in", lane, local, mine, held if carries else None))
+        joined = build.room(sum(counts) if carries and here else 0)
+        if carries:  # the root's host has a number of its own in the lane
+            to = layout.lane(lane).index(host)
+            self.legs.append(_Leg("across", to, counts, held, joined if here else None))
         self.is_root = build.me == root
-        self.root = layout.lane(self.lane).index(host)  # its host's number in the lane
-        hosts = [layout.hosts[each] for each in layout.lane(self.lane)]
-        # All members, host by host, and the elements of each host; those of this host's members.
-        self.order = [member for members in hosts for member in members]
-        self.counts = [total(shares, members) for members in hosts]
-        self.local = [shares[mate].count for mate in build.mates]
+        if here and lane != position:
+            passed = [sum(counts) if mate == lane else 0 for mate in range(len(build.mates))]
+            final = build.room(sum(counts) if self.is_root else 0)
+            self.legs.append(_Leg("out", position, passed, joined, final if self.is_root else None))
+            joined = final
+        # What the root has of each member: host by host, and where it belongs.
+        order = [member for members in hosts for member in members] if self.is_root else []
+        self.pairs = [(part, shares[member]) for member, part in parts_of(joined, shares, order)]
 
 
 def gather(build: Builder, shares: Shares, mine: Part) -> None:
@@ -41,21 +77,13 @@ def gather(build: Builder, shares: Shares, mine: Part) -> None:
         shares: In `out` of the root, by member.
         mine: This member's, in `x`.
     """
-    way = _Way(build, shares)
-    whole, local = sum(way.counts), sum(way.local)
-    held = mine
-    if len(build.mates) > 1:
-        held = build.room(local if way.carries else 0)
-        target = held if way.carries else None
-        build.step("in", "gather", local, mine, target, root=way.lane, counts=way.local)
-    joined = build.room(whole if way.carries and way.here else 0)
-    if way.carries:
-        target = joined if way.here else None
-        build.step("across", "gather", whole, held, target, root=way.root, counts=way.counts)
-    if way.here and way.passes:
-        joined = _pass_on(build, "out", joined, whole, way.lane, way.position)
-    if way.is_root:
-        build.copy(*((part, shares[m]) for m, part in parts_of(joined, shares, way.order)))
+    way = _Way(build, shares, mine)
+    for leg in way.legs:
+        count = sum(leg.counts)
+        build.step(
+            leg.level, "gather", count, leg.piece, leg.whole, root=leg.root, counts=leg.counts
+        )
+    build.copy(*way.pairs)
 
 
 def scatter(build: Builder, shares: Shares, mine: Part) -> None:
@@ -66,27 +94,9 @@ def scatter(build: Builder, shares: Shares, mine: Part) -> None:
         shares: In `x` of the root, by member.
         mine: This member's, in `out`.
     """
-    way = _Way(build, shares)
-    whole, local = sum(way.counts), sum(way.local)
-    joined = build.room(whole if way.is_root else 0)
-    if way.is_root:
-        build.copy(*((shares[m], part) for m, part in parts_of(joined, shares, way.order)))
-    if way.here and way.passes:
-        joined = _pass_on(build, "in", joined, whole, way.position, way.lane)
-    held = mine if len(build.mates) == 1 else build.room(local if way.carries else 0)
-    if way.carries:
-        source = joined if way.here else None
-        build.step("across", "scatter", whole, source, held, root=way.root, counts=way.counts)
-    if len(build.mates) > 1:
-        source = held if way.carries else None
-        build.step("out", "scatter", local, source, mine, root=way.lane, counts=way.local)
-
-
-def _pass_on(build: Builder, level: str, held: Part, count: int, giver: int, taker: int) -> Part:
-    """Bring what one member of the host has to another; returns where that one has it."""
-    takes = build.position == taker
-    taken = build.room(count if takes else 0)
-    counts = [count if position == giver else 0 for position in range(len(build.mates))]
-    target = taken if takes else None
-    build.step(level, "gather", count, held, target, root=taker, counts=counts)
-    return taken
+    way = _Way(build, shares, mine)
+    build.copy(*((given, part) for part, given in way.pairs))
+    for leg in reversed(way.legs):
+        level = {"in": "out", "out": "in"}.get(leg.level, leg.level)
+        count = sum(leg.counts)
+        build.step(level, "scatter", count, leg.whole, leg.piece, root=leg.root, counts=leg.counts)

@@ -178,35 +178,30 @@ class Collective:
         return self._add(self.comm.Iallgatherv(source, self._parts(self._out, shares)))
 
     def _gather(self, shares: Sequence[int], simple: bool) -> None:
-        root = self.call.root
-        if not simple:
-            nothing = [(0, 0)] * self.size
-            own = list(nothing)
-            own[root or 0] = (0, shares[self.rank])
-            return self._exchange(own, cut(shares) if self.rank == root else nothing)
-        source: Any = self._own_or_place(shares, self._x, self._out)
-        equal = self.call.counts is None
-        target: Any = None
-        if self.rank == root:
-            whole = (0, self.call.count)
-            target = self._spec(self._out, whole) if equal else self._parts(self._out, shares)
-        return self._add((self.comm.Igather if equal else self.comm.Igatherv)(source, target, root))
+        self._rooted(shares, simple, self._x, self._out)
 
     def _scatter(self, shares: Sequence[int], simple: bool) -> None:
-        root = self.call.root
+        self._rooted(shares, simple, self._out, self._x)
+
+    def _rooted(
+        self, shares: Sequence[int], simple: bool, part: Array | None, whole: Array | None
+    ) -> None:
+        """Move every member's part into the root's whole, or out of it."""
+        root, gathers = self.call.root, self.call.collective == "gather"
+        is_root = self.rank == root
         if not simple:
-            nothing = [(0, 0)] * self.size
-            own = list(nothing)
-            own[root or 0] = (0, shares[self.rank])
-            return self._exchange(cut(shares) if self.rank == root else nothing, own)
-        target: Any = self._own_or_place(shares, self._out, self._x)
+            ranks = range(self.size)
+            own = [(0, shares[self.rank] if rank == root else 0) for rank in ranks]
+            of_all = cut(shares) if is_root else [(0, 0) for _ in ranks]
+            return self._exchange(*((own, of_all) if gathers else (of_all, own)))
         equal = self.call.counts is None
-        source: Any = None
-        if self.rank == root:
-            whole = (0, self.call.count)
-            source = self._spec(self._x, whole) if equal else self._parts(self._x, shares)
-        post = self.comm.Iscatter if equal else self.comm.Iscatterv
-        return self._add(post(source, target, root))
+        near: Any = self._own_or_place(shares, part, whole)
+        far: Any = None
+        if is_root:
+            far = self._spec(whole, (0, self.call.count)) if equal else self._parts(whole, shares)
+        name = ("Igather" if gathers else "Iscatter") + ("" if equal else "v")
+        source, target = (near, far) if gathers else (far, near)
+        return self._add(getattr(self.comm, name)(source, target, root))
 
     def _all_to_all(self, shares: Sequence[int], simple: bool) -> None:
         if address(self._x) == address(self._out):
