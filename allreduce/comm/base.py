@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from allreduce.comm.call import Call
 from allreduce.comm.plan import Plan
-from allreduce.errors import UsageError
+from allreduce.errors import AllreduceError, UsageError
 
 if TYPE_CHECKING:
     from allreduce.comm.failures import MemberInfo
@@ -92,13 +93,12 @@ class Transport(ABC):
 
     name: str  # what `transport=` and `ALLREDUCE_TRANSPORT` say
     index: int  # this member
+    any_thread = True  # whether it may be called from every thread
 
     @property
     @abstractmethod
     def members(self) -> tuple[MemberInfo, ...]:
         """All members."""
-
-    any_thread = True  # whether it may be called from every thread
 
     @abstractmethod
     def start(
@@ -127,9 +127,9 @@ class Transport(ABC):
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
         """Say what `start` would do with these."""
 
-    @abstractmethod
     def called(self, member: int) -> str:
         """Name a member as people know it: "rank 7 (member 2)"."""
+        return str(self.members[member])
 
     @property
     @abstractmethod
@@ -155,3 +155,14 @@ class Transport(ABC):
     @abstractmethod
     def close_inherited(self) -> None:
         """In a child made by fork: let go of what tells the others of our parent's end."""
+
+    @contextlib.contextmanager
+    def _uninterrupted(self) -> Iterator[None]:
+        """Make the communicator dead if a signal's handler raises in the middle of a wait."""
+        try:
+            yield
+        except AllreduceError:
+            raise
+        except BaseException as error:
+            self.abort(f"a wait was interrupted by {type(error).__name__}")
+            raise

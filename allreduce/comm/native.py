@@ -120,9 +120,6 @@ class NativeTransport(Transport, Generic[N]):
         """All members."""
         return self._witness.members
 
-    def called(self, member: int) -> str:
-        return str(self.members[member])
-
     @property
     def dead(self) -> bool:
         return self._failure is not None or self.verdict() is not None

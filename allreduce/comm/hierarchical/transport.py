@@ -34,7 +34,6 @@ from allreduce.comm.hierarchical.runs import Run, Runs
 from allreduce.comm.hierarchical.vigil import Vigil
 from allreduce.comm.hierarchical.work import HierarchicalWork
 from allreduce.comm.plan import Plan
-from allreduce.errors import AllreduceError
 
 # Who waits for mpi drives the host's calls, too, which need this thread; tcp's need none.
 _URGENCY = ("mpi", "shared", "tcp")
@@ -142,9 +141,6 @@ class HierarchicalTransport(Transport):
         drive_all()
         self._check()
 
-    def called(self, member: int) -> str:
-        return str(self.members[member])
-
     @property
     def dead(self) -> bool:
         return self._dead or self._ledger.dead
@@ -194,22 +190,18 @@ class HierarchicalTransport(Transport):
         """Wait a moment for something that may let calls go on."""
         with self._lock:
             under_way = self._runs.under_way()
-        try:
-            if under_way:
-                held, _ = min(under_way, key=lambda one: _URGENCY.index(one[1].transport.name))
-                guarded(partial(held.pause, seconds))
-            elif not work.agreed.native.done:
-                self._ledger.wait_for(work.agreed.native, seconds)
-            else:  # another thread is about to see to it
-                time.sleep(min(seconds, _SLICE_SECONDS))
-        except LevelError as failure:
-            with self._lock:
-                self._fail(failure)
-        except AllreduceError:
-            raise
-        except BaseException as error:  # a signal's handler raised in the middle of a collective
-            self.abort(f"a wait was interrupted by {type(error).__name__}")
-            raise
+        with self._uninterrupted():
+            try:
+                if under_way:
+                    held, _ = min(under_way, key=lambda one: _URGENCY.index(one[1].transport.name))
+                    guarded(partial(held.pause, seconds))
+                elif not work.agreed.native.done:
+                    self._ledger.wait_for(work.agreed.native, seconds)
+                else:  # another thread is about to see to it
+                    time.sleep(min(seconds, _SLICE_SECONDS))
+            except LevelError as failure:
+                with self._lock:
+                    self._fail(failure)
 
     def _check(self) -> None:
         """Raise why there is no communicator any more, if there is none."""

@@ -17,7 +17,6 @@ the dead one.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from allreduce.comm.call import MESSAGES, Call
 from allreduce.comm.choice.stored import current
 from allreduce.comm.failures import MemberInfo, group_text
 from allreduce.comm.mpi import progress
+from allreduce.comm.mpi.admission import Admission
 from allreduce.comm.mpi.calls import Collective
 from allreduce.comm.mpi.ending import Ending
 from allreduce.comm.mpi.flight import Flight
@@ -46,11 +46,9 @@ from allreduce.comm.mpi.work import MpiWork
 from allreduce.comm.plan import Plan, Topology
 from allreduce.comm.planners import plan
 from allreduce.errors import (
-    AllreduceError,
     ClosedError,
     OutOfMemoryError,
     TimeoutError,
-    UsageError,
 )
 
 _SPINS = 200  # polls before a waiter yields: about what a small call takes
@@ -84,9 +82,8 @@ class MpiTransport(Transport):
         )
         self._where = f"[mpi] {group_text(news.name)}{world.called()}"
         self._news = news
-        self._main_only = self._mpi.Query_thread() < self._mpi.THREAD_SERIALIZED
-        self.any_thread = not self._main_only
-        self._pid = os.getpid()
+        self._admission = Admission(self._mpi, self._where)
+        self.any_thread = self._admission.any_thread
         self._flight = Flight(self._mpi, control)
         self._ending = Ending(self._mpi, self._where, self.index, news, self._flight)
         self._closed = self._leaving = False
@@ -135,7 +132,7 @@ class MpiTransport(Transport):
 
     def look(self, work: MpiWork) -> bool:
         """As `poll`, but say nothing of failures."""
-        if not self._mpi.Is_finalized():
+        if not self._admission.over:
             progress.drive()
         return work.complete
 
@@ -158,7 +155,7 @@ class MpiTransport(Transport):
         total = self._timeout if timeout is None else timeout
         polls = 0
         vigil = Vigil(self._news, self._where, work.seq, work.call, total)
-        try:
+        with self._uninterrupted():
             while not self.poll(work):
                 polls += 1
                 if polls < _SPINS:
@@ -170,11 +167,6 @@ class MpiTransport(Transport):
                 self._glance(vigil)
                 time.sleep(_NAP_SECONDS if waited > _YIELD_SECONDS and not progress.moving() else 0)
             vigil.end()
-        except AllreduceError:
-            raise
-        except BaseException as error:  # a signal's handler raised in the middle of a collective
-            self.abort(f"a wait was interrupted by {type(error).__name__}")
-            raise
 
     def _glance(self, vigil: Vigil) -> None:
         error = vigil.glance()
@@ -194,20 +186,7 @@ class MpiTransport(Transport):
 
     def _check_usable(self) -> None:
         """Refuse threads and processes that must not call MPI, and ends that forbid it."""
-        if os.getpid() != self._pid:
-            raise UsageError(
-                f"{self._where}: process {os.getpid()} was forked from the process that joined, "
-                "and cannot use its communicator"
-            )
-        if self._mpi.Is_finalized():
-            raise ClosedError(
-                f"{self._where}: this process has finalised MPI, and can call no more"
-            )
-        if self._main_only and not self._mpi.Is_thread_main():
-            raise UsageError(
-                f"{self._where}: MPI was initialised for calls of the main thread only; initialise "
-                "it with MPI.THREAD_MULTIPLE, or let allreduce.init() do so"
-            )
+        self._admission.check()
         self._check()
 
     def _check(self) -> None:
@@ -229,9 +208,6 @@ class MpiTransport(Transport):
     def moving(self) -> bool:
         """Whether bytes are on their way, which advance with our polls only."""
         return self._flight.moving
-
-    def called(self, member: int) -> str:
-        return self._news.world.called(member)
 
     @property
     def dead(self) -> bool:
@@ -258,7 +234,7 @@ class MpiTransport(Transport):
         self._ending.abort(reason)
 
     def close(self, drain: bool) -> None:
-        if os.getpid() != self._pid:
+        if self._admission.inherited:
             return
         with self._closing:  # several threads may close, but one does
             if self._leaving:
@@ -283,6 +259,6 @@ class MpiTransport(Transport):
             self._closed = True
             unfinished = bool(self._flight.works) or self._ending.failure is not None
             progress.remove(self, unfinished)
-            if not unfinished and not self._mpi.Is_finalized():
+            if not unfinished and not self._admission.over:
                 self._data.Free()  # a local matter once nothing is left in it
                 self._control.Free()

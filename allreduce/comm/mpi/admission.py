@@ -1,0 +1,54 @@
+"""Who may call MPI for a communicator: this process, while MPI lives, in threads that MPI takes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from allreduce.errors import ClosedError, UsageError
+
+
+class Admission:
+    """What is asked before MPI is entered.
+
+    Args:
+        mpi: MPI's module.
+        where: "[mpi] rank 2", for messages.
+    """
+
+    def __init__(self, mpi: Any, where: str) -> None:
+        self._mpi, self._where = mpi, where
+        self.any_thread = bool(mpi.Query_thread() >= mpi.THREAD_SERIALIZED)
+        self._pid = os.getpid()
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this process was made by fork, from the one that joined."""
+        return os.getpid() != self._pid
+
+    @property
+    def over(self) -> bool:
+        """Whether MPI has ended in this process."""
+        return bool(self._mpi.Is_finalized())
+
+    def check(self) -> None:
+        """Refuse threads and processes that must not call MPI.
+
+        Raises:
+            UsageError: It is not their MPI, or not initialised for them.
+            ClosedError: MPI has ended.
+        """
+        if self.inherited:
+            raise UsageError(
+                f"{self._where}: process {os.getpid()} was forked from the process that joined, "
+                "and cannot use its communicator"
+            )
+        if self.over:
+            raise ClosedError(
+                f"{self._where}: this process has finalised MPI, and can call no more"
+            )
+        if not self.any_thread and not self._mpi.Is_thread_main():
+            raise UsageError(
+                f"{self._where}: MPI was initialised for calls of the main thread only; initialise "
+                "it with MPI.THREAD_MULTIPLE, or let allreduce.init() do so"
+            )
