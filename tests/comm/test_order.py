@@ -217,6 +217,38 @@ def test_threads_whose_order_differs_get_a_mismatch_and_never_wrong_data(
     assert run_threads(member, 2) == [True, True]
 
 
+@TRANSPORTS
+def test_alike_calls_of_threads_are_paired_as_they_come_and_never_torn(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALLREDUCE_TRANSPORT", transport)
+    rounds = 30
+
+    def member(comm: Communicator) -> list[tuple[int, ...]]:
+        """Return what every thread's calls were paired with: the threads on the members."""
+        pairs: list[tuple[int, ...]] = []
+
+        def call(thread: int) -> None:
+            for i in range(rounds):
+                mine = [comm.rank, thread, "x" * (i * (1 + 40 * thread))]
+                got = comm.all_gather_object(mine)
+                assert got[comm.rank] == mine
+                assert [one[0] for one in got] == [0, 1]
+                assert all(set(one[2]) <= {"x"} for one in got)
+                pairs.append(tuple(one[1] for one in got))
+
+        threads = [threading.Thread(target=call, args=(thread,)) for thread in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sorted(pairs)
+
+    first, second = run_threads(member, 2)
+    assert len(first) == 2 * rounds
+    assert first == second
+
+
 def _forked_in_a_stage() -> None:
     import os
     import time
