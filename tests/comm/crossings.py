@@ -36,10 +36,10 @@ def crossings(comm: Communicator) -> list[tuple[str, int, int]]:
     for name, call in [("barrier", comm.barrier), *_calls(comm)]:
         comm.barrier()
         made.clear()
-        before = transport.crossed() or 0
+        before = transport.accounts.crossed() or 0
         call()
-        crossed = (transport.crossed() or 0) - before
-        found.append((name, sum(transport.crossing(one) or 0 for one in made), crossed))
+        crossed = (transport.accounts.crossed() or 0) - before
+        found.append((name, sum(transport.accounts.crossing(one) or 0 for one in made), crossed))
     transport.start = start  # type: ignore[method-assign]
     return found
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -25,11 +24,12 @@ from numpy.typing import NDArray
 from allreduce.comm.base import Array, Transport, Work
 from allreduce.comm.call import Call
 from allreduce.comm.failures import MemberInfo
+from allreduce.comm.hierarchical import progress
+from allreduce.comm.hierarchical.accounts import Accounts
 from allreduce.comm.hierarchical.chains import make_chains
 from allreduce.comm.hierarchical.layout import Layout
 from allreduce.comm.hierarchical.ledger import Ledger
 from allreduce.comm.hierarchical.levels import Level, LevelError, guarded
-from allreduce.comm.hierarchical.plan import crossing, plan_hierarchical
 from allreduce.comm.hierarchical.runs import Run, Runs
 from allreduce.comm.hierarchical.vigil import Vigil
 from allreduce.comm.hierarchical.work import HierarchicalWork
@@ -64,16 +64,16 @@ class HierarchicalTransport(Transport):
         timeout: float,
     ) -> None:
         self.index = ledger.index
-        self.layout, self._host = layout, layout.places[ledger.index][0]
-        self._ledger = ledger
+        self.layout, self._ledger = layout, ledger
         self._levels, self._runs = levels, Runs(levels)
+        self.accounts = Accounts(ledger, levels, layout)
         self._works: set[HierarchicalWork] = set()
         self._timeout = timeout
         self._dead = self._closed = False
         self._looked = 0.0  # when it was last asked whether all is well
         self._lock = threading.RLock()
-        ledger.drive = drive_all
-        _transports.add(self)
+        ledger.drive = progress.drive
+        progress.add(self)
 
     def __del__(self) -> None:
         """Leave in good order if nobody has."""
@@ -107,29 +107,7 @@ class HierarchicalTransport(Transport):
         return work
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
-        return plan_hierarchical(call, self.layout, self.index, self._plan)
-
-    def crossing(self, call: Call) -> int | None:
-        """Return the bytes that this member's part of a call sends to other hosts, if known."""
-        return crossing(call, self.layout, self.index, self._plan)
-
-    def crossed(self) -> int | None:
-        """Return the bytes of data that this member has sent to other hosts, if all are counted."""
-        mates = self.layout.hosts[self._host]
-        sent = self._ledger.payload_bytes()
-        total = sum(count for member, count in enumerate(sent) if member not in mates)
-        for name in ("across", "every"):
-            if name in self._levels:
-                carried = self._levels[name].transport.payload_bytes()
-                if carried is None:
-                    return None
-                total += sum(carried)
-        return total
-
-    def _plan(self, level: str, call: Call) -> Plan:
-        if level in self._levels:
-            return self._levels[level].transport.plan(call, None, None)
-        return self._ledger.plan(call, None, None)
+        return self.accounts.plan(call)
 
     def forget(self, work: HierarchicalWork) -> None:
         """Let go of a completed work."""
@@ -138,7 +116,7 @@ class HierarchicalTransport(Transport):
 
     def poll(self) -> None:
         """Do what can be done now; raise if the communicator has failed."""
-        drive_all()
+        progress.drive()
         self._check()
 
     @property
@@ -146,7 +124,7 @@ class HierarchicalTransport(Transport):
         return self._dead or self._ledger.dead
 
     def progress(self) -> None:
-        drive_all()
+        progress.drive()
 
     def drive(self) -> bool:
         """Do what can be done of this member's calls; returns whether some are under way."""
@@ -175,7 +153,7 @@ class HierarchicalTransport(Transport):
         vigil = Vigil(self._ledger, work.agreed, partial(self._absent, work), total)
         try:
             while True:
-                busy = drive_all()
+                busy = progress.drive()
                 if work.complete:
                     return
                 self._check()
@@ -285,12 +263,3 @@ class HierarchicalTransport(Transport):
         for level in self._levels.values():
             level.transport.close_inherited()
         self._ledger.close_inherited()
-
-
-_transports: weakref.WeakSet[HierarchicalTransport] = weakref.WeakSet()
-
-
-def drive_all() -> bool:
-    """Do what can be done of all calls of this process; returns whether some are under way."""
-    busy = [transport.drive() for transport in list(_transports)]
-    return any(busy)
