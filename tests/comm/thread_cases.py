@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -70,7 +71,7 @@ def _started(comm: Communicator, n: int) -> None:
 OF_STAGES: tuple[Call, ...] = (
     *(_all_gather_object, _gather_object, _broadcast_object, _scatter, _exchange),
 )
-ALL: tuple[Call, ...] = (*OF_STAGES, _lists, _empty, _plain, _started)
+OTHERS: tuple[Call, ...] = (_lists, _empty, _started, *OF_STAGES)
 
 
 def _in_threads(*calls: Callable[[], None]) -> None:
@@ -110,20 +111,21 @@ def threads_in_order(comm: Communicator) -> None:
             comm.send(np.full(1, n), dest=last, tag=n)
         second(comm, n)
 
-    n = 0
-    for first in OF_STAGES:
-        for second in ALL:
-            n += 1
-            if comm.rank == last:
-                for _ in range(last):
-                    assert comm.recv(np.zeros(1, int), tag=n) == n
-                first(comm, n)
-                second(comm, n)
-            else:
-                _in_threads(
-                    lambda first=first, n=n: first(comm, n),  # type: ignore[misc]
-                    lambda second=second, n=n: after(n, second),  # type: ignore[misc]
-                )
+    pairs: list[tuple[Call, Call]] = [
+        (first, _plain) for first in OF_STAGES
+    ]  # of which the native way must know, too
+    pairs += zip(itertools.cycle(OF_STAGES), OTHERS, strict=False)
+    for n, (first, second) in enumerate(pairs):
+        if comm.rank == last:
+            for _ in range(last):
+                assert comm.recv(np.zeros(1, int), tag=n) == n
+            first(comm, n)
+            second(comm, n)
+        else:
+            _in_threads(
+                lambda first=first, n=n: first(comm, n),  # type: ignore[misc]
+                lambda second=second, n=n: after(n, second),  # type: ignore[misc]
+            )
 
 
 def threads_in_turn(comm: Communicator) -> None:
