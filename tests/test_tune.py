@@ -92,5 +92,4 @@ def test_without_a_word_of_seconds_it_takes_less_than_a_minute(tmp_path: Path) -
     result = run([*TUNE, "--output", str(path)], deadline=90)
     assert result.code == 0, result.err
     assert result.seconds < 60
-    assert "comparisons" not in result.err  # there was time for all
     stored_choices.read(path)
