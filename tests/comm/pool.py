@@ -34,7 +34,7 @@ _PLACES = (
     *(huge_cases, library_cases, thread_cases),
 )
 _WORKER = (sys.executable, "-m", "tests.comm.worker")
-_START_SECONDS = 30.0
+_START_SECONDS = _END_SECONDS = 30.0
 
 Runner = Callable[..., list[Any]]  # (case, *arguments) -> what each rank returned
 
@@ -95,7 +95,7 @@ class ProcessPool:
         codes = []
         for process in self._processes:
             try:
-                codes.append(process.wait(10))
+                codes.append(process.wait(_END_SECONDS))
             except subprocess.TimeoutExpired:
                 process.kill()
                 codes.append(process.wait())
