@@ -10,6 +10,7 @@ import numpy as np
 
 from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
+from allreduce.graph.numpy_calls import NumpyArgument
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Dim, Shape, Spec, show
 
@@ -22,11 +23,10 @@ def _op(name: str, *inputs: Any) -> Tensor:
     return OPERATORS[name](*inputs)
 
 
-class Operators:
+class Operators(NumpyArgument):
     """Python's operators, for everything that can become a tensor."""
 
     __slots__ = ()
-    __array_ufunc__ = None  # so that `ndarray + tensor` asks the tensor, not NumPy
 
     def __add__(self, other: Any) -> Tensor:
         return _op("add", self, other)

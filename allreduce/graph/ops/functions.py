@@ -4,7 +4,7 @@ Importing this module fills the operator table and gives tensors their Python op
 """
 
 from allreduce.errors import did_you_mean
-from allreduce.graph.ops import state  # noqa: F401  (its rows)
+from allreduce.graph.ops import numpy_names, state  # noqa: F401  (their rows)
 from allreduce.graph.ops.activation import erf, gelu, relu, sigmoid, tanh
 from allreduce.graph.ops.common import cast
 from allreduce.graph.ops.comparison import (

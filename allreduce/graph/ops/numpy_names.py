@@ -1,0 +1,146 @@
+"""Which operator stands for which of NumPy's functions: `np.exp(tensor)` is `ar.ops.exp(tensor)`.
+
+Those that are here take what the operator knows of NumPy's arguments, under NumPy's names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from allreduce.graph.numpy_calls import OPERATOR_OF
+from allreduce.graph.ops import (
+    activation,
+    comparison,
+    elementwise,
+    indexing,
+    matmul,
+    reduce,
+)
+from allreduce.graph.ops import shape as shapes
+from allreduce.graph.spec import Shape, Size
+from allreduce.graph.tensor import Tensor
+from allreduce.graph.trace import as_tensor
+
+Axes = int | Sequence[int] | None
+
+# Ufuncs, whose operators have the same name, and take the same.
+for _home, _names in (
+    (
+        elementwise,
+        (
+            *("add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "negative"),
+            *("absolute", "sign", "floor", "exp", "log", "sqrt", "square"),
+        ),
+    ),
+    (activation, ("tanh",)),
+    (
+        comparison,
+        (
+            *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
+            *("isfinite", "logical_and", "logical_or", "logical_not"),
+        ),
+    ),
+    (matmul, ("matmul",)),
+):
+    for _name in _names:
+        OPERATOR_OF[getattr(np, _name)] = getattr(_home, _name)
+
+
+def _stands_for(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], None]:
+    def enter(operator: Callable[..., Any]) -> None:
+        OPERATOR_OF.update(dict.fromkeys(functions, operator))
+
+    return enter
+
+
+@_stands_for(np.sum)
+def _sum(a: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    return reduce.sum(a, axis, keepdims)
+
+
+@_stands_for(np.mean)
+def _mean(a: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    return reduce.mean(a, axis, keepdims)
+
+
+@_stands_for(np.max, np.amax)
+def _max(a: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    return reduce.max(a, axis, keepdims)
+
+
+@_stands_for(np.min, np.amin)
+def _min(a: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    return reduce.min(a, axis, keepdims)
+
+
+@_stands_for(np.argmax)
+def _argmax(a: Any, axis: int | None = None) -> Tensor:
+    return indexing.argmax(shapes.reshape(a, -1) if axis is None else a, axis or 0)
+
+
+@_stands_for(np.clip)
+def _clip(a: Any, a_min: float, a_max: float) -> Tensor:
+    return elementwise.clip(a, a_min, a_max)
+
+
+@_stands_for(np.where)
+def _where(condition: Any, x: Any, y: Any) -> Tensor:
+    return comparison.where(condition, x, y)
+
+
+@_stands_for(np.reshape)
+def _reshape(a: Any, shape: Sequence[Size] | Size) -> Tensor:
+    return shapes.reshape(a, shape)
+
+
+@_stands_for(np.ravel)
+def _ravel(a: Any) -> Tensor:
+    return shapes.reshape(a, -1)
+
+
+@_stands_for(np.transpose)
+def _transpose(a: Any, axes: Sequence[int] | None = None) -> Tensor:
+    return shapes.transpose(a, axes)
+
+
+@_stands_for(np.expand_dims)
+def _expand_dims(a: Any, axis: int) -> Tensor:
+    return shapes.expand_dims(a, axis)
+
+
+@_stands_for(np.squeeze)
+def _squeeze(a: Any, axis: Axes = None) -> Tensor:
+    return shapes.squeeze(a, axis)
+
+
+@_stands_for(np.broadcast_to)
+def _broadcast_to(array: Any, shape: Sequence[Size]) -> Tensor:
+    return shapes.broadcast_to(array, shape)
+
+
+@_stands_for(np.zeros_like)
+def _zeros_like(a: Any) -> Tensor:
+    return shapes.zeros_like(a)
+
+
+@_stands_for(np.ones_like)
+def _ones_like(a: Any) -> Tensor:
+    return shapes.ones_like(a)
+
+
+@_stands_for(np.shape)
+def _shape(a: Any) -> Shape:
+    return as_tensor(a).shape
+
+
+@_stands_for(np.ndim)
+def _ndim(a: Any) -> int:
+    return as_tensor(a).ndim
+
+
+@_stands_for(np.size)
+def _size(a: Any, axis: Axes = None) -> Tensor:
+    return shapes.size(a, axis)

@@ -1,0 +1,100 @@
+"""NumPy's functions and operators on tensors and variables, traced and at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allreduce.errors import UsageError
+from allreduce.graph import Variable, function, ops
+from allreduce.graph.numpy_calls import OPERATOR_OF
+from allreduce.graph.tensor import ConcreteTensor
+
+X = np.random.default_rng(3).normal(size=(4, 3))
+W = np.random.default_rng(4).normal(size=(3, 2))
+
+CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "ufuncs": lambda x, w: np.add(np.multiply(x, 2.0), np.exp(-np.absolute(x))),
+    "arrays first": lambda x, w: np.ones(3) * x - np.float32(2) / np.square(x),
+    "matrices": lambda x, w: np.matmul(x, w) @ np.ones((2, 5)),
+    "powers": lambda x, w: np.sqrt(x**2) + np.power(np.sign(x) + 2, 1.5),
+    "truth": lambda x, w: np.where(np.logical_and(x > 0, np.isfinite(x)), x, np.tanh(x)),
+    "sum": lambda x, w: np.sum(x, axis=1) + np.sum(a=x),
+    "mean": lambda x, w: np.mean(x, 0, keepdims=True),
+    "extremes": lambda x, w: np.max(x, axis=-1) - np.min(x, axis=(0, 1)) + np.amax(w) - np.amin(w),
+    "argmax": lambda x, w: np.argmax(x) + np.argmax(w, axis=1),
+    "clip": lambda x, w: np.clip(x, a_min=-0.5, a_max=0.5),
+    "shapes": lambda x, w: np.squeeze(np.expand_dims(np.transpose(np.reshape(x, (2, 6))), 0)),
+    "shape by name": lambda x, w: np.reshape(np.ravel(x), shape=(3, 4)),
+    "broadcast": lambda x, w: np.broadcast_to(w, (2, 3, 2)) + np.ones_like(w) + np.zeros_like(w),
+    "sizes": lambda x, w: x * (np.ndim(x) + np.shape(w)[1]) + np.size(x, 0),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_is_traced_to_what_numpy_gives(name: str) -> None:
+    traced = function(CALLS[name])(X, W)
+    assert isinstance(traced, ConcreteTensor)
+    np.testing.assert_allclose(traced.numpy(), CALLS[name](X, W))
+
+
+def test_every_name_is_one_of_numpys() -> None:
+    assert all(getattr(np, each.__name__) is each for each in OPERATOR_OF)
+
+
+def test_a_variable_is_taken_and_remembered_by_the_trace() -> None:
+    w = Variable(W.copy(), name="w")
+
+    @function
+    def product(x: Any) -> Any:
+        return np.matmul(x, w)
+
+    first = product(X).numpy()
+    w.assign(2 * W)
+    np.testing.assert_allclose(product(X).numpy(), 2 * first)
+
+
+def test_what_has_no_operator_is_refused_in_a_trace_with_the_users_line() -> None:
+    @function
+    def median(x: Any) -> Any:
+        return np.median(x)
+
+    with pytest.raises(UsageError, match=r"test_numpy_calls.py:\d+: np.median has no operator"):
+        median(X)
+
+
+def test_what_an_operator_does_not_take_is_said() -> None:
+    @function
+    def wide(x: Any) -> Any:
+        return np.sum(x, dtype="float64")
+
+    with pytest.raises(UsageError, match=r"np\.sum of tensors takes a, axis, keepdims: .*'dtype'"):
+        wide(X)
+
+
+def test_on_values_the_rest_of_numpy_works_too() -> None:
+    tensor: Any
+    variable: Any
+    tensor, variable = ops.exp(X), Variable(np.ones((4, 2)), name="w")
+    assert np.median(tensor) == np.median(np.exp(X))
+    np.testing.assert_array_equal(np.add.reduce(tensor), np.add.reduce(np.exp(X)))
+    assert np.concatenate([tensor, variable], axis=1).shape == (4, 5)
+    into = np.zeros_like(X)
+    into += tensor
+    np.testing.assert_array_equal(into, np.exp(X))
+    np.testing.assert_array_equal(np.sort(variable), np.ones((4, 2)))
+
+
+def test_a_traced_tensor_goes_into_no_array() -> None:
+    into = np.zeros((4, 3))
+
+    @function
+    def add(x: Any) -> Any:
+        np.add(x, 1, out=into)
+        return x
+
+    with pytest.raises(UsageError, match=r"np\.add has no operator that could be traced"):
+        add(X)
