@@ -20,6 +20,7 @@ from allreduce.graph.outline import Outline, outline
 from allreduce.graph.partition import partition
 from allreduce.graph.placement import place
 from allreduce.graph.replica import Replica
+from allreduce.graph.retracing import Retracing
 from allreduce.graph.schedule import schedule
 from allreduce.graph.signature import Arguments
 from allreduce.graph.spec import Dim
@@ -85,12 +86,22 @@ class Programs:
 
     by_signature: dict[Hashable, Compiled] = field(default_factory=dict)
     steps: int = 0
+    retracing: Retracing = field(default_factory=Retracing)
 
-    def get(self, signature: Hashable, make: Callable[[], Compiled]) -> Compiled:
-        """Return the step of a signature; `make` compiles a new one."""
-        if signature not in self.by_signature:
-            self.by_signature[signature] = make()
-        return self.by_signature[signature]
+    def get(
+        self,
+        fn: Callable[..., Any],
+        arguments: Arguments,
+        make: Callable[[], Compiled],
+        alone: bool = False,
+    ) -> Compiled:
+        """Return the step of a function for a call's arguments; `make` compiles a new one."""
+        signature = (alone, arguments.key)
+        found = self.by_signature.get(signature)
+        self.retracing.note(fn, arguments, found is None)
+        if found is None:
+            found = self.by_signature[signature] = make()
+        return found
 
     def count_step(self) -> int:
         """Count one more step; returns its number, from 1."""

@@ -1,7 +1,12 @@
-"""Nested tuples, lists and dicts: take them apart into leaves and put them together again."""
+"""Nested tuples, lists, dicts and dataclasses: taken apart into leaves, and put together again.
+
+A dataclass of ours that is one value, as PerReplica is, says so by an attribute `is_leaf`.
+"""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
@@ -21,7 +26,27 @@ def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
         return type(structure)(*(map_leaves(function, value) for value in structure))
     if isinstance(structure, list | tuple):
         return type(structure)(map_leaves(function, value) for value in structure)
+    if _is_record(structure):
+        rebuilt = copy.copy(structure)
+        for field in dataclasses.fields(structure):
+            value = map_leaves(function, getattr(structure, field.name))
+            object.__setattr__(rebuilt, field.name, value)  # a frozen one, too
+        return rebuilt
     return function(structure)
+
+
+def paths(structure: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """List where each leaf is: indices, dict keys, and `(None, name)` for a dataclass's field."""
+    if isinstance(structure, dict):
+        parts = list(structure.items())
+    elif isinstance(structure, list | tuple):
+        parts = list(enumerate(structure))
+    elif _is_record(structure):
+        fields = dataclasses.fields(structure)
+        parts = [((None, each.name), getattr(structure, each.name)) for each in fields]
+    else:
+        return [above]
+    return [path for key, value in parts for path in paths(value, (*above, key))]
 
 
 def replace_leaves(structure: Any, values: Iterator[Any]) -> Any:
@@ -35,4 +60,14 @@ def outline(structure: Any) -> Hashable:
         return ("dict", tuple((key, outline(value)) for key, value in structure.items()))
     if isinstance(structure, list | tuple):
         return (type(structure), tuple(outline(value) for value in structure))
+    if _is_record(structure):
+        names = [field.name for field in dataclasses.fields(structure)]
+        return (type(structure), tuple(outline(getattr(structure, name)) for name in names))
     return "leaf"
+
+
+def _is_record(value: Any) -> bool:
+    """Whether this is an instance of a dataclass that holds values, and is not one by itself."""
+    if isinstance(value, type) or not dataclasses.is_dataclass(value):
+        return False
+    return not getattr(value, "is_leaf", False)

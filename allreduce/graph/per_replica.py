@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,6 +24,8 @@ class PerReplica:
     Raises:
         UsageError: There are not as many weights or offsets as values.
     """
+
+    is_leaf: ClassVar[bool] = True  # of the structures that `nest` takes apart
 
     values: tuple[np.ndarray, ...]
     weights: tuple[int, ...] = ()

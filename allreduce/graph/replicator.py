@@ -111,7 +111,7 @@ class Replicator:
         fn = getattr(fn, "python_function", fn)
         with self._running:
             programs = self._programs.of(fn)
-            compiled = programs.get(arguments.key, lambda: compile_step(self, fn, arguments))
+            compiled = programs.get(fn, arguments, lambda: compile_step(self, fn, arguments))
             rows = arguments.rows or (1,) * self.local_replicas
             offsets = arguments.offsets or (0,) * self.local_replicas
             results = self._step(compiled, arguments, programs.count_step())
@@ -125,11 +125,11 @@ class Replicator:
         with self._running:
             programs = self._programs.of(fn)
             if self.num_replicas_in_sync == 1:
-                compiled = programs.get(arguments.key, lambda: compile_step(self, fn, arguments))
+                compiled = programs.get(fn, arguments, lambda: compile_step(self, fn, arguments))
             else:
                 first = Replica(0, self.first_replica, None)
                 compiled = programs.get(
-                    ("alone", arguments.key), lambda: compile_alone(self, fn, arguments, first)
+                    fn, arguments, lambda: compile_alone(self, fn, arguments, first), alone=True
                 )
             (values,) = self._step(compiled, arguments, programs.count_step())
         return compiled.rebuild(ConcreteTensor(each, self.devices[0]) for each in values)

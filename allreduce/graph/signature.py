@@ -33,6 +33,7 @@ class Arguments:
     Attributes:
         key: Equal for calls that one trace serves.
         feeds: For each array among the leaves its value on each local replica.
+        keys: What of each leaf is part of the key.
         rows: Samples per local replica, or None where no argument is a share of a batch.
         offsets: Where each replica's first row lies in the global batch.
     """
@@ -41,6 +42,7 @@ class Arguments:
     key: Hashable
     inputs: list[Input | None]
     feeds: list[tuple[np.ndarray, ...]] = field(default_factory=list)
+    keys: list[Hashable] = field(default_factory=list)
     rows: tuple[int, ...] | None = None
     offsets: tuple[int, ...] | None = None
 
@@ -69,12 +71,11 @@ def take_apart(structure: Any, local_replicas: int) -> Arguments:
     """
     leaves = nest.leaves(structure)
     found = Arguments(structure, None, [])
-    keys: list[Hashable] = []
     for leaf in leaves:
         array, key = _describe(leaf, found, local_replicas)
         found.inputs.append(array)
-        keys.append(key)
-    found.key = (nest.outline(structure), tuple(keys), str(current_device()))
+        found.keys.append(key)
+    found.key = (nest.outline(structure), tuple(found.keys), str(current_device()))
     return found
 
 

@@ -1,0 +1,78 @@
+"""What makes two calls of a traced function alike, and what is said when they rarely are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allreduce.graph import Tensor, function
+
+
+@dataclass(frozen=True)
+class Batch:
+    images: Any
+    rest: dict[str, Any] = field(default_factory=dict)
+    training: bool | None = True
+
+
+def test_dataclasses_are_taken_apart_and_come_back() -> None:
+    traces = []
+
+    @function
+    def double(batch: Batch) -> Batch:
+        traces.append(batch.training)
+        return Batch(batch.images * 2, {"labels": [batch.rest["labels"] + 1]}, training=None)
+
+    for _ in range(2):
+        result = double(Batch(np.ones(2), {"labels": np.zeros(3)}))
+    assert isinstance(result, Batch)
+    np.testing.assert_array_equal(result.images.numpy(), [2, 2])
+    np.testing.assert_array_equal(result.rest["labels"][0].numpy(), [1, 1, 1])
+    assert result.training is None
+    double(Batch(np.ones(2), {"labels": np.zeros(3)}, training=False))
+    assert traces == [True, False]
+
+
+def test_a_python_value_that_changes_all_the_time_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @function
+    def step(x: Tensor, settings: dict[str, float]) -> Tensor:
+        return x * settings["rate"]
+
+    for i in range(8):
+        step(np.ones(3), {"rate": 0.5 + i})
+    (record,) = caplog.records
+    assert "step was traced in 5 of its last 5 calls" in record.getMessage()
+    assert "argument \"settings['rate']\" was 3.5 and then 4.5" in record.getMessage()
+    assert "pass it as an array" in record.getMessage()
+
+
+def test_an_array_whose_shape_changes_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    @function
+    def step(batch: Batch, scale: Tensor) -> Any:
+        return batch.images * scale
+
+    for i in range(6):
+        step(Batch(np.ones(3)), scale=np.ones(3))
+        step(Batch(np.ones(i)), scale=np.ones(1))
+    assert not caplog.records  # every other call found its trace
+    for i in range(9, 14):
+        step(Batch(np.ones(i)), scale=np.ones(1))
+    (record,) = caplog.records
+    assert "argument 'batch.images' was float64(10,) and then float64(11,)" in record.getMessage()
+
+
+def test_few_signatures_are_nothing_to_speak_of(caplog: pytest.LogCaptureFixture) -> None:
+    @function
+    def step(x: Tensor, training: bool) -> Tensor:
+        return x if training else -x
+
+    for rows in (1, 2):
+        for training in (True, False):
+            for _ in range(3):
+                step(np.ones(rows), training)
+    assert not caplog.records
