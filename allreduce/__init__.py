@@ -56,7 +56,16 @@ if TYPE_CHECKING:
         UnsupportedError,
         UsageError,
     )
-    from allreduce.graph import PerReplica, Tensor, Variable, device, gradients, set_seed
+    from allreduce.graph import (
+        PerReplica,
+        Tensor,
+        Variable,
+        device,
+        gradients,
+        print,
+        register_op,
+        set_seed,
+    )
     from allreduce.graph.function import function  # from the room, mypy would take the module
     from allreduce.graph.ops import functions as ops
     from allreduce.strategies import MirroredStrategy, MultiWorkerMirroredStrategy, Strategy
@@ -94,6 +103,8 @@ __all__ = [
     "nn",
     "ops",
     "optim",
+    "print",
+    "register_op",
     "set_seed",
 ]
 
@@ -124,6 +135,8 @@ _HOMES = {
         "function",
         "gradients",
         "ops",
+        "print",
+        "register_op",
         "set_seed",
     ),
     "allreduce.strategies": ("MirroredStrategy", "MultiWorkerMirroredStrategy", "Strategy"),

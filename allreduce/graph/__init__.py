@@ -3,7 +3,9 @@
 from allreduce.graph.arenas import load_optimizer_state, optimizer_state
 from allreduce.graph.function import Function, function
 from allreduce.graph.ops import functions as ops
+from allreduce.graph.ops.custom import register_op
 from allreduce.graph.per_replica import PerReplica
+from allreduce.graph.printing import print_values as print
 from allreduce.graph.replicator import (
     Replicator,
     current_replicator,
@@ -34,6 +36,8 @@ __all__ = [
     "minimize",
     "ops",
     "optimizer_state",
+    "print",
+    "register_op",
     "scope_of",
     "set_seed",
 ]

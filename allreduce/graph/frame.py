@@ -14,6 +14,7 @@ from allreduce.errors import NumericsError
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.outline import Outline
+from allreduce.graph.printing import say
 from allreduce.graph.program import Instruction, Program
 from allreduce.graph.rendezvous import Key, Rendezvous
 from allreduce.graph.replica import Moment, Replica
@@ -180,6 +181,15 @@ class Frame:
 
         return run
 
+    def _print(self, node: Node) -> Step:
+        who = f"replica {self.replica.id}: " if self.replica.communicator is not None else ""
+        parts, sep = node.attrs["parts"], node.attrs["sep"]
+
+        def run() -> None:
+            say([self.values[i] for i in node.inputs], parts, sep, who)
+
+        return run
+
     def _store_gradient(self, node: Node) -> Step:
         place, source = self._gradient(node), node.inputs[0]
 
@@ -282,6 +292,7 @@ def _check_count(count: float) -> None:
 _BUILDERS: dict[str, Callable[[Frame, Node], Step]] = {
     "read": Frame._read,
     "assign": Frame._assign,
+    "print": Frame._print,
     "store_gradient": Frame._store_gradient,
     "store_count": Frame._store_count,
     "clear_gradients": Frame._clear_gradients,

@@ -15,8 +15,9 @@ Attrs = Mapping[str, Any]
 ShapeRule = Callable[[Sequence[Spec], Attrs], Spec]
 # Writes the value into its first argument. That has the shape rule's shape and dtype, is
 # C-contiguous, may hold anything, and overlaps no input. Inputs may be strided. Callers run kernels
-# under one `np.errstate(all="ignore")`: infinities and NaN are results, not warnings.
-Kernel = Callable[[np.ndarray, Sequence[np.ndarray], Attrs], None]
+# under one `np.errstate(all="ignore")`: infinities and NaN are results, not warnings. What it
+# returns is not looked at.
+Kernel = Callable[[np.ndarray, Sequence[np.ndarray], Attrs], object]
 # Returns the value, which shares memory with the only input.
 View = Callable[[np.ndarray, Attrs], np.ndarray]
 # (gradient of the output, output, inputs, attrs) -> gradient of each input, or None where it has

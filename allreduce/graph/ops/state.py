@@ -23,6 +23,7 @@ ROWS: tuple[tuple[str, Kind], ...] = (
     ("runtime", "source"),  # what the executor knows of itself; name
     ("read", "source"),  # variable; copy: whether a later change must not show
     ("assign", "effect"),  # variable <- input
+    ("print", "effect"),  # parts, sep
     ("apply_gradients", "effect"),  # rule, variables; (count, *gradients); replaced by bucketing:
     ("store_count", "effect"),  # plan: the number of samples behind the gradients
     ("store_gradient", "effect"),  # plan, span: a gradient, where it will be reduced

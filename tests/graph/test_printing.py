@@ -1,0 +1,49 @@
+"""`ar.print`: in the order of the program, on every replica, in every step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import allreduce as ar
+
+
+def test_a_step_prints_when_it_gets_there(capsys: pytest.CaptureFixture[str]) -> None:
+    total = ar.Variable(np.zeros(()), name="total")
+
+    @ar.function
+    def add(x: Any) -> None:
+        ar.print("before", total)
+        total.assign(total + ar.ops.sum(x))
+        ar.print("after", total, x.shape, sep=": ")
+
+    add(np.ones(3))
+    add(np.ones(3))
+    assert capsys.readouterr().out.splitlines() == [
+        "before 0.0",
+        "after: 3.0: (3,)",
+        "before 3.0",
+        "after: 6.0: (3,)",
+    ]
+
+
+def test_outside_of_functions_it_prints_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    ar.print(ar.ops.exp(np.zeros(2)), ar.Variable(np.ones(1), name="one"), "text", 3)
+    assert capsys.readouterr().out == "[1. 1.] [1.] text 3\n"
+
+
+def test_replicas_say_who_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    ar.config.set_logical_devices("CPU", 4)
+    strategy = ar.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    @ar.function
+    def step(x: Any) -> None:
+        ar.print("rows", ar.ops.sum(x, axis=0))
+
+    for (batch,) in strategy.distribute_dataset([(np.arange(3.0),), (np.arange(1.0),)]):
+        strategy.run(step, args=(batch,))
+    said = capsys.readouterr().out.splitlines()
+    assert sorted(said[:2]) == ["replica 0: rows 1.0", "replica 1: rows 2.0"]
+    assert said[2:] == ["replica 0: rows 0.0"]  # the other one has no samples
