@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -70,6 +70,9 @@ class Operators(NumpyArgument):
     def __rmatmul__(self, other: Any) -> Tensor:
         return _op("matmul", other, self)
 
+    def __getitem__(self, key: Any) -> Tensor:
+        return _op("getitem", self, key)
+
     def __lt__(self, other: Any) -> Tensor:
         return _op("less", self, other)
 
@@ -120,6 +123,9 @@ class Tensor(Operators, ABC):
     @abstractmethod
     def __len__(self) -> int: ...
 
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
     def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
         return _op("equal", self, other)
 
@@ -161,9 +167,6 @@ class TracedTensor(Tensor):
         if isinstance(size, Dim):
             self._has_no_value("a length", "the batch size is known only when the step runs")
         return size
-
-    def __iter__(self) -> NoReturn:
-        self._has_no_value("an iterable", "index its axes with operators")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         self._has_no_value("an array", "use ar.ops instead of numpy here, or return it")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,6 +74,12 @@ class Variable(Operators):
     def numpy(self) -> np.ndarray:
         """Copy this process's first replica's value."""
         return self.storage[0].copy()
+
+    def __len__(self) -> int:
+        return len(self.storage[0])
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.__tensor__())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.storage[0], dtype=dtype)

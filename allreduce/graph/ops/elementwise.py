@@ -160,6 +160,38 @@ def log(x: Any) -> Tensor:
 elementwise(np.log, lambda dy, y, x, attrs: [dy / x[0]])
 
 
+def log1p(x: Any) -> Tensor:
+    """Take the natural logarithm of 1 + `x`, exact near 0."""
+    return apply("log1p", *promote(np.log1p, x))
+
+
+elementwise(np.log1p, lambda dy, y, x, attrs: [dy / (x[0] + 1)])
+
+
+def expm1(x: Any) -> Tensor:
+    """Raise e to the power `x` and subtract 1, exact near 0."""
+    return apply("expm1", *promote(np.expm1, x))
+
+
+elementwise(np.expm1, lambda dy, y, x, attrs: [dy * (y + 1)])
+
+
+def sin(x: Any) -> Tensor:
+    """Take the sine of radians."""
+    return apply("sin", *promote(np.sin, x))
+
+
+elementwise(np.sin, lambda dy, y, x, attrs: [dy * cos(x[0])])
+
+
+def cos(x: Any) -> Tensor:
+    """Take the cosine of radians."""
+    return apply("cos", *promote(np.cos, x))
+
+
+elementwise(np.cos, lambda dy, y, x, attrs: [-dy * sin(x[0])])
+
+
 def sqrt(x: Any) -> Tensor:
     """Take the square root."""
     return apply("sqrt", *promote(np.sqrt, x))

@@ -20,26 +20,33 @@ from allreduce.graph.ops.comparison import (
     not_equal,
     where,
 )
+from allreduce.graph.ops.cumulative import cumsum
 from allreduce.graph.ops.elementwise import (
     absolute,
     add,
     clip,
+    cos,
     divide,
     exp,
+    expm1,
     floor,
     log,
+    log1p,
     maximum,
     minimum,
     multiply,
     negative,
     power,
     sign,
+    sin,
     sqrt,
     square,
     stop_gradient,
     subtract,
 )
-from allreduce.graph.ops.indexing import argmax, one_hot
+from allreduce.graph.ops.gather import take, take_along_axis, top_k
+from allreduce.graph.ops.indexing import argmax, argmin, one_hot
+from allreduce.graph.ops.joining import concatenate, pad, split, stack, tile
 from allreduce.graph.ops.losses import softmax_cross_entropy, sparse_softmax_cross_entropy
 from allreduce.graph.ops.matmul import matmul
 from allreduce.graph.ops.random import dropout
@@ -58,6 +65,7 @@ from allreduce.graph.ops.shape import (
     zeros,
     zeros_like,
 )
+from allreduce.graph.ops.slicing import getitem
 from allreduce.graph.ops.softmax import log_softmax, logits_of, softmax
 from allreduce.graph.tensor import OPERATORS
 
@@ -76,6 +84,7 @@ for _operator in (
     greater_equal,
     equal,
     not_equal,
+    getitem,
 ):
     OPERATORS[_operator.__name__] = _operator
 
@@ -83,25 +92,32 @@ __all__ = [
     "absolute",
     "add",
     "argmax",
+    "argmin",
     "broadcast_to",
     "cast",
     "clip",
+    "concatenate",
+    "cos",
+    "cumsum",
     "divide",
     "dropout",
     "equal",
     "erf",
     "exp",
     "expand_dims",
+    "expm1",
     "flatten",
     "floor",
     "full",
     "gelu",
+    "getitem",
     "greater",
     "greater_equal",
     "isfinite",
     "less",
     "less_equal",
     "log",
+    "log1p",
     "log_softmax",
     "logical_and",
     "logical_not",
@@ -119,23 +135,31 @@ __all__ = [
     "one_hot",
     "ones",
     "ones_like",
+    "pad",
     "power",
     "relu",
     "reshape",
     "sigmoid",
     "sign",
+    "sin",
     "size",
     "softmax",
     "softmax_cross_entropy",
     "sparse_softmax_cross_entropy",
+    "split",
     "sqrt",
     "square",
     "squeeze",
+    "stack",
     "stop_gradient",
     "subtract",
     "sum",
     "sum_to",
+    "take",
+    "take_along_axis",
     "tanh",
+    "tile",
+    "top_k",
     "transpose",
     "where",
     "zeros",

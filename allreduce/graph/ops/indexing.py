@@ -22,6 +22,12 @@ def argmax(x: Any, axis: int = -1) -> Tensor:
     return apply("argmax", tensor, axis=as_axis("argmax", tensor, axis))
 
 
+def argmin(x: Any, axis: int = -1) -> Tensor:
+    """Find where the smallest element along an axis is; the first of equal ones. int64."""
+    tensor = as_tensor(x)
+    return apply("argmin", tensor, axis=as_axis("argmin", tensor, axis))
+
+
 def _argmax_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
     shape, axis = specs[0].shape, attrs["axis"]
     if shape[axis] == 0:
@@ -34,7 +40,13 @@ def _argmax(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None
         np.argmax(inputs[0], axis=attrs["axis"], out=out)
 
 
+def _argmin(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    if out.size:
+        np.argmin(inputs[0], axis=attrs["axis"], out=out)
+
+
 register(Op("argmax", _argmax_shape, _argmax))
+register(Op("argmin", _argmax_shape, _argmin))
 
 
 def one_hot(labels: Any, depth: int, dtype: Any = "float32") -> Tensor:

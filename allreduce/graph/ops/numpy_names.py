@@ -10,16 +10,21 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.errors import UsageError
 from allreduce.graph.numpy_calls import OPERATOR_OF
 from allreduce.graph.ops import (
     activation,
     comparison,
+    cumulative,
     elementwise,
+    gather,
     indexing,
+    joining,
     matmul,
     reduce,
 )
 from allreduce.graph.ops import shape as shapes
+from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Shape, Size
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import as_tensor
@@ -32,7 +37,8 @@ for _home, _names in (
         elementwise,
         (
             *("add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "negative"),
-            *("absolute", "sign", "floor", "exp", "log", "sqrt", "square"),
+            *("absolute", "sign", "floor", "exp", "expm1", "log", "log1p", "sqrt", "square"),
+            *("sin", "cos"),
         ),
     ),
     (activation, ("tanh",)),
@@ -79,6 +85,50 @@ def _min(a: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
 @_stands_for(np.argmax)
 def _argmax(a: Any, axis: int | None = None) -> Tensor:
     return indexing.argmax(shapes.reshape(a, -1) if axis is None else a, axis or 0)
+
+
+@_stands_for(np.argmin)
+def _argmin(a: Any, axis: int | None = None) -> Tensor:
+    return indexing.argmin(shapes.reshape(a, -1) if axis is None else a, axis or 0)
+
+
+@_stands_for(np.cumsum)
+def _cumsum(a: Any, axis: int | None = None) -> Tensor:
+    return cumulative.cumsum(a, axis)
+
+
+@_stands_for(np.take)
+def _take(a: Any, indices: Any, axis: int | None = None) -> Tensor:
+    return gather.take(shapes.reshape(a, -1) if axis is None else a, indices, axis or 0)
+
+
+@_stands_for(np.take_along_axis)
+def _take_along_axis(arr: Any, indices: Any, axis: int = -1) -> Tensor:
+    return gather.take_along_axis(arr, indices, axis)
+
+
+@_stands_for(np.concatenate)
+def _concatenate(arrays: Sequence[Any], axis: int = 0) -> Tensor:
+    return joining.concatenate(arrays, axis)
+
+
+@_stands_for(np.stack)
+def _stack(arrays: Sequence[Any], axis: int = 0) -> Tensor:
+    return joining.stack(arrays, axis)
+
+
+@_stands_for(np.tile)
+def _tile(A: Any, reps: int | Sequence[int]) -> Tensor:
+    return joining.tile(A, reps)
+
+
+@_stands_for(np.pad)
+def _pad(
+    array: Any, pad_width: Any, mode: str = "constant", *, constant_values: float = 0
+) -> Tensor:
+    if mode != "constant":
+        raise UsageError(f"{users_line()}: np.pad of tensors has mode 'constant', not {mode!r}")
+    return joining.pad(array, pad_width, constant_values)
 
 
 @_stands_for(np.clip)

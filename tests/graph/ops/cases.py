@@ -103,6 +103,30 @@ SPREAD: tuple[Shapes, ...] = (((3,),), ((1, 2),), ((3, 1),), ((1, 0),))
 SUMMED: tuple[Shapes, ...] = (((3, 4),), ((5, 2, 3),), ((1, 1),), ((0, 3),), ((2, 0, 4),))
 FILLED: tuple[Shapes, ...] = (((),), ((4,),), ((3, 4),), ((2, 1, 3),))
 
+JOINED: tuple[Shapes, ...] = (((2, 3), (2, 1)), ((1, 2), (1, 0)), ((0, 3), (0, 1)), ((3,), (2,)))
+PART = (slice(1, 5, 2), slice(None))
+INDICES = np.array([[0, 2, 2], [-1, 0, 1]])
+
+
+def _scatter(dy: Tensor) -> Tensor:
+    return apply("scatter_add", dy, np.array([1, 0, 1, -2]), axis=1, shape=(dy.shape[0], 3))
+
+
+def _chosen(x: Tensor, along: int) -> np.ndarray:
+    (rows, *_) = x.shape
+    assert isinstance(rows, int)
+    return np.resize([1, 0, 1, -1], (rows, along))
+
+
+def _along(x: Tensor) -> Tensor:
+    return ops.take_along_axis(x, _chosen(x, 4), axis=1)
+
+
+def _add_along(dy: Tensor) -> Tensor:
+    indices = _chosen(dy, int(dy.shape[1]))  # type: ignore[arg-type]
+    return apply("add_along_axis", dy, indices, axis=1, shape=(dy.shape[0], 3))
+
+
 CASES: tuple[Case, ...] = (
     Case("add", ops.add, TWO),
     Case("subtract", ops.subtract, TWO),
@@ -152,5 +176,27 @@ CASES: tuple[Case, ...] = (
     Case("max", lambda x: ops.max(x, axis=-1), ROWS, distinct=True),
     Case("min", ops.min, FILLED, distinct=True),
     Case("min", lambda x: ops.min(x, axis=1, keepdims=True), ROWS, distinct=True),
+    Case("log1p", ops.log1p, low=-0.5),
+    Case("expm1", ops.expm1),
+    Case("sin", ops.sin),
+    Case("cos", ops.cos),
+    Case("cumsum", lambda x: ops.cumsum(x, 0), ROWS),
+    Case("cumsum", lambda x: ops.cumsum(x, -1, reverse=True), ROWS),
+    Case("slice", lambda x: x[..., ::2], ROWS),
+    Case("slice", lambda x: x[None, :, -1:, ...], [((3, 4),), ((2, 3, 5),), ((0, 3),)]),
+    Case("slice", lambda x: x[1:, ::-1], [((3, 4),), ((1, 2),), ((2, 3),)]),
+    Case("unslice", lambda dy: apply("unslice", dy, index=PART, shape=(5, 2)), [((2, 2),)]),
+    Case("take", lambda x: ops.take(x, INDICES, axis=-1), [((2, 3),), ((3,),), ((0, 3),)]),
+    Case("take", lambda x: x[INDICES], [((3, 2),), ((3,),), ((3, 0),), ((3, 2, 1),)]),
+    Case("scatter_add", _scatter, [((2, 4),), ((1, 4),), ((0, 4),)]),
+    Case("take_along_axis", _along, [((2, 3),), ((1, 5),), ((0, 3),)]),
+    Case("add_along_axis", _add_along, [((2, 3),), ((1, 4),), ((0, 2),)]),
+    Case("take_along_axis", lambda x: ops.top_k(x, 2)[0], [((3, 4),), ((2,),)], distinct=True),
+    Case("concatenate", lambda a, b: ops.concatenate([a, b, a], axis=-1), JOINED),
+    Case("concatenate", lambda a, b: ops.stack([a, b], axis=1), PAIRS),
+    Case("slice", lambda x: ops.split(x, [1, 2], axis=0)[1], [((3, 4),), ((3,),), ((3, 0),)]),
+    Case("broadcast_to", lambda x: ops.tile(x, (2, 3)), ROWS),
+    Case("pad", lambda x: ops.pad(x, 1, value=2.0), ROWS),
+    Case("crop", lambda x: apply("crop", x, widths=((1, 0), (0, 2))), [((3, 4),), ((1, 2),)]),
     Case("dropout", lambda x: ops.dropout(x, 0.4, seed=5)),
 )
