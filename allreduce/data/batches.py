@@ -66,6 +66,7 @@ class ArrayBatches:
                 values=tuple(self._rows(array, piece) for piece in pieces),
                 weights=tuple(piece.rows for piece in pieces),
                 offsets=tuple(piece.offset for piece in pieces),
+                everyone=tuple(piece.rows for piece in self.plan.pieces(step)),
             )
             for array in self.arrays
         )
@@ -142,6 +143,8 @@ def distribute(batch: Any, replicator: Replicator, name: str = "the batch") -> A
         array = np.asarray(leaf)
         # Copied, because the dataset may refill its arrays while the batch waits for its step.
         parts = [array[o : o + n].copy() for n, o in zip(sizes[local], offsets[local], strict=True)]
-        return PerReplica(values=tuple(parts), weights=sizes[local], offsets=offsets[local])
+        return PerReplica(
+            values=tuple(parts), weights=sizes[local], offsets=offsets[local], everyone=sizes
+        )
 
     return map_leaves(cut, batch)

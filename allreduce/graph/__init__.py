@@ -3,6 +3,7 @@
 from allreduce.graph.arenas import load_optimizer_state, optimizer_state
 from allreduce.graph.function import Function, function
 from allreduce.graph.ops import functions as ops
+from allreduce.graph.ops.collective import all_gather, all_reduce, replica_id
 from allreduce.graph.ops.custom import register_op
 from allreduce.graph.per_replica import PerReplica
 from allreduce.graph.printing import print_values as print
@@ -25,6 +26,8 @@ __all__ = [
     "Tensor",
     "UpdateRule",
     "Variable",
+    "all_gather",
+    "all_reduce",
     "apply_gradients",
     "current_replicator",
     "default_replicator",
@@ -38,6 +41,7 @@ __all__ = [
     "optimizer_state",
     "print",
     "register_op",
+    "replica_id",
     "scope_of",
     "set_seed",
 ]

@@ -16,6 +16,7 @@ from allreduce.graph.arenas import ArenaPlan, Host, plan_for, synchronize
 from allreduce.graph.dependence import dependents, of_replica
 from allreduce.graph.executor import Executor
 from allreduce.graph.node import Graph
+from allreduce.graph.ops.base import lookup
 from allreduce.graph.outline import Outline, outline
 from allreduce.graph.partition import partition
 from allreduce.graph.placement import place
@@ -140,6 +141,11 @@ def compile_alone(
     """
     with events.span("compile", function=_name(fn)):
         graph, result = _trace(host, fn, arguments)
+        if any(lookup(node.op).kind == "collective" for node in graph.nodes):
+            raise UsageError(
+                f"{_name(fn)} has collectives of {host.num_replicas_in_sync} replicas; call it "
+                "through strategy.run(...), so that all of them take part"
+            )
         if graph.effects:
             raise UsageError(
                 f"{_name(fn)} changes variables of {host.num_replicas_in_sync} replicas; call it "
@@ -153,7 +159,7 @@ def _name(fn: Callable[..., Any]) -> str:
 
 
 def _trace(host: Host, fn: Callable[..., Any], arguments: Arguments) -> tuple[Graph, Any]:
-    trace = Trace()
+    trace = Trace(host.num_replicas_in_sync)
     outputs: list[TracedTensor] = []
 
     def fetch(leaf: Any) -> bool:

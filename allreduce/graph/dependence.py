@@ -17,6 +17,8 @@ def of_samples(node: Node) -> bool:
 
 def of_replica(node: Node) -> bool:
     """Tell whether a node's value differs from replica to replica."""
+    if node.op == "runtime" and node.attrs["name"] == "replica":
+        return True
     return of_samples(node) or (node.op == "placeholder" and node.attrs["varies"])
 
 
@@ -33,7 +35,7 @@ def dependents(nodes: Iterable[Node], root: Callable[[Node], bool]) -> set[int]:
         reads = not found.isdisjoint(node.inputs)
         if node.op == "receive":
             reads = node.attrs["edge"] in sent
-        if root(node) or (reads and lookup(node.op).kind != "collective"):
+        if (root(node) or reads) and lookup(node.op).kind != "collective":
             found.add(node.id)
             if node.op == "send":
                 sent.add(node.attrs["edge"])

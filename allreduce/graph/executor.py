@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from allreduce.errors import UsageError
 from allreduce.graph.frame import Frame
 from allreduce.graph.outline import Outline
 from allreduce.graph.program import Program
 from allreduce.graph.rendezvous import LocalRendezvous, Rendezvous
 from allreduce.graph.replica import Moment, Replica
+from allreduce.graph.spec import GLOBAL_BATCH, Dim
 from allreduce.reduction import Arena
 
 # Buffers are kept for this many batch sizes: the usual one and the last, smaller one, for two
@@ -43,7 +45,12 @@ class Executor:
         self.arenas = arenas
         self.outline = outline
         self.rendezvous: Rendezvous = LocalRendezvous()
-        self._frames: OrderedDict[int, Frame] = OrderedDict()
+        self._frames: OrderedDict[tuple[int, tuple[int, ...] | None], Frame] = OrderedDict()
+        self._joins_rows = any(
+            isinstance(size, Dim) and size.name == GLOBAL_BATCH.name
+            for instruction in program.instructions
+            for size in instruction.node.spec.shape
+        )
 
     def run(self, feeds: Sequence[np.ndarray], moment: Moment, batch: bool) -> list[np.ndarray]:
         """Run one step.
@@ -57,14 +64,18 @@ class Executor:
         Returns:
             The fetched values, in new arrays.
         """
-        frame = self._frames.get(moment.rows)
+        sizes = (moment.rows, moment.everyone if self._joins_rows else None)
+        frame = self._frames.get(sizes)
         if frame is None:
             program = self.program.null() if batch and not moment.rows else self.program
-            frame = Frame(
-                program, self.replica, self.arenas, self.rendezvous, moment.rows, self.outline
-            )
-            self._frames[moment.rows] = frame
+            if self._joins_rows and moment.everyone is None:
+                raise UsageError(
+                    "the step gathers the rows of all replicas, and how many there are is not "
+                    "known; make the batches with strategy.distribute_dataset"
+                )
+            frame = Frame(program, self.replica, self.arenas, self.rendezvous, moment, self.outline)
+            self._frames[sizes] = frame
             if len(self._frames) > KEPT_FRAMES:
                 self._frames.popitem(last=False)
-        self._frames.move_to_end(moment.rows)
+        self._frames.move_to_end(sizes)
         return frame.run(feeds, moment)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from allreduce.devices import lookup as lookup_device
 from allreduce.errors import NumericsError
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
+from allreduce.graph.ops.collective import contribution_of_none
 from allreduce.graph.outline import Outline
 from allreduce.graph.printing import say
 from allreduce.graph.program import Instruction, Program
@@ -33,7 +35,7 @@ class Frame:
         replica: Who runs it.
         arenas: The replica's arenas, by id of their plan.
         rendezvous: Where transfers between the replica's devices meet.
-        rows: The batch size.
+        moment: The first step that it is for; others have the same rows.
         outline: What all ranks have to run alike; None where there is one rank.
     """
 
@@ -43,19 +45,18 @@ class Frame:
         replica: Replica,
         arenas: Mapping[int, Arena],
         rendezvous: Rendezvous,
-        rows: int,
+        moment: Moment,
         outline: Outline | None,
     ) -> None:
         self.program = program
         self.replica = replica
         self.arenas = arenas
         self.rendezvous = rendezvous
-        self.rows = rows
         self.outline = outline
         self.stamps: dict[int, Stamp] = {}  # by id of the plan
         self.values: dict[int, np.ndarray] = {}
         self.works: dict[int, Work] = {}  # started and not awaited, by instruction
-        self.moment = Moment(rows, 0, 0)
+        self.moment = moment
         self.runtime: dict[str, np.ndarray] = {}
         self._give()
         self._in_place = self._find_in_place()
@@ -77,12 +78,14 @@ class Frame:
         """Run all instructions; returns copies of the outputs."""
         self.moment = moment
         for name, array in self.runtime.items():
-            array[...] = getattr(moment, name)
+            array[...] = self.replica.id if name == "replica" else getattr(moment, name)
         fed = dict(zip(self.program.inputs, feeds, strict=True))
         self.values.update(fed)
         with np.errstate(all="ignore"):  # infinities and NaN are results here, not warnings
             for step in self.steps:
                 step()
+        for index in list(self.works):  # what is fetched straight from a collective
+            self.works.pop(index).wait()
         outputs = [self._output(node) for node in self.program.outputs]
         for i in fed:  # a batch may be large, and is the caller's
             del self.values[i]
@@ -92,7 +95,7 @@ class Frame:
         if node.id in self.values:
             return self.values[node.id].copy()
         # Left out of the null program: there are no rows of it.
-        return np.zeros(concrete(node.spec.shape, 0), node.spec.dtype)
+        return np.zeros(self._shape(node), node.spec.dtype)
 
     def _find_in_place(self) -> dict[int, np.ndarray]:
         """Find the gradients that can be computed where they are reduced, and where that is."""
@@ -140,10 +143,15 @@ class Frame:
             return self._compute(node)
         if node.op == "all_reduce_bucket":
             return self._all_reduce(index, node)
+        if lookup(node.op).kind == "collective":
+            return self._collective(index, node)
         return _BUILDERS[node.op](self, node)
 
     def _buffer(self, node: Node) -> np.ndarray:
-        return np.empty(concrete(node.spec.shape, self.rows), node.spec.dtype)
+        return np.empty(self._shape(node), node.spec.dtype)
+
+    def _shape(self, node: Node) -> tuple[int, ...]:
+        return concrete(node.spec.shape, self.moment.rows, sum(self.moment.everyone or ()))
 
     def _compute(self, node: Node) -> Step:
         op, values, inputs, attrs = lookup(node.op), self.values, node.inputs, node.attrs
@@ -227,6 +235,31 @@ class Frame:
             self.works[index] = start()
 
         return run
+
+    def _collective(self, index: int, node: Node) -> Step:
+        """Exchange values among the replicas in the middle of a step."""
+        communicator, out = self.replica.communicator, self._buffer(node)
+        assert communicator is not None, "a single replica has no collectives"
+        self.values[node.id] = out
+        call = getattr(communicator, node.op)
+        named = self._named(node)
+        absent = node.attrs.get("absent")
+        nothing = contribution_of_none(node, out.shape) if absent else None
+
+        def run() -> None:
+            x = self.values[node.inputs[0]] if nothing is None else nothing
+            self.works[index] = call(x, out=out, async_op=True, **named)
+
+        return run
+
+    def _named(self, node: Node) -> dict[str, Any]:
+        """Return the keywords of a collective's call."""
+        if node.op == "all_reduce":
+            return {"op": node.attrs["op"]}
+        factor = node.attrs["rows_per_sample"]
+        if factor is None:
+            return {}
+        return {"counts": [factor * rows for rows in self.moment.everyone or ()]}
 
     def _stamp(self, node: Node) -> Stamp | None:
         """Return what makes sure, with an arena's first bucket, that ranks do alike."""

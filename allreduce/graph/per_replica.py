@@ -18,6 +18,7 @@ class PerReplica:
         values: The arrays, in the order of the replicas.
         weights: How many samples stand behind each: its rows where it is a share of a batch.
         offsets: Where each share's first row lies in the global batch.
+        everyone: How many samples each replica of any rank has, where this is known.
         is_batch: Whether the values are shares of a batch; by default they are if each has as many
             rows as its weight says.
 
@@ -31,6 +32,7 @@ class PerReplica:
     weights: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()
     is_batch: bool | None = None
+    everyone: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.values, list | tuple) or not self.values:

@@ -86,6 +86,9 @@ class Program:
                 instruction = replace(instruction, node=node)
             elif node.id in dependent:
                 continue
+            elif not dependent.isdisjoint(node.inputs):  # a collective, to which it adds nothing
+                node = replace(node, inputs=(), attrs={**node.attrs, "absent": True})
+                instruction = replace(instruction, node=node)
             kept.append((index, instruction))
         places = {old: new for new, (old, _) in enumerate(kept)}
         moved = tuple(

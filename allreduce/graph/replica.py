@@ -19,8 +19,16 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a step is told: its samples, where they lie in the global batch, and its number."""
+    """What a step is told.
+
+    Attributes:
+        rows: This replica's samples.
+        row_offset: Where they begin in the global batch.
+        step: The step's number, from 1.
+        everyone: The samples of every replica; None where these are not known.
+    """
 
     rows: int
     row_offset: int
     step: int
+    everyone: tuple[int, ...] | None = None

@@ -141,12 +141,17 @@ class Replicator:
         for _, plan in compiled.updates:
             plan.take_over()
 
+        everyone = arguments.everyone
+        if everyone is None and self.local_replicas == self.num_replicas_in_sync:
+            everyone = arguments.rows or (1,) * self.local_replicas
+
         def step(index: int) -> list[np.ndarray]:
             feeds = [values[index] for values in arguments.feeds]
             rows = arguments.rows[index] if arguments.rows else 1
             offset = arguments.offsets[index] if arguments.offsets else 0
             batch = arguments.rows is not None
-            return compiled.executors[index].run(feeds, Moment(rows, offset, number), batch)
+            moment = Moment(rows, offset, number, everyone)
+            return compiled.executors[index].run(feeds, moment, batch)
 
         if len(compiled.executors) == 1:
             results = [step(0)]

@@ -36,6 +36,7 @@ class Arguments:
         keys: What of each leaf is part of the key.
         rows: Samples per local replica, or None where no argument is a share of a batch.
         offsets: Where each replica's first row lies in the global batch.
+        everyone: The rows of every replica of any rank, where these are known.
     """
 
     structure: Any
@@ -45,6 +46,7 @@ class Arguments:
     keys: list[Hashable] = field(default_factory=list)
     rows: tuple[int, ...] | None = None
     offsets: tuple[int, ...] | None = None
+    everyone: tuple[int, ...] | None = None
 
     def placeholders(self, trace: Trace) -> Any:
         """Rebuild the arguments with placeholders in place of arrays."""
@@ -125,7 +127,7 @@ def _check_parts(leaf: PerReplica, replicas: int) -> None:
 def _join_batch(leaf: PerReplica, found: Arguments) -> None:
     rows = tuple(len(value) for value in leaf.values)
     if found.rows is None:
-        found.rows, found.offsets = rows, leaf.offsets
+        found.rows, found.offsets, found.everyone = rows, leaf.offsets, leaf.everyone
     elif found.rows != rows:
         raise ShapeError(
             f"arguments of one step have different rows per replica: {found.rows} and {rows}"

@@ -32,7 +32,8 @@ class Dim:
         return self.name if self.factor == 1 else f"{self.factor}*{self.name}"
 
 
-BATCH = Dim("batch")
+BATCH = Dim("batch")  # a replica's rows
+GLOBAL_BATCH = Dim("global_batch")  # those of all replicas
 Size = int | Dim
 Shape = tuple[Size, ...]
 
@@ -58,9 +59,14 @@ def show(shape: Iterable[Size]) -> str:
     return f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join(sizes)})"
 
 
-def concrete(shape: Shape, batch: int) -> tuple[int, ...]:
-    """Replace the named batch dimension by its size."""
-    return tuple(size if isinstance(size, int) else size.factor * batch for size in shape)
+def concrete(shape: Shape, batch: int, everyone: int = 0) -> tuple[int, ...]:
+    """Replace named dimensions by their sizes: a replica's rows, and those of all replicas."""
+    return tuple(
+        size
+        if isinstance(size, int)
+        else size.factor * (everyone if size.name == GLOBAL_BATCH.name else batch)
+        for size in shape
+    )
 
 
 def size_of(shape: Shape) -> Size:

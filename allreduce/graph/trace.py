@@ -26,7 +26,8 @@ HOST = DeviceName.parse("CPU:0").complete()
 class Trace:
     """One replica's program while it is being recorded."""
 
-    def __init__(self) -> None:
+    def __init__(self, replicas: int = 1) -> None:
+        self.replicas = replicas  # that run it together
         self.nodes: list[Node] = []
         self.inputs: list[int] = []
         self.effects: list[int] = []
@@ -74,7 +75,7 @@ class Trace:
         return tensor
 
     def runtime(self, name: str) -> TracedTensor:
-        """Return what the executor tells a step: its `rows`, `row_offset` or `step`, an int64."""
+        """Return what the executor tells a step, an int64: a field of `Moment`, or `replica`."""
         if name not in self._runtime:
             spec = Spec((), np.dtype(np.int64))
             self._runtime[name] = self.add("runtime", (), {"name": name}, spec)

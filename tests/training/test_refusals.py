@@ -116,9 +116,9 @@ def test_a_model_made_outside_its_strategy_is_refused() -> None:
 
 def test_numpy_in_a_loss_is_told_with_the_users_line() -> None:
     model = nn.Sequential([nn.Dense(1)])
-    model.compile("sgd", lambda y, p: np.mean((y - p) ** 2))
+    model.compile("sgd", lambda y, p: np.median((y - p) ** 2))
     with pytest.raises(
-        UsageError, match=r"test_refusals\.py:\d+: a tensor of shape .* ar\.ops inst"
+        UsageError, match=r"test_refusals\.py:\d+: np\.median has no operator .* use ar\.ops"
     ):
         model.fit(np.ones((8, 5)), np.ones((8, 1)), verbose=0)
 

@@ -175,7 +175,8 @@ def _quotient(total: Size, part: Size) -> Size | None:
 
 def running_shape(shape: Shape, x: np.ndarray, named: tuple[int, int] | None) -> tuple[int, ...]:
     """Give a named size the value it has in this run, read off axis `named[0]` of `x`."""
-    return concrete(shape, x.shape[named[0]] // named[1] if named else 0)
+    size = x.shape[named[0]] // named[1] if named else 0
+    return concrete(shape, size, size)
 
 
 def kept_shape(shape: Shape, axes: Sequence[int]) -> Shape:

@@ -6,6 +6,7 @@ Importing this module fills the operator table and gives tensors their Python op
 from allreduce.errors import did_you_mean
 from allreduce.graph.ops import numpy_names, state  # noqa: F401  (their rows)
 from allreduce.graph.ops.activation import erf, gelu, relu, sigmoid, tanh
+from allreduce.graph.ops.collective import all_gather, all_reduce, replica_id
 from allreduce.graph.ops.common import cast
 from allreduce.graph.ops.comparison import (
     equal,
@@ -91,6 +92,8 @@ for _operator in (
 __all__ = [
     "absolute",
     "add",
+    "all_gather",
+    "all_reduce",
     "argmax",
     "argmin",
     "broadcast_to",
@@ -138,6 +141,7 @@ __all__ = [
     "pad",
     "power",
     "relu",
+    "replica_id",
     "reshape",
     "sigmoid",
     "sign",

@@ -1,0 +1,115 @@
+"""Collectives inside a step: values, gradients, replicas without samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import allreduce as ar
+from allreduce.errors import ShapeError, UnsupportedError, UsageError
+
+X = np.random.default_rng(5).normal(size=(7, 3))
+
+
+@pytest.fixture(params=[1, 2, 4])
+def strategy(request: pytest.FixtureRequest) -> ar.Strategy:
+    ar.config.set_logical_devices("CPU", 4)
+    return ar.MirroredStrategy([f"CPU:{i}" for i in range(request.param)])
+
+
+def _run(strategy: ar.Strategy, step: Any, *arrays: np.ndarray) -> Any:
+    (batch,) = strategy.distribute_dataset([arrays])
+    return strategy.run(ar.function(step), args=batch)
+
+
+@pytest.mark.parametrize("rows", [7, 3, 1])
+def test_values_are_those_of_the_global_batch(strategy: ar.Strategy, rows: int) -> None:
+    def step(x: Any) -> Any:
+        total = ar.all_reduce(ar.ops.sum(x, axis=0))
+        count = ar.all_reduce(ar.ops.size(x, axis=0))
+        return total / count, ar.all_gather(x), ar.all_gather(ar.ops.sum(x * 0, axis=0) + 1)
+
+    mean, gathered, each = _run(strategy, step, X[:rows])
+    for value in mean.values:
+        np.testing.assert_allclose(value, X[:rows].mean(axis=0))
+    for value in gathered.values:
+        np.testing.assert_array_equal(value, X[:rows])
+    busy = min(rows, strategy.num_replicas_in_sync)
+    assert each.values[0].sum() == 3 * busy
+
+
+@pytest.mark.parametrize("op", ["min", "max", "prod"])
+def test_a_replica_without_samples_counts_for_nothing(strategy: ar.Strategy, op: str) -> None:
+    def step(x: Any) -> Any:
+        return ar.all_reduce(ar.ops.sum(x, axis=0), op=op)
+
+    found = _run(strategy, step, X[:1])
+    for value in found.values:
+        np.testing.assert_array_equal(value, X[0])
+
+
+def test_a_contrastive_losss_gradient_is_that_of_the_global_batch(strategy: ar.Strategy) -> None:
+    with strategy.scope():
+        w = ar.Variable(np.eye(3) + 0.1, name="w")
+        optimizer = ar.optim.SGD(0.5)
+
+    def step(x: Any) -> Any:
+        own = ar.ops.tanh(x @ w)
+        everyones = ar.all_gather(own)
+        scores = own @ ar.ops.transpose(everyones)  # (batch, global_batch)
+        loss = ar.ops.sum(ar.ops.exp(scores), axis=1)
+        optimizer.minimize(loss, [w])
+        return loss
+
+    alone = ar.Variable(np.eye(3) + 0.1, name="alone")
+
+    @ar.function
+    def reference(x: Any) -> Any:
+        own = ar.ops.tanh(x @ alone)
+        loss = ar.ops.sum(ar.ops.exp(own @ ar.ops.transpose(own)), axis=1)
+        return ar.gradients(ar.ops.sum(loss) / len(X), [alone])[0]
+
+    _run(strategy, step, X)
+    expected = alone.numpy() - 0.5 * reference(X).numpy()
+    np.testing.assert_allclose(w.numpy(), expected, rtol=1e-12)
+
+
+def test_a_variable_may_be_assigned_what_all_replicas_share(strategy: ar.Strategy) -> None:
+    with strategy.scope():
+        total = ar.Variable(np.zeros(3), name="total")
+
+    def step(x: Any) -> None:
+        total.assign(total + ar.all_reduce(ar.ops.sum(x, axis=0)))
+
+    for rows in (7, 2):
+        _run(strategy, step, X[:rows])
+    np.testing.assert_allclose(total.numpy(), X.sum(axis=0) + X[:2].sum(axis=0))
+
+
+def test_replicas_are_numbered(strategy: ar.Strategy) -> None:
+    ids = _run(strategy, lambda x: ar.replica_id() + 0 * ar.ops.size(x), X)
+    assert [int(each) for each in ids.values] == list(range(strategy.num_replicas_in_sync))
+    assert int(ar.replica_id()) == 0
+
+
+def test_what_cannot_be_combined_is_refused() -> None:
+    ar.config.set_logical_devices("CPU", 4)
+    strategy = ar.MirroredStrategy(["CPU:0", "CPU:1"])
+    with pytest.raises(ShapeError, match="replicas have rows of their own"):
+        _run(strategy, lambda x: ar.all_reduce(x), X)
+    with pytest.raises(UsageError, match="divide a sum of values by a sum of counts"):
+        _run(strategy, lambda x: ar.all_reduce(ar.ops.sum(x), op="mean"), X)
+    with pytest.raises(UsageError, match="did you mean 'sum'"):
+        _run(strategy, lambda x: ar.all_reduce(ar.ops.sum(x), op="summ"), X)
+    with pytest.raises(ShapeError, match="a scalar has none"):
+        _run(strategy, lambda x: ar.all_gather(ar.ops.sum(x)), X)
+    with pytest.raises(UnsupportedError, match="'all_reduce' has no gradient"):
+        _run(
+            strategy,
+            lambda x: ar.gradients(ar.all_reduce(ar.ops.sum(x), op="max"), [x])[0],
+            X,
+        )
+    with strategy.scope(), pytest.raises(UsageError, match=r"call it through strategy.run"):
+        ar.function(lambda x: ar.all_reduce(ar.ops.sum(x)))(X)
