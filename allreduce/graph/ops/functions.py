@@ -6,6 +6,7 @@ Importing this module fills the operator table and gives tensors their Python op
 from allreduce.errors import did_you_mean
 from allreduce.graph.ops import numpy_names, state  # noqa: F401  (their rows)
 from allreduce.graph.ops.activation import erf, gelu, relu, sigmoid, tanh
+from allreduce.graph.ops.attention import scaled_dot_product_attention
 from allreduce.graph.ops.collective import all_gather, all_reduce, replica_id
 from allreduce.graph.ops.common import cast
 from allreduce.graph.ops.comparison import (
@@ -21,6 +22,7 @@ from allreduce.graph.ops.comparison import (
     not_equal,
     where,
 )
+from allreduce.graph.ops.convolution import conv2d
 from allreduce.graph.ops.cumulative import cumsum
 from allreduce.graph.ops.elementwise import (
     absolute,
@@ -50,6 +52,13 @@ from allreduce.graph.ops.indexing import argmax, argmin, one_hot
 from allreduce.graph.ops.joining import concatenate, pad, split, stack, tile
 from allreduce.graph.ops.losses import softmax_cross_entropy, sparse_softmax_cross_entropy
 from allreduce.graph.ops.matmul import matmul
+from allreduce.graph.ops.normalization import group_norm, layer_norm, normalize
+from allreduce.graph.ops.pooling import (
+    average_pool2d,
+    global_average_pool2d,
+    global_max_pool2d,
+    max_pool2d,
+)
 from allreduce.graph.ops.random import dropout
 from allreduce.graph.ops.reduce import max, mean, min, sum, sum_to
 from allreduce.graph.ops.shape import (
@@ -96,10 +105,12 @@ __all__ = [
     "all_reduce",
     "argmax",
     "argmin",
+    "average_pool2d",
     "broadcast_to",
     "cast",
     "clip",
     "concatenate",
+    "conv2d",
     "cos",
     "cumsum",
     "divide",
@@ -114,9 +125,13 @@ __all__ = [
     "full",
     "gelu",
     "getitem",
+    "global_average_pool2d",
+    "global_max_pool2d",
     "greater",
     "greater_equal",
+    "group_norm",
     "isfinite",
+    "layer_norm",
     "less",
     "less_equal",
     "log",
@@ -128,12 +143,14 @@ __all__ = [
     "logits_of",
     "matmul",
     "max",
+    "max_pool2d",
     "maximum",
     "mean",
     "min",
     "minimum",
     "multiply",
     "negative",
+    "normalize",
     "not_equal",
     "one_hot",
     "ones",
@@ -143,6 +160,7 @@ __all__ = [
     "relu",
     "replica_id",
     "reshape",
+    "scaled_dot_product_attention",
     "sigmoid",
     "sign",
     "sin",

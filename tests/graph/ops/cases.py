@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from allreduce.graph.ops import functions as ops
+from allreduce.graph.ops.windows import Windows
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import apply
 
@@ -127,6 +128,46 @@ def _add_along(dy: Tensor) -> Tensor:
     return apply("add_along_axis", dy, indices, axis=1, shape=(dy.shape[0], 3))
 
 
+IMAGES: tuple[Shapes, ...] = (((2, 4, 5, 3),), ((1, 3, 3, 1),), ((0, 4, 4, 2),))
+CONVOLVED: tuple[Shapes, ...] = (
+    ((2, 4, 5, 3), (2, 3, 3, 4)),
+    ((1, 3, 3, 1), (3, 3, 1, 1)),
+    ((2, 3, 3, 2), (1, 1, 2, 3)),
+    ((0, 4, 4, 2), (2, 2, 2, 1)),
+)
+GROUPED: tuple[Shapes, ...] = (((2, 3, 4, 4), (2, 2, 2, 6)), ((1, 2, 2, 2), (1, 1, 1, 2)))
+ATTENDED: tuple[Shapes, ...] = (
+    ((2, 3, 4), (2, 5, 4), (2, 5, 2)),
+    ((1, 2, 2), (1, 1, 2), (1, 1, 1)),
+    ((0, 3, 2), (0, 2, 2), (0, 2, 2)),
+)
+SELF: tuple[Shapes, ...] = (((2, 4, 3), (2, 4, 3)), ((3, 2), (3, 2)))
+
+
+def _padded_convolution(x: Tensor, w: Tensor) -> Tensor:
+    """Its forward has a gradient of a convolution, whose own gradients are checked so."""
+    windows = Windows((w.shape[0], w.shape[1]), (1, 1))  # type: ignore[arg-type]
+    y = ops.conv2d(x, w)
+    return apply("conv2d_images", y, w, windows=windows, groups=1, shape=x.shape)
+
+
+def _transposed(dy: Tensor, w: Tensor) -> Tensor:
+    windows = Windows((2, 2), (2, 1), before=(1, 0), after=(0, 1))
+    shape = (dy.shape[0], 4, 3, 2)
+    return apply("conv2d_images", dy, w, windows=windows, groups=2, shape=shape)
+
+
+def _kernels(x: Tensor, dy: Tensor) -> Tensor:
+    windows = Windows((2, 2), (1, 1))
+    return apply("conv2d_kernel", x, dy, windows=windows, groups=2, shape=(2, 2, 1, 4))
+
+
+def _spread(dy: Tensor) -> Tensor:
+    windows = Windows((2, 2), (2, 2), after=(1, 0))
+    shape = (dy.shape[0], 3, 4, dy.shape[3])
+    return apply("average_pool2d_gradient", dy, windows=windows, shape=shape)
+
+
 CASES: tuple[Case, ...] = (
     Case("add", ops.add, TWO),
     Case("subtract", ops.subtract, TWO),
@@ -198,5 +239,24 @@ CASES: tuple[Case, ...] = (
     Case("broadcast_to", lambda x: ops.tile(x, (2, 3)), ROWS),
     Case("pad", lambda x: ops.pad(x, 1, value=2.0), ROWS),
     Case("crop", lambda x: apply("crop", x, widths=((1, 0), (0, 2))), [((3, 4),), ((1, 2),)]),
+    Case("conv2d", ops.conv2d, CONVOLVED),
+    Case("conv2d_images", _padded_convolution, CONVOLVED),
+    Case("conv2d", lambda x, w: ops.conv2d(x, w, (2, 1), "same", (1, 2)), CONVOLVED),
+    Case("conv2d", lambda x, w: ops.conv2d(x, w, 1, ((0, 1), (2, 0)), groups=2), GROUPED),
+    Case("conv2d_kernel", _kernels, [((2, 3, 3, 2), (2, 2, 2, 4)), ((0, 3, 3, 2), (0, 2, 2, 4))]),
+    Case(
+        "conv2d_images", _transposed, [((2, 2, 3, 2), (2, 2, 1, 2)), ((0, 2, 3, 2), (2, 2, 1, 2))]
+    ),
+    Case("max_pool2d", ops.max_pool2d, IMAGES, distinct=True),
+    Case("max_pool2d", lambda x: ops.max_pool2d(x, 3, 2, "same"), IMAGES, distinct=True),
+    Case("average_pool2d", ops.average_pool2d, IMAGES),
+    Case("average_pool2d", lambda x: ops.average_pool2d(x, 3, (1, 2), "same"), IMAGES),
+    Case("average_pool2d_gradient", _spread, [((1, 2, 2, 1),), ((2, 2, 2, 3),)]),
+    Case("normalize", lambda x: ops.normalize(x, -1, 0.1), ROWS),
+    Case("normalize", lambda x: ops.normalize(x, (0, 1), 0.1), [((3, 4),), ((2, 1, 3),)]),
+    Case("normalize", ops.layer_norm, [((3, 4), (4,), (4,)), ((2, 2, 3), (3,), (1,))]),
+    Case("normalize", lambda x: ops.group_norm(x, 2, epsilon=0.1), [((2, 3, 4),), ((0, 3, 4),)]),
+    Case("softmax", ops.scaled_dot_product_attention, ATTENDED),
+    Case("where", lambda q, k: ops.scaled_dot_product_attention(q, k, k, causal=True), SELF),
     Case("dropout", lambda x: ops.dropout(x, 0.4, seed=5)),
 )

@@ -1,0 +1,71 @@
+"""Scaled dot-product attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from allreduce.errors import ShapeError
+from allreduce.graph.ops.common import promote_together, swap_axes
+from allreduce.graph.ops.comparison import where
+from allreduce.graph.ops.matmul import matmul
+from allreduce.graph.ops.softmax import softmax
+from allreduce.graph.scope import users_line
+from allreduce.graph.spec import show
+from allreduce.graph.tensor import Tensor
+from allreduce.graph.trace import as_tensor
+
+
+def scaled_dot_product_attention(
+    query: Any, key: Any, value: Any, mask: Any = None, causal: bool = False
+) -> Tensor:
+    """Average the values, each query by how well the keys fit it.
+
+    Source: Vaswani et al., "Attention is all you need" (2017), section 3.2.1.
+
+    Args:
+        query: `(…, queries, features)`; leading axes, such as batch and heads, broadcast.
+        key: `(…, keys, features)`.
+        value: `(…, keys, values)`.
+        mask: Booleans that broadcast to `(…, queries, keys)`: which keys a query may look at. One
+            that may look at none gets the mean of all.
+        causal: Whether a query looks at keys up to its own place only, counted from the start.
+
+    Returns:
+        `(…, queries, values)`.
+
+    Raises:
+        ShapeError: The features, or the numbers of keys and values, differ.
+    """
+    q, k, v = promote_together(query, key, value)
+    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        raise ShapeError(
+            f"{users_line()}: attention takes queries (…, n, d), keys (…, m, d) and values "
+            f"(…, m, e), not {show(q.shape)}, {show(k.shape)} and {show(v.shape)}"
+        )
+    features = q.shape[-1]
+    assert isinstance(features, int)
+    scores = matmul(q * (features**-0.5), swap_axes(k, k.ndim - 2, k.ndim - 1))
+    if mask is not None:
+        scores = _masked(scores, as_tensor(mask))
+    if causal:
+        scores = _masked(scores, as_tensor(_lower(scores)))
+    return matmul(softmax(scores), v)
+
+
+def _lower(scores: Tensor) -> np.ndarray:
+    queries, keys = scores.shape[-2:]
+    if not isinstance(queries, int) or not isinstance(keys, int):
+        raise ShapeError(
+            f"{users_line()}: causal attention needs known numbers of queries and keys, not "
+            f"{show((queries, keys))}"
+        )
+    return np.tri(queries, keys, dtype=bool)
+
+
+def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+    if mask.dtype != bool:
+        raise ShapeError(f"{users_line()}: a mask holds booleans, not {mask.dtype}")
+    # The lowest number instead of an infinity: rows without any key stay numbers.
+    return where(mask, scores, float(np.finfo(scores.dtype).min))

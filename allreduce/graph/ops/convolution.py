@@ -1,0 +1,185 @@
+"""Two-dimensional convolution, as columns times a matrix.
+
+The windows' pixels of a few images at a time are copied into rows, so that BLAS does the rest
+(Chellapilla, Puri and Simard, "High performance convolutional neural networks for document
+processing", 2006). A kernel of 1×1 needs no copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from allreduce.errors import ShapeError
+from allreduce.graph.ops.arguments import as_shape
+from allreduce.graph.ops.base import Attrs, Op, register
+from allreduce.graph.ops.common import promote_together
+from allreduce.graph.ops.windows import Pair, Windows, windows_on, windows_shape
+from allreduce.graph.scope import users_line
+from allreduce.graph.spec import Spec, show
+from allreduce.graph.tensor import Tensor
+from allreduce.graph.trace import apply
+
+# Bytes of rows that are made at a time: with the kernel they stay in a level-2 cache.
+_ROWS_BYTES = 1 << 20
+
+
+def conv2d(
+    x: Any,
+    kernel: Any,
+    strides: int | Pair = 1,
+    padding: Any = "valid",
+    dilation: int | Pair = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Correlate images with a kernel.
+
+    Args:
+        x: `(batch, height, width, channels)`.
+        kernel: `(height, width, channels / groups, filters)`.
+        strides: From one window to the next, for both axes or as (height, width).
+        padding: "valid", "same", or ((top, bottom), (left, right)): zeros around the images.
+        dilation: From one tap of the kernel to the next.
+        groups: How many parts the channels are cut into; each has its part of the filters.
+
+    Returns:
+        `(batch, windows, windows, filters)`.
+
+    Raises:
+        ShapeError: Images, kernel and groups do not fit each other.
+    """
+    images, weights = promote_together(x, kernel)
+    if weights.ndim != 4 or not all(isinstance(size, int) for size in weights.shape):
+        raise ShapeError(
+            f"{users_line()}: a kernel of conv2d is (height, width, channels / groups, filters), "
+            f"not {show(weights.shape)}"
+        )
+    (parts,) = as_shape("the groups of conv2d", (groups,), smallest=1)
+    size = weights.shape[:2]
+    windows = windows_on("conv2d", images, size, strides, padding, dilation)
+    return apply("conv2d", images, weights, windows=windows, groups=parts)
+
+
+def _shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
+    x, kernel = specs
+    channels, (*_, each, filters), groups = x.shape[3], kernel.shape, attrs["groups"]
+    assert isinstance(filters, int)
+    if channels != each * groups or filters % groups:
+        raise ShapeError(
+            f"images {show(x.shape)} and kernel {show(kernel.shape)} do not fit in {groups} "
+            f"groups: expected a kernel (…, {channels} / {groups}, filters), filters a multiple "
+            f"of {groups}"
+        )
+    return windows_shape(x, attrs["windows"], filters)
+
+
+def _pieces(images: int, bytes_of_one: int) -> Iterator[slice]:
+    """Cut a batch so that each piece's rows fit the cache."""
+    size = max(1, _ROWS_BYTES // max(1, bytes_of_one))
+    return (slice(first, first + size) for first in range(0, images, size))
+
+
+def _rows(windows: Windows, x: np.ndarray, count: Pair) -> np.ndarray:
+    """Return the windows' pixels of padded images, `(windows, taps * channels)`; a view if 1×1."""
+    spread = windows.spread(x, count)
+    return spread.reshape(len(x) * count[0] * count[1], -1)
+
+
+def _group(groups: int, g: int, channels: int) -> slice:
+    each = channels // groups
+    return slice(g * each, (g + 1) * each)
+
+
+def _conv2d(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    x, kernel = inputs
+    windows, groups = attrs["windows"], attrs["groups"]
+    count, filters = out.shape[1:3], out.shape[3]
+    one = count[0] * count[1] * kernel[..., 0].nbytes
+    for piece in _pieces(len(x), one):
+        wide = windows.pad(x[piece], 0)
+        for g in range(groups):
+            rows = _rows(windows, wide[..., _group(groups, g, x.shape[3])], count)
+            mine = _group(groups, g, filters)
+            weights = kernel[..., mine].reshape(-1, filters // groups)
+            if groups == 1:
+                np.matmul(rows, weights, out=out[piece].reshape(-1, filters))
+            else:
+                out[piece][..., mine] = (rows @ weights).reshape(*out[piece].shape[:3], -1)
+
+
+def _conv2d_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:
+    images, kernel = x
+    return [
+        apply("conv2d_images", dy, kernel, **{**attrs, "shape": images.shape}),
+        apply("conv2d_kernel", images, dy, **{**attrs, "shape": kernel.shape}),
+    ]
+
+
+def _images(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    """Give each pixel what the windows that cover it say."""
+    dy, kernel = inputs
+    windows, groups = attrs["windows"], attrs["groups"]
+    count, filters, image = dy.shape[1:3], dy.shape[3], out.shape[1:3]
+    one = count[0] * count[1] * kernel[..., 0].nbytes
+    for piece in _pieces(len(out), one):
+        wide = np.zeros((len(out[piece]), *windows.padded(image), out.shape[3]), out.dtype)
+        for g in range(groups):
+            mine = _group(groups, g, filters)
+            weights = kernel[..., mine].reshape(-1, filters // groups)
+            part = dy[piece][..., mine].reshape(-1, filters // groups)
+            rows = (part @ weights.T).reshape(len(wide), *count, *windows.size, -1)
+            target = wide[..., _group(groups, g, out.shape[3])]
+            for i, j, place in windows.taps(count):
+                target[place] += rows[:, :, :, i, j]
+        out[piece] = windows.inside(wide, image)
+
+
+def _kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    x, dy = inputs
+    windows, groups = attrs["windows"], attrs["groups"]
+    count, filters = dy.shape[1:3], dy.shape[3]
+    one = count[0] * count[1] * out[..., 0].nbytes
+    out.fill(0)
+    for piece in _pieces(len(x), one):
+        wide = windows.pad(x[piece], 0)
+        for g in range(groups):
+            rows = _rows(windows, wide[..., _group(groups, g, x.shape[3])], count)
+            mine = _group(groups, g, filters)
+            part = dy[piece][..., mine].reshape(-1, filters // groups)
+            out[..., mine] += (rows.T @ part).reshape(*out.shape[:3], -1)
+
+
+def _given(specs: Sequence[Spec], attrs: Attrs) -> Spec:
+    return Spec(attrs["shape"], specs[0].dtype)
+
+
+def _without_shape(attrs: Attrs) -> dict[str, Any]:
+    return {"windows": attrs["windows"], "groups": attrs["groups"]}
+
+
+# Each is linear in either input, so that their gradients are one another.
+register(Op("conv2d", _shape, _conv2d, _conv2d_gradient))
+register(
+    Op(
+        "conv2d_images",
+        _given,
+        _images,
+        lambda dy, y, x, attrs: [
+            apply("conv2d", dy, x[1], **_without_shape(attrs)),
+            apply("conv2d_kernel", dy, x[0], **{**attrs, "shape": x[1].shape}),
+        ],
+    )
+)
+register(
+    Op(
+        "conv2d_kernel",
+        _given,
+        _kernel,
+        lambda dy, y, x, attrs: [
+            apply("conv2d_images", x[1], dy, **{**attrs, "shape": x[0].shape}),
+            apply("conv2d", x[0], dy, **_without_shape(attrs)),
+        ],
+    )
+)

@@ -1,0 +1,159 @@
+"""Pooling of images, tap by tap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from allreduce.graph.ops.base import Attrs, Op, register
+from allreduce.graph.ops.common import as_floats
+from allreduce.graph.ops.reduce import max as largest
+from allreduce.graph.ops.reduce import mean
+from allreduce.graph.ops.windows import Pair, Windows, windows_on, windows_shape
+from allreduce.graph.spec import Spec
+from allreduce.graph.tensor import Tensor
+from allreduce.graph.trace import apply
+
+
+def max_pool2d(
+    x: Any, size: int | Pair = 2, strides: int | Pair | None = None, padding: Any = "valid"
+) -> Tensor:
+    """Take the largest pixel of each window, by channel; the first of equal ones has the gradient.
+
+    Args:
+        x: `(batch, height, width, channels)`, floats.
+        size: Of the windows, for both axes or as (height, width).
+        strides: From one window to the next; by default windows lie side by side.
+        padding: "valid", "same", or ((top, bottom), (left, right)); what is around the image is
+            never the largest.
+
+    Raises:
+        ShapeError: The windows do not fit the images.
+    """
+    return _pool("max_pool2d", x, size, strides, padding)
+
+
+def average_pool2d(
+    x: Any, size: int | Pair = 2, strides: int | Pair | None = None, padding: Any = "valid"
+) -> Tensor:
+    """Average the pixels of each window, by channel; what is around the image does not count.
+
+    Args:
+        x: `(batch, height, width, channels)`.
+        size: As for `max_pool2d`, and so are strides and padding.
+        strides: …
+        padding: …
+
+    Raises:
+        ShapeError: The windows do not fit the images.
+    """
+    return _pool("average_pool2d", x, size, strides, padding)
+
+
+def global_average_pool2d(x: Any, keepdims: bool = False) -> Tensor:
+    """Average over height and width: `(batch, height, width, channels)` to `(batch, channels)`."""
+    return mean(x, axis=(1, 2), keepdims=keepdims)
+
+
+def global_max_pool2d(x: Any, keepdims: bool = False) -> Tensor:
+    """Take the largest over height and width, by channel."""
+    return largest(x, axis=(1, 2), keepdims=keepdims)
+
+
+def _pool(name: str, x: Any, size: Any, strides: Any, padding: Any) -> Tensor:
+    images = as_floats(x)
+    windows = windows_on(name, images, size, size if strides is None else strides, padding)
+    return apply(name, images, windows=windows)
+
+
+def _shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
+    channels = specs[0].shape[3]
+    assert isinstance(channels, int)
+    return windows_shape(specs[0], attrs["windows"], channels)
+
+
+def _max(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    windows: Windows = attrs["windows"]
+    wide = windows.pad(inputs[0], -np.inf)
+    out.fill(-np.inf)
+    for _, _, place in windows.taps(out.shape[1:3]):
+        np.maximum(out, wide[place], out=out)
+
+
+def _max_gradient(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    dy, x, y = inputs
+    windows: Windows = attrs["windows"]
+    wide = windows.pad(x, -np.inf)
+    result = np.zeros_like(wide, dtype=out.dtype)
+    left = np.ones(dy.shape, bool)  # whose gradient has not been given yet
+    for _, _, place in windows.taps(dy.shape[1:3]):
+        here = (wide[place] == y) & left
+        result[place] += np.where(here, dy, 0)
+        left &= ~here
+    out[...] = windows.inside(result, x.shape[1:3])
+
+
+def _counts(windows: Windows, image: Sequence[int], count: Pair, dtype: Any) -> np.ndarray:
+    """Count the pixels of the image in each window, `(1, windows, windows, 1)`."""
+    ones = windows.pad(np.ones((1, *image, 1), dtype), 0)
+    return sum((ones[place] for _, _, place in windows.taps(count)), np.zeros((), dtype))
+
+
+def _average(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    windows: Windows = attrs["windows"]
+    (x,) = inputs
+    wide = windows.pad(x, 0)
+    out.fill(0)
+    for _, _, place in windows.taps(out.shape[1:3]):
+        np.add(out, wide[place], out=out)
+    out /= _counts(windows, x.shape[1:3], out.shape[1:3], out.dtype)
+
+
+def _average_gradient(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    windows: Windows = attrs["windows"]
+    (dy,) = inputs
+    image, count = out.shape[1:3], dy.shape[1:3]
+    each = dy / _counts(windows, image, count, dy.dtype)
+    wide = np.zeros((len(out), *windows.padded(image), out.shape[3]), out.dtype)
+    for _, _, place in windows.taps(count):
+        wide[place] += each
+    out[...] = windows.inside(wide, image)
+
+
+register(
+    Op(
+        "max_pool2d",
+        _shape,
+        _max,
+        lambda dy, y, x, attrs: [
+            apply("max_pool2d_gradient", dy, x[0], y, windows=attrs["windows"])
+        ],
+    )
+)
+register(
+    Op(
+        "max_pool2d_gradient",
+        lambda specs, attrs: Spec(specs[1].shape, specs[0].dtype),
+        _max_gradient,
+    )
+)
+register(
+    Op(
+        "average_pool2d",
+        _shape,
+        _average,
+        lambda dy, y, x, attrs: [
+            apply("average_pool2d_gradient", dy, windows=attrs["windows"], shape=x[0].shape)
+        ],
+    )
+)
+register(
+    Op(
+        "average_pool2d_gradient",
+        lambda specs, attrs: Spec(attrs["shape"], specs[0].dtype),
+        _average_gradient,
+        lambda dy, y, x, attrs: [apply("average_pool2d", dy, windows=attrs["windows"])],
+    )
+)

@@ -1,0 +1,175 @@
+"""Convolution, pooling, normalisation and attention against plain loops, and their errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.ops import functions as ops
+from allreduce.graph.spec import BATCH, Spec
+from allreduce.graph.tensor import Tensor
+from tests.graph.interpret import interpret, record
+
+RANDOM = np.random.default_rng(11)
+X = RANDOM.normal(size=(2, 6, 7, 4))
+W = RANDOM.normal(size=(3, 2, 4, 6))
+untyped: Any = ops
+
+
+def _same(length: int, size: int, stride: int, dilation: int) -> tuple[int, int]:
+    reach = (size - 1) * dilation + 1
+    missing = max(0, (-(-length // stride) - 1) * stride + reach - length)
+    return missing // 2, missing - missing // 2
+
+
+def _convolved(
+    x: np.ndarray, w: np.ndarray, strides: Any, pads: Any, dilation: Any, groups: int
+) -> np.ndarray:
+    wide = np.pad(x, ((0, 0), *pads, (0, 0)))
+    reach = [(size - 1) * gap + 1 for size, gap in zip(w.shape[:2], dilation, strict=True)]
+    rows = range(0, wide.shape[1] - reach[0] + 1, strides[0])
+    columns = range(0, wide.shape[2] - reach[1] + 1, strides[1])
+    out = np.zeros((len(x), len(rows), len(columns), w.shape[3]))
+    into, outof = x.shape[3] // groups, w.shape[3] // groups
+    for filter_ in range(w.shape[3]):
+        first = filter_ // outof * into
+        for i, row in enumerate(rows):
+            for j, column in enumerate(columns):
+                window = wide[
+                    :,
+                    row : row + reach[0] : dilation[0],
+                    column : column + reach[1] : dilation[1],
+                    first : first + into,
+                ]
+                out[:, i, j, filter_] = (window * w[..., filter_]).sum(axis=(1, 2, 3))
+    return out
+
+
+@pytest.mark.parametrize("strides", [(1, 1), (2, 3)])
+@pytest.mark.parametrize("padding", ["valid", "same", ((1, 0), (2, 3))])
+@pytest.mark.parametrize(("dilation", "groups"), [((1, 1), 1), ((2, 2), 2), ((1, 3), 1)])
+def test_conv2d_is_what_a_loop_gives(
+    strides: Any, padding: Any, dilation: Any, groups: int
+) -> None:
+    w = W[:, :, : 4 // groups]
+    pads = padding
+    if padding == "valid":
+        pads = ((0, 0), (0, 0))
+    elif padding == "same":
+        sizes = zip(X.shape[1:3], w.shape[:2], strides, dilation, strict=True)
+        pads = tuple(_same(*each) for each in sizes)
+    found = ops.conv2d(X, w, strides, padding, dilation, groups).numpy()
+    np.testing.assert_allclose(found, _convolved(X, w, strides, pads, dilation, groups))
+    if padding == "same":
+        assert found.shape[1:3] == tuple(-(-n // s) for n, s in zip((6, 7), strides, strict=True))
+
+
+def test_a_large_batch_is_convolved_in_pieces() -> None:
+    x = RANDOM.normal(size=(70, 12, 12, 16)).astype(np.float32)
+    w = RANDOM.normal(size=(3, 3, 16, 2)).astype(np.float32)
+    found = ops.conv2d(x, w).numpy()
+    for rows in (slice(0, 3), slice(69, 70)):
+        np.testing.assert_allclose(found[rows], ops.conv2d(x[rows], w).numpy(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("padding", ["valid", "same", ((1, 0), (0, 2))])
+@pytest.mark.parametrize(("size", "strides"), [(2, None), ((3, 2), (1, 2))])
+def test_pooling_is_what_a_loop_gives(size: Any, strides: Any, padding: Any) -> None:
+    sizes = (size, size) if isinstance(size, int) else size
+    steps = strides or sizes
+    pads = padding
+    if padding == "valid":
+        pads = ((0, 0), (0, 0))
+    elif padding == "same":
+        pads = tuple(_same(*each, 1) for each in zip(X.shape[1:3], sizes, steps, strict=True))
+    wide = np.pad(X, ((0, 0), *pads, (0, 0)), constant_values=np.nan)
+    rows = range(0, wide.shape[1] - sizes[0] + 1, steps[0])
+    columns = range(0, wide.shape[2] - sizes[1] + 1, steps[1])
+    largest = ops.max_pool2d(X, size, strides, padding).numpy()
+    average = ops.average_pool2d(X, size, strides, padding).numpy()
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            window = wide[:, row : row + sizes[0], column : column + sizes[1]]
+            np.testing.assert_array_equal(largest[:, i, j], np.nanmax(window, axis=(1, 2)))
+            np.testing.assert_allclose(average[:, i, j], np.nanmean(window, axis=(1, 2)))
+    np.testing.assert_allclose(ops.global_average_pool2d(X).numpy(), X.mean(axis=(1, 2)))
+    np.testing.assert_array_equal(ops.global_max_pool2d(X).numpy(), X.max(axis=(1, 2)))
+
+
+def test_normalisation_is_its_definition() -> None:
+    def normal(x: np.ndarray, axes: Any, epsilon: float) -> np.ndarray:
+        return np.asarray(
+            (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + epsilon)
+        )
+
+    gamma, beta = RANDOM.normal(size=(2, 4))
+    found = ops.layer_norm(X, gamma, beta, epsilon=1e-3).numpy()
+    np.testing.assert_allclose(found, normal(X, -1, 1e-3) * gamma + beta)
+    grouped = normal(X.reshape(2, 6, 7, 2, 2), (1, 2, 4), 1e-5).reshape(X.shape)
+    np.testing.assert_allclose(ops.group_norm(X, 2, gamma, beta).numpy(), grouped * gamma + beta)
+    half = np.full((3, 300), 300, np.float16)  # whose sum, and squares, float16 cannot hold
+    np.testing.assert_array_equal(ops.normalize(half).numpy(), np.zeros_like(half))
+
+
+def test_attention_is_its_definition() -> None:
+    q, k, v = (RANDOM.normal(size=shape) for shape in ((2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 2)))
+    mask = RANDOM.uniform(size=(2, 1, 1, 6)) < 0.7
+    mask[..., 0] = True
+    scores = q @ k.swapaxes(-1, -2) / 2
+    for causal in (False, True):
+        allowed = mask & np.tri(5, 6, dtype=bool) if causal else np.broadcast_to(mask, scores.shape)
+        weights = np.where(allowed, np.exp(scores), 0)
+        expected = weights / weights.sum(-1, keepdims=True) @ v
+        found = ops.scaled_dot_product_attention(q, k, v, mask, causal)
+        np.testing.assert_allclose(found.numpy(), expected)
+
+
+def test_a_query_without_any_key_gets_the_mean() -> None:
+    v = RANDOM.normal(size=(2, 3))
+    found = ops.scaled_dot_product_attention(np.ones((1, 3)), v, v, np.zeros((1, 2), bool))
+    np.testing.assert_allclose(found.numpy(), v.mean(axis=0, keepdims=True))
+
+
+def test_a_named_batch_goes_through() -> None:
+    def network(x: Tensor) -> list[Tensor]:
+        h = ops.max_pool2d(ops.relu(ops.conv2d(x, W, padding="same")))
+        return [ops.global_average_pool2d(ops.group_norm(h, 3)), ops.normalize(h, (0, 1, 2))]
+
+    graph = record(network, Spec((BATCH, 6, 7, 4), np.dtype(np.float64)))
+    assert [str(graph.nodes[i].spec) for i in graph.outputs] == [
+        "float64(batch, 6)",
+        "float64(batch, 3, 3, 6)",
+    ]
+    for rows in (0, 1, 2):
+        for found, expected in zip(
+            interpret(graph, [X[:rows]], rows), network(X[:rows] + ops.zeros((1,))), strict=True
+        ):
+            np.testing.assert_array_equal(found, expected.numpy())
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: ops.conv2d(X[0], W), "takes images .batch, height, width, channels."),
+        (lambda: ops.conv2d(X, W[0]), "a kernel of conv2d is .height, width"),
+        (lambda: ops.conv2d(X, W[:, :, :3]), r"do not fit in 1 groups: .*kernel \(…, 4 / 1"),
+        (lambda: ops.conv2d(X, W, groups=4), "do not fit in 4 groups"),
+        (lambda: ops.conv2d(X, W, strides=0), "sizes are 1 or more"),
+        (lambda: untyped.conv2d(X, W, strides=(1, 2, 3)), "one integer or a pair"),
+        (lambda: ops.conv2d(X, W, padding="sane"), "did you mean 'same'"),
+        (lambda: ops.conv2d(X, W, padding=3), r"\(\(top, bottom\), \(left, right\)\), not 3"),
+        (lambda: ops.conv2d(X, W, padding=((-1, 0), (0, 0))), "is not negative"),
+        (lambda: ops.max_pool2d(X, 8), "windows of 8×8 do not fit images of 6×7"),
+        (lambda: ops.conv2d(X, W, dilation=3), "with dilation 3×3 do not fit"),
+        (lambda: ops.group_norm(X, 3), "3 groups do not divide the channels"),
+        (lambda: ops.normalize(X, epsilon=0), "epsilon of a normalisation is positive"),
+        (lambda: ops.scaled_dot_product_attention(X, X[..., :2], X), "attention takes queries"),
+        (lambda: ops.scaled_dot_product_attention(X, X, X, X), "a mask holds booleans"),
+    ],
+)
+def test_what_does_not_fit_is_refused(call: Any, said: str) -> None:
+    with pytest.raises((ShapeError, UsageError), match=said):
+        call()
