@@ -2,25 +2,38 @@
 
 from allreduce.nn import activations, initializers, losses, metrics
 from allreduce.nn.activation import Activation
+from allreduce.nn.attention import MultiHeadAttention
+from allreduce.nn.conv2d import Conv2D
 from allreduce.nn.dense import Dense
 from allreduce.nn.dropout import Dropout
+from allreduce.nn.embedding import Embedding
 from allreduce.nn.flatten import Flatten
 from allreduce.nn.input import Input
 from allreduce.nn.layer import Layer
 from allreduce.nn.loading import load_model
 from allreduce.nn.model import Model
+from allreduce.nn.normalization import BatchNorm, LayerNorm
+from allreduce.nn.pooling import AveragePooling2D, GlobalAveragePooling2D, MaxPool2D
 from allreduce.nn.sequential import Sequential
 from allreduce.training import History
 
 __all__ = [
     "Activation",
+    "AveragePooling2D",
+    "BatchNorm",
+    "Conv2D",
     "Dense",
     "Dropout",
+    "Embedding",
     "Flatten",
+    "GlobalAveragePooling2D",
     "History",
     "Input",
     "Layer",
+    "LayerNorm",
+    "MaxPool2D",
     "Model",
+    "MultiHeadAttention",
     "Sequential",
     "activations",
     "initializers",

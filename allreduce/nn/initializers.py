@@ -72,6 +72,16 @@ def _he(fan_in: int, fan_out: int) -> float:  # noqa: ARG001
     return 2 / max(1, fan_in)
 
 
+def random_uniform(shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> np.ndarray:
+    """Draw evenly from -0.05 to 0.05."""
+    return _generator(path).uniform(-0.05, 0.05, shape).astype(dtype)
+
+
+def random_normal(shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> np.ndarray:
+    """Draw from a normal distribution of deviation 0.05."""
+    return (_generator(path).standard_normal(shape) * 0.05).astype(dtype)
+
+
 # glorot: Glorot and Bengio, Understanding the difficulty of training deep feedforward neural
 # networks (AISTATS 2010), section 4.2.1. he: He et al., Delving deep into rectifiers (ICCV 2015),
 # section 2.2.
@@ -81,6 +91,8 @@ TABLE: Mapping[str, Initializer] = {
     "he_normal": _normal(_he),
     "he_uniform": _uniform(_he),
     "ones": ones,
+    "random_normal": random_normal,
+    "random_uniform": random_uniform,
     "zeros": zeros,
 }
 

@@ -85,7 +85,9 @@ class Layer:
         self.input_shape, self.output_shape = _shape(tensors), _shape(outputs)
         return outputs
 
-    def _cast(self, value: Any) -> Tensor:
+    def _cast(self, value: Any) -> Tensor | None:
+        if value is None:  # left out
+            return None
         tensor = as_tensor(value)
         if np.issubdtype(tensor.dtype, np.floating) and tensor.dtype != self.dtype:
             return ops.cast(tensor, self.dtype)

@@ -15,10 +15,18 @@ if TYPE_CHECKING:
 # class -> module
 TABLE: Mapping[str, str] = {
     "Activation": "allreduce.nn.activation",
+    "AveragePooling2D": "allreduce.nn.pooling",
+    "BatchNorm": "allreduce.nn.normalization",
+    "Conv2D": "allreduce.nn.conv2d",
     "Dense": "allreduce.nn.dense",
     "Dropout": "allreduce.nn.dropout",
+    "Embedding": "allreduce.nn.embedding",
     "Flatten": "allreduce.nn.flatten",
+    "GlobalAveragePooling2D": "allreduce.nn.pooling",
     "Input": "allreduce.nn.input",
+    "LayerNorm": "allreduce.nn.normalization",
+    "MaxPool2D": "allreduce.nn.pooling",
+    "MultiHeadAttention": "allreduce.nn.attention",
     "Sequential": "allreduce.nn.sequential",
 }
 

@@ -10,6 +10,7 @@ from allreduce.errors import ShapeError
 from allreduce.graph.ops.common import promote_together, swap_axes
 from allreduce.graph.ops.comparison import where
 from allreduce.graph.ops.matmul import matmul
+from allreduce.graph.ops.random import dropout as drop
 from allreduce.graph.ops.softmax import softmax
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import show
@@ -18,7 +19,12 @@ from allreduce.graph.trace import as_tensor
 
 
 def scaled_dot_product_attention(
-    query: Any, key: Any, value: Any, mask: Any = None, causal: bool = False
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any = None,
+    causal: bool = False,
+    dropout: float = 0.0,
 ) -> Tensor:
     """Average the values, each query by how well the keys fit it.
 
@@ -31,6 +37,7 @@ def scaled_dot_product_attention(
         mask: Booleans that broadcast to `(…, queries, keys)`: which keys a query may look at. One
             that may look at none gets the mean of all.
         causal: Whether a query looks at keys up to its own place only, counted from the start.
+        dropout: The share of the weights that are dropped.
 
     Returns:
         `(…, queries, values)`.
@@ -51,7 +58,7 @@ def scaled_dot_product_attention(
         scores = _masked(scores, as_tensor(mask))
     if causal:
         scores = _masked(scores, as_tensor(_lower(scores)))
-    return matmul(softmax(scores), v)
+    return matmul(drop(softmax(scores), dropout), v)
 
 
 def _lower(scores: Tensor) -> np.ndarray:

@@ -47,7 +47,7 @@ from allreduce.graph.ops.elementwise import (
     stop_gradient,
     subtract,
 )
-from allreduce.graph.ops.gather import take, take_along_axis, top_k
+from allreduce.graph.ops.gather import embedding, take, take_along_axis, top_k
 from allreduce.graph.ops.indexing import argmax, argmin, one_hot
 from allreduce.graph.ops.joining import concatenate, pad, split, stack, tile
 from allreduce.graph.ops.losses import softmax_cross_entropy, sparse_softmax_cross_entropy
@@ -115,6 +115,7 @@ __all__ = [
     "cumsum",
     "divide",
     "dropout",
+    "embedding",
     "equal",
     "erf",
     "exp",

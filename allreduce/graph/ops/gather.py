@@ -29,7 +29,21 @@ def take(x: Any, indices: Any, axis: int = 0) -> Tensor:
         UsageError: The indices are not integers; when the step runs, one is out of range.
     """
     tensor = as_tensor(x)
-    return apply("take", tensor, _integers("take", indices), axis=as_axis("take", tensor, axis))
+    at = as_axis("take", tensor, axis)
+    return apply("take", tensor, _integers("take", indices), axis=at, wrap=True)
+
+
+def embedding(table: Any, numbers: Any) -> Tensor:
+    """Take rows of a table by their numbers.
+
+    Args:
+        table: `(rows, …)`.
+        numbers: Integers from 0 to rows - 1, of any shape.
+
+    Raises:
+        UsageError: The numbers are not integers; when the step runs, one is out of range.
+    """
+    return apply("take", as_tensor(table), _integers("embedding", numbers), axis=0, wrap=False)
 
 
 def _integers(what: str, indices: Any) -> Tensor:
@@ -39,9 +53,9 @@ def _integers(what: str, indices: Any) -> Tensor:
     return cast(tensor, np.int64)
 
 
-def _checked(indices: np.ndarray, size: int) -> np.ndarray:
-    """Return indices counted from the front."""
-    bad = (indices < -size) | (indices >= size)
+def _checked(indices: np.ndarray, size: int, wrap: bool = True) -> np.ndarray:
+    """Return indices counted from the front; negative ones are wrong unless they wrap."""
+    bad = (indices < (-size if wrap else 0)) | (indices >= size)
     if bad.any():
         place = int(np.flatnonzero(bad)[0])
         raise UsageError(
@@ -58,7 +72,7 @@ def _take_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
 
 def _take(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     x, indices = inputs
-    rows = _checked(indices, x.shape[attrs["axis"]])
+    rows = _checked(indices, x.shape[attrs["axis"]], attrs["wrap"])
     if rows.size:
         np.take(x, rows, axis=attrs["axis"], out=out, mode="clip")
 
@@ -91,7 +105,7 @@ register(
         "scatter_add",
         lambda specs, attrs: Spec(attrs["shape"], specs[0].dtype),
         _scatter_add,
-        lambda dy, y, x, attrs: [apply("take", dy, x[1], axis=attrs["axis"]), None],
+        lambda dy, y, x, attrs: [apply("take", dy, x[1], axis=attrs["axis"], wrap=True), None],
     )
 )
 

@@ -1,0 +1,118 @@
+"""Attention with several heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.ops import functions as ops
+from allreduce.graph.spec import show
+from allreduce.graph.tensor import Tensor
+from allreduce.nn.checks import between, whole
+from allreduce.nn.dense import Dense
+from allreduce.nn.layer import Layer
+
+
+class MultiHeadAttention(Layer):
+    """Let each place of a sequence look at places of another, or of its own.
+
+    Source: Vaswani et al., "Attention is all you need" (2017), section 3.2.2.
+
+    It is called with one tensor `(batch, length, features)` for attention to itself, or with a
+    tuple (query, value), (query, value, key) or (query, value, key, mask): the key is the value
+    where it is None or left out, and the mask holds booleans that broadcast to
+    `(batch, heads, queries, keys)`, which keys a query may look at. The outputs have the query's
+    shape.
+
+    Args:
+        num_heads: How many heads there are.
+        key_dim: The features of each head's queries and keys.
+        value_dim: And of its values; by default as many.
+        dropout: The share of the weights that are dropped in training.
+        use_bias: Whether the projections have biases.
+        causal: Whether a place looks only at those up to its own.
+        name: What summaries and errors call it.
+        dtype: What it computes in.
+        trainable: Whether optimizers are to change its variables.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        key_dim: int,
+        value_dim: int | None = None,
+        dropout: float = 0.0,
+        *,
+        use_bias: bool = True,
+        causal: bool = False,
+        name: str | None = None,
+        dtype: str | None = None,
+        trainable: bool = True,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype, trainable=trainable)
+        kind = "MultiHeadAttention"
+        self.num_heads = whole(kind, "num_heads", num_heads)
+        self.key_dim = whole(kind, "key_dim", key_dim)
+        self.value_dim = whole(kind, "value_dim", key_dim if value_dim is None else value_dim)
+        self.dropout = between(kind, "dropout", dropout, 0, 1)
+        self.use_bias = use_bias
+        self.causal = causal
+
+    def build(self, input_shape: Any) -> None:
+        shape = input_shape[0] if isinstance(input_shape[0], tuple) else input_shape
+        if len(shape) != 3 or not isinstance(shape[-1], int):
+            raise ShapeError(
+                f"layer {self.path!r} (MultiHeadAttention) takes queries of shape (batch, length, "
+                f"features), but got {show(shape)}"
+            )
+        self.query = self._projection(self.num_heads * self.key_dim, "query")
+        self.key = self._projection(self.num_heads * self.key_dim, "key")
+        self.value = self._projection(self.num_heads * self.value_dim, "value")
+        self.output = self._projection(shape[-1], "output")
+        self._place()
+
+    def _projection(self, units: int, name: str) -> Dense:
+        return Dense(units, use_bias=self.use_bias, name=name, dtype=self.dtype)
+
+    def call(self, inputs: Any, training: bool = False) -> Tensor:
+        query, value, key, mask = self._taken(inputs)
+        attended = ops.scaled_dot_product_attention(
+            self._heads(self.query(query)),
+            self._heads(self.key(key)),
+            self._heads(self.value(value)),
+            mask,
+            self.causal,
+            self.dropout if training else 0.0,
+        )
+        together = ops.transpose(attended, (0, 2, 1, 3))
+        joined = ops.reshape(together, (*query.shape[:2], self.num_heads * self.value_dim))
+        outputs = self.output(joined)
+        assert isinstance(outputs, Tensor)
+        return outputs
+
+    def _taken(self, inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        given = tuple(inputs) if isinstance(inputs, list | tuple) else (inputs, inputs)
+        if not 2 <= len(given) <= 4:
+            raise UsageError(
+                f"layer {self.path!r} (MultiHeadAttention) is called with one tensor, or with "
+                f"(query, value, key, mask) of which the last two may be left out, not {len(given)}"
+            )
+        query, value, key, mask = (*given, None, None)[:4]
+        return query, value, value if key is None else key, mask
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """Cut the features into heads: `(batch, heads, length, features)`."""
+        each = x.shape[-1]
+        assert isinstance(each, int)
+        shape = (*x.shape[:2], self.num_heads, each // self.num_heads)
+        return ops.transpose(ops.reshape(x, shape), (0, 2, 1, 3))
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {
+            "num_heads": self.num_heads,
+            "key_dim": self.key_dim,
+            "value_dim": self.value_dim,
+            "dropout": self.dropout,
+            "use_bias": self.use_bias,
+            "causal": self.causal,
+        }

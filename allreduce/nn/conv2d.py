@@ -1,0 +1,124 @@
+"""Convolution over images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.ops import functions as ops
+from allreduce.graph.ops.windows import PADDINGS, Pair, as_pair
+from allreduce.graph.spec import show
+from allreduce.graph.tensor import Tensor
+from allreduce.graph.variable import Variable
+from allreduce.nn import activations, initializers
+from allreduce.nn.checks import check_features, whole
+from allreduce.nn.layer import Layer
+
+
+class Conv2D(Layer):
+    """Compute `activation(conv2d(inputs, kernel) + bias)` of images with their channels last.
+
+    `(batch, height, width, channels)` becomes `(batch, windows, windows, filters)`.
+
+    Args:
+        filters: The channels of the outputs.
+        kernel_size: An integer, or (height, width); and so are strides and dilation.
+        strides: From one window to the next.
+        padding: "valid": none, or "same": zeros, so that strides of 1 keep the images' size.
+        dilation_rate: From one tap of the kernel to the next.
+        groups: How many parts the channels are cut into; each has its part of the filters.
+        activation: A name or a function; None leaves the outputs as they are.
+        use_bias: Whether to add a bias.
+        kernel_initializer: What the kernel, `(height, width, channels / groups, filters)`, starts
+            as.
+        bias_initializer: What the bias, `(filters,)`, starts as.
+        name: What summaries and errors call it.
+        dtype: What it computes in.
+        trainable: Whether optimizers are to change its variables.
+    """
+
+    kernel: Variable
+    bias: Variable
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | Pair,
+        strides: int | Pair = 1,
+        padding: str = "valid",
+        *,
+        dilation_rate: int | Pair = 1,
+        groups: int = 1,
+        activation: Any = None,
+        use_bias: bool = True,
+        kernel_initializer: str = "glorot_uniform",
+        bias_initializer: str = "zeros",
+        name: str | None = None,
+        dtype: str | None = None,
+        trainable: bool = True,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype, trainable=trainable)
+        self.filters = whole("Conv2D", "filters", filters)
+        self.groups = whole("Conv2D", "groups", groups)
+        self.kernel_size = as_pair("the kernel_size of Conv2D", kernel_size)
+        self.strides = as_pair("the strides of Conv2D", strides)
+        self.dilation_rate = as_pair("the dilation_rate of Conv2D", dilation_rate)
+        self.padding = one_of("Conv2D", padding)
+        self.activation = activations.get(activation)
+        self.use_bias = use_bias
+        initializers.get(kernel_initializer)
+        initializers.get(bias_initializer)
+        self.kernel_initializer = kernel_initializer
+        self.bias_initializer = bias_initializer
+
+    def build(self, input_shape: Any) -> None:
+        channels = input_shape[-1] if len(input_shape) == 4 else None
+        if not isinstance(channels, int) or channels % self.groups or self.filters % self.groups:
+            raise ShapeError(
+                f"layer {self.path!r} (Conv2D) takes inputs of shape (batch, height, width, "
+                f"channels), channels and its {self.filters} filters multiples of {self.groups} "
+                f"groups, but got {show(input_shape)}"
+            )
+        shape = (*self.kernel_size, channels // self.groups, self.filters)
+        self.add_variable("kernel", shape, self.kernel_initializer)
+        if self.use_bias:
+            self.add_variable("bias", (self.filters,), self.bias_initializer)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        check_features(self, inputs, self.kernel.shape[2] * self.groups)
+        outputs = ops.conv2d(
+            ops.cast(inputs, self.dtype),  # integers: images as they come
+            self.kernel,
+            self.strides,
+            self.padding,
+            self.dilation_rate,
+            self.groups,
+        )
+        if self.use_bias:
+            outputs = ops.add(outputs, self.bias)
+        return self.activation(outputs)
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {
+            "filters": self.filters,
+            "kernel_size": list(self.kernel_size),
+            "strides": list(self.strides),
+            "padding": self.padding,
+            "dilation_rate": list(self.dilation_rate),
+            "groups": self.groups,
+            "activation": activations.name_of(self.activation),
+            "use_bias": self.use_bias,
+            "kernel_initializer": self.kernel_initializer,
+            "bias_initializer": self.bias_initializer,
+        }
+
+
+def one_of(layer: str, padding: str) -> str:
+    """Check the name of a padding.
+
+    Raises:
+        UsageError: There is none of that name.
+    """
+    if padding not in PADDINGS:
+        raise UsageError(f"{layer} takes padding {' or '.join(map(repr, PADDINGS))}: {padding!r}")
+    return padding

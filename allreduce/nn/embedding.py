@@ -1,0 +1,59 @@
+"""Vectors for numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allreduce.graph.ops import functions as ops
+from allreduce.graph.tensor import Tensor
+from allreduce.graph.variable import Variable
+from allreduce.nn import initializers
+from allreduce.nn.checks import whole
+from allreduce.nn.layer import Layer
+
+
+class Embedding(Layer):
+    """Give each number its vector: integers `(batch, …)` to `(batch, …, output_dim)`.
+
+    A number outside of 0…input_dim-1 is an error when the step runs.
+
+    Args:
+        input_dim: How many numbers there are.
+        output_dim: The size of a vector.
+        embeddings_initializer: What the vectors, `(input_dim, output_dim)`, start as.
+        name: What summaries and errors call it.
+        dtype: What the vectors are.
+        trainable: Whether optimizers are to change them.
+    """
+
+    embeddings: Variable
+
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        *,
+        embeddings_initializer: str = "random_uniform",
+        name: str | None = None,
+        dtype: str | None = None,
+        trainable: bool = True,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype, trainable=trainable)
+        self.input_dim = whole("Embedding", "input_dim", input_dim)
+        self.output_dim = whole("Embedding", "output_dim", output_dim)
+        initializers.get(embeddings_initializer)
+        self.embeddings_initializer = embeddings_initializer
+
+    def build(self, input_shape: Any) -> None:  # noqa: ARG002
+        shape = (self.input_dim, self.output_dim)
+        self.add_variable("embeddings", shape, self.embeddings_initializer)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        return ops.embedding(self.embeddings, inputs)
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {
+            "input_dim": self.input_dim,
+            "output_dim": self.output_dim,
+            "embeddings_initializer": self.embeddings_initializer,
+        }

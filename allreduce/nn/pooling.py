@@ -1,0 +1,72 @@
+"""Pooling of images with their channels last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from allreduce.graph.ops import functions as ops
+from allreduce.graph.ops.windows import Pair, as_pair
+from allreduce.graph.tensor import Tensor
+from allreduce.nn.conv2d import one_of
+from allreduce.nn.layer import Layer
+
+
+class _Pooling(Layer):
+    """Give one value per window: `(batch, height, width, channels)` to `(batch, …, channels)`.
+
+    Args:
+        pool_size: Of the windows, an integer or (height, width).
+        strides: From one window to the next; by default they lie side by side.
+        padding: "valid": only whole windows, or "same": also those that reach over the edge.
+        name: What summaries and errors call it.
+        dtype: What it computes in.
+    """
+
+    operator: ClassVar[Callable[..., Tensor]]
+
+    def __init__(
+        self,
+        pool_size: int | Pair = 2,
+        strides: int | Pair | None = None,
+        padding: str = "valid",
+        *,
+        name: str | None = None,
+        dtype: str | None = None,
+        trainable: bool = True,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype, trainable=trainable)
+        kind = type(self).__name__
+        self.pool_size = as_pair(f"the pool_size of {kind}", pool_size)
+        self.strides = as_pair(
+            f"the strides of {kind}", self.pool_size if strides is None else strides
+        )
+        self.padding = one_of(kind, padding)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        images = ops.cast(inputs, self.dtype)
+        return type(self).operator(images, self.pool_size, self.strides, self.padding)
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {
+            "pool_size": list(self.pool_size),
+            "strides": list(self.strides),
+            "padding": self.padding,
+        }
+
+
+class MaxPool2D(_Pooling):
+    __doc__ = f"Take the largest of each window.\n\n    {_Pooling.__doc__}"
+    operator = staticmethod(ops.max_pool2d)
+
+
+class AveragePooling2D(_Pooling):
+    __doc__ = f"Average each window, without what is over the edge.\n\n    {_Pooling.__doc__}"
+    operator = staticmethod(ops.average_pool2d)
+
+
+class GlobalAveragePooling2D(Layer):
+    """Average over height and width: `(batch, height, width, channels)` to `(batch, channels)`."""
+
+    def call(self, inputs: Tensor) -> Tensor:
+        return ops.global_average_pool2d(ops.cast(inputs, self.dtype))

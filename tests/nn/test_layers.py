@@ -1,0 +1,166 @@
+"""The layers of networks of images and sequences: trained, saved, shared by replicas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from allreduce.strategies import MirroredStrategy
+
+from allreduce import config, nn, optim
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph import Tensor, ops, set_seed
+from allreduce.graph.spec import BATCH
+
+RANDOM = np.random.default_rng(7)
+untyped: Any = nn
+
+
+def _stripes(rows: int = 40) -> tuple[np.ndarray, np.ndarray]:
+    """Make images (rows, 8, 8, 1) with stripes across or along, and which of both."""
+    labels = RANDOM.integers(0, 2, rows)
+    waves = np.sin(np.arange(8) * 2.5 + RANDOM.uniform(0, 6, (rows, 1)))
+    across, along = (np.broadcast_to(w, (rows, 8, 8)) for w in (waves[:, None], waves[..., None]))
+    images = np.where(labels[:, None, None] == 1, across, along)
+    return (images + RANDOM.normal(0, 0.1, images.shape))[..., None], labels
+
+
+def _convolutional(dtype: str = "float32", **settings: Any) -> nn.Sequential:
+    set_seed(3)
+    layers = [
+        nn.Conv2D(8, 3, padding="same", activation="relu", dtype=dtype),
+        nn.BatchNorm(momentum=0.8, dtype=dtype, **settings),
+        nn.MaxPool2D(dtype=dtype),
+        nn.Conv2D(8, (2, 3), strides=(1, 2), groups=2, use_bias=False, dtype=dtype),
+        nn.LayerNorm(dtype=dtype),
+        nn.AveragePooling2D(2, 1, "same", dtype=dtype),
+        nn.GlobalAveragePooling2D(dtype=dtype),
+        nn.Dense(2, activation="softmax", dtype=dtype),
+    ]
+    model = nn.Sequential(layers, dtype=dtype)
+    model.compile("adam", "sparse_categorical_crossentropy", ["accuracy"])
+    return model
+
+
+class Reader(nn.Model):
+    """Puts sequences of six numbers into two classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(8, 16)
+        self.places = nn.Embedding(6, 16, embeddings_initializer="random_normal")
+        self.attention = nn.MultiHeadAttention(2, 8, dropout=0.1)
+        self.norm = nn.LayerNorm()
+        self.last = nn.Dense(2, activation="softmax")
+
+    def call(self, x: Tensor, training: bool = False) -> Any:
+        h = self.words(x) + self.places(np.arange(6))
+        h = self.norm(h + self.attention(h, training=training))
+        return self.last(ops.mean(ops.relu(h), axis=1))
+
+
+def test_a_convolutional_network_learns_and_is_saved(tmp_path: Path) -> None:
+    x, y = _stripes(120)
+    model = _convolutional()
+    model.fit(x, y, batch_size=20, epochs=12, verbose=0)
+    loss, accuracy = model.evaluate(x, y, verbose=0)
+    assert accuracy > 0.95
+    model.save(tmp_path / "model")
+    loaded = nn.load_model(tmp_path / "model")
+    assert loaded.evaluate(x, y, verbose=0) == [loss, accuracy]
+    assert [layer.get_config() for layer in loaded.layers] == [
+        layer.get_config() for layer in model.layers
+    ]
+    shapes = [layer.output_shape for layer in model.layers[:4]]
+    expected = [(BATCH, 8, 8, 8), (BATCH, 8, 8, 8), (BATCH, 4, 4, 8), (BATCH, 3, 1, 8)]
+    assert shapes == expected
+
+
+def test_a_network_with_attention_learns_and_is_saved(tmp_path: Path) -> None:
+    set_seed(4)
+    x, y = RANDOM.integers(0, 8, (60, 6)), RANDOM.integers(0, 2, 60)
+    model = Reader()
+    model.compile(optim.Adam(0.01), "sparse_categorical_crossentropy", ["accuracy"])
+    history = model.fit(x, y, batch_size=20, epochs=50, verbose=0).history
+    assert history["accuracy"][-1] > 0.9
+    model.save(tmp_path / "model")
+    loaded = nn.load_model(tmp_path / "model", custom_objects={"Reader": Reader})
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_synchronized_statistics_make_replicas_one(replicas: int) -> None:
+    x, y = _stripes(10)
+    alone = _convolutional("float64", synchronized=True)
+    wanted = alone.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0).history["loss"]
+    config.set_logical_devices("CPU", 4)
+    strategy = MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+    with strategy.scope():
+        model = _convolutional("float64", synchronized=True)
+    found = model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0).history["loss"]
+    np.testing.assert_allclose(found, wanted, rtol=1e-9)
+    for one, other in zip(model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
+
+
+def test_moving_averages_are_those_of_all_replicas() -> None:
+    config.set_logical_devices("CPU", 4)
+    strategy = MirroredStrategy([f"CPU:{i}" for i in range(4)])
+    with strategy.scope():
+        set_seed(1)
+        model = nn.Sequential([nn.BatchNorm(momentum=0.0, epsilon=0.1), nn.Dense(1)])
+        model.compile("sgd", "mse")
+    x = RANDOM.normal(2, 3, (6, 3)).astype(np.float32)
+    model.fit(x, np.zeros((6, 1)), batch_size=6, shuffle=False, verbose=0)
+    layer: Any = model.layers[0]
+    shares = (x[:2], x[2:4], x[4:5], x[5:6])
+    np.testing.assert_allclose(layer.moving_mean.numpy(), x.mean(axis=0), rtol=1e-5)
+    variances = sum(len(share) * share.var(axis=0) for share in shares) / 6
+    np.testing.assert_allclose(layer.moving_variance.numpy(), variances, rtol=1e-5)
+    for storage in layer.moving_mean.storage[1:]:
+        np.testing.assert_array_equal(storage, layer.moving_mean.storage[0])
+
+
+def test_a_batch_norm_that_is_not_trainable_stays_as_it_is() -> None:
+    layer = nn.BatchNorm(trainable=False, epsilon=0.5)
+    x = RANDOM.normal(size=(4, 2)).astype(np.float32)
+    found = layer(x, training=True).numpy()
+    np.testing.assert_allclose(found, x / np.sqrt(1.5), rtol=1e-6)
+    np.testing.assert_array_equal(layer.moving_mean.numpy(), np.zeros(2))
+
+
+def test_attention_takes_a_mask_and_other_sequences() -> None:
+    set_seed(2)
+    layer = nn.MultiHeadAttention(3, 4, value_dim=5, causal=True)
+    query, value = (RANDOM.normal(size=(2, n, 6)).astype(np.float32) for n in (4, 4))
+    mask = np.ones((1, 1, 1, 4), bool)
+    plain = layer((query, value)).numpy()
+    assert plain.shape == query.shape
+    np.testing.assert_array_equal(layer((query, value, None, mask)).numpy(), plain)
+    value[:, 3] = 100  # which only the last query may see
+    np.testing.assert_allclose(layer((query, value)).numpy()[:, :3], plain[:, :3], rtol=1e-5)
+    assert not np.allclose(layer((query, value)).numpy()[:, 3], plain[:, 3])
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: nn.Conv2D(0, 3), "Conv2D takes filters, an integer above 0, not 0"),
+        (lambda: nn.Conv2D(4, (3, 0)), "the kernel_size of Conv2D: sizes are 1 or more"),
+        (lambda: nn.Conv2D(4, 3, padding="some"), "Conv2D takes padding 'valid' or 'same'"),
+        (lambda: nn.Conv2D(4, 3)(np.ones((2, 8, 8))), r"takes inputs of shape \(batch, height"),
+        (lambda: nn.Conv2D(4, 3, groups=3)(np.ones((2, 8, 8, 3))), "multiples of 3 groups"),
+        (lambda: nn.Conv2D(4, 9)(np.ones((2, 8, 8, 3))), "windows of 9×9 do not fit images of 8×8"),
+        (lambda: nn.MaxPool2D(3)(np.ones((2, 2, 2, 1))), "windows of 3×3 do not fit"),
+        (lambda: nn.BatchNorm(momentum=1.5), "BatchNorm takes momentum, a number from 0 to below"),
+        (lambda: nn.Embedding(4, 2)(np.array([1, -1])), "index -1 at place 1 is outside of"),
+        (lambda: nn.Embedding(4, 2)(np.ones(2)), "embedding needs integers for indices"),
+        (lambda: nn.MultiHeadAttention(2, 2)(np.ones((2, 3))), "takes queries of shape"),
+        (lambda: untyped.MultiHeadAttention("two", 2), "takes num_heads, an integer above 0"),
+    ],
+)
+def test_what_a_layer_cannot_take_is_refused(call: Any, said: str) -> None:
+    with pytest.raises((ShapeError, UsageError), match=said):
+        call()
