@@ -1,0 +1,214 @@
+"""What each instruction of a program does: one function per operation, which binds it to memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from allreduce.devices import lookup as lookup_device
+from allreduce.errors import NumericsError
+from allreduce.graph.node import Node
+from allreduce.graph.ops.base import lookup
+from allreduce.graph.ops.collective import contribution_of_none
+from allreduce.graph.printing import say
+from allreduce.graph.rendezvous import Key
+
+if TYPE_CHECKING:
+    from allreduce.graph.frame import Frame
+
+Step = Callable[[], None]
+
+
+def build(frame: Frame, node: Node) -> Step:
+    """Return what carries out one of a frame's instructions."""
+    kind = lookup(node.op).kind
+    usual = _compute if kind == "compute" else _collective
+    return _BUILDERS.get(node.op, usual)(frame, node)
+
+
+def _compute(frame: Frame, node: Node) -> Step:
+    op, values, inputs, attrs = lookup(node.op), frame.values, node.inputs, node.attrs
+    view, kernel, target = op.view, op.cpu, node.id
+    if view is not None:
+
+        def look() -> None:
+            values[target] = view(values[inputs[0]], attrs)
+
+        return look
+    assert kernel is not None, node
+    out = frame.in_place[target] if target in frame.in_place else frame.buffer(node)
+    values[target] = out
+
+    def run() -> None:
+        kernel(out, [values[i] for i in inputs], attrs)
+
+    return run
+
+
+def _read(frame: Frame, node: Node) -> Step:
+    variable, index = node.attrs["variable"], frame.replica.index
+    copy = node.attrs.get("copy", False)
+
+    def run() -> None:
+        value = variable.storage[index]
+        frame.values[node.id] = value.copy() if copy else value
+
+    return run
+
+
+def _assign(frame: Frame, node: Node) -> Step:
+    variable, index, source = node.attrs["variable"], frame.replica.index, node.inputs[0]
+
+    def run() -> None:
+        variable.storage[index][...] = frame.values[source]
+
+    return run
+
+
+def _print(frame: Frame, node: Node) -> Step:
+    who = f"replica {frame.replica.id}: " if frame.replica.communicator is not None else ""
+    parts, sep = node.attrs["parts"], node.attrs["sep"]
+
+    def run() -> None:
+        say([frame.values[i] for i in node.inputs], parts, sep, who)
+
+    return run
+
+
+def _store_gradient(frame: Frame, node: Node) -> Step:
+    place, source = frame.gradient(node), node.inputs[0]
+
+    def run() -> None:
+        place[...] = frame.values[source]
+
+    return run
+
+
+def _store_count(frame: Frame, node: Node) -> Step:
+    count, source = frame.arena(node).count, node.inputs[0]
+
+    def run() -> None:
+        count[0] = frame.values[source]
+
+    return run
+
+
+def _clear_gradients(frame: Frame, node: Node) -> Step:
+    gradients = frame.arena(node).gradients
+
+    def run() -> None:
+        gradients[...] = 0
+
+    return run
+
+
+def _all_reduce_bucket(frame: Frame, node: Node) -> Step:
+    bucket, communicator = node.attrs["bucket"], frame.replica.communicator
+    assert communicator is not None, "a single replica has no collectives"
+    arena, stamp = frame.arena(node), frame.stamp(node)
+    part = arena.gradients[bucket.start : bucket.stop]
+    start = communicator.all_reduce_init(part, op="sum", out=part)
+
+    def run() -> None:
+        if stamp is not None:
+            stamp.put(arena.iterations)
+        frame.works[node.id] = start()
+
+    return run
+
+
+def _collective(frame: Frame, node: Node) -> Step:
+    """Exchange values among the replicas in the middle of a step."""
+    communicator, out = frame.replica.communicator, frame.buffer(node)
+    assert communicator is not None, "a single replica has no collectives"
+    frame.values[node.id] = out
+    call = getattr(communicator, node.op)
+    named = _named(frame, node)
+    absent = node.attrs.get("absent")
+    nothing = contribution_of_none(node, out.shape) if absent else None
+
+    def run() -> None:
+        x = frame.values[node.inputs[0]] if nothing is None else nothing
+        frame.works[node.id] = call(x, out=out, async_op=True, **named)
+
+    return run
+
+
+def _named(frame: Frame, node: Node) -> dict[str, Any]:
+    """Return the keywords of a collective's call."""
+    if node.op == "all_reduce":
+        return {"op": node.attrs["op"]}
+    factor = node.attrs["rows_per_sample"]
+    if factor is None:
+        return {}
+    return {"counts": [factor * rows for rows in frame.moment.everyone or ()]}
+
+
+def _update_bucket(frame: Frame, node: Node) -> Step:
+    arena, bucket, rule = frame.arena(node), node.attrs["bucket"], node.attrs["rule"]
+    part = slice(bucket.parameters_start, bucket.stop)
+    parameters, gradients = arena.parameters[part], arena.gradients[part]
+    slots = {name: array[part] for name, array in arena.slots.items()}
+    is_first, stamp = bucket.index == 0, frame.stamp(node)
+
+    def run() -> None:
+        if stamp is not None:
+            stamp.check()
+        if is_first:
+            _check_count(float(arena.count[0]))
+            arena.iterations += 1
+        rule.update(parameters, gradients, slots, arena.count, arena.iterations)
+
+    return run
+
+
+def _send(frame: Frame, node: Node) -> Step:
+    source = node.inputs[0]
+
+    def run() -> None:
+        frame.rendezvous.send(_key(frame, node), frame.values[source])
+
+    return run
+
+
+def _receive(frame: Frame, node: Node) -> Step:
+    assert node.device is not None, node
+    out, device = frame.buffer(node), lookup_device(node.device)
+    stream = device.stream("transfer")
+
+    def run() -> None:
+        # Sends come first in issue order, so the value is there.
+        device.copy(out, frame.rendezvous.receive(_key(frame, node), timeout=1.0), stream)
+        frame.values[node.id] = out
+
+    return run
+
+
+def _key(frame: Frame, node: Node) -> Key:
+    generation, step = frame.replica.generation, frame.moment.step
+    edge, source = node.attrs["edge"], node.attrs["source"]
+    return Key(generation, step, edge, source, node.attrs["destination"])
+
+
+def _check_count(count: float) -> None:
+    """Refuse to divide by a number of samples that is none; all replicas have the same sum."""
+    if not 0 <= count < math.inf:
+        raise NumericsError(
+            f"the weights of all replicas add up to {count}; expected a finite number from 0 up: "
+            "check the weight given to minimize or apply"
+        )
+
+
+_BUILDERS: dict[str, Callable[[Frame, Node], Step]] = {
+    "read": _read,
+    "assign": _assign,
+    "print": _print,
+    "store_gradient": _store_gradient,
+    "store_count": _store_count,
+    "clear_gradients": _clear_gradients,
+    "all_reduce_bucket": _all_reduce_bucket,
+    "update_bucket": _update_bucket,
+    "send": _send,
+    "receive": _receive,
+}
