@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, MutableMapping
+
 from allreduce import devices
 from allreduce.devices import Device, PhysicalDevice, options
 from allreduce.devices.options import (
@@ -9,6 +11,8 @@ from allreduce.devices.options import (
     set_log_device_placement,
     set_soft_device_placement,
 )
+from allreduce.errors import UsageError, unknown_name
+from allreduce.graph import passes as graph_passes
 
 __all__ = [
     "floatx",
@@ -16,6 +20,7 @@ __all__ = [
     "get_soft_device_placement",
     "list_logical_devices",
     "list_physical_devices",
+    "passes",
     "set_floatx",
     "set_log_device_placement",
     "set_logical_devices",
@@ -79,3 +84,33 @@ class _Threading:
 
 
 threading = _Threading()
+
+
+class _Passes(MutableMapping[str, bool]):
+    """`ar.config.passes`: which optional passes make programs quicker; `passes["fuse"] = False`.
+
+    They hold for what is traced from then on; results are the same to rounding without any of them.
+    """
+
+    def __getitem__(self, name: str) -> bool:
+        if name not in graph_passes.OPTIONAL:
+            raise unknown_name("pass", name, graph_passes.OPTIONAL)
+        return name not in graph_passes.switched_off()
+
+    def __setitem__(self, name: str, on: bool) -> None:
+        graph_passes.switch(name, on)
+
+    def __delitem__(self, name: str) -> None:
+        raise UsageError(f'a pass cannot be deleted; ar.config.passes["{name}"] = False')
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(graph_passes.OPTIONAL)
+
+    def __len__(self) -> int:
+        return len(graph_passes.OPTIONAL)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({dict(self)})"
+
+
+passes = _Passes()

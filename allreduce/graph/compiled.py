@@ -120,12 +120,13 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         graph, result = _trace(host, fn, arguments)
         if host.num_replicas_in_sync > 1:
             _check_equal_changes(graph)
-        synchronize(host, _variables(graph))
-        updates = _updates(host, graph)
-        plans = [plan for _, plan in updates]
         # Replicas of one process run the same program; ranks make sure of it.
         several_ranks = len(host.devices) < host.num_replicas_in_sync
         said = outline(graph) if several_ranks else None
+        graph = _optimized(graph)
+        synchronize(host, _variables(graph))
+        updates = _updates(host, graph)
+        plans = [plan for _, plan in updates]
         graph = passes.bucket(graph, plans, host.num_replicas_in_sync)
         executors = [_prepare(host, replica, graph, plans, said) for replica in host.replicas]
         return Compiled(graph, executors, result, updates)
@@ -151,6 +152,7 @@ def compile_alone(
                 f"{_name(fn)} changes variables of {host.num_replicas_in_sync} replicas; call it "
                 "through strategy.run(...), so that all of them take part"
             )
+        graph = _optimized(graph)
         return Compiled(graph, [_prepare(host, replica, graph, [], None)], result, [])
 
 
@@ -173,9 +175,13 @@ def _trace(host: Host, fn: Callable[..., Any], arguments: Arguments) -> tuple[Gr
     with recording(trace):
         args, kwargs = arguments.placeholders(trace)
         result = nest.map_leaves(fetch, fn(*args, **kwargs))
-    graph = passes.order_reads(passes.prune(trace.finish(outputs)))
-    _check_owner(host, graph)
+    graph = trace.finish(outputs)
+    _check_owner(host, passes.prune(graph))
     return graph, result
+
+
+def _optimized(graph: Graph) -> Graph:
+    return passes.order_reads(passes.optimize(graph))
 
 
 def _variables(graph: Graph) -> list[Variable]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import nest
+from allreduce.graph.passes import switched_off
 from allreduce.graph.per_replica import PerReplica
 from allreduce.graph.scope import current_device
 from allreduce.graph.spec import BATCH, Spec, show
@@ -77,7 +78,8 @@ def take_apart(structure: Any, local_replicas: int) -> Arguments:
         array, key = _describe(leaf, found, local_replicas)
         found.inputs.append(array)
         found.keys.append(key)
-    found.key = (nest.outline(structure), tuple(found.keys), str(current_device()))
+    surroundings = (str(current_device()), switched_off())
+    found.key = (nest.outline(structure), tuple(found.keys), surroundings)
     return found
 
 

@@ -36,7 +36,13 @@ def _relu(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
 
 
 register(
-    Op("relu", _float_like, _relu, lambda dy, y, x, attrs: [apply("relu_gradient", dy, y)]),
+    Op(
+        "relu",
+        _float_like,
+        _relu,
+        lambda dy, y, x, attrs: [apply("relu_gradient", dy, y)],
+        elementwise=True,
+    ),
 )
 
 
@@ -51,6 +57,7 @@ register(
         _float_like,
         _relu_gradient,
         lambda dy, y, x, attrs: [apply("relu_gradient", dy, x[1]), zeros_like(x[1])],
+        elementwise=True,
     )
 )
 
@@ -75,7 +82,15 @@ def _sigmoid(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> Non
     np.reciprocal(out, out=out)
 
 
-register(Op("sigmoid", _float_like, _sigmoid, lambda dy, y, x, attrs: [dy * (y * (1 - y))]))
+register(
+    Op(
+        "sigmoid",
+        _float_like,
+        _sigmoid,
+        lambda dy, y, x, attrs: [dy * (y * (1 - y))],
+        elementwise=True,
+    )
+)
 
 
 def erf(x: Any) -> Tensor:
@@ -92,7 +107,7 @@ def _erf_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> l
     return [dy * (apply("exp", -(x[0] * x[0])) * (2 / np.pi**0.5))]
 
 
-register(Op("erf", _float_like, _erf, _erf_gradient))
+register(Op("erf", _float_like, _erf, _erf_gradient, elementwise=True))
 
 
 def gelu(x: Any, approximate: bool = False) -> Tensor:

@@ -40,6 +40,8 @@ class Op:
         gradient: None for an op that has none (its output must not depend on a variable smoothly).
         kind: What the schedule has to know.
         view: In place of a kernel, for a value that shares memory with its input and costs nothing.
+        elementwise: Whether each element of the output depends on the elements of the inputs that
+            broadcast to it alone, so that the kernel may be given parts.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Op:
     gradient: Gradient | None = None
     kind: Kind = "compute"
     view: View | None = None
+    elementwise: bool = False
 
 
 def cut(gradient: Any, output: Any, inputs: Sequence[Any], attrs: Attrs) -> Sequence[Any]:

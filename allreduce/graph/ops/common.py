@@ -86,7 +86,7 @@ def elementwise(ufunc: np.ufunc, gradient: Gradient | None = None, name: str = "
     def kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
         ufunc(*inputs, out=out)
 
-    return register(Op(name or ufunc.__name__, shape, kernel, gradient))
+    return register(Op(name or ufunc.__name__, shape, kernel, gradient, elementwise=True))
 
 
 def same_spec(specs: Sequence[Spec], attrs: Attrs) -> Spec:

@@ -108,4 +108,4 @@ def _where_gradient(
     return [None, unbroadcast(kept, x[1]), unbroadcast(dropped, x[2])]
 
 
-register(Op("where", _where_shape, _where, _where_gradient))
+register(Op("where", _where_shape, _where, _where_gradient, elementwise=True))

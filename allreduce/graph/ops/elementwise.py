@@ -225,7 +225,7 @@ def _clip_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> 
     return [split(inside, dy)[0]]
 
 
-register(Op("clip", same_spec, _clip, _clip_gradient))
+register(Op("clip", same_spec, _clip, _clip_gradient, elementwise=True))
 
 
 # --- conversion -----------------------------------------------------------------------------------
@@ -241,6 +241,7 @@ register(
         lambda specs, attrs: Spec(specs[0].shape, attrs["dtype"]),
         _cast,
         lambda dy, y, x, attrs: [cast(dy, x[0].dtype)],
+        elementwise=True,
     )
 )
 

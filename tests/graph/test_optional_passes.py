@@ -1,0 +1,197 @@
+"""Optional passes: what each does to a graph, and that results stay without any of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allreduce import config, nn
+from allreduce.errors import UsageError
+from allreduce.graph import device, function, ops, passes, set_seed
+from allreduce.graph.gradient import backward
+from allreduce.graph.node import Graph
+from allreduce.graph.passes.fold import fold
+from allreduce.graph.passes.fuse import fuse
+from allreduce.graph.passes.simplify import simplify
+from allreduce.graph.spec import BATCH, Spec
+from allreduce.graph.tensor import Tensor
+from tests.graph.interpret import interpret, record
+from tests.nn.common import blobs
+
+FLOAT = np.dtype(np.float64)
+
+
+@pytest.fixture(autouse=True)
+def _all_on() -> Iterator[None]:
+    yield
+    for name in passes.OPTIONAL:
+        passes.switch(name, True)
+
+
+def _ops(graph: Graph) -> list[str]:
+    return [node.op for node in graph.nodes if node.op != "placeholder"]
+
+
+def _pruned(graph: Graph) -> Graph:
+    return passes.prune(graph)
+
+
+def test_constants_are_computed_once() -> None:
+    def traced(x: Tensor) -> list[Tensor]:
+        table = ops.transpose(ops.one_hot([2, 0], 3, "float64")) * 2.0
+        return [x @ table, ops.zeros((x.shape[0],)), ops.zeros((300, 300))]
+
+    graph = record(traced, Spec((BATCH, 3), FLOAT))
+    folded = _pruned(fold(graph))
+    assert _ops(folded) == ["constant", "matmul", "fill", "fill"]
+    x = np.arange(6.0).reshape(2, 3)
+    for found, expected in zip(interpret(folded, [x], 2), interpret(graph, [x], 2), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_constant_that_is_wrong_is_told_when_the_step_runs() -> None:
+    step = function(lambda x: ops.one_hot([7], 3) + x)
+    with pytest.raises(UsageError, match="label 7 in row 0"):
+        step(np.ones(3, np.float32))
+
+
+def test_what_changes_nothing_is_left_out() -> None:
+    def traced(x: Tensor) -> list[Tensor]:
+        y = ops.stop_gradient(ops.negative(-(((x + 0.0) * 1.0 - 0.0) / 1.0)))
+        return [ops.transpose(ops.transpose(y, (0, 1)), (1, 0)), 0.0 + ops.exp(x)]
+
+    graph = record(traced, Spec((2, 3), FLOAT))
+    assert _ops(_pruned(simplify(graph))) == ["transpose", "exp"]
+
+
+def test_what_broadcasts_or_converts_is_kept() -> None:
+    def traced(x: Tensor, n: Tensor) -> list[Tensor]:
+        return [x + np.zeros((4, 3)), n * np.float64(1.0), x * np.array([1.0, 2.0, 1.0])]
+
+    graph = record(traced, Spec((3,), FLOAT), Spec((3,), np.dtype(np.int64)))
+    assert _ops(_pruned(simplify(graph))).count("add") == 1
+    assert _ops(_pruned(simplify(graph))).count("multiply") == 1  # by ones; the cast stays
+    assert "cast" in _ops(_pruned(simplify(graph)))
+
+
+def test_what_was_computed_is_not_computed_again() -> None:
+    def traced(x: Tensor) -> list[Tensor]:
+        with device("CPU:1"):
+            elsewhere = ops.exp(x)
+        draws = [ops.dropout(x, 0.5, seed=1) for _ in range(2)]
+        return [ops.exp(x) * ops.exp(x), elsewhere, ops.sum(x, 0) + ops.sum(x, 1), *draws]
+
+    graph = record(traced, Spec((2, 2), FLOAT))
+    counted = _ops(_pruned(simplify(graph)))
+    assert counted.count("exp") == 2
+    assert counted.count("sum") == 2
+    assert counted.count("dropout") == 2
+
+
+def _chained(x: Tensor, row: Tensor, column: Tensor) -> list[Tensor]:
+    hidden = ops.relu(ops.exp(-ops.square(x)) * row + column / 3.0)
+    return [ops.where(hidden > 0.5, ops.sigmoid(hidden), ops.clip(x, -1, 1)), ops.sum(hidden)]
+
+
+def test_chains_become_one_operation() -> None:
+    graph = record(_chained, *(Spec(shape, FLOAT) for shape in ((5, 4), (4,), (5, 1))))
+    fused = _pruned(fuse(graph))
+    assert _ops(fused).count("fused") == 2  # hidden, which is read twice, and what follows
+    assert "exp" not in _ops(fused)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0, 4), (5, 4), (700, 33), (2, 3, 20_000)])
+@pytest.mark.parametrize("strided", [False, True])
+def test_a_chain_gives_what_its_operations_give(shape: tuple[int, ...], strided: bool) -> None:
+    generator = np.random.default_rng(1)
+    column = (*shape[:-1], 1) if shape else ()
+    feeds = [generator.normal(size=each) for each in (shape, shape[-1:], column)]
+    if strided:
+        feeds = [np.asfortranarray(x) for x in feeds]
+    graph = record(_chained, *(Spec(x.shape, FLOAT) for x in feeds))
+    fused = _pruned(fuse(graph))
+    for found, expected in zip(interpret(fused, feeds), interpret(graph, feeds), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_long_chain_reuses_its_blocks() -> None:
+    def traced(x: Tensor) -> list[Tensor]:
+        y = x
+        for _ in range(30):
+            y = ops.sin(y) + ops.cos(y) * ops.cast(ops.cast(x > 0, "float32"), "float64")
+        return [y]
+
+    graph = record(traced, Spec((50, 1000), FLOAT))
+    fused = _pruned(fuse(_pruned(simplify(graph))))
+    chains = [node.attrs["chain"] for node in fused.nodes if node.op == "fused"]
+    assert max(max(chain.rooms, default=0) for chain in chains) < 6
+    x = np.random.default_rng(0).normal(size=(50, 1000))
+    np.testing.assert_array_equal(interpret(fused, [x])[0], interpret(graph, [x])[0])
+
+
+def test_what_is_fetched_or_elsewhere_is_not_joined() -> None:
+    def traced(x: Tensor) -> list[Tensor]:
+        y = ops.exp(x)
+        with device("CPU:1"):
+            z = ops.exp(y + 1.0)
+        return [y, z * 2.0]
+
+    assert _ops(_pruned(fuse(record(traced, Spec((3,), FLOAT))))) == [
+        *("exp", "constant", "fused", "constant", "multiply"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "off", [c for n in range(5) for c in itertools.combinations(passes.OPTIONAL, n)], ids=str
+)
+def test_results_are_the_same_without_any_of_them(off: tuple[str, ...]) -> None:
+    x, y = blobs(48)
+
+    def trained() -> tuple[list[float], list[np.ndarray]]:
+        set_seed(1)
+        model = nn.Sequential(
+            [nn.Dense(16, "gelu"), nn.LayerNorm(), nn.Dropout(0.2), nn.Dense(3, "softmax")]
+        )
+        model.compile("adam", "sparse_categorical_crossentropy", ["accuracy"])
+        history = model.fit(x, y, batch_size=20, epochs=2, shuffle=False, verbose=0)
+        return history.history["loss"], model.get_weights()
+
+    wanted = trained()
+    for name in off:
+        config.passes[name] = False
+    found = trained()
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
+    for one, other in zip(found[1], wanted[1], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_switch_holds_for_new_traces() -> None:
+    traces = []
+
+    @function
+    def step(x: Tensor) -> Any:
+        traces.append(1)
+        return backward(ops.sum(ops.exp(x) * 2.0), [x], 1.0)[0]
+
+    step(np.ones(3))
+    config.passes["fuse"] = False
+    step(np.ones(3))
+    config.passes["fuse"] = True
+    step(np.ones(3))
+    assert len(traces) == 2
+    assert dict(config.passes) == dict.fromkeys(passes.OPTIONAL, True)
+
+
+def test_a_pass_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UsageError, match="did you mean 'fuse'"):
+        config.passes["fusee"] = False
+    with pytest.raises(UsageError, match="did you mean 'fold'"):
+        config.passes["folds"]
+    with pytest.raises(UsageError, match=r"is on .True. or off .False., not 0"):
+        config.passes["fuse"] = 0  # type: ignore[assignment]
+    with pytest.raises(UsageError, match=r'ar.config.passes\["fold"\] = False'):
+        del config.passes["fold"]
