@@ -7,6 +7,7 @@ from collections.abc import Iterator, MutableMapping
 from allreduce import devices
 from allreduce.devices import Device, PhysicalDevice, options
 from allreduce.devices.options import (
+    enable_check_numerics,
     set_floatx,
     set_log_device_placement,
     set_soft_device_placement,
@@ -15,6 +16,7 @@ from allreduce.errors import UsageError, unknown_name
 from allreduce.graph import passes as graph_passes
 
 __all__ = [
+    "enable_check_numerics",
     "floatx",
     "get_log_device_placement",
     "get_soft_device_placement",

@@ -78,6 +78,11 @@ logger.addFilter(_rank_filter)
 _own_level = logging.NOTSET  # what we have set; any other level is the application's
 
 
+def current_rank() -> int | None:
+    """Return this process's rank, once it has joined."""
+    return _rank_filter.rank
+
+
 def configure_logging(rank: int, level: str | None = None) -> None:
     """Send the library's records to stderr with the rank: INFO on rank 0, WARNING elsewhere.
 

@@ -16,6 +16,7 @@ class Options:
 
     soft_device_placement: bool = False  # fall back where a device is missing, with a warning
     log_device_placement: bool = False  # log each op's device and why
+    check_numerics: bool = False  # look for NaN and Inf in every operation's value
     floatx: str = "float32"  # what layers compute in unless told otherwise
     intra_op_threads: int | None = None  # BLAS threads per process; None: the library chooses
 
@@ -36,6 +37,15 @@ def set_soft_device_placement(enabled: bool) -> None:
 def set_log_device_placement(enabled: bool) -> None:
     """Choose whether each op's device is logged, with the reason."""
     _replace(log_device_placement=_flag("log_device_placement", enabled))
+
+
+def enable_check_numerics(enabled: bool = True) -> None:
+    """Choose whether the first operation that makes a NaN or Inf raises NumericsError.
+
+    It says which, at which line, in which step, and what its inputs were. It holds for what is
+    traced from then on, and costs a look at every value.
+    """
+    _replace(check_numerics=_flag("check_numerics", enabled))
 
 
 def set_floatx(dtype: str) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from allreduce.devices import lookup as lookup_device
+from allreduce.devices import options
 from allreduce.errors import NumericsError
+from allreduce.graph import numerics
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.ops.collective import contribution_of_none
@@ -43,7 +45,15 @@ def _compute(frame: Frame, node: Node) -> Step:
     def run() -> None:
         kernel(out, [values[i] for i in inputs], attrs)
 
-    return run
+    if not options.current().check_numerics:
+        return run
+
+    def run_and_look() -> None:
+        run()
+        when = f"replica {frame.replica.id}, step {frame.moment.step}"
+        numerics.check(node.op, node.source, out, [values[i] for i in inputs], when)
+
+    return run_and_look
 
 
 def _read(frame: Frame, node: Node) -> Step:

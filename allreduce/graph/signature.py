@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.devices import options
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import nest
 from allreduce.graph.passes import switched_off
@@ -78,7 +79,7 @@ def take_apart(structure: Any, local_replicas: int) -> Arguments:
         array, key = _describe(leaf, found, local_replicas)
         found.inputs.append(array)
         found.keys.append(key)
-    surroundings = (str(current_device()), switched_off())
+    surroundings = (str(current_device()), switched_off(), options.current().check_numerics)
     found.key = (nest.outline(structure), tuple(found.keys), surroundings)
     return found
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.devices import logical_devices
+from allreduce.devices import logical_devices, options
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UnsupportedError, UsageError
+from allreduce.graph import numerics
 from allreduce.graph.node import Graph, Node
 from allreduce.graph.ops.base import Attrs, Op, lookup
 from allreduce.graph.placement import requested
@@ -226,6 +227,9 @@ def _run_now(op: Op, inputs: Sequence[ConcreteTensor], attrs: Attrs, spec: Spec)
     out = np.empty(concrete(spec.shape, 0), spec.dtype)
     with np.errstate(all="ignore"):
         op.cpu(out, [tensor.value for tensor in inputs], attrs)
+    if options.current().check_numerics:
+        values = [tensor.value for tensor in inputs]
+        numerics.check(op.name, users_line(), out, values, "outside of steps")
     return ConcreteTensor(out, current_place())
 
 

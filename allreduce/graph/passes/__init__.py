@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from allreduce.devices import options
 from allreduce.errors import UsageError, unknown_name
 from allreduce.graph.node import Graph
 from allreduce.graph.passes.bucket import bucket
@@ -30,10 +31,12 @@ _off: frozenset[str] = frozenset()
 
 def optimize(graph: Graph) -> Graph:
     """Run the optional passes that are on."""
+    # A chain would hide which of its operations made a NaN.
+    off = _off | {"fuse"} if options.current().check_numerics else _off
     for name, run in OPTIONAL.items():
-        if name not in _off:
+        if name not in off:
             graph = run(graph)
-            if name != "prune" and "prune" not in _off:
+            if name != "prune" and "prune" not in off:
                 graph = prune(graph)
     return graph
 

@@ -1,0 +1,45 @@
+"""Find the first operation that makes a NaN or an infinity: `ar.config.enable_check_numerics()`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from allreduce import events
+from allreduce.errors import NumericsError
+
+
+def check(op: str, source: str, out: np.ndarray, inputs: Sequence[np.ndarray], when: str) -> None:
+    """Refuse a value that is not finite everywhere.
+
+    Args:
+        op: What made it.
+        source: The user's line, "file:line".
+        out: The value.
+        inputs: What it was made of.
+        when: The replica and the step.
+
+    Raises:
+        NumericsError: Says how many elements are not finite, and of what the inputs were.
+    """
+    if out.dtype.kind != "f" or np.isfinite(out).all():
+        return
+    read = "; ".join(f"input {i}: {describe(x)}" for i, x in enumerate(inputs)) or "no inputs"
+    rank = events.current_rank()
+    raise NumericsError(
+        f"{'' if rank is None else f'rank {rank}, '}{when}: {op} at {source} made {describe(out)}, "
+        f"from {read}"
+    )
+
+
+def describe(x: np.ndarray) -> str:
+    """Say of what type, shape and range an array is, and how much of it is no number."""
+    what = f"{x.dtype}{x.shape}"
+    if x.dtype.kind != "f":
+        return f"{what} from {x.min()} to {x.max()}" if x.size else what
+    finite = x[np.isfinite(x)]
+    parts = [f"from {finite.min():g} to {finite.max():g}"] if finite.size else []
+    for count, name in ((np.isnan(x).sum(), "NaN"), (np.isinf(x).sum(), "Inf")):
+        parts += [f"{count} {name}"] if count else []
+    return f"{what} {', '.join(parts)}" if parts else what

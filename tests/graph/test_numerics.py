@@ -1,0 +1,67 @@
+"""`ar.config.enable_check_numerics`: the first operation that makes a NaN or Inf is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import allreduce as ar
+from allreduce.devices import options
+from allreduce.errors import NumericsError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def _looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "_current", options.Options())
+    ar.config.enable_check_numerics()
+
+
+def test_the_operation_its_line_step_and_inputs_are_named() -> None:
+    @ar.function
+    def step(x: Any) -> Any:
+        return ar.ops.exp(ar.ops.log(x) * 2.0) + 1.0
+
+    step(np.ones(3, np.float32))
+    with pytest.raises(NumericsError) as caught:
+        step(np.array([1, 0, -4], np.float32))
+    said = str(caught.value)
+    assert "replica 0, step 2: log at " in said
+    assert "test_numerics.py:" in said
+    assert "made float32(3,) from 0 to 0, 1 NaN, 1 Inf" in said
+    assert "input 0: float32(3,) from -4 to 1" in said
+
+
+def test_a_gradient_is_looked_at_too() -> None:
+    @ar.function
+    def slope(x: Any) -> Any:
+        return ar.gradients(ar.ops.sum(ar.ops.sqrt(x)), [x])[0]
+
+    with pytest.raises(NumericsError, match="divide at .* made float64.* 1 Inf"):
+        slope(np.array([0.0, 1.0]))
+
+
+def test_operations_outside_of_steps_are_looked_at() -> None:
+    with pytest.raises(NumericsError, match="outside of steps: divide at .*: int64|float64"):
+        ar.ops.divide(np.array([1.0]), np.array([0.0]))
+
+
+def test_it_can_be_turned_off_again() -> None:
+    @ar.function
+    def step(x: Any) -> Any:
+        return ar.ops.log(x)
+
+    with pytest.raises(NumericsError):
+        step(np.zeros(1))
+    ar.config.enable_check_numerics(False)
+    assert step(np.zeros(1)).numpy() == -np.inf
+    with pytest.raises(UsageError, match="check_numerics is True or False, not 1"):
+        ar.config.enable_check_numerics(1)  # type: ignore[arg-type]
+
+
+def test_training_is_stopped_at_the_operation() -> None:
+    model = ar.nn.Sequential([ar.nn.Dense(4, "relu"), ar.nn.Dense(1)])
+    model.compile("sgd", lambda y, p: ar.ops.mean(ar.ops.log(p - 1000.0), axis=-1))
+    with pytest.raises(NumericsError, match="log at .*test_numerics.py"):
+        model.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0)
