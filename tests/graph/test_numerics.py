@@ -38,12 +38,12 @@ def test_a_gradient_is_looked_at_too() -> None:
     def slope(x: Any) -> Any:
         return ar.gradients(ar.ops.sum(ar.ops.sqrt(x)), [x])[0]
 
-    with pytest.raises(NumericsError, match="divide at .* made float64.* 1 Inf"):
+    with pytest.raises(NumericsError, match=r"divide at .* made float64.* 1 Inf"):
         slope(np.array([0.0, 1.0]))
 
 
 def test_operations_outside_of_steps_are_looked_at() -> None:
-    with pytest.raises(NumericsError, match="outside of steps: divide at .*: int64|float64"):
+    with pytest.raises(NumericsError, match=r"outside of steps: divide at .* made .* 1 Inf"):
         ar.ops.divide(np.array([1.0]), np.array([0.0]))
 
 
@@ -63,5 +63,5 @@ def test_it_can_be_turned_off_again() -> None:
 def test_training_is_stopped_at_the_operation() -> None:
     model = ar.nn.Sequential([ar.nn.Dense(4, "relu"), ar.nn.Dense(1)])
     model.compile("sgd", lambda y, p: ar.ops.mean(ar.ops.log(p - 1000.0), axis=-1))
-    with pytest.raises(NumericsError, match="log at .*test_numerics.py"):
+    with pytest.raises(NumericsError, match=r"log at .*test_numerics\.py"):
         model.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0)

@@ -24,6 +24,7 @@ from allreduce.graph.ops.comparison import (
 )
 from allreduce.graph.ops.convolution import conv2d
 from allreduce.graph.ops.cumulative import cumsum
+from allreduce.graph.ops.drawing import normal, permutation, uniform
 from allreduce.graph.ops.elementwise import (
     absolute,
     add,
@@ -151,12 +152,14 @@ __all__ = [
     "minimum",
     "multiply",
     "negative",
+    "normal",
     "normalize",
     "not_equal",
     "one_hot",
     "ones",
     "ones_like",
     "pad",
+    "permutation",
     "power",
     "relu",
     "replica_id",
@@ -184,6 +187,7 @@ __all__ = [
     "tile",
     "top_k",
     "transpose",
+    "uniform",
     "where",
     "zeros",
     "zeros_like",

@@ -46,7 +46,7 @@ def dropout(x: Any, rate: float, seed: int | None = None) -> Tensor:
     tensor = as_floats(x)
     if rate == 0:
         return tensor
-    key = _key(get_seed() if seed is None else seed, next_draw())
+    key = key_of(get_seed() if seed is None else seed, "dropout", next_draw())
     for axis, size in enumerate(tensor.shape):
         if isinstance(size, Dim):
             rows = swap_axes(tensor, 0, axis)
@@ -78,7 +78,7 @@ def _dropout_gradient(
 register(Op("dropout", _dropout_shape, _dropout, _dropout_gradient))
 
 
-def _key(seed: int, draw: int) -> int:
-    """Hash what is drawn into the generator's 64-bit key."""
-    digest = blake2b(f"{seed} dropout {draw}".encode(), digest_size=8).digest()
+def key_of(seed: int, what: str, draw: int) -> int:
+    """Hash what is drawn into a generator's 64-bit key."""
+    digest = blake2b(f"{seed} {what} {draw}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
