@@ -45,7 +45,7 @@ def prepare(context: Context, x: Any, options: Options, out: Any, whole: Any = N
     lent = borrow(context.where, x, _takes(context)) if whole is None or x is not None else None
     dtype, shape = whole if lent is None else (lent.array.dtype, lent.array.shape)
     options = _checked(context, x, options, dtype)
-    wanted = _result_shape(context, shape, options)
+    wanted = result_shape(context, shape, options)
     call = _call(context, options, dtype, shape)  # before anything so large is allocated
     target = buffer = answer = None
     if context.collective not in _TO_ROOT or context.rank == options.root:
@@ -174,7 +174,12 @@ def _call(context: Context, options: Options, dtype: np.dtype[Any], shape: tuple
     )
 
 
-def _result_shape(context: Context, shape: tuple[int, ...], options: Options) -> tuple[int, ...]:
+def result_shape(context: Context, shape: tuple[int, ...], options: Options) -> tuple[int, ...]:
+    """Return the shape of what this member gets; of an all_to_all, if it gets what it gives.
+
+    Raises:
+        ShapeError: The input's shape and the counts do not fit.
+    """
     name, counts, size = context.collective, options.counts, context.size
     if name in checks.JOINS:
         rows, rest = (shape[0], shape[1:]) if shape else (1, ())

@@ -6,14 +6,17 @@ waiting for its next stage; of two such calls, waited for in another order, for 
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
 import weakref
 from typing import Protocol
 
-_NAP_SECONDS = 0.001  # between looks: far less than anybody notices of plain data
+from allreduce import events
+
+# Between looks: at first far less than anybody notices of plain data; where a member computes for
+# long, as rarely as its wait for the others is asked about elsewhere.
+_NAP_SECONDS, _LONGEST_NAP_SECONDS = 0.001, 0.01
 _LEAVE_SECONDS = 5.0
 
 
@@ -47,26 +50,42 @@ def attend(one: Attended) -> None:
     with _lock:
         _attended.add(one)
         if _thread is None:
-            _thread = threading.Thread(target=_run, name="allreduce stages", daemon=True)
-            _thread.start()
+            thread = threading.Thread(target=_run, name="allreduce stages", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # no more threads: who waits goes on by itself
+                events.logger.warning(
+                    "no thread can be started that goes on with calls nobody waits for (%s); the "
+                    "other ranks may wait for this one until it makes its next call",
+                    error,
+                )
+                return
+            _thread = thread
 
 
 def _run() -> None:
-    global _thread
-    while True:
-        with _lock:
-            _attended.difference_update([one for one in _attended if not one.busy])
-            if not _attended:
-                _thread = None
-                return
-            waiting = list(_attended)
+    nap = _NAP_SECONDS
+    while waiting := _waiting():
         for one in waiting:
-            one.attend()
-        time.sleep(_NAP_SECONDS)
+            try:
+                one.attend()
+            except Exception as error:  # who waits for the call hears of it, too
+                events.logger.warning("a call that nobody waits for yet has failed: %s", error)
+        time.sleep(nap)
+        nap = min(nap * 1.1, _LONGEST_NAP_SECONDS)
 
 
-@atexit.register
-def _leave() -> None:
+def _waiting() -> list[Attended]:
+    """List who is to be attended; without any the thread ends, and makes room for another."""
+    global _thread
+    with _lock:
+        _attended.difference_update([one for one in _attended if not one.busy])
+        if not _attended:
+            _thread = None
+        return list(_attended)
+
+
+def leave() -> None:
     """End the thread before the interpreter ends: it may be in native code."""
     with _lock:
         _attended.clear()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import checks, lists, objects
+from allreduce.comm.arguments import result_shape
 from allreduce.comm.arrays import borrow
 from allreduce.comm.base import Work
 from allreduce.comm.call import OPERATORS
@@ -166,8 +167,10 @@ class Collectives(PointToPoint, Objects):
         if counts is None or isinstance(x, list | tuple):
             return self._finish("all_to_all", x, Options(counts=counts), out, async_op)
         context = self._context("all_to_all")
-        borrow(context.where, x)  # what is wrong is raised before the others hear of it
+        # What is wrong is raised before the others hear of it, but for an `out` that does not fit.
+        rows = borrow(context.where, x).array
         counts = checks.check_counts(context, counts)
+        result_shape(context, rows.shape, Options(counts=counts))
         return self._staged(context, _unequal_exchange(self, x, counts, out), async_op)
 
     @quick()

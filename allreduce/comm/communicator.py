@@ -235,7 +235,16 @@ class Communicator(Groups):
 
     def _staged(self, context: Context, stages: Stages, async_op: bool) -> Any:
         work = self._order.add(stages, context.where, place(), attended=async_op)
-        return work if async_op else work.wait()
+        if async_op:
+            return work
+        try:
+            return work.wait()
+        except Exception:
+            raise
+        except BaseException as error:  # a signal's handler raised, and nobody goes on with it
+            if not work.started:
+                self._transport.abort(f"a call was interrupted by {type(error).__name__}")
+            raise
 
     def _together(self) -> contextlib.AbstractContextManager[None]:
         return self._order.together()

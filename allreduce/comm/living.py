@@ -7,6 +7,7 @@ import os
 import weakref
 
 from allreduce.cluster import failure
+from allreduce.comm import attendant
 from allreduce.comm.base import Transport
 
 _transports: weakref.WeakSet[Transport] = weakref.WeakSet()
@@ -20,6 +21,7 @@ def add(transport: Transport) -> None:
 @atexit.register
 def leave_all() -> None:
     """Tell the peers that this program has come to its end: it has not died."""
+    attendant.leave()
     for transport in list(_transports):
         if failure():
             transport.abort(f"its program ended with {failure()}")

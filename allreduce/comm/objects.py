@@ -10,6 +10,7 @@ import msgpack
 import numpy as np
 
 from allreduce.comm import checks
+from allreduce.comm.arguments import room
 from allreduce.comm.arrays import borrow, dtype_named
 from allreduce.comm.base import Array
 from allreduce.comm.caller import Caller
@@ -84,13 +85,13 @@ def broadcast(comm: Caller, context: Context, value: Any, root: Any) -> Stages:
             data = np.frombuffer(str(failure).encode(errors="replace"), _BYTE)
             length = -len(data)
     options = Options(root=root, typed=f"{context.collective}(root={root})")
-    return _broadcast(comm, options, data, length)
+    return _broadcast(comm, context, options, data, length)
 
 
-def _broadcast(comm: Caller, options: Options, data: Array, mine: int) -> Stages:
+def _broadcast(comm: Caller, context: Context, options: Options, data: Array, mine: int) -> Stages:
     length: int = yield comm._stage("broadcast", mine, options)
     if comm.rank != options.root:
-        data = np.empty(abs(length), _BYTE)
+        data = room(context, (abs(length),), np.dtype(_BYTE))
 
     def read(told: Array) -> Any:
         if length < 0:

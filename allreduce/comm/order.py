@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from allreduce.comm import attendant
 from allreduce.comm.base import Transport, Work
 from allreduce.comm.sites import Place, standing_at
-from allreduce.errors import AllreduceError, ClosedError
+from allreduce.errors import AllreduceError, ClosedError, TimeoutError
 
 # Yields each stage but the last, and is sent its result; returns the last stage, if there is one
 # more, and what makes the call's result of its.
@@ -52,10 +52,8 @@ class Staged(Work):
         except StopIteration as end:
             self._last, self._make = end.value
             self.started = True
-        except BaseException as error:
+        except AllreduceError as error:  # the others are told, or have the same
             self.fail(error)
-            if not isinstance(error, Exception):  # of a signal's handler
-                raise
         return True
 
     def fail(self, error: BaseException) -> None:
@@ -65,7 +63,8 @@ class Staged(Work):
             self._stages.close()
 
     def done(self) -> bool:
-        self._order.advance()
+        if not self.started:  # what has started needs nobody's turn
+            self._order.attend()
         if not self.started:
             self._order.ask()
         self.check()
@@ -73,7 +72,8 @@ class Staged(Work):
 
     def finish(self, timeout: float | None) -> Any:
         until = None if timeout is None else time.monotonic() + timeout
-        self._order.reach(self, until)
+        if not self.started:
+            self._order.reach(self, until)
         self.check()
         return self._make(None if self._last is None else self._last.wait(_left(until)))
 
@@ -93,6 +93,7 @@ class Order:
 
     def __init__(self, transport: Transport, hold: weakref.WeakMethod[Callable[[bool], None]]):
         self.lock = threading.RLock()  # held to start a call, by whoever it is
+        self._held = 0  # by how many that start several
         self.queue: deque[Staged] = deque()
         self._transport, self._hold = transport, hold
         self._ended = False
@@ -109,8 +110,8 @@ class Order:
         """
         work = Staged(self, stages, where, place)
         with self.lock:
-            self._tell(True)
             self.queue.append(work)
+            self._tell()
             self.advance()
             if attended and self.queue and self._transport.any_thread:
                 attendant.attend(self)
@@ -119,16 +120,15 @@ class Order:
     def advance(self) -> None:
         """Start what can be without waiting."""
         with self.lock:
-            if not self.queue:
-                return
             try:
                 while self.queue and self.queue[0].advance():
                     self.queue.popleft()
             except BaseException as error:  # a signal's handler raised between two stages
                 self._transport.abort(f"a start was interrupted by {type(error).__name__}")
+                self.queue[0].fail(error)  # it may have lost its place among its stages
                 raise
             finally:
-                self._tell(bool(self.queue))
+                self._tell()
 
     @property
     def busy(self) -> bool:
@@ -154,20 +154,34 @@ class Order:
             AllreduceError: The communicator has failed in a stage.
         """
         while True:
-            with self.lock:
+            left = _left(until)
+            if not self.lock.acquire(timeout=-1 if left is None else left):
+                what = "the calls made before" if work is None else work.where
+                raise TimeoutError(
+                    f"{what}: another thread of this rank was in comm.empty(), or in a call of "
+                    "several arrays, for as long as this wait was to last; wait longer, or make "
+                    "calls from one thread"
+                )
+            try:
                 self.advance()
                 if not self.queue if work is None else work.started:
                     return
                 head = self.queue[0]
                 stage = head.stage
+            finally:
+                self.lock.release()
             with self._told(head):
                 assert stage is not None, "the first one waits for a stage"
                 stage.wait(_left(until))
 
     def ask(self) -> None:
         """Raise why the communicator has failed in a stage, if it has."""
-        with self.lock:
+        if not self.lock.acquire(blocking=False):
+            return  # whoever has it finds out
+        try:
             head = self.queue[0] if self.queue else None
+        finally:
+            self.lock.release()
         if head is not None and head.stage is not None:
             with self._told(head):
                 head.stage.done()
@@ -188,11 +202,13 @@ class Order:
     def together(self) -> Iterator[None]:
         """Let no other thread start a call meanwhile."""
         with self.lock:
-            self._tell(True)
+            self._held += 1
             try:
+                self._tell()
                 yield
             finally:
-                self._tell(bool(self.queue))
+                self._held -= 1
+                self._tell()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -203,10 +219,11 @@ class Order:
                 self.reach(None)
             yield
 
-    def _tell(self, held: bool) -> None:
+    def _tell(self) -> None:
+        """Have quick calls wait for their turn, too, where there are turns."""
         tell = self._hold()
         if tell is not None:
-            tell(held)
+            tell(bool(self.queue) or self._held > 0)
 
 
 def of_one(begin: Callable[[], Work]) -> Stages:

@@ -14,6 +14,7 @@ from allreduce.errors import UsageError
 # Whether two strided arrays share an element is as hard to say as a Diophantine equation; those
 # that slices and transposes make need a handful of tries, and others count as sharing it.
 _TRIES = 1000
+_IN_PLACE = ("all_reduce", "reduce", "broadcast")
 
 
 def check_overlap(context: Context, x: Array, out: Array, options: Options) -> None:
@@ -29,9 +30,9 @@ def check_overlap(context: Context, x: Array, out: Array, options: Options) -> N
         UsageError: They overlap, or elements of `out` do among themselves.
     """
     check_own(f"{context.where}: out", out)
-    if not overlap(x, out):
-        return
     name = context.collective
+    if (x is out and name in _IN_PLACE) or not overlap(x, out):
+        return
     if name in ("reduce_scatter", "all_to_all"):
         raise UsageError(
             f"{context.where}: out overlaps the input, of which others' shares are still read "

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string_view>
 
 #include "numpy_api.h"
 #include "reduce_kernels.h"
@@ -57,7 +58,9 @@ class View {
   void look(PyArrayObject* array, bool writable) {
     const int needed = NPY_ARRAY_C_CONTIGUOUS | (writable ? NPY_ARRAY_WRITEABLE : 0);
     if (!PyArray_CHKFLAGS(array, needed) || !PyArray_ISNOTSWAPPED(array)) return;
-    type_ = type_of(PyArray_TYPE(array));
+    type_ = PyArray_TYPE(array) < NPY_USERDEF   ? type_of(PyArray_TYPE(array))
+            : is_bfloat16(PyArray_DESCR(array)) ? Type::bfloat16
+                                                : Type::none;
     if (type_ == Type::none) return;
     data_ = PyArray_DATA(array);
     axes_ = PyArray_NDIM(array);
@@ -95,6 +98,11 @@ class View {
     return true;
   }
 
+  // By the name of its scalars' type, without Python: another thread could make a call meanwhile.
+  static bool is_bfloat16(const PyArray_Descr* descr) {
+    const std::string_view name = descr->typeobj->tp_name;
+    return name == "bfloat16" || name.ends_with(".bfloat16");
+  }
   static Type type_of(int numpy) {
     switch (numpy) {
       case NPY_BOOL:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 import threading
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from allreduce import errors
-from allreduce.comm import Communicator, attendant, replica_communicators
+from allreduce.comm import Communicator, attendant, objects, replica_communicators
 from tests.harness import run_ranks, run_threads, settle_threads, world_of_one
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["shared", "tcp", "hierarchical"])
@@ -305,3 +306,94 @@ def test_a_program_that_ends_in_a_stage_ends_well() -> None:
     assert first.returncode == 0, first
     assert "rank 0" in second.stderr
     assert "left normally" in second.stderr
+
+
+def test_what_is_no_error_of_ours_between_two_stages_ends_the_communicator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a signal's handler may raise it: the others would wait for the next stage for ever."""
+    replace = dataclasses.replace
+
+    def interrupted(options: Any, **changes: Any) -> Any:
+        if threading.current_thread().name == "first":
+            raise RuntimeError("raised by a handler")
+        return replace(options, **changes)
+
+    monkeypatch.setattr(objects, "replace", interrupted)
+
+    def call(comm: Communicator) -> str:
+        if comm.rank == 0:
+            threading.current_thread().name = "first"
+            with pytest.raises(RuntimeError, match="raised by a handler"):
+                comm.all_gather_object("x")
+            with pytest.raises(errors.AllreduceError):
+                comm.barrier()
+            return "dead"
+        with pytest.raises(errors.PeerLostError, match="interrupted by RuntimeError"):
+            comm.all_gather_object("y")
+        return "told"
+
+    assert run_threads(call, 2) == ["dead", "told"]
+
+
+def test_what_has_started_is_waited_for_while_another_thread_has_its_turn() -> None:
+    def call(comm: Communicator) -> str:
+        first = comm.all_gather_object(comm.rank, async_op=True)
+        while not first.done():
+            time.sleep(0.001)
+        taken, over = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with comm._order.lock:
+                taken.set()
+                over.wait(10)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        taken.wait(10)
+        try:
+            assert first.done()
+            assert first.wait(5) == [0, 1]
+            with pytest.raises(errors.TimeoutError, match="another thread of this rank was in"):
+                comm._order.reach(None, time.monotonic() + 0.05)
+        finally:
+            over.set()
+            holder.join(10)
+        return "ok"
+
+    assert run_threads(call, 2) == ["ok", "ok"]
+
+
+def test_without_a_thread_more_calls_go_on_where_somebody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attendant.leave()
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "allreduce stages":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+
+    def call(comm: Communicator) -> list[Any]:
+        work = comm.all_gather_object(comm.rank, async_op=True)
+        found: list[Any] = work.wait(10)
+        return found
+
+    assert run_threads(call, 2) == [[0, 1], [0, 1]]
+    monkeypatch.undo()
+    assert attendant._thread is None
+    assert run_threads(call, 2) == [[0, 1], [0, 1]]
+
+
+def test_counts_that_do_not_fit_are_refused_before_the_others_hear_of_the_call() -> None:
+    def call(comm: Communicator) -> list[float]:
+        if comm.rank == 0:
+            with pytest.raises(errors.ShapeError, match="3 rows in all, for an array of 2 rows"):
+                comm.all_to_all(np.ones(2), counts=[1, 2], async_op=True)
+        found: list[float] = comm.all_to_all(np.full(2, comm.rank), counts=[1, 1]).tolist()
+        return found
+
+    assert run_threads(call, 2) == [[0, 1], [0, 1]]

@@ -38,9 +38,10 @@ def test_a_start_that_is_interrupted_kills_the_communicator(
             return "told"
         with pytest.raises(KeyboardInterrupt):
             comm.all_reduce(x, out=x, async_op=True)
+        left = x.copy()  # the other one, in this process, may have done some of it
         with pytest.raises(ClosedError, match="dead since"):
             comm.barrier()
-        assert (x == 1).all()  # nobody writes to it any more
+        assert (x == left).all()  # nobody writes to it any more
         return "dead"
 
     assert run_threads(call, 2) == ["dead", "told"]

@@ -60,32 +60,16 @@ class SharedTransport(NativeTransport[_native.Work]):
     def start(
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> SharedWork:
-        return self.bind(call, x, out, result)()
+        return self._launch(self._poster(call, x, out), (x, out), result)
 
     def bind(
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> Callable[[], SharedWork]:
-        post = self._poster(call, x, out)
+        post = functools.partial(self._post_again, self._poster(call, x, out))
+        return functools.partial(self._launch, post, (x, out), result)
 
-        def start() -> SharedWork:
-            try:
-                native = self._post(post)
-                work = SharedWork(self, native, (x, out), result)
-                with self._lock:
-                    self._keep(work)
-            except UsageError:
-                raise
-            except BaseException as error:
-                self._interrupted(error)
-                raise
-            if native.failed:
-                self.complete(native, None)
-            return work
-
-        return start
-
-    def _post(self, post: Callable[[], _native.Work]) -> _native.Work:
-        """Start a call; nothing has been posted if its arrays no longer are what they were."""
+    def _post_again(self, post: Callable[[], _native.Work]) -> _native.Work:
+        """Start a call that was checked before; nothing is posted if its arrays have changed."""
         try:
             return post()
         except (TypeError, ValueError) as error:
@@ -93,6 +77,26 @@ class SharedTransport(NativeTransport[_native.Work]):
                 f"{self._witness.where}: the arrays of a call that was made ready to be started "
                 f"have changed since: {error}"
             ) from None
+
+    def _launch(
+        self,
+        post: Callable[[], _native.Work],
+        arrays: tuple[Array | None, ...],
+        result: Callable[[], Any],
+    ) -> SharedWork:
+        try:
+            native = post()
+            work = SharedWork(self, native, arrays, result)
+            with self._lock:
+                self._keep(work)
+        except UsageError:
+            raise
+        except BaseException as error:
+            self._interrupted(error)
+            raise
+        if native.failed:
+            self.complete(native, None)
+        return work
 
     def _poster(self, call: Call, x: Array | None, out: Array | None) -> Callable[[], _native.Work]:
         """Look up all that a call's start needs besides the arrays' memory."""
