@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
     from allreduce.comm.failures import MemberInfo
 
 Array = NDArray[Any]
+_waiting = "_waiting"  # a work's lock; a child made by fork takes another, as nobody may free this
+
+
+def _after_fork() -> None:
+    global _waiting
+    _waiting = f"_waiting in {os.getpid()}"
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Work(ABC):
@@ -60,7 +70,7 @@ class Work(ABC):
         """
         if timeout is not None:
             timeout = _seconds(self.where, timeout)
-        with self.__dict__.setdefault("_waiting", threading.RLock()):
+        with self.__dict__.setdefault(_waiting, threading.RLock()):
             if not self._finished:
                 self._value = self.finish(timeout)
                 self._finished = True
@@ -99,6 +109,14 @@ class Transport(ABC):
     @abstractmethod
     def members(self) -> tuple[MemberInfo, ...]:
         """All members."""
+
+    @abstractmethod
+    def admit(self) -> None:
+        """Refuse processes and threads that must not use this, before anything of it is touched.
+
+        Raises:
+            UsageError: This process was made by fork, or MPI takes no calls of this thread.
+        """
 
     @abstractmethod
     def start(
@@ -154,7 +172,10 @@ class Transport(ABC):
 
     @abstractmethod
     def close_inherited(self) -> None:
-        """In a child made by fork: let go of what tells the others of our parent's end."""
+        """In a child made by fork: let go of what tells the others of our parent's end.
+
+        And of locks that other threads of the parent may have held.
+        """
 
     @contextlib.contextmanager
     def _uninterrupted(self) -> Iterator[None]:

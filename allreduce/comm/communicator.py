@@ -202,6 +202,9 @@ class Communicator(Groups):
     ) -> None:
         self._close(drain=error is None)
 
+    def _admit(self) -> None:
+        self._transport.admit()
+
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(

@@ -92,6 +92,10 @@ class Groups(Collectives):
     _across: Communicator | None = None
 
     @abstractmethod
+    def _admit(self) -> None:
+        """Refuse processes and threads that must not use this."""
+
+    @abstractmethod
     def _check_open(self) -> None:
         """Raise if the communicator was closed."""
 
@@ -166,9 +170,9 @@ class Groups(Collectives):
 
         Made when it is first asked for: that is a collective call of its members.
         """
+        home = self._base("local")
         with self._placing:
             if self._local is None or self._local.closed:
-                home = self._base("local")
                 self._local = home.gather(self._where, _host(home, self.rank), "local")
             return self._local
 
@@ -179,15 +183,16 @@ class Groups(Collectives):
         Made when it is first asked for: that is a collective call of its members. Hosts with fewer
         members have none in the lanes of the last places.
         """
+        home = self._base("across")
         with self._placing:
             if self._across is None or self._across.closed:
-                home = self._base("across")
                 place = _host(home, self.rank).index(self.rank)
                 lane = sorted(ranks[place] for ranks in home.world.hosts if place < len(ranks))
                 self._across = home.gather(self._where, lane, "across")
             return self._across
 
     def _base(self, call: str) -> Home:
+        self._admit()
         self._check_open()
         if self._home is None or self._home.world.size != self.size:
             raise UnsupportedError(

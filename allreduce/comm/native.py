@@ -206,7 +206,7 @@ class NativeTransport(Transport, Generic[N]):
             timeout: Seconds from now, or None for the transport's own.
             waited: How long its wait has lasted already; a wait that failed at once has not.
         """
-        self._check_own()
+        self.admit()
         if native.failed:
             raise self._error()
         total = self._timeout if timeout is None else waited + timeout
@@ -244,15 +244,14 @@ class NativeTransport(Transport, Generic[N]):
         """Say in which call a work waits, for whom, what they did last and whether they live."""
 
     def _wait(self, native: N, seconds: float) -> bool:
-        self._check_own()
+        self.admit()
         try:
             return self._drive(native, seconds)
         except BaseException as error:  # a signal's handler raised in the middle of a collective
             self.abort(f"a wait was interrupted by {type(error).__name__}")
             raise
 
-    def _check_own(self) -> None:
-        """Refuse a child made by fork: other threads' locks may be held in it for ever."""
+    def admit(self) -> None:
         if self.inherited:
             raise UsageError(
                 f"{self._witness.where}: process {os.getpid()} was forked from the process that "
@@ -278,6 +277,9 @@ class NativeTransport(Transport, Generic[N]):
         self._kill(reason)
         with self._lock:
             self._failure = self._failure or f"this member aborted it: {reason}"
+
+    def close_inherited(self) -> None:
+        self._lock = threading.Lock()  # another thread may have held it
 
     def close(self, drain: bool) -> None:
         if self.inherited:

@@ -60,7 +60,7 @@ class Ledger(TcpTransport):
 
     def agree(self, call: Call, x: Array | None, out: Array | None) -> TcpWork:
         """Post a call to all members, and none of its data; done when all have posted the same."""
-        self._check_own()
+        self.admit()
         check(call, self._witness.where)
         nothing = Call("barrier", None, "none", 0, None, call.group)
         barrier = words(nothing, self._size, self._choices)

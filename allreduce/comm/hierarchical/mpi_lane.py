@@ -59,6 +59,13 @@ class MpiLane:
     def __init__(self, transport: MpiTransport) -> None:
         self._transport = transport
 
+    @property
+    def any_thread(self) -> bool:
+        return self._transport.any_thread
+
+    def admit(self) -> None:
+        self._transport.admit()
+
     def start(
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> LaneWork:

@@ -34,6 +34,7 @@ from allreduce.comm.hierarchical.runs import Run, Runs
 from allreduce.comm.hierarchical.vigil import Vigil
 from allreduce.comm.hierarchical.work import HierarchicalWork
 from allreduce.comm.plan import Plan
+from allreduce.errors import UsageError
 
 # Who waits for mpi drives the host's calls, too, which need this thread; tcp's need none.
 _URGENCY = ("mpi", "shared", "tcp")
@@ -66,6 +67,7 @@ class HierarchicalTransport(Transport):
         self.index = ledger.index
         self.layout, self._ledger = layout, ledger
         self._levels, self._runs = levels, Runs(levels)
+        self.any_thread = all(level.transport.any_thread for level in levels.values())
         self.accounts = Accounts(ledger, levels, layout)
         self._works: set[HierarchicalWork] = set()
         self._timeout = timeout
@@ -83,9 +85,15 @@ class HierarchicalTransport(Transport):
     def members(self) -> tuple[MemberInfo, ...]:
         return self._ledger.members
 
+    def admit(self) -> None:
+        self._ledger.admit()
+        for level in self._levels.values():
+            level.transport.admit()
+
     def start(
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> Work:
+        self.admit()
         if x is not None:  # a NumPy scalar has no memory of its own
             x = np.asarray(x)
         if call.collective in ("send", "recv"):
@@ -116,6 +124,7 @@ class HierarchicalTransport(Transport):
 
     def poll(self) -> None:
         """Do what can be done now; raise if the communicator has failed."""
+        self.admit()
         progress.drive()
         self._check()
 
@@ -128,6 +137,8 @@ class HierarchicalTransport(Transport):
 
     def drive(self) -> bool:
         """Do what can be done of this member's calls; returns whether some are under way."""
+        if not self._admits():  # who must not call a level must not make it fail
+            return bool(self._runs.active)
         if not self._lock.acquire(blocking=False):
             return True  # another thread does it
         try:
@@ -142,6 +153,13 @@ class HierarchicalTransport(Transport):
             self._lock.release()
         return False
 
+    def _admits(self) -> bool:
+        try:
+            self.admit()
+        except UsageError:
+            return False
+        return True
+
     def complete(self, work: HierarchicalWork, timeout: float | None) -> None:
         """Wait for a work.
 
@@ -149,6 +167,7 @@ class HierarchicalTransport(Transport):
             work: The work.
             timeout: Seconds from now, or None for the transport's own.
         """
+        self.admit()
         total = self._timeout if timeout is None else timeout
         vigil = Vigil(self._ledger, work.agreed, partial(self._absent, work), total)
         try:
@@ -260,6 +279,7 @@ class HierarchicalTransport(Transport):
             self._ledger.close(drain and not self._dead)
 
     def close_inherited(self) -> None:
+        self._lock = threading.RLock()  # another thread may have held it
         for level in self._levels.values():
             level.transport.close_inherited()
         self._ledger.close_inherited()

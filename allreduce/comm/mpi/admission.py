@@ -32,22 +32,30 @@ class Admission:
         return bool(self._mpi.Is_finalized())
 
     def check(self) -> None:
+        """Refuse all if MPI has ended, and who must not call it.
+
+        Raises:
+            UsageError: As for `admit`.
+            ClosedError: MPI has ended.
+        """
+        self.admit()
+        if self.over:
+            raise ClosedError(
+                f"{self._where}: this process has finalised MPI, and can call no more"
+            )
+
+    def admit(self) -> None:
         """Refuse threads and processes that must not call MPI.
 
         Raises:
             UsageError: It is not their MPI, or not initialised for them.
-            ClosedError: MPI has ended.
         """
         if self.inherited:
             raise UsageError(
                 f"{self._where}: process {os.getpid()} was forked from the process that joined, "
                 "and cannot use its communicator"
             )
-        if self.over:
-            raise ClosedError(
-                f"{self._where}: this process has finalised MPI, and can call no more"
-            )
-        if not self.any_thread and not self._mpi.Is_thread_main():
+        if not self.any_thread and not self.over and not self._mpi.Is_thread_main():
             raise UsageError(
                 f"{self._where}: MPI was initialised for calls of the main thread only; initialise "
                 "it with MPI.THREAD_MULTIPLE, or let allreduce.init() do so"

@@ -94,6 +94,9 @@ class MpiTransport(Transport):
     def members(self) -> tuple[MemberInfo, ...]:
         return self._members
 
+    def admit(self) -> None:
+        self._admission.admit()
+
     def start(
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> MpiWork:
@@ -131,7 +134,7 @@ class MpiTransport(Transport):
         return work.complete
 
     def look(self, work: MpiWork) -> bool:
-        """As `poll`, but say nothing of failures."""
+        """As `poll`, but say nothing of failures; who calls this has been admitted."""
         if not self._admission.over:
             progress.drive()
         return work.complete
@@ -231,6 +234,8 @@ class MpiTransport(Transport):
         return memory
 
     def abort(self, reason: str) -> None:
+        if self._admission.inherited:
+            return
         self._ending.abort(reason)
 
     def close(self, drain: bool) -> None:

@@ -173,6 +173,7 @@ class SharedTransport(NativeTransport[_native.Work]):
 
     def close_inherited(self) -> None:
         """In a child made by fork: let go of the sockets, whose end of file tells of our parent."""
+        super().close_inherited()
         self._local.links.close()
 
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
@@ -190,6 +191,6 @@ class SharedTransport(NativeTransport[_native.Work]):
 
     def _finish(self, native: _native.Work, x: Array | None) -> None:
         """Complete a call that failed or waits long: only now its caller is looked up."""
-        self._check_own()
+        self.admit()
         self._member.note(native.seq, sites.note(x, None))
         self.complete(native, None, self.quick_seconds)

@@ -83,7 +83,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
     def start(
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> TcpWork:
-        self._check_own()
+        self.admit()
         calls.check(call, self._witness.where)
         if x is not None:  # a NumPy scalar has no memory of its own
             x = np.asarray(x)
@@ -167,6 +167,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
 
     def close_inherited(self) -> None:
         """In a child made by fork: let go of the sockets, whose end of file tells of our parent."""
+        super().close_inherited()
         self._member.close_inherited()
 
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
