@@ -108,6 +108,7 @@ class Order:
             place: The caller's line.
             attended: Whether it is to go on without anybody waiting for it.
         """
+        self._transport.admit()
         work = Staged(self, stages, where, place)
         with self.lock:
             self.queue.append(work)
@@ -120,6 +121,8 @@ class Order:
     def advance(self) -> None:
         """Start what can be without waiting."""
         with self.lock:
+            if self.queue:  # who must not call must not make another's call fail
+                self._transport.admit()
             try:
                 while self.queue and self.queue[0].advance():
                     self.queue.popleft()

@@ -88,31 +88,6 @@ say("fine")
     assert said == ["fine"] * 2
 
 
-def test_threads_are_refused_where_mpi_allows_only_the_main_one() -> None:
-    program = """
-import threading
-import mpi4py
-mpi4py.rc.thread_level = "funneled"
-from mpi4py import MPI
-from allreduce.comm import init
-
-comm = init(transport="mpi", timeout=20)
-errors = []
-def call():
-    try:
-        comm.barrier()
-    except ValueError as error:
-        errors.append(str(error))
-thread = threading.Thread(target=call)
-thread.start()
-thread.join()
-assert MPI.Query_thread() > MPI.THREAD_FUNNELED or "main thread only" in errors[0]
-comm.barrier()
-"""
-    result = job(program, 2)
-    assert result.returncode == 0, result.stderr
-
-
 def test_it_is_for_processes_that_mpi_has_started() -> None:
     assert opener("mpi") is open_mpi
     assert "mpi" in REGISTRY
