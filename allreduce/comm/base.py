@@ -178,12 +178,12 @@ class Transport(ABC):
         """
 
     @contextlib.contextmanager
-    def _uninterrupted(self) -> Iterator[None]:
-        """Make the communicator dead if a signal's handler raises in the middle of a wait."""
+    def _uninterrupted(self, doing: str = "a wait") -> Iterator[None]:
+        """Make the communicator dead if a signal's handler raises in the middle of something."""
         try:
             yield
         except AllreduceError:
             raise
         except BaseException as error:
-            self.abort(f"a wait was interrupted by {type(error).__name__}")
+            self.abort(f"{doing} was interrupted by {type(error).__name__}")
             raise

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +16,10 @@ import pytest
 
 from allreduce import errors
 from allreduce.comm import Communicator, native
+from allreduce.comm.hierarchical import progress
+from allreduce.comm.hierarchical.runs import Runs
+from allreduce.comm.native import NativeTransport
+from allreduce.comm.shared.transport import SharedTransport
 from tests.comm import test_disagreement, test_failures
 from tests.comm.hosts import lay_out
 from tests.harness import run_ranks, settle_threads
@@ -184,3 +190,65 @@ def test_a_rank_that_is_stopped_in_the_middle_is_named_on_all_hosts(
         if rank != victim:
             assert f"rank {victim} made its last call" in result.stdout, results
             assert told in result.stdout, results
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (Runs, "add"),  # all have been told of the call
+        (SharedTransport, "start"),  # the step is out of its queue
+        (NativeTransport, "forget"),  # the step is done, and the next one not begun
+    ],
+)
+def test_an_interrupt_in_the_middle_of_a_call_ends_it_on_all(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    do = getattr(owner, name)
+    interrupted: list[int] = []
+
+    def interrupt(*given: Any) -> Any:
+        done = do(*given)
+        if not interrupted:
+            interrupted.append(1)
+            raise KeyboardInterrupt  # as a handler may
+        return done
+
+    monkeypatch.setattr(owner, name, interrupt)
+
+    def call(comm: Communicator) -> None:
+        with contextlib.suppress(KeyboardInterrupt):  # of one member's thread
+            comm.all_reduce(np.ones(1000))
+        comm.all_reduce(np.ones(1000))
+
+    outcomes = settle_threads(call, 3)
+    assert interrupted
+    for outcome in outcomes:  # whosever part of it that thread was about
+        assert isinstance(outcome, errors.ClosedError | errors.PeerLostError), outcomes
+        assert "interrupted by KeyboardInterrupt" in str(outcome)
+
+
+def test_communicators_may_be_made_while_others_are_driven() -> None:
+    class Idle:
+        def drive(self) -> bool:
+            return False
+
+    over = threading.Event()
+    many = [Idle() for _ in range(2000)]  # which it takes a while to look at
+    for one in many:
+        progress.add(one)
+
+    def make() -> None:
+        while not over.is_set():
+            progress.add(Idle())
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=make)
+    thread.start()
+    try:
+        for _ in range(30):
+            progress.drive()
+    finally:
+        over.set()
+        thread.join()
+        sys.setswitchinterval(before)

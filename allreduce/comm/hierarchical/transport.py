@@ -101,17 +101,18 @@ class HierarchicalTransport(Transport):
         chains = make_chains(call, self.layout, self.index)
         if "every" not in self._levels and any("every" in chain.levels for chain in chains):
             return self._ledger.start(call, x, out, result)
-        with self._lock:  # calls of several threads get one order
-            agreed = self._ledger.agree(call, x, out)
-            work = HierarchicalWork(self, agreed, result)
-            if call.collective == "barrier":  # whoever has passed it is done with what was before
-                work.runs = self._runs.unfinished
-            for chain in chains:
-                run = Run(chain, agreed, x, out)
-                work.runs.append(run)
-                self._runs.add(run)
-            self._works.add(work)
-        self.drive()
+        with self._uninterrupted("a start"):
+            with self._lock:  # calls of several threads get one order
+                agreed = self._ledger.agree(call, x, out)
+                work = HierarchicalWork(self, agreed, result)
+                if call.collective == "barrier":  # who has passed it is done with what was before
+                    work.runs = self._runs.unfinished
+                for chain in chains:
+                    run = Run(chain, agreed, x, out)
+                    work.runs.append(run)
+                    self._runs.add(run)
+                self._works.add(work)
+            self.drive()
         return work
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
@@ -144,13 +145,18 @@ class HierarchicalTransport(Transport):
         try:
             if self._dead or self._closed:
                 return False
+            with self._uninterrupted("a call"):  # it would be left half done
+                return self._advance()
+        finally:
+            self._lock.release()
+
+    def _advance(self) -> bool:
+        try:
             return self._runs.advance()
         except LevelError as failure:
             self._fail(failure)
         except MemoryError as shortage:
             self._die(f"it has no memory to work in: {shortage}")
-        finally:
-            self._lock.release()
         return False
 
     def _admits(self) -> bool:
