@@ -182,6 +182,7 @@ class Order:
         if not self.lock.acquire(blocking=False):
             return  # whoever has it finds out
         try:
+            self._transport.admit()
             head = self.queue[0] if self.queue else None
         finally:
             self.lock.release()

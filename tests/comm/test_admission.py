@@ -71,7 +71,7 @@ for comm in (mpi, lanes, tcp, plain):
         work = comm.all_gather_object(rank, async_op=True)
         later = comm.all_reduce(np.ones(1000), async_op=True)
         attempts = work.done, work.wait, later.done, comm.barrier, lambda: comm.gather_object(0)
-        for attempt in (*attempts, lambda: comm.local):
+        for attempt in (*attempts, lambda: comm.local, comm._order.ask):
             assert of_child(attempt), comm
             assert comm in (tcp, plain) or of_thread(attempt), comm
         later.__dict__["_waiting"] = threading.RLock()  # as a thread has made it that waits
