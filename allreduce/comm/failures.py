@@ -16,9 +16,10 @@ from allreduce.errors import AllreduceError, MismatchError, PeerLostError, Timeo
 # What members that left too early had to do.
 ORDERED = "every rank must make the same calls"
 PAIRED = "every send needs its recv, and every recv its send"
+_STOPPED = "is stopped"
 _STATES = {  # by the kernel's letter (proc(5))
-    "T": "is stopped, by a signal: kill -CONT lets it go on",
-    "t": "is stopped, by a debugger",
+    "T": f"{_STOPPED}, by a signal: kill -CONT lets it go on",
+    "t": f"{_STOPPED}, by a debugger",
     "Z": "is dead",
     "X": "is dead",
 }
@@ -62,6 +63,11 @@ class MemberInfo:
     def state(self) -> str:
         """Say whether its process lives."""
         return process_state(self.pid)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its process is known to be stopped."""
+        return _STOPPED in self.state
 
     @property
     def lost(self) -> str:
@@ -136,8 +142,12 @@ class Witness(ABC):
         """Say for whom call `seq` waits, what they did last and whether they live."""
         return "; ".join(
             f"{self.members[m]} {self.last_call(m)} ({self.members[m].state})"
-            for m in self.group.missing(seq)
+            for m in self.absent(seq)
         )
+
+    def absent(self, seq: int) -> list[int]:
+        """List for whom call `seq` waits, whoever is most to blame first."""
+        return self.group.missing(seq)
 
     def error(self) -> AllreduceError:
         """Build the error for what killed the communicator."""

@@ -49,7 +49,14 @@ def _call(
     named: Mapping[str, Any],
 ) -> Any:
     """Call the operator that stands for `key`, or `function` on arrays, where these exist."""
-    operator = None if key is None or named.get("out") is not None else OPERATOR_OF.get(key)
+    operator = None if key is None else OPERATOR_OF.get(key)
+    if named.get("out") is not None:
+        if operator is not None and any(_is_traced(leaf) for leaf in nest.leaves(list(args))):
+            raise UsageError(
+                f"{users_line()}: {_name(function)} inside ar.function makes a new tensor; it "
+                "cannot write into out="
+            )
+        operator = None
     if operator is None:
         args, named = nest.map_leaves(_as_array(function), (tuple(args), dict(named)))
         return function(*args, **named)
@@ -63,14 +70,22 @@ def _call(
     return operator(*args, **named)
 
 
+def _is_traced(value: Any) -> bool:
+    return isinstance(value, NumpyArgument) and hasattr(value, "trace")
+
+
+def _name(function: Callable[..., Any]) -> str:
+    module = (getattr(function, "__module__", "") or "numpy").replace("numpy", "np", 1)
+    return f"{module}.{getattr(function, '__qualname__', getattr(function, '__name__', ''))}"
+
+
 def _as_array(function: Callable[..., Any]) -> Callable[[Any], Any]:
     def convert(leaf: Any) -> Any:
         if not isinstance(leaf, NumpyArgument):
             return leaf
-        if hasattr(leaf, "trace"):
-            name = getattr(function, "__qualname__", getattr(function, "__name__", ""))
+        if _is_traced(leaf):
             raise UsageError(
-                f"{users_line()}: np.{name} has no operator that could be traced inside "
+                f"{users_line()}: {_name(function)} has no operator that could be traced inside "
                 "ar.function; use ar.ops, or return the tensor and call it on the value"
             )
         return np.asarray(leaf)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import numpy as np
+
+from allreduce.graph import nest
 from allreduce.graph.tensor import ConcreteTensor, Tensor, TracedTensor
 from allreduce.graph.trace import as_tensor, current_trace
 from allreduce.graph.variable import Variable
@@ -18,30 +22,63 @@ def print_values(*values: Any, sep: str = " ") -> None:
     samples prints nothing that depends on them.
 
     Args:
-        values: Tensors and variables are printed with the values they have then; all else as
-            `print` would while tracing.
+        values: Tensors and variables, also in lists, tuples and dicts, are printed with the values
+            they have then; all else as `print` would while tracing.
         sep: Between two of them.
     """
     trace = current_trace()
-    parts: list[str | int] = []  # texts, and numbers of tensors
     tensors: list[TracedTensor] = []
-    for value in values:
-        tensor = as_tensor(value) if isinstance(value, Tensor | Variable) else None
+
+    def part(leaf: Any) -> Any:
+        tensor = as_tensor(leaf) if isinstance(leaf, Tensor | Variable) else None
         if isinstance(tensor, TracedTensor):
-            parts.append(len(tensors))
             tensors.append(tensor)
-        elif isinstance(tensor, ConcreteTensor):
-            parts.append(str(tensor.value))
-        else:
-            parts.append(str(value))
+            return _Printed(len(tensors) - 1)
+        return tensor.value if isinstance(tensor, ConcreteTensor) else leaf
+
+    parts = tuple(nest.map_leaves(part, value) for value in values)
     if trace is None:
         say([], parts, sep)
     else:
-        trace.effect("print", tensors, {"parts": tuple(parts), "sep": sep}, ())
+        # What does not change is written now: it may be something else when the step runs.
+        fixed = tuple(each if _open(each) else str(each) for each in parts)
+        trace.effect("print", tensors, {"parts": fixed, "sep": sep}, ())
 
 
-def say(values: Sequence[Any], parts: Sequence[str | int], sep: str, who: str = "") -> None:
+print_values.__name__ = print_values.__qualname__ = "print"
+
+
+@dataclass(frozen=True, slots=True)
+class _Printed:
+    """Stands for the value of a tensor."""
+
+    is_leaf: ClassVar[bool] = True  # of the structures that `nest` takes apart
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class _AsText:
+    """An array that looks in a list as it does alone."""
+
+    array: np.ndarray
+
+    def __repr__(self) -> str:
+        return str(self.array)
+
+
+def _open(part: Any) -> bool:
+    return any(isinstance(leaf, _Printed) for leaf in nest.leaves(part))
+
+
+def say(values: Sequence[Any], parts: Sequence[Any], sep: str, who: str = "") -> None:
     """Write one line; lines of several replicas do not mix."""
-    words = [part if isinstance(part, str) else str(values[part]) for part in parts]
+
+    def value_of(leaf: Any) -> Any:
+        if isinstance(leaf, _Printed):
+            leaf = values[leaf.index]
+        return _AsText(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+    words = [str(nest.map_leaves(value_of, part)) for part in parts]
     sys.stdout.write(f"{who}{sep.join(words)}\n")
     sys.stdout.flush()

@@ -28,6 +28,12 @@ class Dim:
 
     __rmul__ = __mul__
 
+    def __index__(self) -> int:
+        raise TypeError(
+            f"the size {self} is known only when the step runs; ar.ops.size(x, axis) gives it as a "
+            "tensor"
+        )
+
     def __str__(self) -> str:
         return self.name if self.factor == 1 else f"{self.factor}*{self.name}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from allreduce.graph.spec import Dim, Shape, Spec, show
 # Python's operators are the public functions of the same name. Those are built out of tensors, so
 # their module fills this table instead of being imported here.
 OPERATORS: dict[str, Callable[..., Tensor]] = {}
+METHODS: set[str] = set()  # what NumPy's arrays have as methods, and tensors as operators
 
 
 def _op(name: str, *inputs: Any) -> Tensor:
@@ -93,6 +94,12 @@ class Tensor(Operators, ABC):
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
+
+    if not TYPE_CHECKING:  # else type checkers would believe that it has every attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = f"; use ar.ops.{name}(x)" if name in METHODS else ""
+            raise AttributeError(f"a tensor has no attribute {name!r}{hint}", name="", obj=self)
 
     @property
     def shape(self) -> Shape:

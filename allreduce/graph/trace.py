@@ -18,7 +18,7 @@ from allreduce.graph.node import Graph, Node
 from allreduce.graph.ops.base import Attrs, Op, lookup
 from allreduce.graph.placement import requested
 from allreduce.graph.scope import current_device, users_line
-from allreduce.graph.spec import Spec, concrete
+from allreduce.graph.spec import Dim, Spec, concrete
 from allreduce.graph.tensor import ConcreteTensor, Tensor, TracedTensor
 
 HOST = DeviceName.parse("CPU:0").complete()
@@ -161,6 +161,11 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
         result = value.__tensor__()
         assert isinstance(result, Tensor)
         return result
+    if isinstance(value, Dim):
+        raise UsageError(
+            f"{users_line()}: the size {value} is known only when the step runs; "
+            "ar.ops.size(x, axis) gives it as a tensor"
+        )
     array = np.asarray(value, dtype=dtype)
     if array.dtype == object or array.dtype.kind in "USOMm":
         raise UsageError(

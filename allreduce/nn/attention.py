@@ -69,7 +69,6 @@ class MultiHeadAttention(Layer):
         self.key = self._projection(self.num_heads * self.key_dim, "key")
         self.value = self._projection(self.num_heads * self.value_dim, "value")
         self.output = self._projection(shape[-1], "output")
-        self._place()
 
     def _projection(self, units: int, name: str) -> Dense:
         return Dense(units, use_bias=self.use_bias, name=name, dtype=self.dtype)

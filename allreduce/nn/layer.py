@@ -13,7 +13,7 @@ from allreduce.devices import options
 from allreduce.errors import UsageError, unknown_name
 from allreduce.graph.nest import map_leaves
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.replicator import current_replicator
+from allreduce.graph.replicator import current_replicator, scope_of
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Shape
 from allreduce.graph.tensor import Tensor
@@ -72,6 +72,12 @@ class Layer:
         tensors = map_leaves(self._cast, inputs)
         if training is None:
             training = calls.in_training()
+        elif not isinstance(training, bool | np.bool_):
+            raise UsageError(
+                f"{users_line()}: layer {self.path or self.name!r} ({type(self).__name__}) takes "
+                "its inputs as one argument, several as a tuple; the second argument is training, "
+                f"True or False, not a {type(training).__name__}"
+            )
         self._place()
         with calls.calling(self, training):
             if not self.built:
@@ -114,11 +120,13 @@ class Layer:
     def _build_once(self, tensors: Any) -> None:
         before = dict(vars(self))
         try:
-            self.build(_shape(tensors))
+            with scope_of(self.replicator):  # to which layers that are made now belong, too
+                self.build(_shape(tensors))
         except BaseException:
             vars(self).clear()  # of variables made so far too, so that it can be built again
             vars(self).update(before)
             raise
+        self._place()  # the layers that `build` has made
         self.built = True  # before `call`: a call that fails must not make variables twice
 
     def add_variable(

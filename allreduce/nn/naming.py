@@ -12,7 +12,9 @@ _counted_since = 0
 
 def snake_case(name: str) -> str:
     """Write a class's name as Keras writes it in names: `MaxPool2D` becomes `max_pool2d`."""
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
+    spaced = re.sub(
+        r"(?<=[a-z])(?=[A-Z])|(?<=[0-9])(?=[A-Z][a-z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name
+    )
     return spaced.lower().strip("_")
 
 

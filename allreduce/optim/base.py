@@ -105,7 +105,7 @@ class Optimizer(ABC):
 
 
 def _listed(variables: Any) -> list[Variable]:
-    if not isinstance(variables, Iterable):
+    if isinstance(variables, Variable | Tensor) or not isinstance(variables, Iterable):
         raise UsageError(
             f"an optimizer changes a list of variables, such as model.trainable_variables, not "
             f"{variables!r}"

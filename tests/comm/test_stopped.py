@@ -78,3 +78,38 @@ def test_one_that_does_not_come_is_named_with_its_last_call_and_its_state(
     other = (tmp_path / "1.said").read_text().splitlines()[1]
     gave_up = "rank 0 gave up all_reduce(float64[10], op='sum') #1 after 2 s"
     assert f"[{transport}] rank 1: {gave_up}: " in other
+
+
+def _waits_in_a_ring(folder: str) -> None:
+    import os
+    import signal
+    import time
+    from pathlib import Path
+
+    import numpy as np
+
+    from allreduce import errors
+    from allreduce.comm import init, world
+
+    comm = init(transport="tcp", timeout=2)
+    comm.barrier()
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        while True:
+            comm.all_reduce(np.ones(1 << 20))
+    except errors.AllreduceError as error:
+        Path(folder, f"{comm.rank}.said").write_text(str(error))
+    if comm.rank == 0:
+        time.sleep(0.5)
+        os.kill(world().members[1].pid, signal.SIGCONT)
+    os._exit(0)
+
+
+def test_one_that_stops_in_a_ring_is_blamed_by_all_and_not_who_waits_for_it(tmp_path: Path) -> None:
+    results = run_ranks(_waits_in_a_ring, 4, arguments=(str(tmp_path),), timeout=60)
+    assert not any(result.returncode for result in results), results
+    for rank in (0, 2, 3):
+        said = (tmp_path / f"{rank}.said").read_text()
+        assert "rank 1 made its last call" in said
+        assert "is stopped, by a signal" in said

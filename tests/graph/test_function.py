@@ -337,3 +337,21 @@ def test_a_traced_function_is_forgotten_with_its_owner() -> None:
     del owner
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (lambda x: x / x.shape[0], "the size batch is known only when the step runs; ar.ops.size"),
+        (lambda x: range(x.shape[0]), r"ar\.ops\.size\(x, axis\) gives it as a tensor"),
+        (lambda x: x.mean(), r"a tensor has no attribute 'mean'; use ar\.ops\.mean\(x\)"),
+        (lambda x: x.colour, "a tensor has no attribute 'colour'$"),
+        (lambda x: x[x > 0], "a mask's result has a size that is not known; use ar.ops.where"),
+        (lambda x: np.linalg.norm(x), r"np\.linalg\.norm has no operator"),
+        (lambda x: np.sin(x, out=np.zeros(2)), r"np\.sin inside ar\.function makes a new tensor"),
+    ],
+)
+def test_what_a_traced_tensor_cannot_do_is_said_with_the_remedy(write: Any, said: str) -> None:
+    batch = PerReplica((np.ones(2),))
+    with pytest.raises((UsageError, ShapeError, TypeError, AttributeError), match=said):
+        default_replicator().run(write, (batch,))

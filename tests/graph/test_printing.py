@@ -47,3 +47,14 @@ def test_replicas_say_who_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out.splitlines()
     assert sorted(said[:2]) == ["replica 0: rows 1.0", "replica 1: rows 2.0"]
     assert said[2:] == ["replica 0: rows 0.0"]  # the other one has no samples
+
+
+def test_values_in_structures_are_printed_too(capsys: pytest.CaptureFixture[str]) -> None:
+    @ar.function
+    def step(x: Any) -> None:
+        ar.print({"sum": ar.ops.sum(x), "of": ["rows", x.shape]}, [1, (x,)])
+
+    step(np.ones(2))
+    assert capsys.readouterr().out == "{'sum': 2.0, 'of': ['rows', (2,)]} [1, ([1. 1.],)]\n"
+    with pytest.raises(TypeError, match=r"^print\(\) got an unexpected keyword argument 'end'"):
+        ar.print("x", end="")  # type: ignore[call-arg]

@@ -164,3 +164,33 @@ def test_attention_takes_a_mask_and_other_sequences() -> None:
 def test_what_a_layer_cannot_take_is_refused(call: Any, said: str) -> None:
     with pytest.raises((ShapeError, UsageError), match=said):
         call()
+
+
+class Block(nn.Layer):
+    """Makes its layer when it sees its inputs."""
+
+    def build(self, input_shape: Any) -> None:
+        self.inner = nn.Dense(input_shape[-1])
+
+    def call(self, inputs: Tensor) -> Any:
+        return self.inner(inputs)
+
+
+def test_layers_that_a_layer_makes_in_build_belong_to_its_strategy() -> None:
+    config.set_logical_devices("CPU", 4)
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        model = nn.Sequential(
+            [nn.Embedding(5, 4), nn.MultiHeadAttention(2, 2), Block(), nn.Flatten(), nn.Dense(1)]
+        )
+        model.compile("sgd", "mse")
+    model.fit(np.zeros((4, 3), int), np.zeros((4, 1)), batch_size=4, verbose=0)
+    names = [variable.name for variable in model.variables]
+    assert any(name.endswith("1/query/kernel") for name in names)
+    assert any(name.endswith("2/inner/kernel") for name in names)
+
+
+def test_several_inputs_are_one_argument() -> None:
+    x = np.ones((2, 3, 4))
+    with pytest.raises(UsageError, match="several as a tuple; the second argument is training"):
+        nn.MultiHeadAttention(2, 2)(x, x)  # type: ignore[arg-type]

@@ -45,6 +45,12 @@ class TcpWitness(Witness):
         told = self.group.posted_call(member, seq)
         return Note("", "") if told is None else Note.unpack(note_of(told))
 
+    def absent(self, seq: int) -> list[int]:
+        """Begin with those of this host that are stopped: along a chain others wait for them."""
+        missing = self.group.missing(seq)
+        stopped = [m.index for m in self.members if m.index != self.me and m.stopped]
+        return stopped + [m for m in missing if m not in stopped]
+
     def last_call(self, member: int) -> str:
         """As on other transports, with the line of the call."""
         found = self.group.last_call(member)

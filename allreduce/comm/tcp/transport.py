@@ -138,8 +138,8 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         self._member.tell_awaited(NOBODY)
 
     def _surrender(self, native: _native.TcpWork, waited: float) -> bool:
-        missing = self._member.missing(native.key)
-        blamed = next((m for m in missing if m != self.index), self.index)
+        absent = self._witness.absent(native.key)
+        blamed = next((m for m in absent if m != self.index), self.index)
         reason = wait_text(waited, self._witness.missing(native.key))
         self._member.blame_timeout(blamed, native.key, reason)
         return self._wait(native, _FAIL_SECONDS)

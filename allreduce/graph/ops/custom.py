@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
+import numpy as np
+
 from allreduce.errors import UsageError
-from allreduce.graph.ops.base import Gradient, Kernel, Op, ShapeRule, names, register
+from allreduce.graph.ops.base import Attrs, Gradient, Kernel, Op, ShapeRule, names, register
 from allreduce.graph.scope import users_line
+from allreduce.graph.spec import Spec
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import apply
 
@@ -28,7 +33,8 @@ def register_op(
         shape: `(specs, attrs) -> spec`: from the inputs' `spec.shape` and `spec.dtype` to the
             output's. `specs[0]` is an output like the first input.
         cpu: `(out, inputs, attrs)`: writes the value into `out`, a C-contiguous array of the shape
-            rule's shape and dtype that overlaps no input. Inputs may be strided.
+            rule's shape and dtype that overlaps no input. Inputs may be strided. It returns
+            nothing, or `out`.
         gradient: `(dy, y, inputs, attrs) -> gradients`: one for each input, or None where it has
             none, written with `ar.ops`. `dy` is the gradient of the output `y`.
 
@@ -46,10 +52,69 @@ def register_op(
             raise UsageError(
                 f"{users_line()}: operator {name!r}: {what} is a function, not {part!r:.60}"
             )
-    register(Op(name, shape, cpu, gradient))
+    told = f"operator {name!r}"
+    register(
+        Op(
+            name,
+            _checked_shape(told, shape),
+            _checked_kernel(told, cpu),
+            None if gradient is None else _checked_gradient(told, gradient),
+        )
+    )
 
     def operator(*inputs: Any, **attrs: Any) -> Tensor:
         return apply(name, *inputs, **attrs)
 
     operator.__name__ = operator.__qualname__ = name
     return operator
+
+
+@contextmanager
+def _named(told: str, what: str) -> Iterator[None]:
+    """Have errors of a user's function say of which operator it is."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in the {what} of {told}")
+        raise
+
+
+def _checked_shape(told: str, shape: ShapeRule) -> ShapeRule:
+    def rule(specs: Sequence[Spec], attrs: Attrs) -> Spec:
+        with _named(told, "shape rule"):
+            found: Any = shape(specs, attrs)
+        if not isinstance(found, Spec):
+            raise UsageError(
+                f"the shape rule of {told} gave {found!r:.60}; it returns a spec, such as specs[0] "
+                "or type(specs[0])(shape, dtype)"
+            )
+        return found
+
+    return rule
+
+
+def _checked_kernel(told: str, cpu: Kernel) -> Kernel:
+    def kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+        with _named(told, "kernel"):
+            found = cpu(out, inputs, attrs)
+        if found is not None and found is not out:
+            raise UsageError(
+                f"the kernel of {told} returned a {type(found).__name__} instead of writing its "
+                "value into out: out[...] = …, or np.add(a, b, out=out)"
+            )
+
+    return kernel
+
+
+def _checked_gradient(told: str, gradient: Gradient) -> Gradient:
+    def checked(dy: Any, y: Any, inputs: Sequence[Any], attrs: Attrs) -> Sequence[Any]:
+        with _named(told, "gradient"):
+            found: Any = gradient(dy, y, inputs, attrs)
+        if not isinstance(found, list | tuple) or len(found) != len(inputs):
+            raise UsageError(
+                f"the gradient of {told} gave {found!r:.60}; it returns a list with one gradient "
+                f"for each of {len(inputs)} inputs, or None"
+            )
+        return found
+
+    return checked

@@ -78,7 +78,7 @@ from allreduce.graph.ops.shape import (
 )
 from allreduce.graph.ops.slicing import getitem
 from allreduce.graph.ops.softmax import log_softmax, logits_of, softmax
-from allreduce.graph.tensor import OPERATORS
+from allreduce.graph.tensor import METHODS, OPERATORS
 
 for _operator in (
     add,
@@ -192,6 +192,8 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+METHODS.update(__all__)
 
 
 def __getattr__(name: str) -> object:

@@ -45,6 +45,8 @@ def getitem(x: Any, key: Any) -> Tensor:
     tensor = as_tensor(x)
     keys = key if isinstance(key, tuple) else (key,)
     if len(keys) == 1 and _is_array(keys[0]):
+        if as_tensor(keys[0]).dtype == bool:
+            _refuse(tensor, "a mask's result has a size that is not known; use ar.ops.where")
         return take(tensor, keys[0], axis=0)
     each: Any
     index: list[slice] = []

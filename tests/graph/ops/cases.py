@@ -124,7 +124,7 @@ def _along(x: Tensor) -> Tensor:
 
 
 def _add_along(dy: Tensor) -> Tensor:
-    indices = _chosen(dy, int(dy.shape[1]))  # type: ignore[arg-type]
+    indices = _chosen(dy, int(dy.shape[1]))
     return apply("add_along_axis", dy, indices, axis=1, shape=(dy.shape[0], 3))
 
 

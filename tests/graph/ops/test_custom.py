@@ -69,3 +69,37 @@ def test_what_is_no_operator_is_refused(arguments: dict[str, Any], said: str) ->
     }
     with pytest.raises(UsageError, match=said):
         ar.register_op(**{**given, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"cpu": lambda out, inputs, attrs: inputs[0] * 2}, "returned a ndarray instead of writ"),
+        ({"shape": lambda specs, attrs: specs[0].shape}, r"the shape rule of .* gave \(3,\)"),
+        ({"gradient": lambda dy, y, inputs, attrs: dy}, "one gradient for each of 1 inputs"),
+    ],
+)
+def test_what_a_users_operator_does_wrong_is_said(changed: dict[str, Any], said: str) -> None:
+    given: dict[str, Any] = {
+        "shape": lambda specs, attrs: specs[0],
+        "cpu": lambda out, inputs, attrs: np.copyto(out, inputs[0]),
+        "gradient": lambda dy, y, inputs, attrs: [dy],
+    }
+    operator = ar.register_op("wrong_for_a_test", **{**given, **changed})
+
+    @ar.function
+    def step(x: Any) -> Any:
+        return ar.gradients(ar.ops.sum(operator(x)), [x])[0] + operator(x)
+
+    with pytest.raises(UsageError, match=said):
+        step(np.ones(3))
+
+
+def test_an_error_in_a_users_kernel_says_whose_it_is() -> None:
+    def cpu(out: Any, inputs: Any, attrs: Any) -> None:
+        out[...] = inputs[0] * attrs["missing"]
+
+    operator = ar.register_op("wrong_for_a_test", shape=lambda specs, attrs: specs[0], cpu=cpu)
+    with pytest.raises(KeyError) as caught:
+        operator(np.ones(3))
+    assert caught.value.__notes__ == ["in the kernel of operator 'wrong_for_a_test'"]
