@@ -153,7 +153,7 @@ def _stopped_rank(hosts: str, victim: int) -> None:
 
     rank = int(os.environ["ALLREDUCE_RANK"])
     os.environ["ALLREDUCE_HOST"] = hosts[rank]
-    comm = init(timeout=1.5)
+    comm = init(timeout=2.5)  # longer than the second after which members tell for whom they wait
     pids = comm.all_gather_object(os.getpid())
     if rank == victim:  # in the middle of it
         threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGSTOP)).start()

@@ -129,6 +129,10 @@ class Ledger(TcpTransport):
         told = ((self.members[member], self._witness.last_call(member)) for member in found)
         return "; ".join(f"{info} {last} ({info.state})" for info, last in told)
 
+    def stopped(self) -> list[int]:
+        """List the other members whose processes are known to be stopped."""
+        return [m.index for m in self.members if m.index != self.index and m.stopped]
+
     def give_up(self, agreed: TcpWork, blamed: int, reason: str) -> None:
         """End the communicator because a call takes too long; `blamed` keeps it."""
         self._member.blame_timeout(blamed, agreed.native.key, reason)

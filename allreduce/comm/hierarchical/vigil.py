@@ -54,7 +54,7 @@ class Vigil:
             return
         self._look_at = waited + _LOOK_SECONDS
         self._told = True
-        self._ledger.tell_awaited(self._absent())
+        self._ledger.tell_awaited(self._keepers())
         if waited >= native.WARN_SECONDS and not self._warned:
             self._warned = True
             logger.warning(
@@ -62,13 +62,17 @@ class Vigil:
                 *(self._ledger.where, waited, self._agreed.native.seq, self.missing()),
             )
 
+    def _keepers(self) -> list[int]:
+        """Return those of this host that are seen to be stopped, or without any who is absent."""
+        return self._ledger.stopped() or self._absent()
+
     def blamed(self) -> int:
         """Return who keeps this member waiting; the own number where nobody does."""
-        return self._ledger.behind(self._absent())
+        return self._ledger.behind(self._keepers())
 
     def missing(self) -> str:
         """Say who keeps this member waiting, what they did last and whether they live."""
-        return self._ledger.missing(self._agreed, self._absent())
+        return self._ledger.missing(self._agreed, self._keepers())
 
     def reason(self) -> str:
         """Say why the wait is given up."""
