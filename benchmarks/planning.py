@@ -66,7 +66,8 @@ def stages(layers: int) -> tuple[int, dict[str, float]]:
     optimized = timed("passes", lambda: passes.order_reads(passes.optimize(graph)))
     placed, _ = timed("placement", lambda: place(optimized, DEVICES[0], DEVICES))
     cut = timed("partition", lambda: partition(placed))
-    timed("schedule", lambda: schedule(cut))
+    program = timed("schedule", lambda: schedule(cut))
+    timed("buffers", lambda: passes.plan_buffers(program))
     return len(graph.nodes), {TOTAL: sum(seconds.values()), **seconds}
 
 

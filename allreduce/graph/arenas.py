@@ -12,11 +12,12 @@ from allreduce.comm import Communicator, world
 from allreduce.devices import Buffer, lookup
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph import passes
 from allreduce.graph.agreement import check_same
 from allreduce.graph.replica import Replica
 from allreduce.graph.update import UpdateRule
 from allreduce.graph.variable import Variable
-from allreduce.reduction import Arena, Bucket, Layout, lay_out, plan_buckets
+from allreduce.reduction import BUCKET_BYTES, Arena, Bucket, Layout, lay_out, plan_buckets
 
 
 class Host(Protocol):
@@ -43,7 +44,8 @@ class ArenaPlan:
         self.variables = tuple(variables)
         named = [(variable.name, variable.shape) for variable in variables]
         self.layout: Layout = lay_out(named, variables[0].dtype)
-        self.buckets: tuple[Bucket, ...] = plan_buckets(self.layout)
+        limit = BUCKET_BYTES if passes.is_on("bucket") else 0
+        self.buckets: tuple[Bucket, ...] = plan_buckets(self.layout, limit)
         self.arenas: list[Arena] = host.on_replicas(lambda index: self._build(host, index, slots))
         self.take_over()
 

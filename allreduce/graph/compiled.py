@@ -247,6 +247,8 @@ def _prepare(
     available = [device.name for device in logical_devices()]
     placed, _ = place(graph, host.devices[replica.index], available)
     program = schedule(partition(placed))
+    if passes.is_on("plan_buffers"):
+        program = passes.plan_buffers(program)
     events.logger.debug("replica %d runs\n%s", replica.id, program)
     arenas = {id(plan): plan.arenas[replica.index] for plan in plans}
     return Executor(program, replica, arenas, said)

@@ -9,6 +9,7 @@ import numpy as np
 
 from allreduce.comm import Work
 from allreduce.graph.instructions import Step, build
+from allreduce.graph.memory import Memory
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.outline import Outline
@@ -53,6 +54,7 @@ class Frame:
         self.runtime: dict[str, np.ndarray] = {}
         self._give()
         self.in_place = self._find_in_place()
+        self.memory = Memory(self.program, self.in_place, self.shape)
         self.steps = [
             self._after(instruction, build(self, instruction.node))
             for instruction in program.instructions
@@ -139,7 +141,7 @@ class Frame:
 
     def buffer(self, node: Node) -> np.ndarray:
         """Make room for a node's value."""
-        return np.empty(self.shape(node), node.spec.dtype)
+        return self.memory.array(node)
 
     def shape(self, node: Node) -> tuple[int, ...]:
         """Return the shape of a node's value in this frame's steps."""

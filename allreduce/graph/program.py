@@ -34,13 +34,39 @@ class Instruction:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """Memory for one value, or for several of one shape and dtype that take it over in turn.
+
+    Attributes:
+        values: The nodes whose values they are.
+        first: The instruction that writes the first of them.
+        last: The last instruction that uses one.
+        device: Where it lies.
+    """
+
+    values: tuple[int, ...]
+    first: int
+    last: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
-    """Instructions in issue order, the values that are given, and those that are returned."""
+    """What one replica does in a step.
+
+    Attributes:
+        instructions: In the order in which they are issued.
+        given: Values that are there before, by node.
+        inputs: Those of them that a call brings.
+        outputs: What is returned.
+        blocks: Which values share memory; None where each has its own.
+    """
 
     instructions: tuple[Instruction, ...]
     given: Mapping[int, Node]
     inputs: tuple[int, ...]
     outputs: tuple[Node, ...]
+    blocks: tuple[Block, ...] | None = None
 
     def __str__(self) -> str:
         lines = [f"given      {node}" for node in self.given.values()]
@@ -69,7 +95,7 @@ class Program:
         """Make the program of a replica without samples: its collectives with zeros, its updates.
 
         What depends on samples is left out; a bucket's gradients and their count are cleared
-        instead.
+        instead. Its memory is not planned.
         """
         nodes = [*self.given.values(), *(each.node for each in self.instructions)]
         dependent = dependents(nodes, of_samples)
@@ -95,4 +121,4 @@ class Program:
             replace(each, waits=tuple(places[i] for i in each.waits if i in places))
             for _, each in kept
         )
-        return replace(self, instructions=moved)
+        return replace(self, instructions=moved, blocks=None)

@@ -42,6 +42,7 @@ register(
         _relu,
         lambda dy, y, x, attrs: [apply("relu_gradient", dy, y)],
         elementwise=True,
+        in_place=True,
     ),
 )
 
@@ -58,6 +59,7 @@ register(
         _relu_gradient,
         lambda dy, y, x, attrs: [apply("relu_gradient", dy, x[1]), zeros_like(x[1])],
         elementwise=True,
+        in_place=True,
     )
 )
 
@@ -89,6 +91,7 @@ register(
         _sigmoid,
         lambda dy, y, x, attrs: [dy * (y * (1 - y))],
         elementwise=True,
+        in_place=True,
     )
 )
 
@@ -107,7 +110,7 @@ def _erf_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> l
     return [dy * (apply("exp", -(x[0] * x[0])) * (2 / np.pi**0.5))]
 
 
-register(Op("erf", _float_like, _erf, _erf_gradient, elementwise=True))
+register(Op("erf", _float_like, _erf, _erf_gradient, elementwise=True, in_place=True))
 
 
 def gelu(x: Any, approximate: bool = False) -> Tensor:

@@ -14,9 +14,9 @@ from allreduce.graph.spec import Spec
 Attrs = Mapping[str, Any]
 ShapeRule = Callable[[Sequence[Spec], Attrs], Spec]
 # Writes the value into its first argument. That has the shape rule's shape and dtype, is
-# C-contiguous, may hold anything, and overlaps no input. Inputs may be strided. Callers run kernels
-# under one `np.errstate(all="ignore")`: infinities and NaN are results, not warnings. What it
-# returns is not looked at.
+# C-contiguous, may hold anything, and overlaps no input (but see `Op.in_place`). Inputs may be
+# strided. Callers run kernels under one `np.errstate(all="ignore")`: infinities and NaN are
+# results, not warnings. What it returns is not looked at.
 Kernel = Callable[[np.ndarray, Sequence[np.ndarray], Attrs], object]
 # Returns the value, which shares memory with the only input.
 View = Callable[[np.ndarray, Attrs], np.ndarray]
@@ -42,6 +42,8 @@ class Op:
         view: In place of a kernel, for a value that shares memory with its input and costs nothing.
         elementwise: Whether each element of the output depends on the elements of the inputs that
             broadcast to it alone, so that the kernel may be given parts.
+        in_place: Whether the kernel also works where its output is an input of that shape and
+            dtype: it reads all that it needs of an element before it writes there.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Op:
     kind: Kind = "compute"
     view: View | None = None
     elementwise: bool = False
+    in_place: bool = False
 
 
 def cut(gradient: Any, output: Any, inputs: Sequence[Any], attrs: Attrs) -> Sequence[Any]:

@@ -86,7 +86,8 @@ def elementwise(ufunc: np.ufunc, gradient: Gradient | None = None, name: str = "
     def kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
         ufunc(*inputs, out=out)
 
-    return register(Op(name or ufunc.__name__, shape, kernel, gradient, elementwise=True))
+    made = Op(name or ufunc.__name__, shape, kernel, gradient, elementwise=True, in_place=True)
+    return register(made)
 
 
 def same_spec(specs: Sequence[Spec], attrs: Attrs) -> Spec:

@@ -225,7 +225,7 @@ def _clip_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> 
     return [split(inside, dy)[0]]
 
 
-register(Op("clip", same_spec, _clip, _clip_gradient, elementwise=True))
+register(Op("clip", same_spec, _clip, _clip_gradient, elementwise=True, in_place=True))
 
 
 # --- conversion -----------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Passes: each a pure function from a Graph to a Graph, in a file of its own.
 
-Those in `OPTIONAL` only make a program quicker. Each can be turned off, to find out which one is to
-blame for a wrong result; results are the same to rounding without it.
+Those in `OPTIONAL` only make a program quicker or smaller. Each can be turned off, to find out
+which one is to blame for a wrong result; results are the same to rounding without it.
 """
 
 from __future__ import annotations
@@ -15,30 +15,39 @@ from allreduce.graph.passes.bucket import bucket
 from allreduce.graph.passes.fold import fold
 from allreduce.graph.passes.fuse import fuse
 from allreduce.graph.passes.order_reads import order_reads
+from allreduce.graph.passes.plan_buffers import plan_buffers
 from allreduce.graph.passes.prune import prune
 from allreduce.graph.passes.simplify import simplify
 
 # In the order in which they run. Pruned is what nothing needs, also after another pass.
-OPTIONAL: Mapping[str, Callable[[Graph], Graph]] = {
+_REWRITES: Mapping[str, Callable[[Graph], Graph]] = {
     "prune": prune,
     "fold": fold,
     "simplify": simplify,
     "fuse": fuse,
 }
+# Those that come later, as they need the optimizers' arenas, or the order of the schedule.
+OPTIONAL = (*_REWRITES, "bucket", "plan_buffers")
 
 _off: frozenset[str] = frozenset()
 
 
 def optimize(graph: Graph) -> Graph:
     """Run the optional passes that are on."""
-    # A chain would hide which of its operations made a NaN.
-    off = _off | {"fuse"} if options.current().check_numerics else _off
-    for name, run in OPTIONAL.items():
-        if name not in off:
+    for name, run in _REWRITES.items():
+        if is_on(name):
             graph = run(graph)
-            if name != "prune" and "prune" not in off:
+            if name != "prune" and is_on("prune"):
                 graph = prune(graph)
     return graph
+
+
+def is_on(name: str) -> bool:
+    """Say whether an optional pass is to run."""
+    # A chain would hide which of its operations made a NaN, and a value written over its input
+    # what that was.
+    hides = name in ("fuse", "plan_buffers") and options.current().check_numerics
+    return name not in _off and not hides
 
 
 def switch(name: str, on: bool) -> None:
@@ -60,4 +69,14 @@ def switched_off() -> frozenset[str]:
     return _off
 
 
-__all__ = ["OPTIONAL", "bucket", "optimize", "order_reads", "prune", "switch", "switched_off"]
+__all__ = [
+    "OPTIONAL",
+    "bucket",
+    "is_on",
+    "optimize",
+    "order_reads",
+    "plan_buffers",
+    "prune",
+    "switch",
+    "switched_off",
+]

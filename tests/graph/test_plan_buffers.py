@@ -1,0 +1,230 @@
+"""Planned memory: what is needed at the same time never overlaps, and little more is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allreduce import config, nn
+from allreduce.devices import DeviceName
+from allreduce.graph import Variable, device, function, minimize, ops, passes, set_seed
+from allreduce.graph.arenas import plan_for
+from allreduce.graph.memory import Memory, least, pack
+from allreduce.graph.ops.collective import all_reduce
+from allreduce.graph.partition import partition
+from allreduce.graph.passes import plan_buffers
+from allreduce.graph.placement import place
+from allreduce.graph.program import Program
+from allreduce.graph.replicator import default_replicator
+from allreduce.graph.schedule import schedule
+from allreduce.graph.spec import BATCH, Spec, concrete
+from allreduce.graph.tensor import Tensor
+from allreduce.graph.trace import Trace, as_tensor, recording
+from allreduce.optim import SGD
+from tests.graph.interpret import record
+from tests.nn.common import blobs
+
+FLOAT = np.dtype(np.float64)
+CPUS = [DeviceName.parse(f"CPU:{index}").complete() for index in range(2)]
+
+
+@pytest.fixture(autouse=True)
+def _all_on() -> Iterator[None]:
+    yield
+    for name in passes.OPTIONAL:
+        passes.switch(name, True)
+
+
+def _planned(function: Callable[..., Sequence[Any]], *shapes: tuple[Any, ...]) -> Program:
+    graph = record(function, *(Spec(shape, FLOAT) for shape in shapes))
+    placed, _ = place(graph, CPUS[0], CPUS)
+    return plan_buffers(schedule(partition(placed)))
+
+
+def _sharing(program: Program) -> list[list[str]]:
+    """Name the operations that share each block."""
+    ops_of = {each.node.id: each.node.op for each in program.instructions}
+    return [[ops_of[i] for i in block.values] for block in program.blocks or ()]
+
+
+def test_a_value_takes_over_the_block_of_one_that_nothing_needs_any_more() -> None:
+    program = _planned(lambda x: [ops.tanh(ops.exp(x) * 2.0 + 1.0)], (BATCH, 3))
+    assert _sharing(program) == [["exp", "multiply", "add", "tanh"]]
+
+
+def _fetched(x: Tensor) -> list[Tensor]:
+    y = ops.exp(x)
+    return [y, y + 1.0]
+
+
+def _in_another_order(x: Tensor) -> list[Tensor]:
+    y = ops.exp(x)
+    return [ops.transpose(y) + y]
+
+
+def _later(x: Tensor) -> list[Tensor]:
+    y = ops.exp(x)
+    return [(y + 1.0) * y]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _fetched,
+        _in_another_order,
+        _later,
+        lambda x: [ops.where(x > 0.0, ops.exp(x), 0.0)],  # its kernel writes twice
+        lambda x: [ops.sum(ops.exp(x), axis=1, keepdims=True)],
+        lambda x: [ops.softmax(ops.exp(x))],
+        lambda x: [ops.exp(x) + np.ones((2, 3, 3))],
+    ],
+)
+def test_a_value_that_is_needed_or_read_otherwise_is_not_written_over(
+    function: Callable[[Tensor], list[Tensor]],
+) -> None:
+    shared = _sharing(_planned(function, (3, 3)))
+    assert [block for block in shared if "exp" in block] == [["exp"]]
+
+
+def test_memory_of_a_view_lives_as_long_as_the_view() -> None:
+    def traced(x: Tensor) -> list[Tensor]:
+        y = ops.reshape(ops.exp(x), (9,))
+        z = ops.tanh(ops.log(x))
+        return [y + 1.0, z]
+
+    program = _planned(traced, (3, 3))
+    order = [each.node.op for each in program.instructions]
+    (exp,) = (block for block in program.blocks or () if order[block.first] == "exp")
+    assert exp.last == order.index("add")
+
+
+def test_a_collective_keeps_its_arrays_until_it_is_awaited() -> None:
+    trace = Trace(replicas=2)
+    with recording(trace):
+        x = trace.placeholder(Spec((3,), FLOAT), "x", varies=True)
+        given_away = ops.exp(x)
+        total = all_reduce(given_away)
+        meanwhile = ops.tanh(x) + 1.0
+        outputs = [as_tensor(total * 2.0), as_tensor(meanwhile)]
+    placed, _ = place(trace.finish(outputs), CPUS[0], CPUS)  # type: ignore[arg-type]  # recorded
+    program = plan_buffers(schedule(placed))
+    order = [each.node.op for each in program.instructions]
+    lives = {order[block.first]: block for block in program.blocks or ()}
+    awaited = order.index("multiply")
+    assert program.instructions[awaited].waits == (order.index("all_reduce"),)
+    assert awaited > order.index("tanh")
+    assert lives["exp"].last >= awaited
+    assert lives["all_reduce"].last >= awaited
+
+
+def test_devices_have_pools_of_their_own() -> None:
+    def traced(x: Tensor) -> list[Tensor]:
+        y = ops.exp(x)
+        with device("CPU:1"):
+            z = ops.tanh(y)
+        with device("CPU:0"):
+            return [ops.log(x) + z]
+
+    program = _planned(traced, (BATCH, 3))
+    blocks = zip(_sharing(program), program.blocks or (), strict=True)
+    assert [(names, block.device[-5:]) for names, block in blocks] == [
+        (["exp"], "CPU:0"),
+        (["receive", "tanh"], "CPU:1"),
+        (["log", "add"], "CPU:0"),
+        (["receive"], "CPU:0"),
+    ]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5000), st.integers(0, 30), st.integers(0, 10)),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_blocks_in_use_at_the_same_time_never_overlap(drawn: list[tuple[int, int, int]]) -> None:
+    sizes = [size for size, _, _ in drawn]
+    lives = [(first, first + length) for _, first, length in drawn]
+    offsets, total = pack(sizes, lives)
+    for a in range(len(sizes)):
+        assert offsets[a] % 64 == 0
+        assert 0 <= offsets[a] <= offsets[a] + sizes[a] <= total
+        for b in range(a):
+            at_once = lives[a][0] <= lives[b][1] and lives[b][0] <= lives[a][1]
+            apart = offsets[a] + sizes[a] <= offsets[b] or offsets[b] + sizes[b] <= offsets[a]
+            assert apart or not at_once or not sizes[a] or not sizes[b]
+    assert total >= least(sizes, lives)
+
+
+def test_a_deep_network_takes_hardly_more_than_it_needs_at_its_worst_moment() -> None:
+    w = [Variable(np.ones((64, 64)), name=f"w{i}") for i in range(12)]
+
+    def step(x: Tensor) -> list[Tensor]:
+        h = x
+        for i, each in enumerate(w):
+            h = ops.layer_norm(ops.gelu(h @ each) + h) if i % 3 else ops.tanh(h @ each)
+        loss = ops.mean(ops.square(h), axis=1)
+        minimize(SGD(), loss, w)
+        return [loss]
+
+    graph = record(step, Spec((BATCH, 64), FLOAT))
+    placed, _ = place(passes.optimize(graph), CPUS[0], CPUS)
+    program = plan_buffers(schedule(placed))
+    memory = Memory(program, (), lambda node: concrete(node.spec.shape, 32))
+    apart = Memory(replace(program, blocks=None), (), lambda node: concrete(node.spec.shape, 32))
+    assert memory.nbytes <= 1.1 * memory.least
+    values = [i for block in program.blocks or () for i in block.values]
+    assert memory.nbytes < len(values) * 32 * 64 * FLOAT.itemsize / 2
+    made = [each.node for each in program.instructions if each.node.id == values[0]]
+    assert memory.array(made[0]).shape == apart.array(made[0]).shape == (32, 64)
+
+
+def _dense() -> list[nn.Layer]:
+    return [nn.Dense(8, "gelu"), nn.LayerNorm(), nn.Dropout(0.3)]
+
+
+def _images() -> list[nn.Layer]:
+    layers = [nn.Conv2D(3, 3, padding="same"), nn.BatchNorm(), nn.Activation("relu")]
+    return [*layers, nn.MaxPool2D(2), nn.Flatten()]
+
+
+@pytest.mark.parametrize(("layers", "shape"), [(_dense, (16,)), (_images, (4, 4, 1))])
+def test_training_is_the_same_to_the_bit_without_it(
+    layers: Callable[[], list[nn.Layer]], shape: tuple[int, ...]
+) -> None:
+    x, y = blobs(50, 16)
+
+    def trained() -> list[np.ndarray]:
+        set_seed(4)
+        model = nn.Sequential([nn.Input(shape), *layers(), nn.Dense(3, "softmax")])
+        model.compile("adam", "sparse_categorical_crossentropy")
+        model.fit(x.reshape(-1, *shape), y, batch_size=20, epochs=2, verbose=0)
+        return model.get_weights()
+
+    wanted = trained()
+    config.passes["plan_buffers"] = False
+    for one, other in zip(trained(), wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_without_buckets_each_variable_has_a_collective_of_its_own() -> None:
+    def buckets() -> int:
+        w = [Variable(np.ones((2, 2)), name=name) for name in "abc"]
+        rule = SGD(0.1)
+
+        @function
+        def step(x: Tensor) -> None:
+            minimize(rule, ops.sum(ops.square(x @ w[0] @ w[1] @ w[2])), w)
+
+        step(np.ones((4, 2)))
+        return len(plan_for(default_replicator(), rule, w).buckets)
+
+    assert buckets() == 1
+    config.passes["bucket"] = False
+    assert buckets() == 3
