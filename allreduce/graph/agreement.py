@@ -1,21 +1,24 @@
-"""Replicas of several processes compare what variables they have, before they share values."""
+"""Replicas of several processes compare their variables and programs before they share values."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from allreduce.comm import Communicator
+from allreduce.comm import Communicator, world
 from allreduce.errors import MismatchError
-from allreduce.graph.outline import own_part
+from allreduce.graph.outline import Outline, difference, own_part
 from allreduce.graph.spec import show
 from allreduce.graph.variable import Variable
 
 _REMEDY = "make the same model, and use the same variables, on every rank"
+
+if TYPE_CHECKING:
+    from allreduce.graph.arenas import Host
 
 Row = tuple[str, tuple[int, ...], str]  # a variable's name, shape and dtype
 
@@ -43,6 +46,25 @@ def check_same(communicator: Communicator, rank: int, variables: Sequence[Variab
     raise MismatchError(f"rank {rank}: {found}; {_REMEDY}")
 
 
+def check_program(communicator: Communicator, rank: int, program: Outline) -> None:
+    """Compare what the members are about to run; all members call it.
+
+    Args:
+        communicator: Has one member per replica.
+        rank: This process's, for messages.
+        program: The step.
+
+    Raises:
+        MismatchError: They differ; the message names the first difference. On all members.
+    """
+    differing = differ(communicator, json.dumps([words for words, _ in program]))
+    if not len(differing):
+        return
+    told = communicator.all_gather_object([rank, program])
+    found = difference(*told[0], *told[int(differing[0])])
+    raise MismatchError(f"rank {rank}: {found}")
+
+
 def differ(communicator: Communicator, text: str) -> np.ndarray:
     """Compare all members' texts by a digest; returns which members' are not the first one's."""
     state = hashlib.blake2b(text.encode(), digest_size=16).digest()
@@ -68,3 +90,45 @@ def _difference(rank: int, rows: Sequence[Any], other_rank: int, others: Sequenc
     longer, count = max((rows, others), key=len), min(len(rows), len(others))
     counts = both("the step has", f"{len(rows)} variables", str(len(others)))
     return f"{counts}, where {longer[count][0]!r} comes next"
+
+
+def compare(host: Host, program: Outline) -> None:
+    """Make sure that ranks mean the same by what they exchange in the middle of a step.
+
+    Where a step changes variables, `Stamp` does; values that are only exchanged and returned could
+    be mixed up without a sign, if their shapes happened to be equal.
+
+    Raises:
+        MismatchError: Ranks have traced different programs.
+    """
+
+    def one(index: int) -> None:
+        communicator = host.replicas[index].communicator
+        assert communicator is not None
+        check_program(communicator, world().rank, program)
+
+    host.on_replicas(one)
+
+
+def synchronize(host: Host, variables: Sequence[Variable]) -> None:
+    """Give every replica the values that replica 0 has, once per variable.
+
+    Raises:
+        MismatchError: Ranks have different variables.
+    """
+    fresh = [variable for variable in variables if not variable.in_step]
+    if host.num_replicas_in_sync > 1 and fresh:
+        several_ranks = len(host.devices) < host.num_replicas_in_sync
+
+        def receive(index: int) -> None:
+            communicator = host.replicas[index].communicator
+            assert communicator is not None
+            if several_ranks:  # replicas of one process have the same variables
+                check_same(communicator, world().rank, fresh)
+            for variable in fresh:
+                value = variable.storage[index]
+                communicator.broadcast(value, root=0, out=value)
+
+        host.on_replicas(receive)
+    for variable in fresh:
+        variable.in_step = True

@@ -8,12 +8,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from allreduce.comm import Communicator, world
+from allreduce.comm import Communicator
 from allreduce.devices import Buffer, lookup
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import passes
-from allreduce.graph.agreement import check_same
 from allreduce.graph.replica import Replica
 from allreduce.graph.update import UpdateRule
 from allreduce.graph.variable import Variable
@@ -221,27 +220,3 @@ def renew(host: Host) -> None:
             owner: object = plan.variables[0].replicator
             if owner is host:
                 plan.renew(host, rule.slots)
-
-
-def synchronize(host: Host, variables: Sequence[Variable]) -> None:
-    """Give every replica the values that replica 0 has, once per variable.
-
-    Raises:
-        MismatchError: Ranks have different variables.
-    """
-    fresh = [variable for variable in variables if not variable.in_step]
-    if host.num_replicas_in_sync > 1 and fresh:
-        several_ranks = len(host.devices) < host.num_replicas_in_sync
-
-        def receive(index: int) -> None:
-            communicator = host.replicas[index].communicator
-            assert communicator is not None
-            if several_ranks:  # replicas of one process have the same variables
-                check_same(communicator, world().rank, fresh)
-            for variable in fresh:
-                value = variable.storage[index]
-                communicator.broadcast(value, root=0, out=value)
-
-        host.on_replicas(receive)
-    for variable in fresh:
-        variable.in_step = True

@@ -12,7 +12,8 @@ from allreduce import events
 from allreduce.devices import logical_devices
 from allreduce.errors import UsageError
 from allreduce.graph import nest, passes
-from allreduce.graph.arenas import ArenaPlan, Host, plan_for, synchronize
+from allreduce.graph.agreement import compare, synchronize
+from allreduce.graph.arenas import ArenaPlan, Host, plan_for
 from allreduce.graph.dependence import dependents, of_replica
 from allreduce.graph.executor import Executor
 from allreduce.graph.node import Graph
@@ -123,6 +124,8 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         # Replicas of one process run the same program; ranks make sure of it.
         several_ranks = len(host.devices) < host.num_replicas_in_sync
         said = outline(graph) if several_ranks else None
+        if said is not None and any(lookup(node.op).kind == "collective" for node in graph.nodes):
+            compare(host, said)
         graph = _optimized(graph)
         synchronize(host, _variables(graph))
         updates = _updates(host, graph)

@@ -1,10 +1,12 @@
-"""A step in words: what ranks compare of the programs that change their variables."""
+"""A step in words: what ranks compare of programs that change variables or exchange values."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from allreduce.graph.node import Graph, Node
+from allreduce.graph.ops.base import lookup
 
 Outline = tuple[tuple[str, str], ...]  # of each operation what it does, and the user's line
 
@@ -14,18 +16,39 @@ _PLACES = ("axis", "axes", "depth", "key")
 
 
 def outline(graph: Graph) -> Outline:
-    """List the operations that changes of variables depend on, in the order of their recording.
+    """List the operations that changes and collectives depend on, in the order of their recording.
 
     What a rank may have for itself is left out: the values of constants, shapes, devices, and what
     it returns beside.
     """
     wanted: set[int] = set()
     for node in reversed(graph.nodes):
-        if node.op == "apply_gradients" or node.id in wanted:
+        shared = node.op == "apply_gradients" or lookup(node.op).kind == "collective"
+        if shared or node.id in wanted:
             wanted.add(node.id)
             wanted.update(node.inputs)
     numbers = {old: new for new, old in enumerate(sorted(wanted))}
     return tuple((_words(graph.nodes[i], numbers), graph.nodes[i].source) for i in numbers)
+
+
+def difference(
+    rank: int, program: Sequence[Sequence[str]], other_rank: int, other: Sequence[Sequence[str]]
+) -> str | None:
+    """Say where two ranks' outlines differ first; None where they do not."""
+    remedy = "run the same function on every rank"
+    for place, (mine, theirs) in enumerate(zip(program, other, strict=False)):
+        if mine[0] != theirs[0]:
+            shown = [f"{words} ({source})" for words, source in (mine, theirs)]
+            return (
+                f"operation {place} of the step is {shown[0]} on rank {rank} but {shown[1]} on "
+                f"rank {other_rank}; {remedy}"
+            )
+    if len(program) == len(other):
+        return None
+    return (
+        f"the step has {len(program)} operations on rank {rank} but {len(other)} on rank "
+        f"{other_rank}; {remedy}"
+    )
 
 
 def own_part(name: str) -> str:

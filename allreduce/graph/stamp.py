@@ -17,7 +17,7 @@ import numpy as np
 
 from allreduce.comm import Communicator, world
 from allreduce.errors import MismatchError
-from allreduce.graph.outline import Outline
+from allreduce.graph.outline import Outline, difference
 from allreduce.graph.update import UpdateRule
 
 _DIGEST_BYTES = 64  # blake2b's most; a few bits of it fit into one step, others into the next
@@ -105,13 +105,9 @@ def _said(
     def differ(what: str, mine: str, theirs: str, remedy: str) -> str:
         return f"{what} {mine} on rank {rank} but {theirs} on rank {other_rank}; {remedy}"
 
-    same = "run the same function on every rank"
-    for place, (mine, theirs) in enumerate(zip(program, other_program, strict=False)):
-        if mine[0] != theirs[0]:
-            shown = [f"{words} ({source})" for words, source in (mine, theirs)]
-            return differ(f"operation {place} of the step is", shown[0], shown[1], same)
-    if len(program) != len(other_program):
-        return differ("the step has", f"{len(program)} operations", str(len(other_program)), same)
+    found = difference(rank, program, other_rank, other_program)
+    if found is not None:
+        return found
     if optimizer != other_optimizer:
         remedy = "give it the same settings on every rank, and change them on all"
         return differ("the optimizer is", optimizer, other_optimizer, remedy)

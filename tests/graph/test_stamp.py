@@ -45,6 +45,16 @@ def steps() -> None:
                 return [number, str(error)]
         return weights.numpy().tolist()
 
+    def exchange(x: Any) -> Any:
+        return ar.all_reduce(ops.sum(ops.tanh(x) if rank else ops.relu(x), axis=0))
+
+    def exchanged() -> Any:
+        try:
+            strategy.run(exchange, args=(np.ones((2, 3)),))
+        except ar.MismatchError as error:
+            return [0, str(error)]
+        raise AssertionError("values of other meanings were added")
+
     found = [
         run(),
         run(dtype="float64"),
@@ -53,6 +63,7 @@ def steps() -> None:
         run(rate=0.5 + rank / 4),
         run(at=2, learning_rate=0.25),
         run(at=2, iterations=40),
+        exchanged(),
     ]
     print(json.dumps([found, float(strategy.communicator.all_reduce(1.0))]))
 
@@ -63,6 +74,7 @@ NAMED = [
     (0, "operation 6 of the step is dropout("),
     (2, "the optimizer is SGD(learning_rate=0.5, momentum=0.0, nesterov=False) on rank 0 but SGD("),
     (2, "the optimizer has done 2 steps on rank 0 but 40 on rank 1; load its state on every rank"),
+    (0, "operation 1 of the step is relu("),
 ]
 
 
