@@ -31,6 +31,15 @@ PRECEDENCE: tuple[tuple[str, str], ...] = (
 
 _joining = threading.Lock()
 
+
+def _renew() -> None:
+    """In a child made by fork: another thread of the parent may have been joining."""
+    global _joining
+    _joining = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)
+
 # Before anything else can start a process: a pool, a data loader.
 _rank = launchers.rank_of_several(os.environ)
 if _rank is not None and lineage.claim(_rank):

@@ -36,6 +36,15 @@ _state = _State()
 _lock = threading.RLock()
 
 
+def _renew() -> None:
+    """In a child made by fork: another thread of the parent may have been in the middle of it."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
 def init(
     *,
     rank: int | None = None,

@@ -10,26 +10,33 @@ from allreduce.cluster import failure
 from allreduce.comm import attendant
 from allreduce.comm.base import Transport
 
-_transports: weakref.WeakSet[Transport] = weakref.WeakSet()
+# By id. Other threads may open communicators, and free them, while the references are listed, which
+# is one step of the interpreter's; a set of weak references could not be gone through meanwhile.
+_transports: weakref.WeakValueDictionary[int, Transport] = weakref.WeakValueDictionary()
 
 
 def add(transport: Transport) -> None:
     """Have the transport leave in good order at the program's end, whatever is still started."""
-    _transports.add(transport)
+    _transports[id(transport)] = transport
+
+
+def _living() -> list[Transport]:
+    found = (reference() for reference in _transports.valuerefs())
+    return [transport for transport in found if transport is not None]
 
 
 @atexit.register
 def leave_all() -> None:
     """Tell the peers that this program has come to its end: it has not died."""
     attendant.leave()
-    for transport in list(_transports):
+    for transport in _living():
         if failure():
             transport.abort(f"its program ended with {failure()}")
         transport.close(drain=False)
 
 
 def _after_fork() -> None:
-    for transport in list(_transports):
+    for transport in _living():
         transport.close_inherited()
     _transports.clear()
 

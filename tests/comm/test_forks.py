@@ -119,3 +119,42 @@ def test_a_child_forked_while_works_run_gets_an_error_and_leaves_them_alone() ->
     staged = ["[True, True, True]", "[1, 2] [1, 2]"]
     expected = ["[True, True]", "{np.float64(3.0)}", *staged, "{True}"]
     assert result.stdout.splitlines() == expected, result
+
+
+def _forked_while_joining() -> None:
+    import os
+    import socket
+    import threading
+    import time
+    import warnings
+
+    from allreduce import errors
+    from allreduce.comm import init
+
+    warnings.simplefilter("ignore")  # of forks beside threads
+    for name in [name for name in os.environ if name.startswith("ALLREDUCE_")]:
+        del os.environ[name]
+
+    def join() -> None:
+        try:
+            init(rank=1, size=2, leader=f"127.0.0.1:{silent.getsockname()[1]}", timeout=8)
+        except errors.AllreduceError:
+            print("gave up")
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # whoever connects is left waiting
+        joining = threading.Thread(target=join)
+        joining.start()
+        time.sleep(0.5)
+        child = os.fork()
+        if child == 0:
+            os._exit(10 + init(rank=0, size=1).size)
+        assert joining.is_alive()
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), joining.is_alive())
+        joining.join()
+
+
+def test_a_child_forked_while_another_thread_joins_does_not_wait_for_that_thread() -> None:
+    (result,) = run_ranks(_forked_while_joining, 1, timeout=20)
+    assert result.returncode == 0, result
+    assert result.stdout.split("\n")[:2] == ["11 True", "gave up"], result
