@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         print,
         register_op,
         replica_id,
+        scan,
         set_seed,
     )
     from allreduce.graph.function import function  # from the room, mypy would take the module
@@ -111,6 +112,7 @@ __all__ = [
     "print",
     "register_op",
     "replica_id",
+    "scan",
     "set_seed",
 ]
 
@@ -146,6 +148,7 @@ _HOMES = {
         "print",
         "register_op",
         "replica_id",
+        "scan",
         "set_seed",
     ),
     "allreduce.strategies": ("MirroredStrategy", "MultiWorkerMirroredStrategy", "Strategy"),

@@ -13,6 +13,7 @@ from allreduce.graph.replicator import (
     default_replicator,
     scope_of,
 )
+from allreduce.graph.scanning import scan
 from allreduce.graph.scope import device
 from allreduce.graph.seed import get_seed, set_seed
 from allreduce.graph.tensor import Tensor
@@ -42,6 +43,7 @@ __all__ = [
     "print",
     "register_op",
     "replica_id",
+    "scan",
     "scope_of",
     "set_seed",
 ]

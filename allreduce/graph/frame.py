@@ -9,6 +9,7 @@ import numpy as np
 
 from allreduce.comm import Work
 from allreduce.graph.instructions import Step, build
+from allreduce.graph.loop import Loop
 from allreduce.graph.memory import Memory
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
@@ -16,7 +17,7 @@ from allreduce.graph.outline import Outline
 from allreduce.graph.program import Instruction, Program
 from allreduce.graph.rendezvous import Rendezvous
 from allreduce.graph.replica import Moment, Replica
-from allreduce.graph.spec import concrete
+from allreduce.graph.spec import Shape, concrete
 from allreduce.graph.stamp import Stamp
 from allreduce.reduction import Arena
 
@@ -50,6 +51,7 @@ class Frame:
         self.stamps: dict[int, Stamp] = {}  # by id of the plan
         self.values: dict[int, np.ndarray] = {}
         self.works: dict[int, Work] = {}  # started and not awaited, by node
+        self.loops: dict[int, Loop] = {}  # by the node of the scan
         self.moment = moment
         self.runtime: dict[str, np.ndarray] = {}
         self._give()
@@ -139,13 +141,21 @@ class Frame:
 
         return run
 
+    def inside(self, program: Program) -> Frame:
+        """Bind a program that is a part of this one: what a loop repeats."""
+        return Frame(program, self.replica, {}, self.rendezvous, self.moment, None)
+
     def buffer(self, node: Node) -> np.ndarray:
         """Make room for a node's value."""
         return self.memory.array(node)
 
     def shape(self, node: Node) -> tuple[int, ...]:
         """Return the shape of a node's value in this frame's steps."""
-        return concrete(node.spec.shape, self.moment.rows, sum(self.moment.everyone or ()))
+        return self.sizes(node.spec.shape)
+
+    def sizes(self, shape: Shape) -> tuple[int, ...]:
+        """Give named sizes the values that they have in this frame's steps."""
+        return concrete(shape, self.moment.rows, sum(self.moment.everyone or ()))
 
     def stamp(self, node: Node) -> Stamp | None:
         """Return what makes sure, with an arena's first bucket, that ranks do alike."""

@@ -38,17 +38,51 @@ def backward(output: Any, inputs: Sequence[Any], seed: Any) -> list[Tensor]:
     trace = current_trace()
     if trace is None:
         raise UsageError(f"{users_line()}: gradients are computed inside ar.function")
-    end = _in_trace(as_tensor(output))
+    end = trace.own(_in_trace(as_tensor(output)), "gradients")
     starts = [_values(trace, value) for value in inputs]
-    between = _between(trace, {start.id for values in starts for start in values}, end.id)
-    if end.id not in between:
+    found = _flow(trace, {end.id: functions.broadcast_to(seed, end.shape, dtype=end.dtype)}, starts)
+    if found is None:
         raise UsageError(
             f"{users_line()}: the loss does not depend on any of the {len(starts)} variables; "
             "were they made by another model?"
         )
-    pending: dict[int, Tensor] = {end.id: functions.broadcast_to(seed, end.shape, dtype=end.dtype)}
+    return found
+
+
+def differentiate(
+    ends: Sequence[tuple[TracedTensor, Tensor]], starts: Sequence[TracedTensor]
+) -> list[Tensor]:
+    """Append the nodes that compute how the sum of all `end * seed` changes with each start.
+
+    Args:
+        ends: Tensors of the trace that is being recorded, and their seeds of the same shape.
+        starts: Tensors of the same trace.
+
+    Returns:
+        One tensor per start; zeros where no end depends on it.
+
+    Raises:
+        UnsupportedError: An operator on the way has no gradient; the message names it.
+    """
+    trace = current_trace()
+    assert trace is not None, "a trace differentiates"
+    seeds: dict[int, Tensor] = {}
+    for end, seed in ends:
+        seeds[end.id] = functions.add(seeds[end.id], seed) if end.id in seeds else seed
+    found = _flow(trace, seeds, [(start,) for start in starts])
+    return [functions.zeros(x.shape, x.dtype) for x in starts] if found is None else found
+
+
+def _flow(
+    trace: Trace, pending: dict[int, Tensor], starts: Sequence[Sequence[TracedTensor]]
+) -> list[Tensor] | None:
+    """Follow gradients back from where they are `pending`; None if no start is ever reached."""
+    last = max(pending, default=-1)
+    between = _between(trace, {start.id for values in starts for start in values}, set(pending))
+    if between.isdisjoint(pending):
+        return None
     final: dict[int, Tensor] = {}
-    for node in reversed(trace.nodes[: end.id + 1]):
+    for node in reversed(trace.nodes[: last + 1]):
         if node.id not in pending or node.id not in between:
             continue
         gradient = pending.pop(node.id)
@@ -62,7 +96,7 @@ def backward(output: Any, inputs: Sequence[Any], seed: Any) -> list[Tensor]:
 
 def _values(trace: Trace, value: Any) -> tuple[TracedTensor, ...]:
     """List the tensors that stand for an input: all that were read of a variable, or the tensor."""
-    tensor = _in_trace(as_tensor(value))
+    tensor = trace.own(_in_trace(as_tensor(value)), "gradients")
     return trace.reads(value) or (tensor,)
 
 
@@ -77,16 +111,17 @@ def _in_trace(tensor: Tensor) -> TracedTensor:
     return tensor
 
 
-def _between(trace: Trace, starts: set[int], end: int) -> set[int]:
-    """Find the float nodes on some path from `starts` to `end`."""
+def _between(trace: Trace, starts: set[int], ends: set[int]) -> set[int]:
+    """Find the float nodes on some path from `starts` to `ends`."""
+    nodes = trace.nodes[: max(ends, default=-1) + 1]
     reached = set(starts)
-    for node in trace.nodes[: end + 1]:
+    for node in nodes:
         if not np.issubdtype(node.spec.dtype, np.floating) or lookup(node.op).gradient is cut:
             continue
         if reached.intersection(node.inputs):
             reached.add(node.id)
-    needed: set[int] = {end}
-    for node in reversed(trace.nodes[: end + 1]):
+    needed = set(ends)
+    for node in reversed(nodes):
         if node.id in needed:
             needed.update(node.inputs)
     return reached & needed
@@ -115,4 +150,4 @@ def _propagate(
                 f"{node.inputs.index(source.id)}, and the loss depends on a variable through it"
             )
         before = pending.get(source.id)
-        pending[source.id] = part if before is None else functions.add(before, part)
+        pending[source.id] = part if before is None else before + part

@@ -10,6 +10,7 @@ from allreduce.devices import lookup as lookup_device
 from allreduce.devices import options
 from allreduce.errors import NumericsError
 from allreduce.graph import numerics
+from allreduce.graph.loop import Loop
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.ops.collective import contribution_of_none
@@ -195,6 +196,21 @@ def _receive(frame: Frame, node: Node) -> Step:
     return run
 
 
+def _scan(frame: Frame, node: Node) -> Step:
+    frame.loops[node.id] = loop = Loop(frame, node)
+    return loop.run
+
+
+def _scan_result(frame: Frame, node: Node) -> Step:
+    # It lies in the loop's own memory, and is there when the loop has run.
+    frame.values[node.id] = frame.loops[node.inputs[0]].result(node.attrs["index"])
+    return _nothing
+
+
+def _nothing() -> None:
+    pass
+
+
 def _key(frame: Frame, node: Node) -> Key:
     generation, step = frame.replica.generation, frame.moment.step
     edge, source = node.attrs["edge"], node.attrs["source"]
@@ -221,4 +237,6 @@ _BUILDERS: dict[str, Callable[[Frame, Node], Step]] = {
     "update_bucket": _update_bucket,
     "send": _send,
     "receive": _receive,
+    "scan": _scan,
+    "scan_result": _scan_result,
 }

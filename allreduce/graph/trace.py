@@ -49,16 +49,11 @@ class Trace:
         device: DeviceName | None = None,
     ) -> TracedTensor:
         """Append a node."""
-        for tensor in inputs:
-            if tensor.trace is not self:
-                raise UsageError(
-                    f"{users_line()}: {op} got a tensor that was made in another traced function; "
-                    "return it from there and pass it in as an argument"
-                )
+        own = tuple(self.own(tensor, op).id for tensor in inputs)
         node = Node(
             id=len(self.nodes),
             op=op,
-            inputs=tuple(tensor.id for tensor in inputs),
+            inputs=own,
             attrs=attrs,
             spec=spec,
             device=device or current_device(),
@@ -67,6 +62,19 @@ class Trace:
         )
         self.nodes.append(node)
         return TracedTensor(self, node.id, spec)
+
+    def own(self, tensor: TracedTensor, what: str) -> TracedTensor:
+        """Return the tensor of this trace that stands for one that `what` got.
+
+        Raises:
+            UsageError: It belongs to another traced function.
+        """
+        if tensor.trace is not self:
+            raise UsageError(
+                f"{users_line()}: {what} got a tensor that was made in another traced function; "
+                "return it from there and pass it in as an argument"
+            )
+        return tensor
 
     def placeholder(self, spec: Spec, name: str, *, varies: bool = False) -> TracedTensor:
         """Append a value that is fed anew in every step; `varies` where replicas get their own."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.graph.body import Body
 from allreduce.graph.node import Graph
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.spec import Spec, concrete
@@ -29,6 +30,7 @@ def interpret(
 ) -> list[np.ndarray]:
     """Compute a graph's outputs."""
     values: list[np.ndarray] = []
+    loops: dict[int, list[np.ndarray]] = {}
     fed = dict(zip(graph.inputs, feeds, strict=True))
     with np.errstate(all="ignore"):
         for node in graph.nodes:
@@ -38,6 +40,12 @@ def interpret(
                 value = node.attrs["value"]
             elif node.op == "runtime":
                 value = np.asarray((runtime or {}).get(node.attrs["name"], 0), np.int64)
+            elif node.op == "scan":
+                given = [values[i] for i in node.inputs]
+                loops[node.id] = _repeat(node.attrs["body"], given, batch)
+                value = np.zeros(())
+            elif node.op == "scan_result":
+                value = loops[node.inputs[0]][node.attrs["index"]]
             else:
                 op = lookup(node.op)
                 inputs = [values[i] for i in node.inputs]
@@ -51,6 +59,22 @@ def interpret(
             assert value.dtype == node.spec.dtype, str(node)
             values.append(value)
     return [values[i] for i in graph.outputs]
+
+
+def _repeat(body: Body, given: Sequence[np.ndarray], batch: int) -> list[np.ndarray]:
+    """Compute a scan's results."""
+    behind = body.carries + body.elements
+    carry, xs, fixed = given[: body.carries], given[body.carries : behind], given[behind:]
+    results = [np.zeros(concrete(spec.shape, batch), spec.dtype) for spec in body.specs]
+    order = range(body.length)
+    for t in reversed(order) if body.reverse else order:
+        for i, value in zip(body.kept, carry, strict=True):
+            results[i][t] = value
+        found = interpret(body.graph, [*carry, *(x[t] for x in xs), *fixed], batch)
+        carry = found[: body.carries]
+        for i, value in zip(body.made, found[body.carries :], strict=True):
+            results[i][t] = value
+    return [*carry, *results[body.carries :]]
 
 
 def _garbage(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:

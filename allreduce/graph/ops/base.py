@@ -24,8 +24,9 @@ View = Callable[[np.ndarray, Attrs], np.ndarray]
 # none. All are Tensors; the gradient is written with the public operators, so it is itself traced.
 Gradient = Callable[[Any, Any, Sequence[Any], Attrs], Sequence[Any]]
 # compute: a kernel; source: the executor provides the value; effect: it changes a variable;
-# collective: every replica takes part; transfer: between two devices of one replica.
-Kind = Literal["compute", "source", "effect", "collective", "transfer"]
+# collective: every replica takes part; transfer: between two devices of one replica; loop: a graph
+# of its own is repeated, or one of its results.
+Kind = Literal["compute", "source", "effect", "collective", "transfer", "loop"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from allreduce.graph.node import Graph
 from allreduce.graph.passes.bucket import bucket
 from allreduce.graph.passes.fold import fold
 from allreduce.graph.passes.fuse import fuse
+from allreduce.graph.passes.inside import inside
 from allreduce.graph.passes.order_reads import order_reads
 from allreduce.graph.passes.plan_buffers import plan_buffers
 from allreduce.graph.passes.prune import prune
@@ -39,7 +40,7 @@ def optimize(graph: Graph) -> Graph:
             graph = run(graph)
             if name != "prune" and is_on("prune"):
                 graph = prune(graph)
-    return graph
+    return inside(graph, optimize)
 
 
 def is_on(name: str) -> bool:
