@@ -8,6 +8,7 @@ from allreduce import devices
 from allreduce.devices import Device, PhysicalDevice, options
 from allreduce.devices.options import (
     enable_check_numerics,
+    run_functions_eagerly,
     set_floatx,
     set_log_device_placement,
     set_soft_device_placement,
@@ -18,11 +19,13 @@ from allreduce.graph import passes as graph_passes
 __all__ = [
     "enable_check_numerics",
     "floatx",
+    "functions_run_eagerly",
     "get_log_device_placement",
     "get_soft_device_placement",
     "list_logical_devices",
     "list_physical_devices",
     "passes",
+    "run_functions_eagerly",
     "set_floatx",
     "set_log_device_placement",
     "set_logical_devices",
@@ -62,6 +65,11 @@ def get_soft_device_placement() -> bool:
 def get_log_device_placement() -> bool:
     """Say whether each op's device is logged, with the reason."""
     return options.current().log_device_placement
+
+
+def functions_run_eagerly() -> bool:
+    """Say whether steps run op by op."""
+    return options.current().functions_run_eagerly
 
 
 def floatx() -> str:

@@ -14,6 +14,7 @@ from allreduce.devices import DeviceName, blas_threads, limit_blas_threads
 from allreduce.errors import ShapeError, UsageError, unknown_name
 from allreduce.events import counted
 from allreduce.graph import PerReplica, Replicator, nest, scope_of
+from allreduce.graph.trace import check_outside
 from allreduce.training.facts import Fact, check_equal
 from allreduce.training.ranks import everyones, gather_rows
 
@@ -90,6 +91,7 @@ class Strategy(Replicator):
         """
         if op not in REDUCTIONS:
             raise unknown_name("reduction", op, REDUCTIONS)
+        check_outside("reduce", "use ar.all_reduce there")
         return nest.map_leaves(lambda leaf: self._reduce(op, leaf, axis), value)
 
     def _reduce(self, op: str, leaf: Any, axis: int | None) -> Any:
@@ -124,6 +126,7 @@ class Strategy(Replicator):
             ShapeError: Parts differ in more than this axis, or do not have it.
             MismatchError: Ranks have parts of different dtypes or shapes; on all ranks.
         """
+        check_outside("gather", "use ar.all_gather there")
         return nest.map_leaves(lambda leaf: self._gather(leaf, axis), value)
 
     def _gather(self, leaf: Any, axis: int) -> np.ndarray:

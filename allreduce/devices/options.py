@@ -17,6 +17,7 @@ class Options:
     soft_device_placement: bool = False  # fall back where a device is missing, with a warning
     log_device_placement: bool = False  # log each op's device and why
     check_numerics: bool = False  # look for NaN and Inf in every operation's value
+    functions_run_eagerly: bool = False  # compute steps op by op, with values to look at
     floatx: str = "float32"  # what layers compute in unless told otherwise
     intra_op_threads: int | None = None  # BLAS threads per process; None: the library chooses
 
@@ -46,6 +47,15 @@ def enable_check_numerics(enabled: bool = True) -> None:
     traced from then on, and costs a look at every value.
     """
     _replace(check_numerics=_flag("check_numerics", enabled))
+
+
+def run_functions_eagerly(run_eagerly: bool) -> None:
+    """Choose whether steps run op by op instead of being traced and replayed.
+
+    Every operation is computed where it is called, so that tensors have values there: to print, to
+    look at in a debugger, to decide on. Results are the same, and it takes longer.
+    """
+    _replace(functions_run_eagerly=_flag("run_functions_eagerly", run_eagerly))
 
 
 def set_floatx(dtype: str) -> None:

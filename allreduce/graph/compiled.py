@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
 from allreduce import events
 from allreduce.devices import logical_devices
-from allreduce.errors import UsageError
-from allreduce.graph import nest, passes
+from allreduce.graph import passes
 from allreduce.graph.agreement import compare, synchronize
 from allreduce.graph.arenas import ArenaPlan, Host, plan_for
+from allreduce.graph.changes import (
+    by_readiness,
+    check_equal,
+    check_once,
+    check_owner,
+    name_of,
+    needs_all,
+)
 from allreduce.graph.dependence import dependents, of_replica
 from allreduce.graph.executor import Executor
 from allreduce.graph.node import Graph
@@ -23,11 +30,10 @@ from allreduce.graph.partition import partition
 from allreduce.graph.placement import place
 from allreduce.graph.replica import Replica
 from allreduce.graph.retracing import Retracing
+from allreduce.graph.returned import Returned, take_apart
 from allreduce.graph.schedule import schedule
 from allreduce.graph.signature import Arguments
-from allreduce.graph.spec import Dim
-from allreduce.graph.tensor import TracedTensor
-from allreduce.graph.trace import Trace, as_tensor, recording
+from allreduce.graph.trace import Trace, recording
 from allreduce.graph.update import UpdateRule
 from allreduce.graph.variable import Variable
 
@@ -39,24 +45,14 @@ class Compiled:
     Attributes:
         graph: One replica's program before placement.
         executors: One per local replica.
-        result: What the function returned, with True in place of each tensor.
+        returned: What the function returned.
         updates: The optimizers that the step applies, each with its arena.
     """
 
     graph: Graph
     executors: list[Executor]
-    result: Any
+    returned: Returned
     updates: list[tuple[UpdateRule, ArenaPlan]]
-
-    @property
-    def batched(self) -> list[bool]:
-        """Tell for each fetched value whether it has one row per sample."""
-        specs = (self.graph.nodes[i].spec for i in self.graph.outputs)
-        return [bool(spec.shape) and isinstance(spec.shape[0], Dim) for spec in specs]
-
-    def rebuild(self, values: Iterator[Any]) -> Any:
-        """Put fetched values where the function returned tensors."""
-        return nest.map_leaves(lambda fetched: next(values) if fetched else None, self.result)
 
 
 class ProgramCache:
@@ -117,8 +113,8 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
     Raises:
         UsageError: The function uses a variable of other replicas than `host`'s.
     """
-    with events.span("compile", function=_name(fn)):
-        graph, result = _trace(host, fn, arguments)
+    with events.span("compile", function=name_of(fn)):
+        graph, returned = _trace(host, fn, arguments)
         if host.num_replicas_in_sync > 1:
             _check_equal_changes(graph)
         # Replicas of one process run the same program; ranks make sure of it.
@@ -132,7 +128,7 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         plans = [plan for _, plan in updates]
         graph = passes.bucket(graph, plans, host.num_replicas_in_sync)
         executors = [_prepare(host, replica, graph, plans, said) for replica in host.replicas]
-        return Compiled(graph, executors, result, updates)
+        return Compiled(graph, executors, returned, updates)
 
 
 def compile_alone(
@@ -143,44 +139,24 @@ def compile_alone(
     Raises:
         UsageError: The function changes variables, which all replicas have to do together.
     """
-    with events.span("compile", function=_name(fn)):
-        graph, result = _trace(host, fn, arguments)
+    with events.span("compile", function=name_of(fn)):
+        graph, returned = _trace(host, fn, arguments)
         if any(lookup(node.op).kind == "collective" for node in graph.nodes):
-            raise UsageError(
-                f"{_name(fn)} has collectives of {host.num_replicas_in_sync} replicas; call it "
-                "through strategy.run(...), so that all of them take part"
-            )
+            raise needs_all(fn, "has collectives", host.num_replicas_in_sync)
         if graph.effects:
-            raise UsageError(
-                f"{_name(fn)} changes variables of {host.num_replicas_in_sync} replicas; call it "
-                "through strategy.run(...), so that all of them take part"
-            )
+            raise needs_all(fn, "changes variables", host.num_replicas_in_sync)
         graph = _optimized(graph)
-        return Compiled(graph, [_prepare(host, replica, graph, [], None)], result, [])
+        return Compiled(graph, [_prepare(host, replica, graph, [], None)], returned, [])
 
 
-def _name(fn: Callable[..., Any]) -> str:
-    return getattr(fn, "__qualname__", repr(fn))
-
-
-def _trace(host: Host, fn: Callable[..., Any], arguments: Arguments) -> tuple[Graph, Any]:
+def _trace(host: Host, fn: Callable[..., Any], arguments: Arguments) -> tuple[Graph, Returned]:
     trace = Trace(host.num_replicas_in_sync)
-    outputs: list[TracedTensor] = []
-
-    def fetch(leaf: Any) -> bool:
-        if leaf is None:
-            return False
-        tensor = as_tensor(leaf)
-        assert isinstance(tensor, TracedTensor)
-        outputs.append(tensor)
-        return True
-
     with recording(trace):
         args, kwargs = arguments.placeholders(trace)
-        result = nest.map_leaves(fetch, fn(*args, **kwargs))
+        returned, outputs = take_apart(fn(*args, **kwargs))
     graph = trace.finish(outputs)
-    _check_owner(host, passes.prune(graph))
-    return graph, result
+    check_owner(host, _variables(passes.prune(graph)))
+    return graph, returned
 
 
 def _optimized(graph: Graph) -> Graph:
@@ -197,26 +173,11 @@ def _variables(graph: Graph) -> list[Variable]:
     return list(found)
 
 
-def _check_owner(host: Host, graph: Graph) -> None:
-    for variable in _variables(graph):
-        owner: object = variable.replicator
-        if owner is not host:
-            raise UsageError(
-                f"variable {variable.name!r} was made for {owner!r}, but the step "
-                f"runs on {host!r}; make the model and the optimizer inside `with "
-                "strategy.scope():` and run its steps with the same strategy"
-            )
-
-
 def _check_equal_changes(graph: Graph) -> None:
     varying = dependents(graph.nodes, of_replica)
     for node in graph.nodes:
-        if node.op == "assign" and node.inputs[0] in varying:
-            raise UsageError(
-                f"{node.source}: variable {node.attrs['variable'].name!r} would be assigned a "
-                "value that depends on the replica's own samples, so that replicas would differ; "
-                "return the value, reduce it with strategy.reduce, and assign the result"
-            )
+        if node.op == "assign":
+            check_equal(node, varying)
 
 
 def _updates(host: Host, graph: Graph) -> list[tuple[UpdateRule, ArenaPlan]]:
@@ -230,17 +191,9 @@ def _updates(host: Host, graph: Graph) -> list[tuple[UpdateRule, ArenaPlan]]:
     for node in graph.nodes:
         if node.op != "apply_gradients":
             continue
-        rule, variables = node.attrs["rule"], node.attrs["variables"]
-        again = changed.intersection(variables)
-        if again:
-            raise UsageError(
-                f"{node.source}: variable {min(v.name for v in again)!r} is updated twice in one "
-                "step; add the losses up and minimize their sum, or make two steps"
-            )
-        changed.update(variables)
-        pairs = zip(node.inputs[1:], variables, strict=True)
-        ready = [variable for _, variable in sorted(pairs, key=lambda pair: pair[0])]
-        updates.append((rule, plan_for(host, rule, ready)))
+        check_once(node, changed)
+        rule = node.attrs["rule"]
+        updates.append((rule, plan_for(host, rule, by_readiness(node))))
     return updates
 
 

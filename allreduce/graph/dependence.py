@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
@@ -22,6 +22,12 @@ def of_replica(node: Node) -> bool:
     return of_samples(node) or (node.op == "placeholder" and node.attrs["varies"])
 
 
+def depends(node: Node, found: Container[int], root: Callable[[Node], bool]) -> bool:
+    """Tell whether a node is a root or reads what was found; all share a collective's result."""
+    reads = any(i in found for i in node.inputs)
+    return (root(node) or reads) and lookup(node.op).kind != "collective"
+
+
 def dependents(nodes: Iterable[Node], root: Callable[[Node], bool]) -> set[int]:
     """Find the roots and what is computed from them; a collective's result is the same on all.
 
@@ -32,10 +38,8 @@ def dependents(nodes: Iterable[Node], root: Callable[[Node], bool]) -> set[int]:
     found: set[int] = set()
     sent: set[int] = set()
     for node in nodes:
-        reads = not found.isdisjoint(node.inputs)
-        if node.op == "receive":
-            reads = node.attrs["edge"] in sent
-        if (root(node) or reads) and lookup(node.op).kind != "collective":
+        arrived = node.op == "receive" and node.attrs["edge"] in sent
+        if arrived or depends(node, found, root):
             found.add(node.id)
             if node.op == "send":
                 sent.add(node.attrs["edge"])

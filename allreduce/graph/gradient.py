@@ -138,8 +138,8 @@ def _propagate(
             f"{node.source}: operator {op.name!r} has no gradient, and the loss depends on a "
             "variable through it"
         )
-    inputs = [TracedTensor(trace, i, trace.nodes[i].spec) for i in node.inputs]
-    output = TracedTensor(trace, node.id, node.spec)
+    inputs = [trace.tensor(i) for i in node.inputs]
+    output = trace.tensor(node.id)
     parts = op.gradient(gradient, output, inputs, node.attrs)
     for source, part in zip(inputs, parts, strict=True):
         if source.id not in between:

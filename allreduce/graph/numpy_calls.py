@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ class NumpyArgument:
     """What NumPy's functions and ufuncs hand over to us."""
 
     __slots__ = ()
+
+    has_value: ClassVar[bool] = True  # else there is no array of it yet
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **named: Any) -> Any:
         if method == "__call__":
@@ -71,7 +73,7 @@ def _call(
 
 
 def _is_traced(value: Any) -> bool:
-    return isinstance(value, NumpyArgument) and hasattr(value, "trace")
+    return isinstance(value, NumpyArgument) and not value.has_value
 
 
 def _name(function: Callable[..., Any]) -> str:

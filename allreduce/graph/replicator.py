@@ -11,15 +11,18 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import Communicator
+from allreduce.devices import options
 from allreduce.devices.names import DeviceName
 from allreduce.errors import PeerLostError, UsageError
 from allreduce.graph.arenas import publish_iterations, renew
 from allreduce.graph.compiled import Compiled, ProgramCache, compile_alone, compile_step
+from allreduce.graph.eager_step import run_eagerly
 from allreduce.graph.per_replica import PerReplica
 from allreduce.graph.replica import Moment, Replica
+from allreduce.graph.returned import Returned
 from allreduce.graph.signature import Arguments, take_apart
 from allreduce.graph.tensor import ConcreteTensor
-from allreduce.graph.trace import HOST
+from allreduce.graph.trace import HOST, check_outside
 from allreduce.graph.variable import set_owner_source
 
 
@@ -87,7 +90,12 @@ class Replicator:
             return self._replicas
 
     def run(
-        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        eagerly: bool = False,
     ) -> Any:
         """Run `fn` as one step on every replica.
 
@@ -96,10 +104,13 @@ class Replicator:
             args: Its arguments; a PerReplica gives each replica its own, all others go unchanged to
                 every replica.
             kwargs: Its keyword arguments, likewise.
+            eagerly: Whether to run it op by op, as `ar.config.run_functions_eagerly(True)` has all
+                functions do.
 
         Returns:
             What `fn` returns, with a PerReplica in place of each tensor.
         """
+        check_outside("run", "call the function itself there")
         if not callable(fn):
             raise UsageError(f"run takes a function, not {type(fn).__name__} {fn!r:.60}")
         if not isinstance(args, list | tuple) or not isinstance(kwargs, dict | None):
@@ -109,49 +120,87 @@ class Replicator:
             )
         arguments = take_apart((tuple(args), kwargs or {}), self.local_replicas)
         fn = getattr(fn, "python_function", fn)
-        with self._running:
-            programs = self._programs.of(fn)
-            compiled = programs.get(fn, arguments, lambda: compile_step(self, fn, arguments))
-            rows = arguments.rows or (1,) * self.local_replicas
-            offsets = arguments.offsets or (0,) * self.local_replicas
-            results = self._step(compiled, arguments, programs.count_step())
-        columns = zip(zip(*results, strict=True), compiled.batched, strict=True)
-        return compiled.rebuild(
+        returned, results, moments = self._results(fn, arguments, eagerly)
+        rows = tuple(moment.rows for moment in moments)
+        offsets = tuple(moment.row_offset for moment in moments)
+        columns = zip(zip(*results, strict=True), returned.batched, strict=True)
+        return returned.rebuild(
             PerReplica(values, rows, offsets, batched) for values, batched in columns
         )
 
     def run_alone(self, fn: Callable[..., Any], arguments: Arguments) -> Any:
         """Run `fn` on this process's first replica only; no other rank or replica takes part."""
+        returned, (values,), _ = self._results(fn, arguments, alone=True)
+        return returned.rebuild(ConcreteTensor(each, self.devices[0]) for each in values)
+
+    def _results(
+        self,
+        fn: Callable[..., Any],
+        arguments: Arguments,
+        eagerly: bool = False,
+        alone: bool = False,
+    ) -> tuple[Returned, list[list[np.ndarray]], list[Moment]]:
+        """Run a step; returns what it returned, each replica's values, and what it was told."""
+        eagerly = eagerly or options.current().functions_run_eagerly
+        first = Replica(0, self.first_replica, None)
+        alone = alone and self.num_replicas_in_sync > 1
         with self._running:
             programs = self._programs.of(fn)
-            if self.num_replicas_in_sync == 1:
-                compiled = programs.get(fn, arguments, lambda: compile_step(self, fn, arguments))
-            else:
-                first = Replica(0, self.first_replica, None)
-                compiled = programs.get(
-                    fn, arguments, lambda: compile_alone(self, fn, arguments, first), alone=True
-                )
-            (values,) = self._step(compiled, arguments, programs.count_step())
-        return compiled.rebuild(ConcreteTensor(each, self.devices[0]) for each in values)
+
+            def make() -> Compiled:
+                if alone:
+                    return compile_alone(self, fn, arguments, first)
+                return compile_step(self, fn, arguments)
+
+            compiled = None if eagerly else programs.get(fn, arguments, make, alone)
+            moments = self._moments(arguments, programs.count_step())
+            if compiled is not None:
+                return compiled.returned, self._step(compiled, arguments, moments), moments
+            replicas = [first] if alone else self.replicas
+            return *self._run_eagerly(replicas, fn, arguments, moments), moments
+
+    def _run_eagerly(
+        self,
+        replicas: list[Replica],
+        fn: Callable[..., Any],
+        arguments: Arguments,
+        moments: list[Moment],
+    ) -> tuple[Returned, list[list[np.ndarray]]]:
+        scope = current_replicator()
+        try:
+            return run_eagerly(self, replicas, fn, arguments, moments, lambda: scope_of(scope))
+        except Exception as error:
+            # Other ranks may be waiting for this one.
+            for replica in replicas if len(replicas) < self.num_replicas_in_sync else ():
+                if replica.communicator is not None:
+                    replica.communicator.abort(f"replica {replica.id}'s step raised {error!r}")
+            if len(replicas) > 1:
+                self._recover()
+            raise
+
+    def _moments(self, arguments: Arguments, number: int) -> list[Moment]:
+        """Say what a step tells each local replica."""
+        rows = arguments.rows or (1,) * self.local_replicas
+        offsets = arguments.offsets or (0,) * self.local_replicas
+        everyone = arguments.everyone
+        if everyone is None and self.local_replicas == self.num_replicas_in_sync:
+            everyone = rows
+        return [
+            Moment(rows, offset, number, everyone)
+            for rows, offset in zip(rows, offsets, strict=True)
+        ]
 
     def _step(
-        self, compiled: Compiled, arguments: Arguments, number: int
+        self, compiled: Compiled, arguments: Arguments, moments: Sequence[Moment]
     ) -> list[list[np.ndarray]]:
         """Run one step on each replica that it was compiled for; returns what each fetched."""
         for _, plan in compiled.updates:
             plan.take_over()
 
-        everyone = arguments.everyone
-        if everyone is None and self.local_replicas == self.num_replicas_in_sync:
-            everyone = arguments.rows or (1,) * self.local_replicas
-
         def step(index: int) -> list[np.ndarray]:
             feeds = [values[index] for values in arguments.feeds]
-            rows = arguments.rows[index] if arguments.rows else 1
-            offset = arguments.offsets[index] if arguments.offsets else 0
             batch = arguments.rows is not None
-            moment = Moment(rows, offset, number, everyone)
-            return compiled.executors[index].run(feeds, moment, batch)
+            return compiled.executors[index].run(feeds, moments[index], batch)
 
         if len(compiled.executors) == 1:
             results = [step(0)]

@@ -28,8 +28,8 @@ def scan(
 ) -> tuple[Any, Any]:
     """Carry a value through the steps of a sequence: `carry, ys[t] = fn(carry, xs[t])`.
 
-    Inside `ar.function` the step is traced once and repeated when the function runs; outside of it
-    runs at once, step by step.
+    Inside `ar.function` the step is traced once and repeated when the function runs; outside of it,
+    and where functions run eagerly, it runs at once, step by step.
 
     Args:
         fn: Takes the carry and a step's elements; gives the next carry, of the same structure,
@@ -55,6 +55,8 @@ def scan(
     carry, elements = (nest.map_leaves(_tensor, each) for each in (init, xs))
     steps = _length(elements, length)
     trace = current_trace()
+    if trace is not None and trace.has_values:
+        trace = None  # so that the steps' values are there, too
     if trace is None and steps:
         return _run_now(fn, carry, elements, range(steps)[::-1] if reverse else range(steps))
     graph, captured, results = _step_of(trace or Trace(), fn, carry, elements)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,7 @@ _NOT_THE_USERS = tuple(
 
 class _Surroundings(threading.local):
     device: DeviceName | None = None
+    line: str | None = None  # of the user's where this thread was started, if one of ours
 
 
 _here = _Surroundings()
@@ -51,9 +52,21 @@ def device(name: str | DeviceName) -> Iterator[None]:
         _here.device = outer
 
 
+def take_along() -> Callable[[], None]:
+    """Return what gives a thread of ours the surroundings of this one."""
+    device, line = _here.device, users_line()
+
+    def settle() -> None:
+        _here.device, _here.line = device, line
+
+    return settle
+
+
 def users_line() -> str:
     """Find the innermost caller outside of this package and NumPy, as "file:line"."""
     frame = sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back
+    if frame.f_code.co_filename == threading.__file__ and _here.line is not None:
+        return _here.line
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -15,7 +15,7 @@ from allreduce.graph.passes import switched_off
 from allreduce.graph.per_replica import PerReplica
 from allreduce.graph.scope import current_device
 from allreduce.graph.spec import BATCH, Spec, show
-from allreduce.graph.tensor import ConcreteTensor
+from allreduce.graph.tensor import ConcreteTensor, EagerTensor
 from allreduce.graph.trace import Trace
 from allreduce.graph.variable import Variable
 
@@ -95,7 +95,7 @@ def _describe(leaf: Any, found: Arguments, replicas: int) -> tuple[Input | None,
         _join_batch(leaf, found)
         spec = Spec((BATCH, *first.shape[1:]), first.dtype)
         return Input(spec, varies=True), ("batch", spec.shape, spec.dtype)
-    if isinstance(leaf, ConcreteTensor):
+    if isinstance(leaf, ConcreteTensor | EagerTensor):
         leaf = leaf.value
     if isinstance(leaf, np.ndarray | np.generic) or hasattr(leaf, "__dlpack__"):
         array = np.asarray(leaf)

@@ -147,6 +147,8 @@ class TracedTensor(Tensor):
 
     __slots__ = ("id", "trace")
 
+    has_value = False
+
     def __init__(self, trace: object, id: int, spec: Spec) -> None:
         super().__init__(spec)
         self.trace = trace
@@ -185,15 +187,12 @@ class TracedTensor(Tensor):
         )
 
 
-class ConcreteTensor(Tensor):
-    """A value that exists, on a device."""
+class _Valued:
+    """What a tensor can do whose value exists."""
 
-    __slots__ = ("_value", "device")
+    __slots__ = ()
 
-    def __init__(self, value: np.ndarray, device: DeviceName) -> None:
-        super().__init__(Spec(value.shape, value.dtype))
-        self._value = value
-        self.device = device
+    _value: np.ndarray
 
     def numpy(self) -> np.ndarray:
         """Copy the value into a new array."""
@@ -207,9 +206,6 @@ class ConcreteTensor(Tensor):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self._value, dtype=dtype, copy=True if copy is None else copy)
 
-    def __repr__(self) -> str:
-        return f"<tensor {self.spec} on {self.device}: {self._value}>"
-
     def __bool__(self) -> bool:
         return bool(self._value.item())
 
@@ -221,3 +217,35 @@ class ConcreteTensor(Tensor):
 
     def __len__(self) -> int:
         return len(self._value)
+
+
+class ConcreteTensor(_Valued, Tensor):
+    """A value that exists, on a device."""
+
+    __slots__ = ("_value", "device")
+
+    def __init__(self, value: np.ndarray, device: DeviceName) -> None:
+        super().__init__(Spec(value.shape, value.dtype))
+        self._value = value
+        self.device = device
+
+    def __repr__(self) -> str:
+        return f"<tensor {self.spec} on {self.device}: {self._value}>"
+
+
+class EagerTensor(_Valued, TracedTensor):
+    """A value of a step that runs eagerly: recorded as a traced one, and computed already.
+
+    Its shape has the same named sizes as if it were traced; its value has those of the batch.
+    """
+
+    __slots__ = ("_value",)
+
+    has_value = True
+
+    def __init__(self, trace: object, id: int, spec: Spec, value: np.ndarray) -> None:
+        super().__init__(trace, id, spec)
+        self._value = value
+
+    def __repr__(self) -> str:
+        return f"<tensor %{self.id} {self.spec}: {self._value}>"

@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,13 +19,15 @@ from allreduce.graph.ops.base import Attrs, Op, lookup
 from allreduce.graph.placement import requested
 from allreduce.graph.scope import current_device, users_line
 from allreduce.graph.spec import Dim, Spec, concrete
-from allreduce.graph.tensor import ConcreteTensor, Tensor, TracedTensor
+from allreduce.graph.tensor import ConcreteTensor, EagerTensor, Tensor, TracedTensor
 
 HOST = DeviceName.parse("CPU:0").complete()
 
 
 class Trace:
     """One replica's program while it is being recorded."""
+
+    has_values: ClassVar[bool] = False  # whether it is carried out meanwhile
 
     def __init__(self, replicas: int = 1) -> None:
         self.replicas = replicas  # that run it together
@@ -49,6 +51,21 @@ class Trace:
         device: DeviceName | None = None,
     ) -> TracedTensor:
         """Append a node."""
+        return self.tensor(self._append(op, inputs, attrs, spec, control, device).id)
+
+    def tensor(self, id: int) -> TracedTensor:
+        """Return the value of a node."""
+        return TracedTensor(self, id, self.nodes[id].spec)
+
+    def _append(
+        self,
+        op: str,
+        inputs: Sequence[TracedTensor],
+        attrs: Attrs,
+        spec: Spec,
+        control: Sequence[int],
+        device: DeviceName | None,
+    ) -> Node:
         own = tuple(self.own(tensor, op).id for tensor in inputs)
         node = Node(
             id=len(self.nodes),
@@ -61,7 +78,7 @@ class Trace:
             source=users_line(),
         )
         self.nodes.append(node)
-        return TracedTensor(self, node.id, spec)
+        return node
 
     def own(self, tensor: TracedTensor, what: str) -> TracedTensor:
         """Return the tensor of this trace that stands for one that `what` got.
@@ -155,6 +172,16 @@ def recording(trace: Trace) -> Iterator[Trace]:
         _here.trace = outer
 
 
+def check_outside(what: str, instead: str) -> None:
+    """Refuse a call inside of a step.
+
+    Raises:
+        UsageError: There is one; says what to do instead.
+    """
+    if current_trace() is not None:
+        raise UsageError(f"{users_line()}: {what} was called inside a step; {instead}")
+
+
 def as_tensor(value: Any, dtype: Any = None) -> Tensor:
     """Make a tensor of what an operator takes: a tensor, variable, array, number or nested list.
 
@@ -163,6 +190,8 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
     """
     if isinstance(value, ConcreteTensor):
         return value if current_trace() is None else _constant(value.value)
+    if isinstance(value, EagerTensor) and value.trace is not current_trace():
+        return _constant(value.value)  # kept from a step that has ended
     if isinstance(value, Tensor):
         return value
     if hasattr(value, "__tensor__"):

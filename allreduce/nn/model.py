@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from allreduce import training
+from allreduce.devices import options
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.spec import BATCH, Shape, Spec
 from allreduce.graph.tensor import Tensor
@@ -43,6 +44,7 @@ class Model(Weights):
         self.epochs_done = 0
         self.sample: tuple[Shape, str] | None = None  # what it was built for
         self._compiled: Steps | None = None
+        self._run_eagerly = False
         self._prepared: set[tuple[Any, ...]] = set()
         # One function for good, so that it is traced once.
         self.predict_step: Callable[[Any], Any] = lambda x: self(x, training=False)
@@ -50,19 +52,36 @@ class Model(Weights):
     def _stand_alone(self) -> None:
         self.path = self.name
 
-    def compile(self, optimizer: Any, loss: Any, metrics: Iterable[Any] | None = None) -> None:
+    def compile(
+        self,
+        optimizer: Any,
+        loss: Any,
+        metrics: Iterable[Any] | None = None,
+        *,
+        run_eagerly: bool = False,
+    ) -> None:
         """Choose how to train.
 
         Args:
             optimizer: An Optimizer, or "adam", "sgd" for one with its defaults.
             loss: A name, a Loss, or a function (y_true, y_pred) that gives one value per sample.
             metrics: Names ("accuracy"), or functions like a loss.
+            run_eagerly: Whether steps run op by op, with values to print and to look at in a
+                debugger, as `ar.config.run_functions_eagerly(True)` has all functions do.
 
         Raises:
             UsageError: A name is unknown; the message lists those that exist.
         """
+        if not isinstance(run_eagerly, bool | np.bool_):
+            raise UsageError(f"run_eagerly is True or False, not {run_eagerly!r}")
         self._compiled = Steps(self, optimizer, loss, metrics)
+        self._run_eagerly = bool(run_eagerly)
         self._prepared.clear()
+
+    @property
+    def run_eagerly(self) -> bool:
+        """Whether `fit`, `evaluate` and `predict` run op by op; `ar.config` may say so, too."""
+        return self._run_eagerly or options.current().functions_run_eagerly
 
     @property
     def optimizer(self) -> Optimizer:
@@ -160,6 +179,8 @@ class Model(Weights):
         sample = _kind(x), None if y is None else _kind(y)
         if sample not in self._prepared:
             checks.same_replicator(self)
+        # A step that runs eagerly makes the variables itself: a sketch has no values to look at.
+        if sample not in self._prepared and not self.run_eagerly:
             try:
                 if y is None:
                     self._sketch(self.predict_step, x)

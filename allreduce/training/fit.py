@@ -103,6 +103,7 @@ def _agree(
     values = [variable.storage[0] for variable in model.variables if variable.in_step]
     facts = {
         **{name: option(value) for name, value in options.items()},
+        "run_eagerly": option(model.run_eagerly),
         **{name: array(value, remedy, contents=not sharded) for name, value in arrays.items()},
         **{
             name: array(value, _SAME_VALIDATION, contents=not sharded)

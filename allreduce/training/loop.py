@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +77,10 @@ def _batches(
     return closing(iter(ArrayBatches(rows.arrays, rows.plan, replicator, order)))
 
 
+def _run(model: Trainable, step: Callable[..., Any], batch: tuple[PerReplica, ...]) -> Any:
+    return model.replicator.run(step, batch, eagerly=model.run_eagerly)
+
+
 def train(
     model: Trainable, rows: Rows, order: np.ndarray | None, epoch: int, shown: Epoch
 ) -> dict[str, float]:
@@ -89,7 +93,7 @@ def train(
     totals, watch = Totals(replicator), LossWatch(replicator, epoch, model.doubts())
     with _batches(rows, replicator, order) as batches:
         for step, batch in enumerate(batches):
-            watch.note(step, totals.add(replicator.run(model.train_step, batch)))
+            watch.note(step, totals.add(_run(model, model.train_step, batch)))
             shown.step(step + 1, totals.local_means)
     watch.agree()
     shown.measured()
@@ -102,7 +106,7 @@ def measure(model: Trainable, rows: Rows, shown: Epoch | None) -> dict[str, floa
     totals = Totals(replicator)
     with _batches(rows, replicator) as batches:
         for step, batch in enumerate(batches):
-            totals.add(replicator.run(model.test_step, batch))
+            totals.add(_run(model, model.test_step, batch))
             if shown:
                 shown.step(step + 1, totals.local_means)
     if shown:
@@ -117,7 +121,7 @@ def predict(model: Trainable, rows: Rows, shown: Epoch) -> Any:
     parts: list[list[np.ndarray]] = []  # for each output, one array per step and local replica
     with _batches(rows, replicator) as batches:
         for step, batch in enumerate(batches):
-            structure = replicator.run(model.predict_step, batch)
+            structure = _run(model, model.predict_step, batch)
             found = nest.leaves(structure)
             parts = parts or [[] for _ in found]
             for kept, result in zip(parts, found, strict=True):

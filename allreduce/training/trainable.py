@@ -30,6 +30,11 @@ class Trainable(Protocol):
         """All of its variables; none before `prepare`, where their layers are built lazily."""
         ...
 
+    @property
+    def run_eagerly(self) -> bool:
+        """Whether its steps run op by op instead of being traced."""
+        ...
+
     def facts(self, what: str) -> Mapping[str, str]:
         """Say what has to be the same on all ranks, by name, for "fit", "evaluate" or "predict"."""
         ...
@@ -49,13 +54,13 @@ class Trainable(Protocol):
         ...
 
     def train_step(self, x: Any, y: Any) -> Mapping[str, Any]:
-        """Take one step, traced: "loss" and each metric, one value per sample or a scalar mean."""
+        """Take one step: "loss" and each metric, one value per sample or a scalar mean."""
         ...
 
     def test_step(self, x: Any, y: Any) -> Mapping[str, Any]:
-        """Compute the same without a step and in inference mode, traced."""
+        """Compute the same without a step and in inference mode."""
         ...
 
     def predict_step(self, x: Any) -> Any:
-        """Compute the outputs in inference mode, traced."""
+        """Compute the outputs in inference mode."""
         ...

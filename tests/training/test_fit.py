@@ -59,9 +59,9 @@ def test_epochs_are_shuffled_anew_and_repeatably() -> None:
         model.compile("sgd", "mse")
         step = model.replicator.run
 
-        def spy(fn: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def spy(fn: Any, args: Any = (), kwargs: Any = None, *, eagerly: bool = False) -> Any:
             seen.append(args[0].values[0][:, 0].tolist())
-            return step(fn, args, kwargs)
+            return step(fn, args, kwargs, eagerly=eagerly)
 
         model.replicator.run = spy  # type: ignore[method-assign]
         try:

@@ -13,7 +13,7 @@ from allreduce.graph.ops.base import Attrs, Kernel, Op, register
 from allreduce.graph.ops.common import as_floats, floats_only, same_spec, swap_axes
 from allreduce.graph.scope import users_line
 from allreduce.graph.tensor import Tensor, TracedTensor
-from allreduce.graph.trace import Trace, apply
+from allreduce.graph.trace import apply, current_trace
 
 
 def softmax(x: Any, axis: int = -1) -> Tensor:
@@ -31,12 +31,11 @@ def logits_of(x: Any) -> Tensor | None:
 
     A cross-entropy of it is then the stable, fused kernel's.
     """
-    if not isinstance(x, TracedTensor) or not isinstance(x.trace, Trace):
+    trace = current_trace()
+    if trace is None or not isinstance(x, TracedTensor) or x.trace is not trace:
         return None
-    node = x.trace.nodes[x.id]
-    if node.op != "softmax":
-        return None
-    return TracedTensor(x.trace, node.inputs[0], x.trace.nodes[node.inputs[0]].spec)
+    node = trace.nodes[x.id]
+    return trace.tensor(node.inputs[0]) if node.op == "softmax" else None
 
 
 def _along(name: str, x: Any, axis: int) -> Tensor:

@@ -1,0 +1,242 @@
+"""A step that runs eagerly: each operation is recorded as ever, and computed at once.
+
+What is recorded is the graph that a traced step would have, so that gradients, random draws and
+means over named batches are the same. It is dropped when the step ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from allreduce.devices import logical_devices, options
+from allreduce.devices.names import DeviceName
+from allreduce.graph import numerics, together
+from allreduce.graph.agreement import synchronize
+from allreduce.graph.arenas import Host
+from allreduce.graph.changes import check_equal, check_once, check_owner
+from allreduce.graph.dependence import depends, of_replica, of_samples
+from allreduce.graph.node import Graph, Node
+from allreduce.graph.ops.base import Attrs, lookup
+from allreduce.graph.ops.collective import contribution_of_none
+from allreduce.graph.outline import Outline, outline
+from allreduce.graph.placement import requested
+from allreduce.graph.printing import say
+from allreduce.graph.replica import Moment, Replica
+from allreduce.graph.spec import Spec, concrete
+from allreduce.graph.tensor import EagerTensor, TracedTensor
+from allreduce.graph.trace import Trace
+from allreduce.graph.turns import Meet, Meeting
+from allreduce.graph.variable import Variable
+
+_NOTHING = np.zeros((), np.int64)  # the value of what only has an effect
+_warned: set[str] = set()  # names of missing devices that soft placement has spoken of
+
+
+class EagerTrace(Trace):
+    """One replica's step while it runs.
+
+    A replica without samples has zeros where values depend on them: what it does is the same, and
+    adds nothing, as in the null program.
+
+    Args:
+        host: The replicas of this process.
+        replica: The one that runs.
+        moment: This step's place in the run.
+        feeds: What placeholders stand for, in their order.
+        absent: Whether the replica has no samples.
+        meet: How to do something together with the others.
+    """
+
+    has_values = True
+
+    def __init__(
+        self,
+        host: Host,
+        replica: Replica,
+        moment: Moment,
+        feeds: Iterable[np.ndarray],
+        absent: bool,
+        meet: Meet,
+    ) -> None:
+        super().__init__(host.num_replicas_in_sync)
+        self._host = host
+        self._replica = replica
+        self._moment = moment
+        self._feeds = iter(feeds)
+        self._absent = absent
+        self._meet = meet
+        self._values: dict[int, np.ndarray] = {}
+        self._of_samples: set[int] = set()
+        self._of_replica: set[int] = set()
+        self._updated: set[Variable] = set()
+
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[TracedTensor],
+        attrs: Attrs,
+        spec: Spec,
+        *,
+        control: Sequence[int] = (),
+        device: DeviceName | None = None,
+    ) -> TracedTensor:
+        """Append a node and compute its value."""
+        node = self._append(op, inputs, attrs, spec, control, device)
+        for found, root in ((self._of_samples, of_samples), (self._of_replica, of_replica)):
+            if depends(node, found, root):
+                found.add(node.id)
+        self._check_device(node)
+        self._values[node.id] = self._value(node)
+        return self.tensor(node.id)
+
+    def tensor(self, id: int) -> TracedTensor:
+        return EagerTensor(self, id, self.nodes[id].spec, self._values[id])
+
+    def close(self) -> None:
+        """Let go of all values but those of tensors that somebody keeps."""
+        self.nodes.clear()
+        self._values.clear()
+
+    def _check_device(self, node: Node) -> None:
+        if node.device is not None:
+            available = [device.name for device in logical_devices()]
+            home = self._host.devices[self._replica.index]
+            requested(f"{node.source}: {node.op}", node.device, home, available, _warned)
+
+    def _value(self, node: Node) -> np.ndarray:
+        special = _SPECIAL.get(node.op)
+        if special is not None:
+            return special(self, node)
+        if lookup(node.op).kind == "collective":
+            return self._exchange(node)
+        return self._compute(node)
+
+    def _compute(self, node: Node) -> np.ndarray:
+        op, inputs = lookup(node.op), [self._values[i] for i in node.inputs]
+        if self._lacks(node.id):
+            return self._zeros(node.spec)
+        if op.view is not None:
+            return op.view(inputs[0], node.attrs)
+        assert op.cpu is not None, node
+        out = np.empty(self._shape(node.spec), node.spec.dtype)
+        with np.errstate(all="ignore"):  # infinities and NaN are results here, not warnings
+            op.cpu(out, inputs, node.attrs)
+        if options.current().check_numerics:
+            when = f"replica {self._replica.id}, step {self._moment.step}"
+            numerics.check(node.op, node.source, out, inputs, when)
+        return out
+
+    def _lacks(self, id: int) -> bool:
+        """Tell whether a value is one of samples, of which there are none."""
+        return self._absent and id in self._of_samples
+
+    def _shape(self, spec: Spec) -> tuple[int, ...]:
+        return concrete(spec.shape, self._moment.rows, sum(self._moment.everyone or ()))
+
+    def _zeros(self, spec: Spec) -> np.ndarray:
+        return np.zeros(self._shape(spec), spec.dtype)
+
+    def _specs(self, node: Node) -> list[Spec]:
+        return [self.nodes[i].spec for i in node.inputs]
+
+    def _placeholder(self, _node: Node) -> np.ndarray:
+        return next(self._feeds)
+
+    def _constant(self, node: Node) -> np.ndarray:
+        value: np.ndarray = node.attrs["value"]
+        return value
+
+    def _known_when_run(self, node: Node) -> np.ndarray:
+        name = node.attrs["name"]
+        value = self._replica.id if name == "replica" else getattr(self._moment, name)
+        return np.asarray(value, np.int64)
+
+    def _read(self, node: Node) -> np.ndarray:
+        variable: Variable = node.attrs["variable"]
+        self._take_in([variable])
+        # A copy, because the step may change the variable later.
+        return variable.storage[self._replica.index].copy()
+
+    def _assign(self, node: Node) -> np.ndarray:
+        variable: Variable = node.attrs["variable"]
+        if self.replicas > 1:
+            check_equal(node, self._of_replica)
+        self._take_in([variable])
+
+        def assign(brought: list[tuple[int, np.ndarray]]) -> list[np.ndarray]:
+            for index, value in brought:
+                variable.storage[index][...] = value
+            return [_NOTHING] * len(brought)
+
+        if self._lacks(node.inputs[0]):  # with one replica only
+            return _NOTHING
+        return self._together(node, (self._replica.index, self._values[node.inputs[0]]), assign)
+
+    def _print(self, node: Node) -> np.ndarray:
+        if not any(self._lacks(i) for i in node.inputs):
+            who = "" if self._replica.communicator is None else f"replica {self._replica.id}: "
+            values = [self._values[i] for i in node.inputs]
+            say(values, node.attrs["parts"], node.attrs["sep"], who)
+        return _NOTHING
+
+    def _apply_gradients(self, node: Node) -> np.ndarray:
+        self._take_in(node.attrs["variables"])
+        check_once(node, self._updated)
+        feeds = [self._values[i] for i in node.inputs]
+        if self._absent:
+            feeds = [np.zeros_like(each) for each in feeds]
+        work = partial(together.update, self._host, node, self._specs(node), self._said())
+
+        def update(brought: list[Any]) -> list[np.ndarray]:
+            work(brought)
+            return [_NOTHING] * len(brought)
+
+        return self._together(node, (feeds, self._moment), update)
+
+    def _exchange(self, node: Node) -> np.ndarray:
+        (source,) = node.inputs
+        value = self._values[source]
+        if self._lacks(source):
+            value = contribution_of_none(node, self._shape(node.spec))
+        work = partial(together.exchange, self._host, node, self._specs(node), self._said())
+        return self._together(node, ([value], self._moment), work)
+
+    def _said(self) -> Outline | None:
+        """Say what all ranks have to have done alike so far; None where there is one."""
+        several_ranks = len(self._host.devices) < self.replicas
+        return outline(Graph(tuple(self.nodes))) if several_ranks else None
+
+    def _take_in(self, variables: Sequence[Variable]) -> None:
+        """Let all replicas have the values of the first one before a variable's first step."""
+        check_owner(self._host, variables)
+        fresh = [variable for variable in variables if not variable.in_step]
+        if not fresh or self._replica.communicator is None:
+            return
+
+        def share(brought: list[None]) -> list[None]:
+            synchronize(self._host, fresh)
+            return brought
+
+        names = ", ".join(repr(variable.name) for variable in fresh)
+        source = self.nodes[-1].source
+        self._meet(Meeting(f"the first use of {names}", source, ("use", fresh), None, share))
+
+    def _together(self, node: Node, brought: Any, work: Callable[[Any], Any]) -> np.ndarray:
+        key = (node.op, dict(node.attrs), node.spec)
+        value: np.ndarray = self._meet(Meeting(node.op, node.source, key, brought, work))
+        return value
+
+
+_SPECIAL: dict[str, Callable[[EagerTrace, Node], np.ndarray]] = {
+    "placeholder": EagerTrace._placeholder,
+    "constant": EagerTrace._constant,
+    "runtime": EagerTrace._known_when_run,
+    "read": EagerTrace._read,
+    "assign": EagerTrace._assign,
+    "print": EagerTrace._print,
+    "apply_gradients": EagerTrace._apply_gradients,
+}
