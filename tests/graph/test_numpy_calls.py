@@ -24,6 +24,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "truth": lambda x, w: np.where(np.logical_and(x > 0, np.isfinite(x)), x, np.tanh(x)),
     "sum": lambda x, w: np.sum(x, axis=1) + np.sum(a=x),
     "mean": lambda x, w: np.mean(x, 0, keepdims=True),
+    "spread": lambda x, w: np.var(x, 0, ddof=1) + np.std(x, axis=1, keepdims=True) - np.var(w),
     "extremes": lambda x, w: np.max(x, axis=-1) - np.min(x, axis=(0, 1)) + np.amax(w) - np.amin(w),
     "argmax": lambda x, w: np.argmax(x) + np.argmax(w, axis=1),
     "parts": lambda x, w: np.concatenate([x, np.take(x, [0, -1], axis=0)])[1:, ::2],

@@ -61,7 +61,7 @@ from allreduce.graph.ops.pooling import (
     max_pool2d,
 )
 from allreduce.graph.ops.random import dropout
-from allreduce.graph.ops.reduce import max, mean, min, sum, sum_to
+from allreduce.graph.ops.reduce import max, mean, min, std, sum, sum_to, var
 from allreduce.graph.ops.shape import (
     broadcast_to,
     expand_dims,
@@ -177,6 +177,7 @@ __all__ = [
     "square",
     "squeeze",
     "stack",
+    "std",
     "stop_gradient",
     "subtract",
     "sum",
@@ -188,6 +189,7 @@ __all__ = [
     "top_k",
     "transpose",
     "uniform",
+    "var",
     "where",
     "zeros",
     "zeros_like",

@@ -11,6 +11,8 @@ from allreduce import _native
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import as_floats, cast, promote_together, reshaped, through_float32
+from allreduce.graph.ops.indexing import one_hot
+from allreduce.graph.ops.reduce import sum
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Spec, show
 from allreduce.graph.tensor import Tensor
@@ -132,11 +134,48 @@ def _dense_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) ->
     ]
 
 
+def _sparse_second(u: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor | None]:
+    dy, labels, logits = x
+    chosen = one_hot(labels, _classes(logits), logits.dtype)
+    by_dy, _, by_logits = _second(u, dy, chosen, logits)
+    return [by_dy, None, by_logits]
+
+
+def _dense_second(u: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor | None]:
+    return [*_second(u, *x)]
+
+
+def _second(u: Tensor, dy: Tensor, targets: Tensor, logits: Tensor) -> list[Tensor]:
+    """Differentiate dy·(softmax·Σtargets - targets) by dy, targets and logits."""
+    shares = apply("softmax", logits)
+    per_row = reshaped(dy, (*dy.shape, 1))
+    total = sum(targets, axis=-1, keepdims=True)
+    along = sum(u * shares, axis=-1, keepdims=True)
+    return [
+        sum(u * (shares * total - targets), axis=-1),
+        per_row * (along - u),
+        per_row * total * shares * (u - along),
+    ]
+
+
+def _classes(logits: Tensor) -> int:
+    classes = logits.shape[-1]
+    assert isinstance(classes, int)
+    return classes
+
+
 def _like_last(specs: Sequence[Spec], attrs: Attrs) -> Spec:
     return specs[-1]
 
 
 register(Op("sparse_softmax_cross_entropy", _sparse_shape, _sparse, _sparse_gradient))
-register(Op("sparse_softmax_cross_entropy_gradient", _like_last, _sparse_gradient_kernel))
+register(
+    Op(
+        "sparse_softmax_cross_entropy_gradient",
+        _like_last,
+        _sparse_gradient_kernel,
+        _sparse_second,
+    )
+)
 register(Op("softmax_cross_entropy", _dense_shape, _dense, _dense_gradient))
-register(Op("softmax_cross_entropy_gradient", _like_last, _dense_gradient_kernel))
+register(Op("softmax_cross_entropy_gradient", _like_last, _dense_gradient_kernel, _dense_second))

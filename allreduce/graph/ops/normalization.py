@@ -11,6 +11,8 @@ from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.ops.arguments import as_axes, as_number, as_shape
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import as_floats, reshaped, same_spec
+from allreduce.graph.ops.elementwise import sqrt
+from allreduce.graph.ops.reduce import mean, var
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import show
 from allreduce.graph.tensor import Tensor
@@ -127,4 +129,25 @@ register(
         lambda dy, y, x, attrs: [apply("normalize_gradient", dy, x[0], y, **attrs)],
     )
 )
-register(Op("normalize_gradient", same_spec, _gradient_kernel))
+
+
+def _second(u: Tensor, f: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:
+    """Differentiate f = (dy - mean dy - y·mean(dy·y)) / deviation(x) by dy, x and y.
+
+    The deviation's own derivative by x is y / n.
+    """
+    dy, of, y = x
+    axes = attrs["axes"]
+
+    def along(product: Tensor) -> Tensor:
+        return mean(product, axes, keepdims=True)
+
+    deviation = sqrt(var(of, axes, keepdims=True) + attrs["epsilon"])
+    return [
+        apply("normalize_gradient", u, of, y, **attrs),
+        -(along(u * f) * y) / deviation,
+        -(u * along(dy * y) + dy * along(u * y)) / deviation,
+    ]
+
+
+register(Op("normalize_gradient", same_spec, _gradient_kernel, _second))

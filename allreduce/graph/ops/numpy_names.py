@@ -92,6 +92,16 @@ def _argmin(a: Any, axis: int | None = None) -> Tensor:
     return indexing.argmin(shapes.reshape(a, -1) if axis is None else a, axis or 0)
 
 
+@_stands_for(np.var)
+def _var(a: Any, axis: Axes = None, *, ddof: int = 0, keepdims: bool = False) -> Tensor:
+    return reduce.var(a, axis, keepdims, ddof)
+
+
+@_stands_for(np.std)
+def _std(a: Any, axis: Axes = None, *, ddof: int = 0, keepdims: bool = False) -> Tensor:
+    return reduce.std(a, axis, keepdims, ddof)
+
+
 @_stands_for(np.cumsum)
 def _cumsum(a: Any, axis: int | None = None) -> Tensor:
     return cumulative.cumsum(a, axis)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.graph.ops.base import Attrs, Op, register
-from allreduce.graph.ops.common import as_floats
+from allreduce.graph.ops.common import as_floats, zeros_like
 from allreduce.graph.ops.reduce import max as largest
 from allreduce.graph.ops.reduce import mean
 from allreduce.graph.ops.windows import Pair, Windows, windows_on, windows_shape
@@ -95,6 +95,19 @@ def _max_gradient(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -
     out[...] = windows.inside(result, x.shape[1:3])
 
 
+def _chosen(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    """Give each window the element of `u` where its largest pixel is."""
+    u, x, y = inputs
+    windows: Windows = attrs["windows"]
+    wide, wide_u = windows.pad(x, -np.inf), windows.pad(u, 0)
+    out.fill(0)
+    left = np.ones(out.shape, bool)  # which has not been found yet
+    for _, _, place in windows.taps(out.shape[1:3]):
+        here = (wide[place] == y) & left
+        np.copyto(out, wide_u[place], where=here)
+        left &= ~here
+
+
 def _counts(windows: Windows, image: Sequence[int], count: Pair, dtype: Any) -> np.ndarray:
     """Count the pixels of the image in each window, `(1, windows, windows, 1)`."""
     ones = windows.pad(np.ones((1, *image, 1), dtype), 0)
@@ -137,6 +150,21 @@ register(
         "max_pool2d_gradient",
         lambda specs, attrs: Spec(specs[1].shape, specs[0].dtype),
         _max_gradient,
+        lambda u, y, x, attrs: [
+            apply("max_pool2d_chosen", u, *x[1:], **attrs),
+            *map(zeros_like, x[1:]),
+        ],
+    )
+)
+register(
+    Op(
+        "max_pool2d_chosen",
+        lambda specs, attrs: Spec(specs[2].shape, specs[0].dtype),
+        _chosen,
+        lambda dy, y, x, attrs: [
+            apply("max_pool2d_gradient", dy, *x[1:], **attrs),
+            *map(zeros_like, x[1:]),
+        ],
     )
 )
 register(

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.ops.arguments import as_axes, as_shape
+from allreduce.graph.ops.arguments import as_axes, as_number, as_shape
 from allreduce.graph.ops.base import Attrs, Kernel, Op, ShapeRule, register
 from allreduce.graph.ops.common import as_floats, cast, kept_shape, reshaped
+from allreduce.graph.ops.elementwise import sqrt, square
 from allreduce.graph.spec import Spec, broadcast, show
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import apply, as_tensor
@@ -27,6 +28,35 @@ def sum(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
 def mean(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Average along some axes, by default all; nothing averages to NaN."""
     return _reduce("mean", as_floats(x), axis, keepdims)
+
+
+def var(x: Any, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Tensor:
+    """Average the squared distances from the mean along some axes.
+
+    Args:
+        x: Floats; integers become float64.
+        axis: One or several; None is all.
+        keepdims: Whether the axes stay, with one element.
+        ddof: What is taken off the count that the sum is divided by: 1 for a sample's variance.
+    """
+    tensor = as_floats(x)
+    axes = as_axes("var", tensor, axis)
+    as_number("the ddof of var", ddof)
+    squares = square(tensor - mean(tensor, axes, keepdims=True))
+    if ddof == 0:
+        return mean(squares, axes, keepdims)
+    count = apply("size", tensor, axes=axes, dtype=tensor.dtype) - ddof
+    return sum(squares, axes, keepdims) / count
+
+
+def std(x: Any, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Tensor:
+    """Take the square root of `var`; where that is 0, no gradient flows."""
+    variance = var(x, axis, keepdims, ddof)
+    # The root has no derivative at 0, and an infinity times 0 would be NaN.
+    one = as_tensor(1, variance.dtype)
+    return apply(
+        "where", variance == 0, variance, sqrt(apply("where", variance == 0, one, variance))
+    )
 
 
 def max(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:

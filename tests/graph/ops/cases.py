@@ -168,6 +168,35 @@ def _spread(dy: Tensor) -> Tensor:
     return apply("average_pool2d_gradient", dy, windows=windows, shape=shape)
 
 
+LABELLED: tuple[Shapes, ...] = (((3,), (3, 4)), ((1,), (1, 1)), ((2, 3), (2, 3, 5)), ((0,), (0, 3)))
+
+
+def _sparse_slope(dy: Tensor, logits: Tensor) -> Tensor:
+    labels = np.resize([0, 2, 1, 0], dy.shape) % logits.shape[-1]
+    return apply("sparse_softmax_cross_entropy_gradient", dy, labels, logits)
+
+
+def _slope(dy: Tensor, targets: Tensor, logits: Tensor) -> Tensor:
+    return apply("softmax_cross_entropy_gradient", dy, targets, logits)
+
+
+def _unpooled(dy: Tensor, x: Tensor) -> Tensor:
+    windows, still = Windows((2, 3), (2, 2)), ops.stop_gradient(x)
+    y = apply("max_pool2d", still, windows=windows)
+    return apply("max_pool2d_gradient", dy, still, y, windows=windows) + 0.0 * ops.sum(x)
+
+
+def _chosen_pixels(u: Tensor, x: Tensor) -> Tensor:
+    windows, still = Windows((2, 2), (1, 2), before=(1, 0)), ops.stop_gradient(x)
+    y = apply("max_pool2d", still, windows=windows)
+    return apply("max_pool2d_chosen", u, still, y, windows=windows) + 0.0 * ops.sum(x)
+
+
+def _normal_slope(dy: Tensor, x: Tensor) -> Tensor:
+    y = ops.normalize(x, -1, 0.1)
+    return apply("normalize_gradient", dy, x, y, axes=(x.ndim - 1,), epsilon=0.1)
+
+
 CASES: tuple[Case, ...] = (
     Case("add", ops.add, TWO),
     Case("subtract", ops.subtract, TWO),
@@ -200,6 +229,8 @@ CASES: tuple[Case, ...] = (
     Case("log_softmax", lambda x: ops.log_softmax(x, axis=-2), ROWS),
     Case("sparse_softmax_cross_entropy", _labels, ROWS),
     Case("softmax_cross_entropy", ops.softmax_cross_entropy, PAIRS),
+    Case("sparse_softmax_cross_entropy_gradient", _sparse_slope, LABELLED),
+    Case("softmax_cross_entropy_gradient", _slope, [(s[0], s[1], s[1]) for s in LABELLED]),
     Case("matmul", ops.matmul, MATRICES),
     Case("reshape", lambda x: ops.reshape(x, (1, -1, 1))),
     Case("reshape", lambda x: ops.squeeze(ops.expand_dims(x, 1), 1), ROWS),
@@ -213,6 +244,8 @@ CASES: tuple[Case, ...] = (
     Case("sum", lambda x: ops.sum(x, axis=(0, -1), keepdims=True), ROWS),
     Case("mean", ops.mean, FILLED),
     Case("mean", lambda x: ops.mean(x, axis=-1), ROWS),
+    Case("mean", lambda x: ops.var(x, axis=(0, -1), keepdims=True), ROWS),
+    Case("sqrt", lambda x: ops.std(x, axis=-1, ddof=1), [((3, 4),), ((2, 3, 5),), ((0, 3),)]),
     Case("max", ops.max, FILLED, distinct=True),
     Case("max", lambda x: ops.max(x, axis=-1), ROWS, distinct=True),
     Case("min", ops.min, FILLED, distinct=True),
@@ -249,11 +282,18 @@ CASES: tuple[Case, ...] = (
     ),
     Case("max_pool2d", ops.max_pool2d, IMAGES, distinct=True),
     Case("max_pool2d", lambda x: ops.max_pool2d(x, 3, 2, "same"), IMAGES, distinct=True),
+    Case(
+        "max_pool2d_gradient",
+        _unpooled,
+        [((2, 2, 2, 3), (2, 4, 5, 3)), ((0, 1, 1, 2), (0, 3, 3, 2))],
+    ),
+    Case("max_pool2d_chosen", _chosen_pixels, [(s[0], s[0]) for s in IMAGES]),
     Case("average_pool2d", ops.average_pool2d, IMAGES),
     Case("average_pool2d", lambda x: ops.average_pool2d(x, 3, (1, 2), "same"), IMAGES),
     Case("average_pool2d_gradient", _spread, [((1, 2, 2, 1),), ((2, 2, 2, 3),)]),
     Case("normalize", lambda x: ops.normalize(x, -1, 0.1), ROWS),
     Case("normalize", lambda x: ops.normalize(x, (0, 1), 0.1), [((3, 4),), ((2, 1, 3),)]),
+    Case("normalize_gradient", _normal_slope, PAIRS),
     Case("normalize", ops.layer_norm, [((3, 4), (4,), (4,)), ((2, 2, 3), (3,), (1,))]),
     Case("normalize", lambda x: ops.group_norm(x, 2, epsilon=0.1), [((2, 3, 4),), ((0, 3, 4),)]),
     Case("softmax", ops.scaled_dot_product_attention, ATTENDED),

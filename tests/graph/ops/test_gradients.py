@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -122,6 +122,44 @@ def test_a_gradient_can_be_differentiated_again() -> None:
     forward = record(lambda x: second(x)[:1], spec)
     (expected,) = numeric_gradients(forward, [x], np.ones(4))
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+SECOND: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "largest": lambda x, w: ops.sum(ops.max_pool2d(ops.conv2d(x, w), 2, 1) ** 3),
+    "averages": lambda x, w: ops.sum(ops.average_pool2d(ops.conv2d(x, w), 2) ** 3),
+    "padded": lambda x, w: ops.sum(ops.max_pool2d(ops.conv2d(x, w) ** 2, 2, padding="same")),
+    "normalized": lambda x, w: ops.sum(ops.normalize(ops.conv2d(x, w), (1, 2), 0.1) ** 3),
+    "labels": lambda x, w: ops.sum(
+        ops.sparse_softmax_cross_entropy(
+            np.arange(8).reshape(1, 2, 4) % 3, ops.conv2d(x, w, padding="same")[:, :2, :4]
+        )
+    ),
+    "shares": lambda x, w: ops.sum(
+        ops.softmax_cross_entropy(ops.softmax(ops.conv2d(x, w)), ops.conv2d(x, w * w))
+    ),
+    "spread": lambda x, w: ops.sum(ops.std(ops.conv2d(x, w), axis=-1)),
+}
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_gradients_of_gradients_agree_with_differences(name: str) -> None:
+    def slopes(x: Tensor, w: Tensor) -> Tensor:
+        by_x, by_w = backward(SECOND[name](x, w), [x, w], 1.0)
+        return ops.sum(by_x**2) + ops.sum(by_w**3)
+
+    generator = np.random.default_rng(4)
+    inputs = [generator.normal(size=(1, 4, 5, 2)), generator.normal(size=(2, 2, 2, 3))]
+    specs = [Spec(x.shape, FLOAT) for x in inputs]
+    forward = record(lambda x, w: [slopes(x, w)], *specs)
+    found = interpret(record(lambda x, w: backward(slopes(x, w), [x, w], 1.0), *specs), inputs)
+    expected = numeric_gradients(forward, inputs, np.ones(()))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-5)
+
+
+def test_nothing_flows_through_a_deviation_of_0() -> None:
+    graph = record(lambda x: backward(ops.std(x), [x], 1.0), Spec((3,), FLOAT))
+    np.testing.assert_array_equal(interpret(graph, [np.ones(3)])[0], np.zeros(3))
 
 
 def test_gradients_have_their_inputs_dtype() -> None:
