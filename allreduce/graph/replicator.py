@@ -169,11 +169,7 @@ class Replicator:
         scope = current_replicator()
         try:
             return run_eagerly(self, replicas, fn, arguments, moments, lambda: scope_of(scope))
-        except Exception as error:
-            # Other ranks may be waiting for this one.
-            for replica in replicas if len(replicas) < self.num_replicas_in_sync else ():
-                if replica.communicator is not None:
-                    replica.communicator.abort(f"replica {replica.id}'s step raised {error!r}")
+        except Exception:
             if len(replicas) > 1:
                 self._recover()
             raise

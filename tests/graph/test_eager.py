@@ -63,15 +63,23 @@ def ranks() -> None:
             raise RuntimeError("rank 1 has had enough")
         return ar.all_reduce(total)
 
-    try:
-        strategy.run(step, args=(X,), eagerly=True)
-    except (RuntimeError, ar.PeerLostError) as error:
-        print(f"{type(error).__name__}: {error}")
+    def mixed_up(x: object) -> object:
+        op = ("min", "max")[strategy.communicator.rank]
+        return ar.all_reduce(ar.ops.sum(x), op=op)
+
+    for fn in (mixed_up, step):
+        try:
+            strategy.run(fn, args=(X,), eagerly=True)
+        except (RuntimeError, ar.MismatchError, ar.PeerLostError) as error:
+            print(f"{type(error).__name__}: {error}")
 
 
-def test_ranks_agree_with_a_trace_and_hear_of_an_exception() -> None:
+def test_ranks_agree_with_a_trace_and_hear_of_what_went_wrong() -> None:
     results = run_ranks(ranks, 2)
     assert [result.returncode for result in results] == [0, 0], results
+    for result in results:
+        assert "op='min') float32 (" in result.stdout, result
+        assert "on rank 0 but all_reduce(%1, op='max') float32" in result.stdout
     assert "PeerLostError" in results[0].stdout
     assert "rank 1 has had enough" in results[0].stdout
     assert "RuntimeError: rank 1 has had enough" in results[1].stdout
@@ -204,6 +212,8 @@ def test_what_a_trace_refuses_is_refused(pair: ar.Strategy) -> None:
     optimizer = ar.optim.SGD(0.1)
     with pytest.raises(ShapeError, match=r"test_eager\.py:\d+: matmul"):
         _run(pair, lambda x: x @ np.ones(4), ROWS)
+    with pytest.raises(ShapeError, match=r"take all; x\.numpy\(\) can be cut"):
+        _run(pair, lambda x: x[0], ROWS)
     with pytest.raises(UsageError, match="depends on the replica's own samples"):
         _run(pair, lambda x: w.assign(ar.ops.sum(x, axis=0)), ROWS)
     with pair.scope():

@@ -75,6 +75,11 @@ def _refuse(x: Tensor, why: str) -> NoReturn:
     raise ShapeError(f"{users_line()}: cannot index a tensor of shape {show(x.shape)}: {why}")
 
 
+def _refuse_part(x: Tensor, axis: int) -> NoReturn:
+    hint = "; x.numpy() can be cut" if x.has_value else ""
+    _refuse(x, f"axis {axis} is as long as the batch, which a trace does not know: take all{hint}")
+
+
 def _expanded(x: Tensor, key: Any, keys: tuple[Any, ...]) -> list[Any]:
     """Put whole axes in place of `...` and at the end."""
     if any(_is_array(each) for each in keys):
@@ -93,7 +98,7 @@ def _slice(x: Tensor, axis: int, key: slice) -> slice:
     if isinstance(size, Dim):
         if key.start is None and key.stop is None and key.step in (None, 1, -1):
             return key if key.step == -1 else slice(None)
-        _refuse(x, f"axis {axis} is as long as the batch, which is not known yet: take all of it")
+        _refuse_part(x, axis)
     try:
         start, stop, step = key.indices(size)
     except (TypeError, ValueError) as error:
@@ -117,7 +122,7 @@ def _one(x: Tensor, axis: int, key: Any) -> slice:
     except TypeError:
         _refuse(x, f"{key!r} is no integer, slice, ... or None")
     if isinstance(size, Dim):
-        _refuse(x, f"axis {axis} is as long as the batch, which is not known yet: take all of it")
+        _refuse_part(x, axis)
     if not -size <= at < size:
         _refuse(x, f"{at} is out of range for axis {axis}, which has {size} elements")
     return slice(at % size, at % size + 1)
