@@ -70,6 +70,15 @@ def test_stored_rows_stand_before_the_built_in_ones() -> None:
     assert table.choices("shared", 2, True).choose("reduce", 5000).chunk == 256 * KIB
 
 
+def test_what_is_stored_for_ordinary_arrays_does_not_hold_for_symmetric_ones() -> None:
+    choices = Table((GOOD,), "here").choices("shared", 2)
+    built_in = Table().choices("shared", 2)
+    symmetric = [one.choose("all_reduce", 5000, symmetric=True) for one in (choices, built_in)]
+    assert symmetric[0] == symmetric[1] == Choice("direct", 256 * KIB, past=PAST)
+    own = Table((replace(GOOD, algorithm="direct", stores=None), GOOD), "here").choices("shared", 2)
+    assert own.choose("all_reduce", 5000, symmetric=True).chunk == 64 * KIB
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -115,11 +115,14 @@ class Choices:
             symmetric: Whether it has arrays in symmetric memory, on the shared transport.
         """
         size = _NO_LIMIT if nbytes is None else nbytes
-        for row in self._rows[collective]:
-            in_place = row.transport == "shared" and row.algorithm == "direct"
-            if _within(size, row.bytes) and (symmetric or not in_place):
-                return Choice.of(row)
-        raise AssertionError(f"no row holds for {collective}: the table's last rows hold for all")
+        held = [row for row in self._rows[collective] if _within(size, row.bytes)]
+        assert held, f"no row holds for {collective}: the table's last rows hold for all"
+        if held[0].transport == "shared" and held[0].algorithm != "small":
+            # In place nothing is copied: what is best for ordinary arrays does not matter there.
+            in_place = [row for row in held if row.algorithm == "direct"]
+            ordinary = [row for row in held if row.algorithm != "direct"]
+            held = (in_place if symmetric else []) + ordinary
+        return Choice.of(held[0])
 
     def largest_chunk(self) -> int:
         """Return the bytes of the longest chunk of any call."""
