@@ -50,6 +50,12 @@ def _connections(text: str) -> int:
     return value
 
 
+def _switch(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise ValueError(text)
+    return text == "on"
+
+
 def _carrier(text: str) -> str:
     if text not in ("tcp", "mpi"):
         raise ValueError(text)
@@ -97,6 +103,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("ACROSS", _carrier, "tcp", "tcp or mpi", "what carries between hosts, in hierarchical"),
     Setting("TCP_CONNECTIONS", _connections, 1, "1 to 16", "sockets per pair"),
     Setting("TCP_INTERFACE", _text, None, "an interface or address", "where hosts reach another"),
+    Setting("SHARED_PULL", _switch, True, "on or off", "whether ranks read each other's memory"),
     Setting("HOST", _text, None, "any non-empty text", "a name for this host, in its own's place"),
     Setting("CHOICES", _text, None, "a file, or built-in", "the table of choices to use"),
     Setting("TIMEOUT", _seconds, 300.0, "seconds above 0, up to 1e6", "how long a wait may last"),
@@ -118,6 +125,7 @@ class Settings:
     across: str
     tcp_connections: int
     tcp_interface: str | None
+    shared_pull: bool
     choices: str | None
     host: str | None
     timeout: float

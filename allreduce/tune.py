@@ -55,7 +55,9 @@ def measure(transport: str | None, seconds: float) -> list[Outcome]:
             "--transport shared on one host, or --transport tcp"
         )
     crowded = home.transport == "shared" and home.size > _cores(home)
-    plan = cells(Table().choices(home.transport, home.size, crowded), home.transport, home.size)
+    pulls = home._transport.pulls
+    choices = Table().choices(home.transport, home.size, crowded, pulls=pulls)
+    plan = cells(choices, home.transport, home.size)
     comms = _communicators(home.transport, plan)
     outcomes = []
     end = time.monotonic() + seconds

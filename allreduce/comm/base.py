@@ -154,6 +154,11 @@ class Transport(ABC):
     def dead(self) -> bool:
         """Whether an error has ended the communicator."""
 
+    @property
+    def pulls(self) -> bool:
+        """Whether members may copy straight out of each other's memory."""
+        return False
+
     @abstractmethod
     def progress(self) -> None:
         """Do what can be done of all started calls of this process, without blocking."""

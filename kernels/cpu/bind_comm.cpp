@@ -11,6 +11,7 @@
 
 #include "bind_text.h"
 #include "engine.h"
+#include "remote.h"
 
 namespace nb = nanobind;
 
@@ -48,13 +49,24 @@ nb::object note(const Group& group, int member, std::uint64_t seq) {
   return nb::bytes(found->text, found->length);
 }
 
-// The members that have not posted call `seq`; if all have, those that have not completed it.
+// Whether a member has done its share of call `seq`, which it has posted: where members wait for
+// each other's copies, it may not have completed it for all that.
+bool did_its_share(const Group& group, int member, std::uint64_t seq) {
+  const MemberState& state = group.control().state(member);
+  if (state.done.value.load() > seq) return true;
+  const Path path = Call::unpack(group.control().slot(member, seq).signature).path;
+  return (path == Path::direct || path == Path::pulled) && state.finished.value.load() > seq;
+}
+
+// The members that have not posted call `seq`; if all have, those that have not done their share.
 std::vector<int> missing(const Group& group, std::uint64_t seq) {
   std::vector<int> absent, unfinished;
   for (int member = 0; member < group.members(); ++member) {
     // The slot may hold an older call, or a later one once this call is complete everywhere.
-    if (group.control().slot(member, seq).flag.load() < seq + 1) absent.push_back(member);
-    if (group.control().state(member).done.value.load() < seq + 1) unfinished.push_back(member);
+    if (group.control().slot(member, seq).flag.load() < seq + 1)
+      absent.push_back(member);
+    else if (!did_its_share(group, member, seq))
+      unfinished.push_back(member);
   }
   return absent.empty() ? unfinished : absent;
 }
@@ -87,18 +99,22 @@ nb::object culprit(const Group& group) {
 }
 
 // For each collective its number, its largest contribution that travels with the post, and its
-// bands: limit, direct step and from where on its copies go past the caches, chunk, whether that is
-// stored past the caches, and from where on its copies are.
-using BandWords =
-    std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, bool, std::uint64_t>;
+// bands: limit, and the direct, pulled and staged way. Of a way: bytes of a step or chunk, whether
+// these are stored past the caches, and from where on copies to the output are.
+using WayWords = std::tuple<std::uint64_t, bool, std::uint64_t>;
+using BandWords = std::tuple<std::uint64_t, WayWords, WayWords, WayWords>;
 using RuleWords = std::tuple<int, std::uint64_t, std::vector<BandWords>>;
+
+Way way_of(const WayWords& words) {
+  return {std::get<0>(words), std::get<1>(words), std::get<2>(words)};
+}
 
 Choices choices_of(const std::vector<RuleWords>& words, int members) {
   Choices choices;
   for (const auto& [collective, small, bands] : words) {
     Rules rules{small, {}};
-    for (const auto& [limit, direct, direct_past, chunk, streaming, past] : bands)
-      rules.bands.push_back({limit, {direct, false, direct_past}, {chunk, streaming, past}});
+    for (const auto& [limit, direct, pulled, staged] : bands)
+      rules.bands.push_back({limit, way_of(direct), way_of(pulled), way_of(staged)});
     const std::string wrong =
         choices.set(static_cast<Collective>(collective & 15), std::move(rules), members);
     if (!wrong.empty()) throw nb::value_error(wrong.c_str());
@@ -129,7 +145,7 @@ void bind_group(nb::module_& m) {
       .def(nb::new_(&make_group), nb::arg("fd"), nb::arg("members"), nb::arg("cores"),
            nb::arg("choices"))
       .def_static("control_bytes", &Control::bytes, nb::arg("members"))
-      .def("add_peer", &Group::add_peer, nb::arg("fd"), nb::arg("members"))
+      .def("add_peer", &Group::add_peer, nb::arg("fd"), nb::arg("pid"), nb::arg("members"))
       .def("drop_peers", &Group::drop_peers)
       .def_prop_ro("inherited", &Group::inherited)
       .def(
@@ -189,6 +205,15 @@ void bind_comm(nb::module_& m) {
   m.def(
       "progress", [] { Engine::instance().drive_others(nullptr); },
       nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "read_process",
+      [](int pid, std::uint64_t address, std::size_t bytes) {
+        std::string found(bytes, '\0');
+        const int error = read_process(pid, found.data(), address, bytes);
+        if (error != 0) raise_errno(error);
+        return nb::bytes(found.data(), found.size());
+      },
+      nb::arg("pid"), nb::arg("address"), nb::arg("bytes"));
   m.def("instruction_set", [] { return kernels().name; });
 }
 

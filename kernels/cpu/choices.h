@@ -26,7 +26,8 @@ struct Way {
 // Calls whose largest input has up to `limit` bytes and does not travel with the post.
 struct Band {
   std::uint64_t limit;
-  Way direct;  // on symmetric memory; without a chunk it is staged like any other
+  Way direct;  // on symmetric memory; without a chunk it goes like any other
+  Way pulled;  // out of the others' private memory; without a chunk it is staged
   Way staged;
 };
 
@@ -50,8 +51,9 @@ class Choices {
       if (!power || chunk < kPlace || chunk > kRing * kPlace)
         return "a staged chunk is no power of two that the ring holds";
       if (chunk < least) return "a staged chunk has less than a cache line for each member";
-      if (band.direct.chunk != 0 && band.direct.chunk < kLeastStep)
-        return "a direct step is too short";
+      if (band.pulled.chunk != 0 && !copies(collective)) return "only copies can be pulled";
+      for (const Way& way : {band.direct, band.pulled})
+        if (way.chunk != 0 && way.chunk < kLeastStep) return "a step is too short";
     }
     rules_[static_cast<std::size_t>(collective)] = std::move(rules);
     return "";

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "group.h"
@@ -50,8 +51,13 @@ struct Work {
   std::uint64_t longest = 0;  // elements of the longest segment, of all members once they agreed
   bool begun = false;
 
-  // Direct path: elements done, in the segment from `peer` where there is one from each member; and
-  // whether the others were told that all is done.
+  // Pulled path: how it is staged instead, and whether it has to be.
+  Way rings;
+  bool withheld = false;
+
+  // Direct and pulled path: elements done, in the segment from `peer` (pulled: the one so many
+  // after the next) where there is one from each member; and whether the others were told that all
+  // is done.
   std::uint64_t cursor = 0;
   int peer = 0;
   bool stored = false;
@@ -82,6 +88,8 @@ struct Share {
   bool all_reached(Counter MemberState::* counter, std::uint64_t value) const;
 };
 
+// Says why this member ends the communicator, before the word that makes others read it.
+void explain(Share& share, std::string_view reason);
 // Writes the call into the member's slot, for the others to see and to compare.
 void post(Share& share, Work& work);
 // Whether all members have posted this same call; blames the first that posted another.
@@ -91,7 +99,11 @@ void check_posts(Share& share, Work& work);
 
 Progress step_small(Share& share, Work& work);
 Progress step_direct(Share& share, Work& work);
+// Says where the others find this member's input; false if they cannot read it there.
+bool lend(Share& share, const Work& work, Lent& lent);
 // Advances `position`, the member's place in the ring, past this call when it is finished.
 Progress step_staged(Share& share, Work& work, std::uint64_t& position);
+// As step_staged, which it is if somebody's input cannot be read.
+Progress step_pulled(Share& share, Work& work, std::uint64_t& position);
 
 }  // namespace allreduce

@@ -3,6 +3,7 @@
 #include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -26,16 +27,40 @@ Group::Group(int fd, int members, int cores, Choices choices)
       choices_(std::move(choices)),
       fork_generation_(fork_generation.load(std::memory_order_relaxed)),
       region_(fd, Control::bytes(members)),
-      control_(region_.data(), members) {}
+      control_(region_.data(), members),
+      processes_(static_cast<std::size_t>(members)),
+      readers_(static_cast<std::size_t>(members)) {}
 
-void Group::add_peer(int fd, std::vector<int> members) {
+void Group::add_peer(int fd, int pid, std::vector<int> members) {
   std::lock_guard lock(peers_mutex_);
+  has_processes_ = true;
+  for (int member : members) processes_[static_cast<std::size_t>(member)] = pid;
   peers_.push_back({fd, std::move(members)});
 }
 
+// Pairs with await_readers(): either this thread sees that the member has failed or left, or the
+// member sees this thread.
+bool Group::begin_read(int member) {
+  readers_[static_cast<std::size_t>(member)].fetch_add(1, std::memory_order_seq_cst);
+  if (control_.header().culprit.load(std::memory_order_seq_cst) == 0 &&
+      control_.state(member).left.load(std::memory_order_seq_cst) == 0)
+    return true;
+  end_read(member);
+  return false;
+}
+
+void Group::end_read(int member) {
+  readers_[static_cast<std::size_t>(member)].fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void Group::await_readers(int member) const {
+  while (readers_[static_cast<std::size_t>(member)].load(std::memory_order_seq_cst) != 0)
+    sched_yield();
+}
+
 void Group::check_peers(int witness, std::uint64_t seq) {
-  std::unique_lock lock(peers_mutex_, std::try_to_lock);
-  if (!lock || peers_.empty()) return;
+  std::lock_guard lock(peers_mutex_);
+  if (peers_.empty()) return;
   std::vector<pollfd> polls;
   for (const Peer& peer : peers_) polls.push_back({peer.fd, POLLRDHUP, 0});
   if (poll(polls.data(), polls.size(), 0) <= 0) return;

@@ -30,9 +30,18 @@ class Group {
   const Choices& choices() const { return choices_; }
 
   // Watches the socket to another process, where these members live; the caller closes it, after
-  // drop_peers().
-  void add_peer(int fd, std::vector<int> members);
-  // Blames a member of any process that is gone without having left. At most one thread looks.
+  // drop_peers(). Before any member of this process is made.
+  void add_peer(int fd, int pid, std::vector<int> members);
+  // The process of a member; 0 is this one.
+  int process_of(int member) const { return processes_[static_cast<std::size_t>(member)]; }
+  bool has_processes() const { return has_processes_; }
+  // Surrounds what a thread of this process reads in another member's private array; false if that
+  // member may have failed, and taken its array back.
+  bool begin_read(int member);
+  void end_read(int member);
+  // Waits until nobody reads in a member's arrays, which has failed or left: a step at most.
+  void await_readers(int member) const;
+  // Blames a member of any process that is gone without having left.
   void check_peers(int witness, std::uint64_t seq);
   // Blames a member that left in good order before it completed call `seq`.
   void check_left(int witness, std::uint64_t seq);
@@ -97,6 +106,9 @@ class Group {
   const std::uint32_t fork_generation_;
   const Region region_;
   const Control control_;
+  std::vector<int> processes_;  // of each member
+  bool has_processes_ = false;
+  std::vector<std::atomic<int>> readers_;  // threads of this process, of each member's arrays
   std::mutex peers_mutex_;
   std::vector<Peer> peers_;
   std::atomic<int> region_count_{0};

@@ -105,9 +105,15 @@ void Member::place(Work& work) {
       work.details.receives.empty() ? largest_input(work, share_.members) : UINT64_MAX;
   if (bytes <= small_[static_cast<std::size_t>(collective)]) return;
   const Band& band = group_->choices().band(collective, bytes);
-  const bool direct = band.direct.chunk != 0 && reads_in_place(work) && locate(work);
-  work.call.path = direct ? Path::direct : Path::staged;
-  work.way = direct ? band.direct : band.staged;
+  work.call.path = Path::staged;
+  work.way = work.rings = band.staged;
+  if (band.direct.chunk != 0 && reads_in_place(work) && locate(work)) {
+    work.call.path = Path::direct;
+    work.way = band.direct;
+  } else if (band.pulled.chunk != 0 && work.details.receives.empty()) {
+    work.call.path = Path::pulled;
+    work.way = band.pulled;
+  }
 }
 
 // Finds where in symmetric memory the arrays of a call lie, if they do.
@@ -160,7 +166,9 @@ void Member::post_ready() {
   }
 }
 
+// After the word, or `left`, that says so.
 void Member::fail_all() {
+  group_->await_readers(index());
   for (const auto& work : queue_) work->state.store(State::failed, std::memory_order_release);
   queue_.clear();
   pending_.store(0, std::memory_order_release);
@@ -189,6 +197,9 @@ Progress Member::advance() {
       break;
     case Path::staged:
       progress = step_staged(share_, head, ring_position_);
+      break;
+    case Path::pulled:
+      progress = step_pulled(share_, head, ring_position_);
       break;
   }
   if (progress == Progress::finished) {
@@ -228,8 +239,8 @@ void Member::leave() {
   std::lock_guard lock(mutex_);
   if (left_) return;
   left_ = true;
-  fail_all();
   share_.own().left.store(1, std::memory_order_seq_cst);
+  fail_all();
   group_->wake();
 }
 
@@ -244,20 +255,13 @@ void Member::note(std::uint64_t seq, std::string_view text) {
   if (own.read(seq) == nullptr) own.write(seq, text);
 }
 
-// Written once at most, before the word that makes others read it.
-void Member::explain(std::string_view reason) {
-  MemberState& own = share_.own();
-  if (group_->culprit_word() == 0 && own.reason[0] == 0)
-    std::memcpy(own.reason, reason.data(), fitting(reason, sizeof(own.reason) - 1));
-}
-
 void Member::abort(const char* reason, std::size_t length) {
   if (group_->inherited()) return;
   std::uint64_t next = 0;
   {
     std::lock_guard lock(mutex_);
     next = started_;
-    explain({reason, length});
+    explain(share_, {reason, length});
   }
   group_->blame({Fault::aborted, index(), index(), next});
   std::lock_guard lock(mutex_);
@@ -269,7 +273,7 @@ void Member::abort(const char* reason, std::size_t length) {
 void Member::give_up(const Work& work, int blamed, std::string_view reason) {
   std::lock_guard lock(mutex_);
   if (work.state.load(std::memory_order_acquire) != State::pending) return;
-  explain(reason);
+  explain(share_, reason);
   group_->blame({Fault::timeout, blamed, index(), work.seq});
   fail_all();
 }
@@ -277,7 +281,7 @@ void Member::give_up(const Work& work, int blamed, std::string_view reason) {
 void Member::give_up_message(const Work& work, std::string_view reason) {
   std::lock_guard lock(mutex_);
   if (work.state.load(std::memory_order_acquire) != State::pending) return;
-  explain(reason);
+  explain(share_, reason);
   messages_.give_up(work);
   fail_all();
 }

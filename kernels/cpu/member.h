@@ -68,7 +68,6 @@ class Member {
   void post_ready();
   bool finished_by_all(std::uint64_t calls);
   void copy_alone(Work& work);
-  void explain(std::string_view reason);
   void fail_all();
 
   const std::shared_ptr<Group> group_;

@@ -47,8 +47,15 @@ enum class Collective : std::uint8_t {
   send,
   recv
 };
-// small: through the slots; direct: symmetric memory, in place; staged: through the chunk rings.
-enum class Path : std::uint8_t { small, direct, staged };
+// Whether it moves bytes as they are.
+inline bool copies(Collective collective) {
+  return collective == Collective::all_gather || collective == Collective::broadcast ||
+         collective == Collective::gather || collective == Collective::scatter ||
+         collective == Collective::all_to_all;
+}
+// small: through the slots; direct: symmetric memory, in place; staged: through the chunk rings;
+// pulled: out of each other's private memory.
+enum class Path : std::uint8_t { small, direct, staged, pulled };
 
 inline constexpr int kRootBits = 12;
 inline constexpr int kCountBits = 36;
@@ -89,6 +96,14 @@ struct Placement {
 };
 static_assert(sizeof(Placement) <= kInline);
 
+// Where a member's input lies in its own memory, for the others to read.
+struct Lent {
+  std::uint64_t address = 0;
+  std::uint64_t longest = 0;   // elements of its longest segment, should the call go through rings
+  std::uint64_t withheld = 0;  // others cannot read it there: the call goes through the rings
+};
+static_assert(sizeof(Lent) <= kInline);
+
 struct alignas(kLine) Slot {
   std::atomic<std::uint64_t> flag;  // sequence number + 1 of the call that was posted here last
   std::uint64_t signature;
@@ -110,7 +125,8 @@ struct Told {
 // One member's words. Calls are numbered from 0, and places of the ring through all staged calls.
 struct MemberState {
   Counter done;      // calls this member has completed: their slots may be reused
-  Counter finished;  // calls whose share of direct work this member has stored everywhere
+  Counter finished;  // calls whose share of direct work this member has stored everywhere, or for
+                     // which it has copied all it needs out of the others' arrays
   Counter staged;    // places this member has copied into its ring
   Counter reduced;   // places whose slice this member has reduced in all rings
   Counter consumed;  // places this member will never touch again, in any ring

@@ -5,6 +5,7 @@
 
 #include "collectives.h"
 #include "segments.h"
+#include "utf8.h"
 
 namespace allreduce {
 
@@ -29,6 +30,12 @@ std::byte* payload(const Share& share, const Work& work, int member) {
 
 }  // namespace
 
+void explain(Share& share, std::string_view reason) {
+  MemberState& own = share.own();
+  if (share.group.culprit_word() == 0 && own.reason[0] == 0)  // written once at most
+    std::memcpy(own.reason, reason.data(), fitting(reason, sizeof(own.reason) - 1));
+}
+
 void post(Share& share, Work& work) {
   Slot& slot = share.control().slot(share.me, work.seq);
   slot.signature = work.call.pack();
@@ -38,6 +45,11 @@ void post(Share& share, Work& work) {
   } else if (work.call.path == Path::staged) {
     work.longest = longest_segment(work, share.members, share.me);
     std::memcpy(slot.payload, &work.longest, sizeof(work.longest));
+  } else if (work.call.path == Path::pulled) {
+    work.longest = longest_segment(work, share.members, share.me);
+    Lent lent{.longest = work.longest};
+    lent.withheld = lend(share, work, lent) ? 0 : 1;
+    std::memcpy(slot.payload, &lent, sizeof(lent));
   } else {
     const std::size_t bytes = contribution(share, work, share.me);
     if (bytes > 0) std::memcpy(payload(share, work, share.me), work.in, bytes);
@@ -80,6 +92,11 @@ bool agreed(Share& share, Work& work) {
       std::uint64_t longest;
       std::memcpy(&longest, slot.payload, sizeof(longest));
       work.longest = std::max(work.longest, longest);
+    } else if (work.call.path == Path::pulled) {
+      Lent lent;
+      std::memcpy(&lent, slot.payload, sizeof(lent));
+      work.longest = std::max(work.longest, lent.longest);
+      work.withheld |= lent.withheld != 0;
     }
   }
   return true;

@@ -25,13 +25,14 @@ from tests.comm import (
     library_cases,
     message_cases,
     operator_cases,
+    pulling_cases,
     thread_cases,
 )
 from tests.harness import ROOT, clean_environment, explicit_ranks, run_threads
 
 _PLACES = (
     *(cases, operator_cases, exchanges, crossings, drawn, message_cases, group_cases),
-    *(huge_cases, library_cases, thread_cases),
+    *(huge_cases, library_cases, thread_cases, pulling_cases),
 )
 _WORKER = (sys.executable, "-m", "tests.comm.worker")
 _START_SECONDS = _END_SECONDS = 30.0

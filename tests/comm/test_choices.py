@@ -70,15 +70,6 @@ def test_stored_rows_stand_before_the_built_in_ones() -> None:
     assert table.choices("shared", 2, True).choose("reduce", 5000).chunk == 256 * KIB
 
 
-def test_what_is_stored_for_ordinary_arrays_does_not_hold_for_symmetric_ones() -> None:
-    choices = Table((GOOD,), "here").choices("shared", 2)
-    built_in = Table().choices("shared", 2)
-    symmetric = [one.choose("all_reduce", 5000, symmetric=True) for one in (choices, built_in)]
-    assert symmetric[0] == symmetric[1] == Choice("direct", 256 * KIB, past=PAST)
-    own = Table((replace(GOOD, algorithm="direct", stores=None), GOOD), "here").choices("shared", 2)
-    assert own.choose("all_reduce", 5000, symmetric=True).chunk == 64 * KIB
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -97,11 +88,16 @@ def test_what_is_stored_for_ordinary_arrays_does_not_hold_for_symmetric_ones() -
         ({"past": 0}, "past=0; expected a number of bytes, 1 or more"),
         (
             {"transport": "tcp", "algorithm": "chain", "stores": None, "past": 1},
-            "on staged and direct rows of the shared transport",
+            "on staged, direct and pulled rows of the shared transport",
         ),
         ({"algorithm": "small", "stores": None}, "bytes up to None, but.*room for 4096"),
         ({"algorithm": "small", "stores": None, "bytes": (0, 9)}, "small has no chunks"),
         ({"algorithm": "direct", "chunk": 4096}, "stores='ordinary'; a staged row"),
+        ({"algorithm": "pulled", "stores": None}, "unknown pulled collective 'all_reduce'"),
+        (
+            {"algorithm": "pulled", "collectives": ("gather",), "bytes": (9, None)},
+            "bytes from 9; expected 4097 or more of a pulled row",
+        ),
         ({"transport": "tcp", "algorithm": "chain", "crowded": True}, "shared transport only"),
         ({"transport": "tcp", "algorithm": "chain", "chunk": 1 << 21}, "to 1048576"),
     ],
@@ -109,6 +105,29 @@ def test_what_is_stored_for_ordinary_arrays_does_not_hold_for_symmetric_ones() -
 def test_rows_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=f"here: row 2: .*{message}"):
         Table((GOOD, replace(GOOD, **change)), "here")
+
+
+def test_what_is_stored_for_ordinary_arrays_does_not_hold_for_symmetric_ones() -> None:
+    choices = Table((GOOD,), "here").choices("shared", 2)
+    built_in = Table().choices("shared", 2)
+    symmetric = [one.choose("all_reduce", 5000, symmetric=True) for one in (choices, built_in)]
+    assert symmetric[0] == symmetric[1] == Choice("direct", 256 * KIB, past=PAST)
+    own = Table((replace(GOOD, algorithm="direct", stores=None), GOOD), "here").choices("shared", 2)
+    assert own.choose("all_reduce", 5000, symmetric=True).chunk == 64 * KIB
+
+
+def test_what_cannot_be_pulled_goes_by_the_next_row() -> None:
+    row = Row("shared", ("gather",), "pulled", bytes=(9999, None), chunk=8 * KIB)
+    table = Table((row,), "here")
+    allowed, forbidden = (table.choices("shared", 3, pulls=pulls) for pulls in (True, False))
+    assert allowed.choose("gather", 9999) == Choice("pulled", 8 * KIB)
+    for other in (
+        allowed.choose("gather", 9998),
+        allowed.choose("gather", 9999, pulled=False),
+        forbidden.choose("gather", 9999),
+    ):
+        assert other == Choice("staged", 256 * KIB, past=PAST)
+    assert allowed.choose("gather", 9999, symmetric=True).algorithm == "direct"
 
 
 def test_rows_that_do_not_fit_the_members_are_refused() -> None:
@@ -122,20 +141,23 @@ def test_rows_that_do_not_fit_the_members_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("small", "bands", "message"),
+    ("small", "band", "message"),
     [
-        (4097, [(NONE, 0, NONE, 4096, False, NONE)], "longer than a slot's page"),
-        (0, [(5000, 0, NONE, 4096, False, NONE)], "the last band has a limit"),
-        (0, [(NONE, 0, NONE, 5000, False, NONE)], "no power of two that the ring holds"),
-        (0, [(NONE, 0, NONE, 1 << 20, False, NONE)], "no power of two that the ring holds"),
-        (0, [(NONE, 100, NONE, 4096, False, NONE)], "a direct step is too short"),
+        (4097, (NONE, 0, 0, 4096), "longer than a slot's page"),
+        (0, (5000, 0, 0, 4096), "the last band has a limit"),
+        (0, (NONE, 0, 0, 5000), "no power of two that the ring holds"),
+        (0, (NONE, 0, 0, 1 << 20), "no power of two that the ring holds"),
+        (0, (NONE, 100, 0, 4096), "a step is too short"),
+        (0, (NONE, 0, 100, 4096), "only copies can be pulled"),
     ],
 )
 def test_the_native_side_guards_its_memory(
-    small: int, bands: list[tuple[int, int, int, int, bool, int]], message: str
+    small: int, band: tuple[int, int, int, int], message: str
 ) -> None:
+    limit, *chunks = band
+    direct, pulled, staged = ((chunk, False, NONE) for chunk in chunks)
     with pytest.raises(ValueError, match=message):
-        _native.Group(-1, 2, 2, [(1, small, bands)])
+        _native.Group(-1, 2, 2, [(1, small, [(limit, direct, pulled, staged)])])
 
 
 def stored(folder: Path, *rows: Row, **facts: Any) -> Path:

@@ -36,6 +36,12 @@ STORED = (
         past=1000 * KIB,
     ),
     Row(
+        *("shared", ("gather", "scatter", "broadcast"), "pulled"),
+        bytes=(10 * KIB, 500 * KIB),
+        chunk=32 * KIB,
+        past=90 * KIB,
+    ),
+    Row(
         *("shared", COLLECTIVES, "staged"),
         bytes=(2 * KIB + 1, 100 * KIB),
         chunk=16 * KIB,

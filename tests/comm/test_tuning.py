@@ -31,11 +31,16 @@ def outcome(
     return Outcome("shared", members, crowded, cell, parts)
 
 
-@pytest.mark.parametrize(("transport", "members"), [("shared", 2), ("shared", 64), ("tcp", 3)])
-def test_what_is_compared_can_be_chosen(transport: str, members: int) -> None:
-    default = Table().choices(transport, members)
+@pytest.mark.parametrize(
+    ("transport", "members", "pulls"),
+    [("shared", 2, False), ("shared", 2, True), ("shared", 64, True), ("tcp", 3, False)],
+)
+def test_what_is_compared_can_be_chosen(transport: str, members: int, pulls: bool) -> None:
+    default = Table().choices(transport, members, pulls=pulls)
     plan = cells(default, transport, members)
-    made = [table.choices(transport, members) for table in tables(transport, plan)]
+    made = [table.choices(transport, members, pulls=pulls) for table in tables(transport, plan)]
+    tried = {choice.algorithm for cell in plan for choice in cell.candidates}
+    assert ("pulled" in tried) == pulls
     assert {cell.collective for cell in plan} == {*COLLECTIVES}
     for cell in plan:
         first, *others = cell.candidates

@@ -19,14 +19,19 @@ using namespace allreduce;
 
 namespace {
 
-// Every size of chunk and kind of store for some collective, and several for one.
+// Every size of chunk and kind of store for some collective, and several for one; what can be is
+// pulled in one of its bands.
 Choices choices(int members) {
   Choices made;
   for (std::uint64_t i = 0; i < kCollectives; ++i) {
     const std::uint64_t chunk = kPlace << (2 + i % 6);
-    const Band low{100000, {}, {chunk, i % 3 == 0, i % 2 == 0 ? 5000u : UINT64_MAX}};
-    const Band high{UINT64_MAX, {64 << 10, false, 200000}, {chunk, i % 3 == 1, 100000}};
-    check(made.set(static_cast<Collective>(i), {kSmall, {low, high}}, members) == "", "rules");
+    const auto collective = static_cast<Collective>(i);
+    const Way pulled{copies(collective) ? kPage * 3 : 0, false, 9000}, none;
+    const Way soon{chunk, i % 3 == 0, i % 2 == 0 ? 5000u : UINT64_MAX};
+    const Band low{100000, {}, i % 2 == 1 ? pulled : none, soon};
+    const Way late{chunk, i % 3 == 1, 100000}, direct{64 << 10, false, 200000};
+    const Band high{UINT64_MAX, direct, i % 2 == 0 ? pulled : none, late};
+    check(made.set(collective, {kSmall, {low, high}}, members) == "", "rules");
   }
   return made;
 }
@@ -291,6 +296,29 @@ void test_given_up() {
   driver.join();
 }
 
+// Who has failed may free its array, from which another thread still copies.
+void test_taken_back(int size) {
+  for (int round = 0; round < 20; ++round)
+    ranks(size, [&](Member& member) {
+      const int me = member.index();
+      std::vector<float> out(2000000, -1);
+      auto in = std::make_unique<std::vector<float>>(out.size(), 1.0f);
+      const Call call{.collective = Collective::broadcast,
+                      .type = Type::float32,
+                      .root = size - 1,
+                      .count = out.size()};
+      auto work = member.start(call, bytes(in->data()), bytes(out.data()));
+      if (wait(member, *work, me == size - 1 ? 1e-4 * (round + 1) : 60) == Outcome::expired)
+        member.give_up(*work, 0, "1");
+      if (work->state.load() == State::failed) {
+        for (float& x : *in) x = 2;
+        in.reset();
+        return;
+      }
+      for (float got : out) check(got == 1, "what was copied is not what was lent");
+    });
+}
+
 // The culprit's word has room for a part of a call's number.
 void test_numbers() {
   const std::uint64_t lap = Culprit::kNumber + 1;
@@ -328,6 +356,7 @@ int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 1;
   test_numbers();
   test_given_up();
+  test_taken_back(3);
   for (int round = 0; round < rounds; ++round)
     for (int size : {1, 2, 3, 5}) {
       test_collectives(size);

@@ -16,10 +16,11 @@ from allreduce.errors import UsageError, unknown_name
 BUILT_IN = "built-in"  # the source of a table without stored rows
 _LINE = 64  # bytes; what a member has of a staged chunk at least
 _LEAST_CHUNK = 4096
-_LARGEST_STEP = 1 << 30  # of direct work, between which other calls have their turn
+_LARGEST_STEP = 1 << 30  # of direct or pulled work, between which other calls have their turn
 _NO_LIMIT = (1 << 64) - 1  # as the native side has it
 _STORES = ("ordinary", "streaming")
-_Band = tuple[int, int, int, int, bool, int]
+_Way = tuple[int, bool, int]
+_Band = tuple[int, _Way, _Way, _Way]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +69,16 @@ class Table:
         text = json.dumps([asdict(row) for row in self.rows], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def choices(self, transport: str, members: int, crowded: bool = False) -> Choices:
+    def choices(
+        self, transport: str, members: int, crowded: bool = False, *, pulls: bool = False
+    ) -> Choices:
         """Return what holds for a communicator.
 
         Args:
             transport: Its transport.
             members: How many members it has.
             crowded: Whether they outnumber their cores, on the shared transport.
+            pulls: Whether they may read each other's memory, on the shared transport.
 
         Raises:
             UsageError: A row does not fit so many members.
@@ -85,14 +89,18 @@ class Table:
             if row.transport == transport
             and _within(members, row.members)
             and row.crowded in (None, crowded)
+            and (pulls or row.algorithm != "pulled")
         ]
-        return Choices(rows, transport, members, self.source)
+        return Choices(rows, transport, members, self.source, pulls=pulls)
 
 
 class Choices:
     """The rows that hold for one communicator."""
 
-    def __init__(self, rows: Iterable[Row], transport: str, members: int, source: str) -> None:
+    def __init__(
+        self, rows: Iterable[Row], transport: str, members: int, source: str, *, pulls: bool
+    ) -> None:
+        self.pulls = pulls  # whether members may read each other's memory
         self._rows: dict[str, list[Row]] = {}
         for row in rows:
             for collective in row.collectives:
@@ -106,17 +114,26 @@ class Choices:
         for collective, ranked in self._rows.items():
             _check_small(f"[{transport}] {source}", collective, ranked)
 
-    def choose(self, collective: str, nbytes: int | None, *, symmetric: bool = False) -> Choice:
+    def choose(
+        self,
+        collective: str,
+        nbytes: int | None,
+        *,
+        symmetric: bool = False,
+        pulled: bool = True,
+    ) -> Choice:
         """Look a call up.
 
         Args:
             collective: Its name.
             nbytes: Its bytes, as `choices` defines them; None if no member knows them all.
             symmetric: Whether it has arrays in symmetric memory, on the shared transport.
+            pulled: Whether its arrays can be read by other members, there.
         """
         size = _NO_LIMIT if nbytes is None else nbytes
         held = [row for row in self._rows[collective] if _within(size, row.bytes)]
         assert held, f"no row holds for {collective}: the table's last rows hold for all"
+        held = [row for row in held if pulled or row.algorithm != "pulled"]
         if held[0].transport == "shared" and held[0].algorithm != "small":
             # In place nothing is copied: what is best for ordinary arrays does not matter there.
             in_place = [row for row in held if row.algorithm == "direct"]
@@ -141,15 +158,20 @@ class Choices:
                     small = limit
                     continue
                 best = self.choose(collective, limit, symmetric=True)
-                direct = best.chunk if best.algorithm == "direct" else 0
-                streaming = plain.stores == "streaming"
-                bands.append((limit, direct, _from(best), plain.chunk, streaming, _from(plain)))
+                rings = self.choose(collective, limit, pulled=False)
+                bands.append(
+                    (limit, _way(best, "direct"), _way(plain, "pulled"), _way(rings, "staged"))
+                )
             rules.append((COLLECTIVES.index(collective), small, bands))
         return rules
 
 
-def _from(choice: Choice) -> int:
-    return _NO_LIMIT if choice.past is None else choice.past
+def _way(choice: Choice, algorithm: str) -> _Way:
+    """Return how the native side goes a way; with 0 bytes at a time it does not."""
+    if choice.algorithm != algorithm:
+        return 0, False, _NO_LIMIT
+    past = _NO_LIMIT if choice.past is None else choice.past
+    return choice.chunk, choice.stores == "streaming", past
 
 
 def _limits(rows: Iterable[Row]) -> list[int]:
@@ -206,9 +228,9 @@ def _check(row: Row, where: str) -> None:
         raise _wrong(where, f"stores={row.stores!r}; a staged row, and no other, has to say which")
     if row.stores not in (None, *_STORES):
         raise _wrong(where, unknown_name("kind of stores", row.stores, _STORES))
-    copies = row.transport == "shared" and row.algorithm in ("direct", "staged")
+    copies = row.transport == "shared" and row.algorithm in ("direct", "pulled", "staged")
     if row.past is not None and (not copies or row.past < 1):
-        expected = "1 or more, on staged and direct rows of the shared transport"
+        expected = "1 or more, on staged, direct and pulled rows of the shared transport"
         raise _wrong(where, f"past={row.past}; expected a number of bytes, {expected}")
 
 
@@ -220,10 +242,14 @@ def _check_chunk(row: Row, where: str) -> None:
         if row.chunk is not None:
             raise _wrong(where, f"a chunk of {row.chunk} bytes, but {row.algorithm} has no chunks")
         return
+    if row.algorithm == "pulled" and row.bytes[0] <= _native.SLOT_BYTES:
+        least = _native.SLOT_BYTES + 1
+        raise _wrong(where, f"bytes from {row.bytes[0]}; expected {least} or more of a pulled row")
     limit = {
         "staged": _native.RING_BYTES,
         "direct": _LARGEST_STEP if row.transport == "shared" else _native.TCP_CHUNK_BYTES,
         "chain": _native.TCP_CHUNK_BYTES,
+        "pulled": _LARGEST_STEP,
     }[row.algorithm]
     chunk = row.chunk or 0
     if not _LEAST_CHUNK <= chunk <= limit or chunk & (chunk - 1):

@@ -30,6 +30,7 @@ _STAGED = tuple(
     for chunk in (64, 128, 256, 512)
     for stores in ("ordinary", "streaming")
 )
+_PULLED = tuple(Choice("pulled", chunk * KIB) for chunk in (256, 1024, 4096))
 _DIRECT = tuple(Choice("direct", chunk * KIB) for chunk in (64, 256, 1024))
 _HOPS = tuple(
     Choice(algorithm, chunk * KIB) for algorithm in ("direct", "chain") for chunk in (64, 256, 1024)
@@ -98,7 +99,8 @@ def cells(choices: Choices, transport: str, members: int) -> list[Cell]:
         limits = [("all_reduce", nbytes, band, False) for nbytes, band in _SMALL]
         found += [_cell(choices, *one, _STAGED[4:5]) for one in limits]
     carried = ALGORITHMS[transport]
-    kinds = [(False, _HOPS)] if transport == "tcp" else [(True, _DIRECT), (False, _STAGED)]
+    private = _STAGED + _PULLED if choices.pulls else _STAGED
+    kinds = [(False, _HOPS)] if transport == "tcp" else [(True, _DIRECT), (False, private)]
     for nbytes, band in _LARGE:
         size = min(nbytes, most)
         for symmetric, tried in kinds:

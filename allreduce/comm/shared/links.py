@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, field
 
 from allreduce.comm.cores import own_cores
+from allreduce.comm.handshake import NO_TOKEN, Token
 
 _STATUS = struct.Struct("!Ii")  # which file; an errno value, or 0 with the file
 
@@ -25,6 +26,7 @@ class Process:
     rank: int
     pid: int
     local_members: int
+    token: Token = NO_TOKEN
 
 
 @dataclass

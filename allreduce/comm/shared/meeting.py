@@ -19,7 +19,8 @@ from allreduce.cluster import World, descriptors
 from allreduce.comm import handshake
 from allreduce.comm.choice import stored
 from allreduce.comm.cores import own_cores
-from allreduce.comm.handshake import HandshakeError, Hello, Meeting
+from allreduce.comm.handshake import HandshakeError, Hello, Meeting, Token
+from allreduce.comm.shared import pulling
 from allreduce.comm.shared.links import Links, Process, arm
 from allreduce.errors import JoinError, TimeoutError, UnsupportedError
 from allreduce.events import logger
@@ -28,7 +29,7 @@ _STRANGER_SECONDS = 2.0  # a connection that proves nothing within this time is 
 _LOOK_SECONDS = 0.25  # between looks whether a rank that has not called has died
 _NEWS_SECONDS = 0.5  # in which the store tells of a death
 _PAIR = struct.Struct("!I")
-_ROW = struct.Struct("!II")  # process id, local members
+_ROW = struct.Struct("!IIQ16s")  # process id, local members, token
 
 
 def connect(world: World, name: str, local_members: int, timeout: float) -> Links:
@@ -48,7 +49,8 @@ def connect(world: World, name: str, local_members: int, timeout: float) -> Link
     deadline = time.monotonic() + timeout
     key = f"{world.generation}/comm/{name}"
     meeting = Meeting(world.job, key, world.secret)
-    hello = Hello(world.generation, world.size, world.rank, os.getpid(), local_members)
+    me = (world.generation, world.size, world.rank, os.getpid(), local_members)
+    hello = Hello(*me, pulling.new_token())
     try:
         if short := descriptors.shortage(world.size):
             if world.rank == 0:
@@ -77,7 +79,7 @@ def _host(world: World, key: str, meeting: Meeting, hello: Hello, deadline: floa
         callers = _accept_all(world, key, listener, meeting, deadline)
         links.sockets = {rank: sock for rank, (sock, _) in sorted(callers.items())}
         hellos = [hello, *(callers[rank][1] for rank in links.sockets)]
-        links.processes = tuple(Process(h.rank, h.pid, h.local_members) for h in hellos)
+        links.processes = tuple(Process(h.rank, h.pid, h.local_members, h.token) for h in hellos)
         for sock in links.sockets.values():
             arm(sock, deadline)
         _introduce(links)
@@ -127,7 +129,7 @@ def _check_lives(world: World, key: str, seconds: float) -> None:
 
 def _introduce(links: Links) -> None:
     """Tell every process who there is, and give each pair a socket pair."""
-    table = b"".join(_ROW.pack(p.pid, p.local_members) for p in links.processes)
+    table = b"".join(_ROW.pack(p.pid, p.local_members, *p.token) for p in links.processes)
     for sock in links.sockets.values():
         sock.sendall(table)
     ranks = list(links.sockets)
@@ -154,7 +156,10 @@ def _visit(world: World, key: str, meeting: Meeting, hello: Hello, deadline: flo
         arm(sock, deadline)
         handshake.call(sock, meeting, hello)
         rows = list(_ROW.iter_unpack(handshake.receive(sock, _ROW.size * world.size)))
-        links.processes = tuple(Process(rank, *row) for rank, row in enumerate(rows))
+        links.processes = tuple(
+            Process(rank, pid, members, hello.token if rank == world.rank else Token(*token))
+            for rank, (pid, members, *token) in enumerate(rows)
+        )
         for _ in range(world.size - 2):
             _receive_pair(links, sock)
     except HandshakeError as error:

@@ -14,12 +14,13 @@ from allreduce.comm.choice import stored
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.failures import MemberInfo
 from allreduce.comm.opening import communicators
-from allreduce.comm.shared import memory
+from allreduce.comm.shared import memory, pulling
 from allreduce.comm.shared.links import Links, Process
 from allreduce.comm.shared.local_group import LocalGroup
 from allreduce.comm.shared.meeting import connect
 from allreduce.comm.shared.transport import SharedTransport
 from allreduce.errors import JoinError, OutOfMemoryError, UnsupportedError
+from allreduce.events import logger
 
 _REPORT = struct.Struct("!iI")  # an errno value, and the rank that got it
 
@@ -75,7 +76,13 @@ def _share(world: World, links: Links, deadline: float) -> LocalGroup:
             "transport='tcp'"
         )
     crowded = len(members) > links.cores
-    choices = stored.current().choices("shared", len(members), crowded)
+    refused, by = _agree(world, links, pulling.refusal(links))
+    if refused and links.sockets:
+        logger.info(
+            "[shared] %s: copies go through rings: %s cannot read the others' memory: %s",
+            *(world.called(), world.called(by), os.strerror(refused)),
+        )
+    choices = stored.current().choices("shared", len(members), crowded, pulls=not refused)
     needed = _native.Group.control_bytes(len(members))
     fd, error, group = None, 0, None
     try:
@@ -131,4 +138,5 @@ def _agree(world: World, links: Links, error: int) -> tuple[int, int]:
 def _watch(group: _native.Group, links: Links) -> None:
     owners = [process.rank for process in links.processes for _ in range(process.local_members)]
     for rank, sock in links.sockets.items():
-        group.add_peer(sock.fileno(), [m for m, owner in enumerate(owners) if owner == rank])
+        living = [member for member, owner in enumerate(owners) if owner == rank]
+        group.add_peer(sock.fileno(), links.processes[rank].pid, living)

@@ -1,4 +1,4 @@
-"""Plans of the shared transport: what small.cpp, direct.cpp and staged.cpp do, counted."""
+"""Plans of the shared transport: what its ways do (small.cpp, direct.cpp …), counted."""
 
 from __future__ import annotations
 
@@ -51,6 +51,9 @@ def plan_shared(call: Call, topology: Topology, choices: Choices, placed: Placed
     elif choice.algorithm == "direct":
         _direct(moved, call, me, size, item, placed, choice)
         staging = 0
+    elif choice.algorithm == "pulled":
+        _pulled(moved, call, me, size, item, placed, choice)
+        staging = 0
     else:
         _staged(moved, call, me, size, item, placed, choice)
         staging = _native.RING_BYTES
@@ -95,7 +98,7 @@ def _choose(call: Call, size: int, choices: Choices, placed: Placed, item: int) 
     if call.collective == "barrier":
         return Choice("small")
     if call.receives is not None:  # what the others give, nobody knows
-        return choices.choose(call.collective, None)
+        return choices.choose(call.collective, None, pulled=False)
     largest = max(inputs(call, size, member) for member in range(size)) * item
     return choices.choose(call.collective, largest, symmetric=placed.symmetric)
 
@@ -137,6 +140,18 @@ def _direct(
         how = _how(choice, max(others) * item)
         moved.add(f"copy what is for this rank from the inputs{how}", sum(others), sum(others))
     moved.steps.append("wait until all have done their part")
+
+
+def _pulled(
+    moved: _Moved, call: Call, me: int, size: int, item: int, placed: Placed, choice: Choice
+) -> None:
+    moved.steps.append("post the call, and wait until all have posted the same")
+    got = sum(taken(call, me, source) for source in range(size) if source != me)
+    moved.add("copy what is for this rank out of the others' arrays", got, got)
+    own = 0 if placed.in_place else taken(call, me, me)
+    moved.add(f"copy the own part to the output{_how(choice, own * item)}", own, own)
+    if any(given(call, me, to) for to in range(size) if to != me):
+        moved.steps.append("wait until the others have copied theirs")
 
 
 def _staged(
