@@ -22,10 +22,27 @@ from __future__ import annotations
 import builtins
 import difflib
 from collections.abc import Iterable
+from typing import TypeVar
 
 
 class AllreduceError(Exception):
-    """Root of the tree; catch it to catch everything raised here on purpose."""
+    """Root of the tree; catch it to catch everything raised here on purpose.
+
+    Attributes:
+        everywhere: Whether all ranks raise it at the same place, so that nobody has to be told and
+            all can go on.
+    """
+
+    everywhere = False
+
+
+_Error = TypeVar("_Error", bound=AllreduceError)
+
+
+def everywhere(error: _Error) -> _Error:
+    """Mark an error that all ranks raise at the same place."""
+    error.everywhere = True
+    return error
 
 
 class UsageError(AllreduceError, ValueError):

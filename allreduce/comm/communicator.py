@@ -23,7 +23,7 @@ from allreduce.comm.groups import Groups
 from allreduce.comm.order import Order, Stages, of_one
 from allreduce.comm.plan import Plan
 from allreduce.comm.sites import place
-from allreduce.errors import ClosedError
+from allreduce.errors import ClosedError, OutOfMemoryError, everywhere
 
 _FIXED = frozenset({"rank", "size", "local_rank", "local_size", "transport"})
 
@@ -96,7 +96,11 @@ class Communicator(Groups):
         with self._order.alone():
             if self.size > 1:
                 self._meet(f"empty({lengths}, dtype={str(kind)!r})").wait()
-            part = self._transport.empty(nbytes)
+            try:
+                part = self._transport.empty(nbytes)
+            except OutOfMemoryError as error:
+                everywhere(error)
+                raise
         return part[:nbytes].view(kind).reshape(lengths)
 
     def plan(

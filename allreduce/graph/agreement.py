@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from allreduce.comm import Communicator, world
-from allreduce.errors import MismatchError
+from allreduce.errors import MismatchError, everywhere
 from allreduce.graph.outline import Outline, difference, own_part
 from allreduce.graph.spec import show
 from allreduce.graph.variable import Variable
@@ -43,7 +43,7 @@ def check_same(communicator: Communicator, rank: int, variables: Sequence[Variab
         return
     told = communicator.all_gather_object([rank, rows])
     found = _difference(*told[0], *told[int(differing[0])])
-    raise MismatchError(f"rank {rank}: {found}; {_REMEDY}")
+    raise everywhere(MismatchError(f"rank {rank}: {found}; {_REMEDY}"))
 
 
 def check_program(communicator: Communicator, rank: int, program: Outline) -> None:
@@ -62,7 +62,7 @@ def check_program(communicator: Communicator, rank: int, program: Outline) -> No
         return
     told = communicator.all_gather_object([rank, program])
     found = difference(*told[0], *told[int(differing[0])])
-    raise MismatchError(f"rank {rank}: {found}")
+    raise everywhere(MismatchError(f"rank {rank}: {found}"))
 
 
 def differ(communicator: Communicator, text: str) -> np.ndarray:

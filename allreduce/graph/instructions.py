@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from allreduce.devices import lookup as lookup_device
 from allreduce.devices import options
-from allreduce.errors import NumericsError
+from allreduce.errors import NumericsError, everywhere
 from allreduce.graph import numerics
 from allreduce.graph.loop import Loop
 from allreduce.graph.node import Node
@@ -220,10 +220,9 @@ def _key(frame: Frame, node: Node) -> Key:
 def _check_count(count: float) -> None:
     """Refuse to divide by a number of samples that is none; all replicas have the same sum."""
     if not 0 <= count < math.inf:
-        raise NumericsError(
-            f"the weights of all replicas add up to {count}; expected a finite number from 0 up: "
-            "check the weight given to minimize or apply"
-        )
+        message = f"the weights of all replicas add up to {count}; expected a finite number from 0"
+        remedy = "check the weight given to minimize or apply"
+        raise everywhere(NumericsError(f"{message} up: {remedy}"))
 
 
 _BUILDERS: dict[str, Callable[[Frame, Node], Step]] = {

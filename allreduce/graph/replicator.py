@@ -198,7 +198,7 @@ class Replicator:
             batch = arguments.rows is not None
             return compiled.executors[index].run(feeds, moments[index], batch)
 
-        if len(compiled.executors) == 1:
+        if compiled.executors[0].replica.communicator is None:
             results = [step(0)]
         else:
             try:
@@ -228,12 +228,9 @@ class Replicator:
     def on_replicas(self, work: Callable[[int], Any]) -> list[Any]:
         """Call `work(index)` for all local replicas at once, each in its own thread if several.
 
-        If one raises, the others are released from their collectives and the first error is raised.
+        If one raises, all others, of other ranks too, are released from their collectives, unless
+        they raise it as well; the first error is raised.
         """
-        if self.local_replicas == 1:
-            return [work(0)]
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self.local_replicas, "allreduce-replica")
         failures: list[BaseException] = []
         guard = threading.Lock()
 
@@ -243,16 +240,25 @@ class Replicator:
             except BaseException as error:
                 with guard:
                     failures.append(error)
-                member = self._replicas[index].communicator if self._replicas else None
-                if member is not None:
-                    member.abort(f"replica {self.first_replica + index} raised {error!r}")
+                self._tell(index, error)
                 return None
 
-        results = list(self._threads.map(guarded, range(self.local_replicas)))
+        if self.local_replicas == 1:
+            results = [guarded(0)]
+        else:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self.local_replicas, "allreduce-replica")
+            results = list(self._threads.map(guarded, range(self.local_replicas)))
         if failures:
             # What the others raise because their communicator was aborted only echoes the cause.
             raise next((e for e in failures if not isinstance(e, PeerLostError)), failures[0])
         return results
+
+    def _tell(self, index: int, error: BaseException) -> None:
+        """Let the replicas that wait for this one know that it does not come."""
+        member = self._replicas[index].communicator if self._replicas else None
+        if member is not None and not getattr(error, "everywhere", False):
+            member.abort(f"replica {self.first_replica + index} raised {error!r}")
 
     def close(self) -> None:
         """End the replicas' threads and communicators."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import Communicator, world
-from allreduce.errors import MismatchError
+from allreduce.errors import MismatchError, everywhere
 from allreduce.graph.outline import Outline, difference
 from allreduce.graph.update import UpdateRule
 
@@ -87,7 +87,7 @@ class Stamp:
         told = self._communicator.all_gather_object(mine)
         first = told[0]
         other = next((each for each in told if each[1:] != first[1:]), first)
-        return MismatchError(f"rank {here}: {_said(*first, *other)}")
+        return everywhere(MismatchError(f"rank {here}: {_said(*first, *other)}"))
 
 
 def _said(

@@ -1,0 +1,76 @@
+"""Ranks without samples, and ranks that fail, leave nobody waiting and nothing wrong."""
+
+from __future__ import annotations
+
+import json
+
+from tests.harness import run_ranks
+
+
+def ranks() -> None:
+    import json
+    from typing import Any
+
+    import numpy as np
+
+    import allreduce as ar
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    rank, ops = strategy.communicator.rank, ar.ops
+    with strategy.scope():
+        total = ar.Variable(np.zeros(1 << 16), name="total")
+
+    @ar.function
+    def step(x: Any) -> Any:
+        everyones = ar.all_reduce(ops.sum(x, axis=0))
+        own = ops.sum(x - everyones)
+        total.assign(everyones * 1.5)
+        return own
+
+    def run(fn: Any, *arrays: np.ndarray) -> Any:
+        (batch,) = strategy.distribute_dataset([arrays])
+        return strategy.run(fn, args=batch)
+
+    found: list[Any] = []
+    for number in (1.0, 2.0):
+        run(step, np.full((2, 1 << 16), number))
+        found.append(np.unique(total.numpy()).tolist())
+
+    def returning(x: Any) -> Any:
+        everyones = ar.all_reduce(ops.sum(x))
+        return (everyones, x) if rank == 0 else x
+
+    def labelled(x: Any, labels: Any) -> Any:
+        return ar.all_reduce(ops.sum(ops.one_hot(labels, 3) * x))
+
+    labels = np.zeros(3, np.int64)
+    labels[1] = 9  # a bad one on rank 1, which goes on as if nothing had been
+    for fn, arrays in [
+        (returning, (np.ones((3, 1)),)),
+        (labelled, (np.ones((3, 1)), labels)),
+        (labelled, (np.ones((3, 1)), labels * 0)),
+    ]:
+        try:
+            run(fn, *arrays)
+            found.append("went on")
+        except ar.AllreduceError as error:
+            found.append([type(error).__name__, str(error)])
+    print(json.dumps(found))
+
+
+def test_ranks_without_samples_and_ranks_that_fail_leave_nobody_waiting_or_wrong() -> None:
+    results = run_ranks(ranks, 3, timeout=30)
+    for rank, result in enumerate(results):
+        assert result.returncode == 0, result.stderr
+        first, second, alone, bad, after = json.loads(result.stdout.splitlines()[-1])
+        assert (first, second) == ([3.0], [6.0])
+        assert alone[0] == "MismatchError", alone
+        assert "operation" in alone[1]
+        if rank == 1:
+            assert bad[0] == "UsageError"
+            assert "label 9" in bad[1]
+        else:
+            assert bad[0] == "PeerLostError", bad
+            assert "replica 1 raised UsageError" in bad[1]
+            assert "label 9" in bad[1]
+        assert after[0] == "ClosedError", "no step is mixed with another rank's other step"
