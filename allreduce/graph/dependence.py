@@ -6,13 +6,14 @@ from collections.abc import Callable, Container, Iterable
 
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
-from allreduce.graph.spec import Dim
+from allreduce.graph.spec import own_axes
 
 
 def of_samples(node: Node) -> bool:
-    """Tell whether a node's value exists only where there are samples."""
-    named = any(isinstance(size, Dim) for size in node.spec.shape)
-    return named or (node.op == "runtime" and node.attrs["name"] in ("rows", "row_offset"))
+    """Tell whether a node's value exists only where there are samples; all have everybody's."""
+    return bool(own_axes(node.spec.shape)) or (
+        node.op == "runtime" and node.attrs["name"] in ("rows", "row_offset")
+    )
 
 
 def of_replica(node: Node) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 
 from allreduce.errors import UsageError
 from allreduce.graph.frame import Frame
+from allreduce.graph.null import null_program
 from allreduce.graph.outline import Outline
 from allreduce.graph.program import Program
 from allreduce.graph.rendezvous import LocalRendezvous, Rendezvous
@@ -67,7 +68,7 @@ class Executor:
         sizes = (moment.rows, moment.everyone if self._joins_rows else None)
         frame = self._frames.get(sizes)
         if frame is None:
-            program = self.program.null() if batch and not moment.rows else self.program
+            program = self.program if moment.rows or not batch else null_program(self.program)
             if self._joins_rows and moment.everyone is None:
                 raise UsageError(
                     "the step gathers the rows of all replicas, and how many there are is not "

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from allreduce.errors import InternalError
-from allreduce.graph.dependence import dependents, of_samples
 from allreduce.graph.node import Node
 
 STREAMS = ("compute", "collective", "transfer")
@@ -90,35 +89,3 @@ class Program:
                     f"and waits for events {early} that nothing signals"
                 )
             made.add(instruction.node.id)
-
-    def null(self) -> Program:
-        """Make the program of a replica without samples: its collectives with zeros, its updates.
-
-        What depends on samples is left out; a bucket's gradients and their count are cleared
-        instead. Its memory is not planned.
-        """
-        nodes = [*self.given.values(), *(each.node for each in self.instructions)]
-        dependent = dependents(nodes, of_samples)
-        cleared: set[int] = set()
-        kept: list[tuple[int, Instruction]] = []
-        for index, instruction in enumerate(self.instructions):
-            node = instruction.node
-            if node.op in ("store_gradient", "store_count"):
-                plan = id(node.attrs["plan"])
-                if plan in cleared:
-                    continue
-                cleared.add(plan)
-                node = replace(node, op="clear_gradients", inputs=())
-                instruction = replace(instruction, node=node)
-            elif node.id in dependent:
-                continue
-            elif not dependent.isdisjoint(node.inputs):  # a collective, to which it adds nothing
-                node = replace(node, inputs=(), attrs={**node.attrs, "absent": True})
-                instruction = replace(instruction, node=node)
-            kept.append((index, instruction))
-        places = {old: new for new, (old, _) in enumerate(kept)}
-        moved = tuple(
-            replace(each, waits=tuple(places[i] for i in each.waits if i in places))
-            for _, each in kept
-        )
-        return replace(self, instructions=moved, blocks=None)

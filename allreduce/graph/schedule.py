@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable, Mapping
 
 from allreduce.graph.node import Graph, Node
 from allreduce.graph.ops.base import lookup
@@ -18,17 +19,21 @@ _LAST = ("update_bucket",)
 def schedule(graph: Graph) -> Program:
     """Order a graph's nodes over streams, with the fewest events that keep them correct."""
     given = {node.id: node for node in graph.nodes if node.op in GIVEN}
-    order = _order(graph, given)
-    waits = _events(order)
-    awaited = {i for each in waits for i in each}
-    instructions = tuple(
-        Instruction(node, _stream(node), waits[index], index in awaited)
-        for index, node in enumerate(order)
-    )
     outputs = tuple(graph.nodes[i] for i in graph.outputs)
-    program = Program(instructions, given, graph.inputs, outputs)
+    program = Program(bind(_order(graph, given), given), given, graph.inputs, outputs)
     program.check()
     return program
+
+
+def bind(order: Iterable[Node], given: Mapping[int, Node]) -> tuple[Instruction, ...]:
+    """Put nodes on streams in the order of their issue, with the events that they need."""
+    issued = [node for node in order if node.id not in given]
+    waits = _events(issued)
+    awaited = {i for each in waits for i in each}
+    return tuple(
+        Instruction(node, _stream(node), waits[index], index in awaited)
+        for index, node in enumerate(issued)
+    )
 
 
 def _stream(node: Node) -> str:

@@ -75,6 +75,15 @@ def concrete(shape: Shape, batch: int, everyone: int = 0) -> tuple[int, ...]:
     )
 
 
+def own_axes(shape: Shape) -> list[tuple[int, int]]:
+    """List the axes of a replica's own rows, and how many each of its samples has there."""
+    return [
+        (axis, size.factor)
+        for axis, size in enumerate(shape)
+        if isinstance(size, Dim) and size.name == BATCH.name
+    ]
+
+
 def size_of(shape: Shape) -> Size:
     """Multiply the sizes; at most one of them may be named.
 

@@ -16,7 +16,7 @@ from allreduce.graph.node import Node
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import same_spec
 from allreduce.graph.scope import users_line
-from allreduce.graph.spec import BATCH, GLOBAL_BATCH, Dim, Size, Spec, show
+from allreduce.graph.spec import GLOBAL_BATCH, Dim, Size, Spec, own_axes, show
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import apply, as_tensor, current_trace, runtime
 
@@ -31,8 +31,8 @@ def replica_id() -> Tensor:
 def all_reduce(x: Any, op: str = "sum") -> Tensor:
     """Combine all replicas' values element by element; every replica gets the result.
 
-    A replica without samples counts for nothing, so a mean is a sum of values divided by a sum of
-    counts.
+    A replica without samples counts for nothing, whatever it would bring, so a mean is a sum of
+    values divided by a sum of counts.
 
     Args:
         x: Of one shape on all replicas: a sum over rows, not the rows.
@@ -53,7 +53,7 @@ def all_reduce(x: Any, op: str = "sum") -> Tensor:
     tensor = as_tensor(x)
     if tensor.dtype.kind not in _REDUCED:
         raise UsageError(f"{users_line()}: all_reduce combines numbers, not {tensor.dtype}")
-    if any(isinstance(size, Dim) and size.name == BATCH.name for size in tensor.shape):
+    if own_axes(tensor.shape):
         raise ShapeError(
             f"{users_line()}: all_reduce of {show(tensor.shape)}: replicas have rows of their own; "
             "sum over them first, or use all_gather"
@@ -69,17 +69,23 @@ def all_gather(x: Any) -> Tensor:
     The gradient of a replica's rows is the sum of what all replicas' losses say of them.
 
     Args:
-        x: `(batch, …)`, or with as many rows on every replica.
+        x: `(batch, …)`, or with as many rows on every replica; those that depend on samples are
+            zeros on a replica without samples.
 
     Returns:
         `(global_batch, …)`: the rows in the order of the global batch; or `(replicas * rows, …)`.
 
     Raises:
-        ShapeError: There are no rows.
+        ShapeError: There are no rows, or the replicas' own are not on axis 0.
     """
     tensor = as_tensor(x)
     if not tensor.ndim:
         raise ShapeError(f"{users_line()}: all_gather joins rows; a scalar has none")
+    if any(axis for axis, _ in own_axes(tensor.shape)):
+        raise ShapeError(
+            f"{users_line()}: all_gather of {show(tensor.shape)}: replicas have rows of their own "
+            "on another axis than the first; transpose before, and back"
+        )
     if _replicas() == 1:
         return tensor
     rows = tensor.shape[0]

@@ -23,7 +23,7 @@ from allreduce.graph.ops.gather import take
 from allreduce.graph.ops.random import key_of
 from allreduce.graph.scope import users_line
 from allreduce.graph.seed import get_seed
-from allreduce.graph.spec import Dim, Size, Spec
+from allreduce.graph.spec import Size, Spec, own_axes
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import apply, as_tensor, next_draw, runtime
 
@@ -95,13 +95,12 @@ def _draw(name: str, shape: Any, dtype: Any, seed: int | None, **attrs: float) -
     sizes, kind = as_shape(name, shape), as_dtype(dtype)
     if kind.kind != "f":
         raise UsageError(f"{users_line()}: {name} draws floats, not {kind}")
-    named = [axis for axis, size in enumerate(sizes) if isinstance(size, Dim)]
-    axis = named[0] if named else 0
+    own = own_axes(tuple(sizes))
+    axis, factor = own[0] if own else (0, 1)
     turned = list(sizes)
-    if named:
+    if own:
         turned[0], turned[axis] = turned[axis], turned[0]
-    rows = turned[0] if turned else 1
-    offset = runtime("row_offset") if named else as_tensor(0, np.int64)
+    offset = runtime("row_offset") if own else as_tensor(0, np.int64)
     drawn = apply(
         name,
         offset,
@@ -109,10 +108,10 @@ def _draw(name: str, shape: Any, dtype: Any, seed: int | None, **attrs: float) -
         shape=tuple(turned),
         dtype=kind,
         key=key_of(get_seed() if seed is None else seed, name, next_draw()),
-        rows_per_sample=rows.factor if isinstance(rows, Dim) else 1,
+        rows_per_sample=factor,
         **attrs,
     )
-    return swap_axes(drawn, 0, axis) if named else drawn
+    return swap_axes(drawn, 0, axis) if own else drawn
 
 
 def _numbers(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs, each: int) -> np.ndarray:

@@ -20,7 +20,7 @@ from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import as_floats, floats_only, same_spec, swap_axes, through_float32
 from allreduce.graph.scope import users_line
 from allreduce.graph.seed import get_seed
-from allreduce.graph.spec import Dim, Spec
+from allreduce.graph.spec import Spec, own_axes
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import apply, as_tensor, next_draw, runtime
 
@@ -47,12 +47,11 @@ def dropout(x: Any, rate: float, seed: int | None = None) -> Tensor:
     if rate == 0:
         return tensor
     key = key_of(get_seed() if seed is None else seed, "dropout", next_draw())
-    for axis, size in enumerate(tensor.shape):
-        if isinstance(size, Dim):
-            rows = swap_axes(tensor, 0, axis)
-            attrs = {"rate": rate, "key": key, "rows_per_sample": size.factor}
-            kept = apply("dropout", rows, runtime("row_offset"), runtime("step"), **attrs)
-            return swap_axes(kept, 0, axis)
+    for axis, factor in own_axes(tensor.shape):
+        rows = swap_axes(tensor, 0, axis)
+        attrs = {"rate": rate, "key": key, "rows_per_sample": factor}
+        kept = apply("dropout", rows, runtime("row_offset"), runtime("step"), **attrs)
+        return swap_axes(kept, 0, axis)
     nowhere = as_tensor(0, np.int64)
     attrs = {"rate": rate, "key": key, "rows_per_sample": 1}
     return apply("dropout", tensor, nowhere, runtime("step"), **attrs)

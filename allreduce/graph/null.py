@@ -1,0 +1,49 @@
+"""The null program: what a replica without samples does in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from allreduce.graph.dependence import dependents, of_samples
+from allreduce.graph.node import Node
+from allreduce.graph.program import Program
+from allreduce.graph.schedule import bind
+
+_STORES = ("store_gradient", "store_count")
+
+
+def null_program(program: Program) -> Program:
+    """Leave out what there is only of samples; the step's collectives and updates stay.
+
+    A bucket's gradients and their count are cleared instead of stored. Sums and the like get what
+    adds nothing to them, whatever they read: this replica counts for nothing. Rows that every
+    replica has are gathered from this one, too, where they do not depend on samples. Memory is not
+    planned.
+    """
+    nodes = [*program.given.values(), *(each.node for each in program.instructions)]
+    dependent = dependents(nodes, of_samples)
+    kept: dict[int, Node] = {}
+    cleared: dict[int, int] = {}  # of each plan: the node that clears its gradients
+    stands: dict[int, tuple[int, ...]] = {}  # for what is left out: what is to be waited for
+    for instruction in program.instructions:
+        node = instruction.node
+        if node.op in _STORES:
+            first = cleared.setdefault(id(node.attrs["plan"]), node.id)
+            if first != node.id:
+                stands[node.id] = (first,)
+                continue
+            node = replace(node, op="clear_gradients", inputs=())
+        elif node.id in dependent:
+            stands[node.id] = _kept(node.before, stands)
+            continue
+        elif node.op == "all_reduce" or not dependent.isdisjoint(node.inputs):
+            node = replace(node, inputs=(), attrs={**node.attrs, "absent": True})
+        kept[node.id] = replace(node, control=_kept(node.control, stands))
+    instructions = bind(kept.values(), program.given)
+    return replace(program, instructions=instructions, blocks=None)
+
+
+def _kept(nodes: Iterable[int], stands: dict[int, tuple[int, ...]]) -> tuple[int, ...]:
+    """Replace what is left out by what it would have waited for itself."""
+    return tuple(dict.fromkeys(i for node in nodes for i in stands.get(node, (node,))))
