@@ -6,6 +6,7 @@ What the machine itself has is left alone: no address, route or interface of its
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import pytest
 
 _PREFIX = "allreduce-test"
+_made = itertools.count()
 _SECONDS = 20  # for one command of iproute2
 PORT = 29000  # of the leader: in a namespace of its own every port is free
 
@@ -42,7 +44,7 @@ def hosts(count: int) -> Iterator[list[Host]]:
     if why := _missing():
         pytest.skip(why)
     remove_leftovers()
-    base = f"{_PREFIX}-{os.getpid()}"
+    base = f"{_PREFIX}-{os.getpid()}-{next(_made)}"  # other hosts may be there at the same time
     switch = f"{base}-switch"
     made = [Host(f"{base}-{i}", f"10.77.0.{i + 1}") for i in range(count)]
     names = [switch, *(host.name for host in made)]
@@ -106,6 +108,6 @@ def _remove(name: str) -> None:
 def remove_leftovers() -> None:
     """Remove the hosts of tests that have died."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
-    for name, pid in re.findall(rf"^({_PREFIX}-(\d+)-\w+)", listed, re.MULTILINE):
+    for name, pid in re.findall(rf"^({_PREFIX}-(\d+)-[\w-]+)", listed, re.MULTILINE):
         if not os.path.exists(f"/proc/{pid}"):
             _remove(name)
