@@ -1,25 +1,34 @@
 """NumPy's functions and operators on tensors: the operator of the same meaning is called instead.
 
 NumPy asks its arguments before it computes (NEP 13 for ufuncs, NEP 18 for other functions). So code
-written with `np.` can be traced wherever there is an operator; on tensors that exist the rest
-works, too, and gives arrays.
+written with `np.` can be traced wherever there is an operator; on values the rest works, too, and
+gives arrays.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from allreduce.errors import UsageError
+from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import nest
 from allreduce.graph.scope import users_line
 
 # The operators as functions of the same arguments, by NumPy's function. Those are built out of
 # tensors, so their module fills this table instead of being imported here.
 OPERATOR_OF: dict[Callable[..., Any], Callable[..., Any]] = {}
+# Functions that write into an argument, their first one, by its name.
+_WRITES: Mapping[Callable[..., Any], str] = {
+    np.copyto: "dst",
+    np.fill_diagonal: "a",
+    np.place: "arr",
+    np.put: "a",
+    np.put_along_axis: "arr",
+    np.putmask: "a",
+}
 
 
 class NumpyArgument:
@@ -27,12 +36,18 @@ class NumpyArgument:
 
     __slots__ = ()
 
-    has_value: ClassVar[bool] = True  # else there is no array of it yet
+    @property
+    def has_value(self) -> bool:
+        """Whether there is an array of it that may be computed with here and now."""
+        return True
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **named: Any) -> Any:
         if method == "__call__":
             return _call(ufunc, ufunc, inputs, named)
-        return _call(None, getattr(ufunc, method), inputs, named)
+        function = getattr(ufunc, method)
+        if method == "at":
+            _refuse_to_write(function, inputs[0])
+        return _call(None, function, inputs, named)
 
     def __array_function__(
         self,
@@ -41,6 +56,8 @@ class NumpyArgument:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
+        if function in _WRITES:
+            _refuse_to_write(function, args[0] if args else kwargs.get(_WRITES[function]))
         return _call(function, function, args, kwargs)
 
 
@@ -52,16 +69,34 @@ def _call(
 ) -> Any:
     """Call the operator that stands for `key`, or `function` on arrays, where these exist."""
     operator = None if key is None else OPERATOR_OF.get(key)
-    if named.get("out") is not None:
-        if operator is not None and any(_is_traced(leaf) for leaf in nest.leaves(list(args))):
+    traced = any(_is_traced(leaf) for leaf in nest.leaves((tuple(args), dict(named))))
+    out = _out(function, args, named)
+    if out is not None:
+        if operator is not None and traced:
             raise UsageError(
                 f"{users_line()}: {_name(function)} inside ar.function makes a new tensor; it "
                 "cannot write into out="
             )
+        _refuse_to_write(function, out)
         operator = None
-    if operator is None:
-        args, named = nest.map_leaves(_as_array(function), (tuple(args), dict(named)))
-        return function(*args, **named)
+    if operator is not None:
+        try:
+            return _operate(operator, function, args, named)
+        except ShapeError:
+            raise
+        except UsageError:  # something that NumPy does and the operator does not
+            if traced:
+                raise
+    arrays, options = nest.map_leaves(_as_array(function), (tuple(args), dict(named)))
+    return function(*arrays, **options)
+
+
+def _operate(
+    operator: Callable[..., Any],
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+) -> Any:
     try:
         inspect.signature(operator).bind(*args, **named)
     except TypeError as error:
@@ -70,6 +105,25 @@ def _call(
             f"{users_line()}: np.{function.__name__} of tensors takes {parameters}: {error}"
         ) from None
     return operator(*args, **named)
+
+
+def _out(function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Find what a function is told to write its result to, by name or by place."""
+    if "out" in named or isinstance(function, np.ufunc):  # these have it by name
+        return named.get("out")
+    try:
+        return inspect.signature(function).bind(*args, **named).arguments.get("out")
+    except (TypeError, ValueError):  # no signature, or a wrong call
+        return None
+
+
+def _refuse_to_write(function: Callable[..., Any], into: Any) -> None:
+    """Refuse what would change a copy, and leave the variable or tensor as it was."""
+    if any(isinstance(leaf, NumpyArgument) for leaf in nest.leaves(into)):
+        raise UsageError(
+            f"{users_line()}: {_name(function)} cannot write into a tensor or a variable; "
+            "variable.assign(value) changes a variable"
+        )
 
 
 def _is_traced(value: Any) -> bool:

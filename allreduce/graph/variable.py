@@ -71,6 +71,12 @@ class Variable(Operators):
     def dtype(self) -> np.dtype[Any]:
         return self.spec.dtype
 
+    @property
+    def has_value(self) -> bool:
+        """Whether its value is the one that this very step has."""
+        trace = current_trace()
+        return trace is None or trace.has_values
+
     def numpy(self) -> np.ndarray:
         """Copy this process's first replica's value."""
         return self.storage[0].copy()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from allreduce.errors import UsageError
+from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import Variable, function, ops
 from allreduce.graph.numpy_calls import OPERATOR_OF
 from allreduce.graph.tensor import ConcreteTensor
@@ -63,13 +63,44 @@ def test_a_variable_is_taken_and_remembered_by_the_trace() -> None:
     np.testing.assert_allclose(product(X).numpy(), 2 * first)
 
 
-def test_what_has_no_operator_is_refused_in_a_trace_with_the_users_line() -> None:
-    @function
-    def median(x: Any) -> Any:
-        return np.median(x)
+LACKING: dict[str, Callable[[Any], Any]] = {
+    "median": np.median,
+    "norm": lambda x: np.linalg.norm(x),
+    "reduce": np.add.reduce,
+    "remainder": lambda x: np.ones((4, 3)) % x,
+}
 
-    with pytest.raises(UsageError, match=r"test_numpy_calls.py:\d+: np.median has no operator"):
-        median(X)
+
+@pytest.mark.parametrize("name", LACKING)
+@pytest.mark.parametrize("of_variable", [False, True])
+def test_what_has_no_operator_is_refused_in_a_trace(name: str, of_variable: bool) -> None:
+    w = Variable(X.copy(), name="w")
+
+    @function
+    def step(x: Any) -> Any:
+        return LACKING[name](w if of_variable else x)
+
+    with pytest.raises(UsageError, match=r"test_numpy_calls.py:\d+: np.* has no operator"):
+        step(X)
+
+
+WRITING: dict[str, Callable[[Any], Any]] = {
+    "copyto": lambda w: np.copyto(w, 1.0),
+    "copyto by name": lambda w: np.copyto(src=1.0, dst=w),
+    "at": lambda w: np.add.at(w, 0, 5.0),
+    "put": lambda w: np.put(w, [0], 9.0),
+    "diagonal": lambda w: np.fill_diagonal(w, 1.0),
+    "out": lambda w: np.add(X, 1.0, out=w),
+    "out by place": lambda w: np.sum([w, w], 0, None, w),
+    "accumulated": lambda w: np.add.accumulate(X, out=w),
+}
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_what_would_write_into_a_copy_is_refused(name: str) -> None:
+    for written in (Variable(X.copy(), name="w"), ops.exp(X)):
+        with pytest.raises(UsageError, match=r"test_numpy_calls.py:\d+: np.* cannot write into"):
+            WRITING[name](written)
 
 
 def test_what_an_operator_does_not_take_is_said() -> None:
@@ -92,6 +123,31 @@ def test_on_values_the_rest_of_numpy_works_too() -> None:
     into += tensor
     np.testing.assert_array_equal(into, np.exp(X))
     np.testing.assert_array_equal(np.sort(variable), np.ones((4, 2)))
+
+
+UNKNOWN: dict[str, Callable[[Any], Any]] = {
+    "dtype": lambda x: np.sum(x, dtype="float32"),
+    "initial": lambda x: np.max(x, initial=9.0),
+    "bounds": lambda x: np.clip(x, 0, None) + np.clip(x, np.zeros(3), np.ones(3)),
+    "one argument": lambda x: np.where(x),
+    "mode": lambda x: np.pad(x, 1, mode="edge"),
+    "order": lambda x: np.reshape(x, (3, 4), order="F"),
+    "all axes": lambda x: np.concatenate([x, x], axis=None),
+    "another dtype": lambda x: np.zeros_like(x, dtype=int),
+    "sizes": lambda x: list(range(np.size(x))),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_on_values_numpy_does_what_an_operator_does_not(name: str) -> None:
+    for value in (Variable(X.copy(), name="w"), ops.add(X, 0.0)):
+        np.testing.assert_array_equal(UNKNOWN[name](value), UNKNOWN[name](X), strict=True)
+
+
+def test_on_values_too_shapes_that_do_not_fit_are_told_with_the_users_line() -> None:
+    values: Any = (ops.exp(X), ops.exp(W))
+    with pytest.raises(ShapeError, match=r"test_numpy_calls.py:\d+: add: shapes"):
+        np.add(*values)
 
 
 def test_a_traced_tensor_goes_into_no_array() -> None:

@@ -5,6 +5,7 @@ Those that are here take what the operator knows of NumPy's arguments, under Num
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from allreduce.graph.ops import (
     reduce,
 )
 from allreduce.graph.ops import shape as shapes
+from allreduce.graph.ops.arguments import as_axes
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Shape, Size
 from allreduce.graph.tensor import Tensor
@@ -118,7 +120,9 @@ def _take_along_axis(arr: Any, indices: Any, axis: int = -1) -> Tensor:
 
 
 @_stands_for(np.concatenate)
-def _concatenate(arrays: Sequence[Any], axis: int = 0) -> Tensor:
+def _concatenate(arrays: Sequence[Any], axis: int | None = 0) -> Tensor:
+    if axis is None:
+        return joining.concatenate([shapes.reshape(each, -1) for each in arrays], 0)
     return joining.concatenate(arrays, axis)
 
 
@@ -202,5 +206,8 @@ def _ndim(a: Any) -> int:
 
 
 @_stands_for(np.size)
-def _size(a: Any, axis: Axes = None) -> Tensor:
-    return shapes.size(a, axis)
+def _size(a: Any, axis: Axes = None) -> Tensor | int:
+    tensor = as_tensor(a)
+    axes = as_axes("np.size", tensor, axis)
+    known = [size for each in axes if isinstance(size := tensor.shape[each], int)]
+    return math.prod(known) if len(known) == len(axes) else shapes.size(tensor, axes)
