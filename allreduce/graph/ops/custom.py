@@ -8,12 +8,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from allreduce.errors import UsageError
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.ops.arguments import as_dtype, as_shape
 from allreduce.graph.ops.base import Attrs, Gradient, Kernel, Op, ShapeRule, names, register
+from allreduce.graph.ops.common import cast
 from allreduce.graph.scope import users_line
-from allreduce.graph.spec import Spec
+from allreduce.graph.spec import Spec, show
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply
+from allreduce.graph.trace import apply, as_tensor
 
 
 class Operator(Protocol):
@@ -34,24 +36,15 @@ def register_op(
             output's. `specs[0]` is an output like the first input.
         cpu: `(out, inputs, attrs)`: writes the value into `out`, a C-contiguous array of the shape
             rule's shape and dtype that overlaps no input. Inputs may be strided. It returns
-            nothing, or `out`.
-        gradient: `(dy, y, inputs, attrs) -> gradients`: one for each input, or None where it has
-            none, written with `ar.ops`. `dy` is the gradient of the output `y`.
+            nothing, or `out`. Its value has to depend on inputs and attributes alone: equal calls
+            are made once, and one of constants only once for all steps. It draws no random numbers.
+        gradient: `(dy, y, inputs, attrs) -> gradients`: one for each input, of its shape, or None
+            where it has none, written with `ar.ops`. `dy` is the gradient of the output `y`.
 
     Raises:
         UsageError: The name is taken, or an argument is not what it has to be.
     """
-    if not isinstance(name, str) or not name.isidentifier():
-        raise UsageError(f"{users_line()}: an operator's name is an identifier, not {name!r}")
-    if name in names():
-        raise UsageError(
-            f"{users_line()}: there is an operator {name!r} already; choose another name"
-        )
-    for what, part in (("shape", shape), ("cpu", cpu), ("gradient", gradient)):
-        if not callable(part) and not (what == "gradient" and part is None):
-            raise UsageError(
-                f"{users_line()}: operator {name!r}: {what} is a function, not {part!r:.60}"
-            )
+    _check(name, shape, cpu, gradient)
     told = f"operator {name!r}"
     register(
         Op(
@@ -67,6 +60,20 @@ def register_op(
 
     operator.__name__ = operator.__qualname__ = name
     return operator
+
+
+def _check(name: str, shape: ShapeRule, cpu: Kernel, gradient: Gradient | None) -> None:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise UsageError(f"{users_line()}: an operator's name is an identifier, not {name!r}")
+    if name in names():
+        raise UsageError(
+            f"{users_line()}: there is an operator {name!r} already; choose another name"
+        )
+    for what, part in (("shape", shape), ("cpu", cpu), ("gradient", gradient)):
+        if not callable(part) and not (what == "gradient" and part is None):
+            raise UsageError(
+                f"{users_line()}: operator {name!r}: {what} is a function, not {part!r:.60}"
+            )
 
 
 @contextmanager
@@ -88,9 +95,17 @@ def _checked_shape(told: str, shape: ShapeRule) -> ShapeRule:
                 f"the shape rule of {told} gave {found!r:.60}; it returns a spec, such as specs[0] "
                 "or type(specs[0])(shape, dtype)"
             )
-        return found
+        return _normal(told, found)
 
     return rule
+
+
+def _normal(told: str, found: Spec) -> Spec:
+    """Give a spec sizes and a dtype of our own kinds in place of NumPy's integers and names."""
+    what = f"the shape rule of {told}"
+    if not isinstance(found.shape, tuple | list):
+        raise UsageError(f"{what} gave the shape {found.shape!r:.60}; it is a tuple of sizes")
+    return Spec(as_shape(what, tuple(found.shape)), as_dtype(found.dtype))
 
 
 def _checked_kernel(told: str, cpu: Kernel) -> Kernel:
@@ -115,6 +130,19 @@ def _checked_gradient(told: str, gradient: Gradient) -> Gradient:
                 f"the gradient of {told} gave {found!r:.60}; it returns a list with one gradient "
                 f"for each of {len(inputs)} inputs, or None"
             )
-        return found
+        parts = enumerate(zip(found, inputs, strict=True))
+        return [None if part is None else _part(told, i, part, x) for i, (part, x) in parts]
 
     return checked
+
+
+def _part(told: str, place: int, part: Any, x: Tensor) -> Tensor:
+    """Check what a gradient gave for one input, and cast it to the input's dtype."""
+    with _named(told, "gradient"):
+        tensor = as_tensor(part)
+    if tensor.shape != x.shape:
+        raise ShapeError(
+            f"the gradient of {told} gave {show(tensor.shape)} for input {place}, whose shape is "
+            f"{show(x.shape)}; ar.ops.sum_to undoes a broadcast"
+        )
+    return cast(tensor, x.dtype)

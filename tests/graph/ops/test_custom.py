@@ -76,7 +76,18 @@ def test_what_is_no_operator_is_refused(arguments: dict[str, Any], said: str) ->
     [
         ({"cpu": lambda out, inputs, attrs: inputs[0] * 2}, "returned a ndarray instead of writ"),
         ({"shape": lambda specs, attrs: specs[0].shape}, r"the shape rule of .* gave \(3,\)"),
+        ({"shape": lambda specs, attrs: type(specs[0])(3, "float64")}, "gave the shape 3; it is"),
+        ({"shape": lambda specs, attrs: type(specs[0])((3,), "float6")}, "'float6' is no dtype"),
+        ({"shape": lambda specs, attrs: type(specs[0])((0.5,), float)}, "sizes are integers"),
         ({"gradient": lambda dy, y, inputs, attrs: dy}, "one gradient for each of 1 inputs"),
+        (
+            {"gradient": lambda dy, y, inputs, attrs: [ar.ops.sum(dy)]},
+            r"operator 'wrong_for_a_test' gave \(\) for input 0, whose shape is \(3,\)",
+        ),
+        (
+            {"gradient": lambda dy, y, inputs, attrs: [np.ones((2, 3))]},
+            r"operator 'wrong_for_a_test' gave \(2, 3\) for input 0, whose shape is \(3,\)",
+        ),
     ],
 )
 def test_what_a_users_operator_does_wrong_is_said(changed: dict[str, Any], said: str) -> None:
@@ -93,6 +104,25 @@ def test_what_a_users_operator_does_wrong_is_said(changed: dict[str, Any], said:
 
     with pytest.raises(UsageError, match=said):
         step(np.ones(3))
+
+
+def test_gradients_and_specs_may_be_of_numpys_kinds() -> None:
+    given: Any = ((np.int64(3),), "float32")
+    operator = ar.register_op(
+        "doubled_for_a_test",
+        shape=lambda specs, attrs: type(specs[0])(*given),
+        cpu=lambda out, inputs, attrs: np.multiply(inputs[0], 2, out=out),
+        gradient=lambda dy, y, inputs, attrs: [np.full(3, 2.0)],
+    )
+
+    @ar.function
+    def step(x: Any) -> Any:
+        y = operator(x)
+        return y * 1, *ar.gradients(ar.ops.sum(y), [x])
+
+    value, slope = step(np.ones(3, np.float32))
+    assert value.dtype == slope.dtype == np.float32
+    np.testing.assert_array_equal([value.numpy(), slope.numpy()], np.full((2, 3), 2.0))
 
 
 def test_an_error_in_a_users_kernel_says_whose_it_is() -> None:
