@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from allreduce.comm import Work
+from allreduce.devices import options
 from allreduce.graph.instructions import Step, build
 from allreduce.graph.loop import Loop
 from allreduce.graph.memory import Memory
@@ -19,6 +20,7 @@ from allreduce.graph.rendezvous import Rendezvous
 from allreduce.graph.replica import Moment, Replica
 from allreduce.graph.spec import Shape, concrete
 from allreduce.graph.stamp import Stamp
+from allreduce.graph.watch import look_at
 from allreduce.reduction import Arena
 
 
@@ -53,6 +55,8 @@ class Frame:
         self.works: dict[int, Work] = {}  # started and not awaited, by node
         self.loops: dict[int, Loop] = {}  # by the node of the scan
         self.moment = moment
+        self._watches = options.current().check_numerics
+        self._made = {each.node.id: each.node for each in program.instructions}
         self.runtime: dict[str, np.ndarray] = {}
         self._give()
         self.in_place = self._find_in_place()
@@ -82,7 +86,7 @@ class Frame:
             for step in self.steps:
                 step()
         for started in list(self.works):  # what is fetched straight from a collective
-            self.works.pop(started).wait()
+            self._end(started)
         outputs = [self._output(node) for node in self.program.outputs]
         for i in fed:  # a batch may be large, and is the caller's
             del self.values[i]
@@ -98,13 +102,13 @@ class Frame:
         """Find the gradients that can be computed where they are reduced, and where that is."""
         uses = Counter(i for each in self.program.instructions for i in each.node.inputs)
         uses.update(node.id for node in self.program.outputs)
-        made = {each.node.id: lookup(each.node.op) for each in self.program.instructions}
         places: dict[int, np.ndarray] = {}
         for instruction in self.program.instructions:
             node = instruction.node
             if node.op != "store_gradient" or uses[node.inputs[0]] > 1:
                 continue
-            op = made.get(node.inputs[0])
+            made = self._made.get(node.inputs[0])
+            op = None if made is None else lookup(made.op)
             if op is not None and op.kind == "compute" and not op.view:
                 places[node.inputs[0]] = self.gradient(node)
         return places
@@ -134,12 +138,18 @@ class Frame:
 
         def run() -> None:
             for i in waits:
-                work = self.works.pop(i, None)
-                if work is not None:  # another instruction may have waited for it
-                    work.wait()
+                self._end(i)
             step()
 
         return run
+
+    def _end(self, collective: int) -> None:
+        """Wait for a collective, if another instruction has not waited for it."""
+        work = self.works.pop(collective, None)
+        if work is not None:
+            work.wait()
+            if self._watches:
+                look_at(self, self._made[collective])
 
     def inside(self, program: Program) -> Frame:
         """Bind a program that is a part of this one: what a loop repeats."""

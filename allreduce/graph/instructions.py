@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from allreduce.devices import lookup as lookup_device
 from allreduce.devices import options
 from allreduce.errors import NumericsError, everywhere
-from allreduce.graph import numerics
 from allreduce.graph.loop import Loop
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.ops.collective import contribution_of_none
 from allreduce.graph.printing import say
 from allreduce.graph.rendezvous import Key
+from allreduce.graph.watch import watched
 
 if TYPE_CHECKING:
     from allreduce.graph.frame import Frame
@@ -27,7 +27,8 @@ def build(frame: Frame, node: Node) -> Step:
     """Return what carries out one of a frame's instructions."""
     kind = lookup(node.op).kind
     usual = _compute if kind == "compute" else _collective
-    return _BUILDERS.get(node.op, usual)(frame, node)
+    step = _BUILDERS.get(node.op, usual)(frame, node)
+    return watched(frame, node, step) if options.current().check_numerics else step
 
 
 def _compute(frame: Frame, node: Node) -> Step:
@@ -46,15 +47,7 @@ def _compute(frame: Frame, node: Node) -> Step:
     def run() -> None:
         kernel(out, [values[i] for i in inputs], attrs)
 
-    if not options.current().check_numerics:
-        return run
-
-    def run_and_look() -> None:
-        run()
-        when = f"replica {frame.replica.id}, step {frame.moment.step}"
-        numerics.check(node.op, node.source, out, [values[i] for i in inputs], when)
-
-    return run_and_look
+    return run
 
 
 def _read(frame: Frame, node: Node) -> Step:

@@ -18,6 +18,12 @@ def _looking(monkeypatch: pytest.MonkeyPatch) -> None:
     ar.config.enable_check_numerics()
 
 
+@pytest.fixture
+def two_replicas() -> ar.Strategy:
+    ar.config.set_logical_devices("CPU", 4)
+    return ar.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
 def test_the_operation_its_line_step_and_inputs_are_named() -> None:
     @ar.function
     def step(x: Any) -> Any:
@@ -45,6 +51,53 @@ def test_a_gradient_is_looked_at_too() -> None:
 def test_operations_outside_of_steps_are_looked_at() -> None:
     with pytest.raises(NumericsError, match=r"outside of steps: divide at .* made .* 1 Inf"):
         ar.ops.divide(np.array([1.0]), np.array([0.0]))
+
+
+@pytest.mark.parametrize("fetched_alone", [False, True])
+def test_what_depends_on_constants_alone_is_looked_at(fetched_alone: bool) -> None:
+    @ar.function
+    def step(x: Any) -> Any:
+        missing = ar.ops.log(np.array([-1.0]))
+        return missing if fetched_alone else x * missing
+
+    with pytest.raises(NumericsError, match=r"step 1: log at .*test_numerics\.py"):
+        step(np.ones(1))
+
+
+def test_an_update_is_looked_at() -> None:
+    w = ar.Variable(np.ones(2, np.float32), name="w")
+    optimizer = ar.optim.SGD(1e38)
+
+    @ar.function
+    def step(x: Any) -> None:
+        optimizer.minimize(ar.ops.sum(x * w * 1e3, axis=1), [w])
+
+    with pytest.raises(NumericsError, match=r"step 1: the update of 'w' at .*test_num.* 2 Inf"):
+        step(np.full((2, 2), 1e3, np.float32))
+
+
+@pytest.mark.parametrize("fetched_alone", [False, True])
+def test_collectives_are_looked_at(two_replicas: ar.Strategy, fetched_alone: bool) -> None:
+    def step(x: Any) -> Any:
+        total = ar.all_reduce(ar.ops.sum(x))
+        return total if fetched_alone else total * 2.0
+
+    (batch,) = two_replicas.distribute_dataset([(np.full(2, 2e38, np.float32),)])
+    with pytest.raises(NumericsError, match=r"all_reduce at .* made float32.* from 2e\+38 to 2e"):
+        two_replicas.run(step, args=batch)
+
+
+def test_sums_of_gradients_are_looked_at(two_replicas: ar.Strategy) -> None:
+    with two_replicas.scope():
+        w = ar.Variable(np.ones(1, np.float32), name="w")
+        optimizer = ar.optim.SGD(1e-9)
+
+    def step(x: Any) -> None:
+        optimizer.minimize(x * ar.ops.sum(w), [w])
+
+    (batch,) = two_replicas.distribute_dataset([(np.full(2, 2e38, np.float32),)])
+    with pytest.raises(NumericsError, match=r"sum of all replicas' gradients of 'w' at .*test_num"):
+        two_replicas.run(step, args=batch)
 
 
 def test_it_can_be_turned_off_again() -> None:

@@ -45,9 +45,9 @@ def optimize(graph: Graph) -> Graph:
 
 def is_on(name: str) -> bool:
     """Say whether an optional pass is to run."""
-    # A chain would hide which of its operations made a NaN, and a value written over its input
-    # what that was.
-    hides = name in ("fuse", "plan_buffers") and options.current().check_numerics
+    # A chain would hide which of its operations made a NaN, a constant that any did, and a value
+    # written over its input what that was.
+    hides = name in ("fold", "fuse", "plan_buffers") and options.current().check_numerics
     return name not in _off and not hides
 
 

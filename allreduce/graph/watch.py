@@ -1,0 +1,69 @@
+"""Looking at what each instruction of a frame makes: `ar.config.enable_check_numerics()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from allreduce.graph import numerics
+from allreduce.graph.node import Node
+from allreduce.graph.ops.base import lookup
+
+if TYPE_CHECKING:
+    from allreduce.graph.frame import Frame
+
+
+def watched(frame: Frame, node: Node, step: Callable[[], None]) -> Callable[[], None]:
+    """Return the step with a look at what it made; collectives are looked at when they end."""
+    if node.op == "update_bucket":
+        look = look_at_parameters
+    elif lookup(node.op).kind == "compute" and lookup(node.op).view is None:
+        look = look_at
+    else:
+        return step
+
+    def run_and_look() -> None:
+        step()
+        look(frame, node)
+
+    return run_and_look
+
+
+def look_at(frame: Frame, node: Node) -> None:
+    """Refuse a value that is not finite, of an operation, or of a collective that has ended.
+
+    Raises:
+        NumericsError: Names the operation, or whose gradients were added up.
+    """
+    if node.op == "all_reduce_bucket":
+        for name, gradient, _ in _variables(frame, node):
+            told = f"the sum of all replicas' gradients of {name!r}"
+            numerics.check(told, node.source, gradient, [], _when(frame))
+        return
+    inputs = [frame.values[i] for i in node.inputs]
+    numerics.check(node.op, node.source, frame.values[node.id], inputs, _when(frame))
+
+
+def look_at_parameters(frame: Frame, node: Node) -> None:
+    """Refuse parameters that are not finite after an update.
+
+    Raises:
+        NumericsError: Names the variable.
+    """
+    for name, gradient, parameters in _variables(frame, node):
+        told = f"the update of {name!r}"
+        numerics.check(told, node.source, parameters, [gradient], _when(frame))
+
+
+def _variables(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield the name, gradient and value of each variable of a bucket."""
+    arena, bucket = frame.arena(node), node.attrs["bucket"]
+    for place in range(bucket.first, bucket.last):
+        name = arena.layout.spans[place].name
+        yield name, arena.view(arena.gradients, place), arena.view(arena.parameters, place)
+
+
+def _when(frame: Frame) -> str:
+    return f"replica {frame.replica.id}, step {frame.moment.step}"
