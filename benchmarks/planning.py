@@ -1,4 +1,4 @@
-"""Time what a step costs before it runs: trace, gradient, passes, placement, partition, schedule.
+"""Time what a step costs before it runs: trace, gradient, placement, passes, partition, schedule.
 
     python benchmarks/planning.py
 
@@ -63,9 +63,9 @@ def stages(layers: int) -> tuple[int, dict[str, float]]:
         return result
 
     graph = timed("trace and gradient", lambda: record(layers))
-    optimized = timed("passes", lambda: passes.order_reads(passes.optimize(graph)))
-    placed, _ = timed("placement", lambda: place(optimized, DEVICES[0], DEVICES))
-    cut = timed("partition", lambda: partition(placed))
+    placed, _ = timed("placement", lambda: place(graph, DEVICES[0], DEVICES))
+    optimized = timed("passes", lambda: passes.order_reads(passes.optimize(placed)))
+    cut = timed("partition", lambda: partition(optimized))
     program = timed("schedule", lambda: schedule(cut))
     timed("buffers", lambda: passes.plan_buffers(program))
     return len(graph.nodes), {TOTAL: sum(seconds.values()), **seconds}

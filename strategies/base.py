@@ -25,17 +25,19 @@ class Strategy(Replicator):
     """Replicates what is made in its scope over devices, and keeps the replicas equal.
 
     Args:
-        devices: This process's replicas' devices.
+        owned: The devices of each of this process's replicas.
         first_replica: The id of the first of them among all replicas.
         total: How many replicas there are, over all ranks.
     """
 
-    def __init__(self, devices: Sequence[DeviceName], first_replica: int, total: int) -> None:
-        super().__init__(devices, first_replica, total)
+    def __init__(
+        self, owned: Sequence[Sequence[DeviceName]], first_replica: int, total: int
+    ) -> None:
+        super().__init__([own[0] for own in owned], first_replica, total, owned)
         self._communicator: Communicator | None = None
         self.generation = world().generation
         # All ranks of a host bring as many replicas as this one, so that many share its cores.
-        limit_blas_threads(blas_threads(len(devices) * world().local_size))
+        limit_blas_threads(blas_threads(len(owned) * world().local_size))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} with {counted(self.num_replicas_in_sync, 'replica')}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from allreduce.strategies.base import Strategy
-from allreduce.strategies.mirrored import local_devices
+from allreduce.strategies.mirrored import deal_out, local_devices
 
 from allreduce import events
 from allreduce.comm import Communicator, init
@@ -17,16 +17,24 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     All ranks construct it together. Unless `ar.set_seed` was called, rank 0 draws the seed.
 
+    Args:
+        devices_per_replica: Of how many of a rank's devices, one after the other, a replica is
+            made: its step can place layers on each.
+
     Raises:
-        MismatchError: Ranks have set different seeds.
+        UsageError: A rank's devices cannot be dealt out evenly.
+        MismatchError: Ranks have set different seeds, or numbers of devices per replica.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, devices_per_replica: int = 1) -> None:
         communicator = init()
-        devices = local_devices()
-        counts = communicator.all_gather(np.asarray([len(devices)], np.int64))
+        owned = deal_out(local_devices(), devices_per_replica)
+        here = np.asarray([[len(owned), devices_per_replica]], np.int64)
+        counts, sizes = communicator.all_gather(here).T
+        if len(set(sizes)) > 1:
+            raise MismatchError(f"ranks have different numbers of devices per replica: {sizes}")
         first = int(counts[: communicator.rank].sum())
-        super().__init__(devices, first, int(counts.sum()))
+        super().__init__(owned, first, int(counts.sum()))
         self._communicator = communicator
         _agree_on_seed(communicator)
         events.logger.info(

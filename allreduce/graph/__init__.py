@@ -1,6 +1,7 @@
 """The training step as a graph: traced, differentiated, placed, scheduled and replayed."""
 
 from allreduce.graph.arenas import load_optimizer_state, optimizer_state
+from allreduce.graph.colocation import colocate_with
 from allreduce.graph.function import Function, function
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.ops.collective import all_gather, all_reduce, replica_id
@@ -30,6 +31,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "apply_gradients",
+    "colocate_with",
     "current_replicator",
     "default_replicator",
     "device",

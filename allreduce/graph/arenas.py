@@ -13,6 +13,7 @@ from allreduce.devices import Buffer, lookup
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import passes
+from allreduce.graph.places import Places
 from allreduce.graph.replica import Replica
 from allreduce.graph.update import UpdateRule
 from allreduce.graph.variable import Variable
@@ -24,6 +25,8 @@ class Host(Protocol):
 
     @property
     def devices(self) -> Sequence[DeviceName]: ...
+    @property
+    def places(self) -> Sequence[Places]: ...
     @property
     def replicas(self) -> Sequence[Replica]: ...
     @property
@@ -39,8 +42,15 @@ class ArenaPlan:
     that is to change it takes it over first, before a step.
     """
 
-    def __init__(self, slots: Sequence[str], variables: Sequence[Variable], host: Host) -> None:
+    def __init__(
+        self,
+        slots: Sequence[str],
+        variables: Sequence[Variable],
+        host: Host,
+        device: DeviceName,
+    ) -> None:
         self.variables = tuple(variables)
+        self.device = device  # as the replicas' program calls it
         named = [(variable.name, variable.shape) for variable in variables]
         self.layout: Layout = lay_out(named, variables[0].dtype)
         limit = BUCKET_BYTES if passes.is_on("bucket") else 0
@@ -49,7 +59,7 @@ class ArenaPlan:
         self.take_over()
 
     def _build(self, host: Host, index: int, slots: Sequence[str]) -> Arena:
-        device = lookup(host.devices[index])
+        device = lookup(host.places[index].names[self.device])
         communicator: Communicator | None = host.replicas[index].communicator
 
         def private(size: int, dtype: np.dtype[Any]) -> np.ndarray:
@@ -135,8 +145,16 @@ _waiting: weakref.WeakKeyDictionary[UpdateRule, dict[str, np.ndarray]]
 _waiting = weakref.WeakKeyDictionary()
 
 
-def plan_for(host: Host, rule: UpdateRule, variables: Sequence[Variable]) -> ArenaPlan:
+def plan_for(
+    host: Host, rule: UpdateRule, variables: Sequence[Variable], device: DeviceName
+) -> ArenaPlan:
     """Return the rule's arena for these variables; a new one is laid out in the given order.
+
+    Args:
+        host: Whose replicas have it.
+        rule: The optimizer.
+        variables: All on one device, and of one dtype.
+        device: As the replicas' program calls it.
 
     Raises:
         UsageError: The rule already updates some of them together with others, or two variables
@@ -157,7 +175,7 @@ def plan_for(host: Host, rule: UpdateRule, variables: Sequence[Variable]) -> Are
             f"an optimizer's variables need different names, as its state is kept by them; {twice} "
             "are used twice"
         )
-    plan = ArenaPlan(rule.slots, variables, host)
+    plan = ArenaPlan(rule.slots, variables, host, device)
     plans.append(plan)
     if rule in _waiting:
         plan.load(_waiting[rule], rule.iterations)

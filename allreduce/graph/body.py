@@ -95,7 +95,7 @@ class BodyTrace(Trace):
         spec: Spec,
         *,
         control: Sequence[int] = (),
-        device: DeviceName | None = None,
+        place: DeviceName | None = None,
     ) -> TracedTensor:
         kind = lookup(op).kind
         if kind == "effect":
@@ -104,7 +104,7 @@ class BodyTrace(Trace):
             )
         if kind == "collective":
             self._refuse(f"exchanges values between replicas ({op})", "do so before or after it")
-        return super().add(op, inputs, attrs, spec, control=control, device=device)
+        return super().add(op, inputs, attrs, spec, control=control, place=place)
 
     def value(self, given: Any) -> TracedTensor:
         """Return a tensor of this trace for what an operator takes."""
@@ -115,10 +115,8 @@ class BodyTrace(Trace):
     def runtime(self, name: str) -> TracedTensor:
         return self.own(self._outer.runtime(name), name)
 
-    def read(
-        self, key: Hashable, spec: Spec, attrs: Attrs, device: DeviceName | None
-    ) -> TracedTensor:
-        return self.own(self._outer.read(key, spec, attrs, device), "read")
+    def read(self, key: Hashable, spec: Spec, attrs: Attrs, place: DeviceName) -> TracedTensor:
+        return self.own(self._outer.read(key, spec, attrs, place), "read")
 
     def next_draw(self) -> int:
         self._refuse(

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allreduce import events
-from allreduce.devices import logical_devices
 from allreduce.graph import passes
 from allreduce.graph.agreement import compare, synchronize
 from allreduce.graph.arenas import ArenaPlan, Host, plan_for
@@ -25,9 +24,10 @@ from allreduce.graph.dependence import dependents, of_replica
 from allreduce.graph.executor import Executor
 from allreduce.graph.node import Graph
 from allreduce.graph.ops.base import lookup
-from allreduce.graph.outline import Outline, outline
+from allreduce.graph.outline import outline
 from allreduce.graph.partition import partition
-from allreduce.graph.placement import place
+from allreduce.graph.placement import place, report
+from allreduce.graph.program import Program
 from allreduce.graph.replica import Replica
 from allreduce.graph.retracing import Retracing
 from allreduce.graph.returned import Returned, take_apart
@@ -117,6 +117,7 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         graph, returned = _trace(host, fn, arguments)
         if host.num_replicas_in_sync > 1:
             _check_equal_changes(graph)
+        graph = _placed(host, graph)
         # Replicas of one process run the same program; ranks make sure of it.
         several_ranks = len(host.devices) < host.num_replicas_in_sync
         exchanges = any(lookup(node.op).kind == "collective" for node in graph.nodes)
@@ -130,7 +131,11 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         updates = _updates(host, graph)
         plans = [plan for _, plan in updates]
         graph = passes.bucket(graph, plans, host.num_replicas_in_sync)
-        executors = [_prepare(host, replica, graph, plans, said) for replica in host.replicas]
+        program = _program(graph)
+        executors = [
+            Executor(program, each, {id(plan): plan.arenas[each.index] for plan in plans}, said)
+            for each in host.replicas
+        ]
         return Compiled(graph, executors, returned, updates)
 
 
@@ -148,8 +153,8 @@ def compile_alone(
             raise needs_all(fn, "has collectives", host.num_replicas_in_sync)
         if graph.effects:
             raise needs_all(fn, "changes variables", host.num_replicas_in_sync)
-        graph = _optimized(graph)
-        return Compiled(graph, [_prepare(host, replica, graph, [], None)], returned, [])
+        graph = _optimized(_placed(host, graph))
+        return Compiled(graph, [Executor(_program(graph), replica, {})], returned, [])
 
 
 def _trace(host: Host, fn: Callable[..., Any], arguments: Arguments) -> tuple[Graph, Returned]:
@@ -160,6 +165,14 @@ def _trace(host: Host, fn: Callable[..., Any], arguments: Arguments) -> tuple[Gr
     graph = trace.finish(outputs)
     check_owner(host, _variables(passes.prune(graph)))
     return graph, returned
+
+
+def _placed(host: Host, graph: Graph) -> Graph:
+    """Give every node a device, by the names that each of the replicas calls its own."""
+    places = host.places[0]
+    placed, log = place(graph, places.home, list(places.names))
+    report(log, places.names)
+    return placed
 
 
 def _optimized(graph: Graph) -> Graph:
@@ -196,18 +209,14 @@ def _updates(host: Host, graph: Graph) -> list[tuple[UpdateRule, ArenaPlan]]:
             continue
         check_once(node, changed)
         rule = node.attrs["rule"]
-        updates.append((rule, plan_for(host, rule, by_readiness(node))))
+        assert node.device is not None, node
+        updates.append((rule, plan_for(host, rule, by_readiness(node), node.device)))
     return updates
 
 
-def _prepare(
-    host: Host, replica: Replica, graph: Graph, plans: list[ArenaPlan], said: Outline | None
-) -> Executor:
-    available = [device.name for device in logical_devices()]
-    placed, _ = place(graph, host.devices[replica.index], available)
-    program = schedule(partition(placed))
+def _program(graph: Graph) -> Program:
+    program = schedule(partition(graph))
     if passes.is_on("plan_buffers"):
         program = passes.plan_buffers(program)
-    events.logger.debug("replica %d runs\n%s", replica.id, program)
-    arenas = {id(plan): plan.arenas[replica.index] for plan in plans}
-    return Executor(program, replica, arenas, said)
+    events.logger.debug("each replica runs\n%s", program)
+    return program

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.devices import logical_devices, options
+from allreduce.devices import options
 from allreduce.devices.names import DeviceName
 from allreduce.graph import numerics, together
 from allreduce.graph.agreement import synchronize
@@ -23,7 +23,7 @@ from allreduce.graph.node import Graph, Node
 from allreduce.graph.ops.base import Attrs, lookup
 from allreduce.graph.ops.collective import contribution_of_none
 from allreduce.graph.outline import Outline, outline
-from allreduce.graph.placement import requested
+from allreduce.graph.placement import put, requested
 from allreduce.graph.printing import say
 from allreduce.graph.replica import Moment, Replica
 from allreduce.graph.spec import Spec, concrete
@@ -33,7 +33,6 @@ from allreduce.graph.turns import Meet, Meeting
 from allreduce.graph.variable import Variable
 
 _NOTHING = np.zeros((), np.int64)  # the value of what only has an effect
-_warned: set[str] = set()  # names of missing devices that soft placement has spoken of
 
 
 class EagerTrace(Trace):
@@ -82,14 +81,14 @@ class EagerTrace(Trace):
         spec: Spec,
         *,
         control: Sequence[int] = (),
-        device: DeviceName | None = None,
+        place: DeviceName | None = None,
     ) -> TracedTensor:
         """Append a node and compute its value."""
-        node = self._append(op, inputs, attrs, spec, control, device)
+        node = self._append(op, inputs, attrs, spec, control, place)
+        node = self.nodes[-1] = self._placed(node)
         for found, root in ((self._of_samples, of_samples), (self._of_replica, of_replica)):
             if depends(node, found, root):
                 found.add(node.id)
-        self._check_device(node)
         self._values[node.id] = self._value(node)
         return self.tensor(node.id)
 
@@ -101,11 +100,13 @@ class EagerTrace(Trace):
         self.nodes.clear()
         self._values.clear()
 
-    def _check_device(self, node: Node) -> None:
+    def _placed(self, node: Node) -> Node:
+        """Give a node the device that it asks for, or the replica's; its variables lie there."""
+        places = self._replica.places
+        device = places.home
         if node.device is not None:
-            available = [device.name for device in logical_devices()]
-            home = self._host.devices[self._replica.index]
-            requested(f"{node.source}: {node.op}", node.device, home, available, _warned)
+            device = requested(node, node.device, places.home, list(places.names))[0]
+        return put(node, device)
 
     def _value(self, node: Node) -> np.ndarray:
         special = _SPECIAL.get(node.op)

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from allreduce.comm import Work
-from allreduce.devices import options
+from allreduce.devices import Device, DeviceName, options
+from allreduce.devices import lookup as lookup_device
 from allreduce.graph.instructions import Step, build
 from allreduce.graph.loop import Loop
 from allreduce.graph.memory import Memory
@@ -60,7 +61,7 @@ class Frame:
         self.runtime: dict[str, np.ndarray] = {}
         self._give()
         self.in_place = self._find_in_place()
-        self.memory = Memory(self.program, self.in_place, self.shape)
+        self.memory = Memory(self.program, self.in_place, self.shape, self.device)
         self.steps = [
             self._after(instruction, build(self, instruction.node))
             for instruction in program.instructions
@@ -158,6 +159,10 @@ class Frame:
     def buffer(self, node: Node) -> np.ndarray:
         """Make room for a node's value."""
         return self.memory.array(node)
+
+    def device(self, name: DeviceName) -> Device:
+        """Return the replica's device that its program calls by a name."""
+        return lookup_device(self.replica.places.names[name])
 
     def shape(self, node: Node) -> tuple[int, ...]:
         """Return the shape of a node's value in this frame's steps."""

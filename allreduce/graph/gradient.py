@@ -15,7 +15,7 @@ from allreduce.errors import UnsupportedError, UsageError
 from allreduce.graph.node import Node
 from allreduce.graph.ops import functions
 from allreduce.graph.ops.base import cut, lookup
-from allreduce.graph.scope import users_line
+from allreduce.graph.scope import Beside, part, users_line, within
 from allreduce.graph.tensor import Tensor, TracedTensor
 from allreduce.graph.trace import Trace, as_tensor, current_trace
 
@@ -140,14 +140,18 @@ def _propagate(
         )
     inputs = [trace.tensor(i) for i in node.inputs]
     output = trace.tensor(node.id)
-    parts = op.gradient(gradient, output, inputs, node.attrs)
-    for source, part in zip(inputs, parts, strict=True):
+    with within(Beside(id(trace), node.id)), part(f"gradient of {node.part}" if node.part else ""):
+        parts = op.gradient(gradient, output, inputs, node.attrs)
+    for source, found in zip(inputs, parts, strict=True):
         if source.id not in between:
             continue
-        if part is None:
+        if found is None:
             raise UnsupportedError(
                 f"{node.source}: operator {op.name!r} has no gradient for its argument "
                 f"{node.inputs.index(source.id)}, and the loss depends on a variable through it"
             )
         before = pending.get(source.id)
-        pending[source.id] = part if before is None else before + part
+        if before is not None:
+            with within(Beside(id(trace), source.id)):
+                found = before + found
+        pending[source.id] = found

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from allreduce.devices import lookup as lookup_device
 from allreduce.devices import options
 from allreduce.errors import NumericsError, everywhere
 from allreduce.graph.loop import Loop
@@ -178,7 +177,7 @@ def _send(frame: Frame, node: Node) -> Step:
 
 def _receive(frame: Frame, node: Node) -> Step:
     assert node.device is not None, node
-    out, device = frame.buffer(node), lookup_device(node.device)
+    out, device = frame.buffer(node), frame.device(node.device)
     stream = device.stream("transfer")
 
     def run() -> None:

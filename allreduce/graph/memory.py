@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from allreduce.devices import lookup
+from allreduce.devices import Device, DeviceName
 from allreduce.devices.base import ALIGNMENT, Buffer
 from allreduce.graph.node import Node
 from allreduce.graph.program import Block, Program
@@ -25,6 +25,7 @@ class Memory:
         program: Its blocks say what may share memory; without a plan each value has its own.
         elsewhere: Nodes whose values are not to lie here.
         shape: Gives the shape of a node's value.
+        device: Gives the device that a program calls by a name.
 
     Attributes:
         nbytes: Of all pools.
@@ -36,27 +37,29 @@ class Memory:
         program: Program,
         elsewhere: Collection[int],
         shape: Callable[[Node], tuple[int, ...]],
+        device: Callable[[DeviceName], Device],
     ) -> None:
         self._shape = shape
+        self._device = device
         self._places: dict[int, tuple[Buffer, int]] = {}
         self.nbytes = self.least = 0
         nodes = {each.node.id: each.node for each in program.instructions}
-        pools: dict[str, list[tuple[Block, int]]] = {}
+        pools: dict[DeviceName, list[tuple[Block, int]]] = {}
         for block in program.blocks or ():
             first = next((i for i in block.values if i not in elsewhere), None)
             if first is not None:  # its values are all of one size
                 pools.setdefault(block.device, []).append((block, self._bytes(nodes[first])))
-        for device, blocks in pools.items():
-            self._lay_out(device, blocks)
+        for name, blocks in pools.items():
+            self._lay_out(name, blocks)
 
     def _bytes(self, node: Node) -> int:
         return prod(self._shape(node)) * node.spec.dtype.itemsize
 
-    def _lay_out(self, device: str, blocks: Sequence[tuple[Block, int]]) -> None:
+    def _lay_out(self, name: DeviceName, blocks: Sequence[tuple[Block, int]]) -> None:
         sizes = [size for _, size in blocks]
         lives = [(block.first, block.last) for block, _ in blocks]
         offsets, total = pack(sizes, lives)
-        pool = lookup(device).allocate(total)
+        pool = self._device(name).allocate(total)
         for (block, _), offset in zip(blocks, offsets, strict=True):
             self._places.update(dict.fromkeys(block.values, (pool, offset)))
         self.nbytes += total
@@ -64,9 +67,11 @@ class Memory:
 
     def array(self, node: Node) -> np.ndarray:
         """Return where a node's value goes; it may hold anything."""
-        if node.id not in self._places:
-            return np.empty(self._shape(node), node.spec.dtype)
-        pool, offset = self._places[node.id]
+        if node.id in self._places:
+            pool, offset = self._places[node.id]
+        else:
+            assert node.device is not None, node
+            pool, offset = self._device(node.device).allocate(self._bytes(node)), 0
         array: np.ndarray = pool.array(node.spec.dtype, self._shape(node), offset)
         return array
 

@@ -23,6 +23,8 @@ class Node:
         device: Where the user asked for it, and after placement where it runs.
         control: Nodes that have to run before it although it does not read them.
         source: The user's line that made it, "file:line".
+        beside: Before placement, a node whose device it is to have.
+        part: Of the model, "sequential/0"; empty where no layer was called.
     """
 
     id: int
@@ -33,6 +35,8 @@ class Node:
     device: DeviceName | None = None
     control: tuple[int, ...] = ()
     source: str = ""
+    beside: int | None = None
+    part: str = ""
 
     @property
     def before(self) -> tuple[int, ...]:
@@ -88,6 +92,7 @@ class Rewriter:
         edges = {
             "inputs": tuple(self.moved[i] for i in node.inputs),
             "control": tuple(dict.fromkeys(self.moved[i] for i in node.control if i in self.moved)),
+            "beside": None if node.beside is None else self.moved.get(node.beside),
         }
         self.moved[node.id] = self.add(node, **{**edges, **changes})
         return self.moved[node.id]

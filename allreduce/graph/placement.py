@@ -1,9 +1,12 @@
-"""Placement: give every node a device."""
+"""Placement: give every node a device.
+
+Devices go here by the names that a replica's program calls them; `places.py` says what they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from allreduce import events
 from allreduce.devices import options
@@ -11,6 +14,8 @@ from allreduce.devices.names import DeviceName
 from allreduce.errors import DeviceError
 from allreduce.graph.node import Graph, Node, Rewriter
 from allreduce.graph.ops.base import lookup
+
+_spoken_of: set[str] = set()  # the fall-backs of soft placement that a warning was given for
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,79 +34,121 @@ class Placed:
 def place(
     graph: Graph, home: DeviceName, available: Sequence[DeviceName]
 ) -> tuple[Graph, list[Placed]]:
-    """Give every node a device: what the user asked for, else where its inputs are, else `home`.
+    """Give every node a device, and say why.
+
+    What the scopes asked for comes first; then what a node was put beside; then what has no kernel
+    but for CPUs; then where all its inputs are, or else where the only variables are that it reads;
+    and at last `home`.
 
     Args:
-        graph: Any graph; a node's device is what the surrounding scopes asked for.
+        graph: As it was traced: a node's device is what the surrounding scopes asked for.
         home: The replica's own device, in full.
-        available: The devices of this task, in full.
+        available: The devices that it may use, in full.
 
     Raises:
-        DeviceError: A node asks for a device that does not exist, and soft placement is off.
+        DeviceError: A node asks for a device that does not exist or cannot do it, and soft
+            placement is off.
     """
     rewriter = Rewriter(graph)
     log: list[Placed] = []
-    warned: set[str] = set()
     for node in graph.nodes:
-        device, reason = _choose(node, rewriter, home, available, warned)
-        rewriter.keep(node, device=device)
+        device, reason = _choose(node, rewriter, home, available)
+        rewriter.keep(put(node, device))
         log.append(Placed(node.op, device, reason, node.source))
-    if options.current().log_device_placement:
-        for row in log:
-            events.logger.info("placed %s", row)
     return rewriter.finish(), log
 
 
+def put(node: Node, device: DeviceName) -> Node:
+    """Place a node, and what it repeats: a scan is on one device."""
+    attrs, body = node.attrs, node.attrs.get("body")
+    if body is not None:
+        inner = tuple(put(each, device) for each in body.graph.nodes)
+        attrs = {**attrs, "body": replace(body, graph=replace(body.graph, nodes=inner))}
+    return replace(node, device=device, beside=None, attrs=attrs)
+
+
+def report(log: Sequence[Placed], names: Mapping[DeviceName, DeviceName]) -> None:
+    """Log each operation's device with the reason, if that is wanted.
+
+    Args:
+        log: What `place` gave.
+        names: What the devices are in fact.
+    """
+    if options.current().log_device_placement:
+        for row in log:
+            device = names.get(row.device, row.device)
+            events.logger.info("placed %s", Placed(row.op, device, row.reason, row.source))
+
+
 def _choose(
-    node: Node,
-    rewriter: Rewriter,
-    home: DeviceName,
-    available: Sequence[DeviceName],
-    warned: set[str],
+    node: Node, rewriter: Rewriter, home: DeviceName, available: Sequence[DeviceName]
 ) -> tuple[DeviceName, str]:
-    if node.device is not None:
-        what = f"{node.source}: {node.op}"
-        return requested(what, node.device, home, available, warned)
-    if lookup(node.op).kind == "compute" and node.inputs:
+    if node.device not in (None, DeviceName()):
+        assert node.device is not None
+        return requested(node, node.device, home, available)
+    found, reason = _preferred(node, rewriter, home)
+    if not lookup(node.op).runs_on(found.kind):
+        return _host(found, available), f"{node.op} has no kernel for {found.kind}"
+    return found, reason
+
+
+def _preferred(node: Node, rewriter: Rewriter, home: DeviceName) -> tuple[DeviceName, str]:
+    """Choose a device for a node that asks for none."""
+    if node.beside is not None:
+        like = rewriter.nodes[rewriter.moved[node.beside]]
+        assert like.device is not None
+        return like.device, f"beside its {like.op}"
+    if lookup(node.op).kind in ("compute", "collective"):
         # Where all its inputs are that lie anywhere: nothing has to move.
         sources = [rewriter.nodes[rewriter.moved[i]] for i in node.inputs]
         sources = [source for source in sources if source.op not in ("constant", "runtime")]
         devices = {source.device for source in sources if source.device is not None}
         if len(devices) == 1:
             return devices.pop(), "its inputs are there"
+        # Variables stay, and what is computed from samples moves.
+        devices = {source.device for source in sources if source.op == "read" and source.device}
+        if len(devices) == 1:
+            return devices.pop(), "its variable is there"
     return home, "the replica's device"
 
 
+def _host(near: DeviceName, available: Sequence[DeviceName]) -> DeviceName:
+    """Find a CPU, of the same task as a device if it has one."""
+    hosts = [device for device in available if device.kind == "CPU"]
+    of_task = [device for device in hosts if (device.job, device.task) == (near.job, near.task)]
+    return (of_task or hosts)[0]
+
+
 def requested(
-    what: str,
-    asked: DeviceName,
-    home: DeviceName,
-    available: Sequence[DeviceName],
-    warned: set[str],
+    node: Node, asked: DeviceName, home: DeviceName, available: Sequence[DeviceName]
 ) -> tuple[DeviceName, str]:
-    """Find the device that a scope asks for; returns it with the reason.
+    """Find the device that a node asks for; returns it with the reason.
 
     Args:
-        what: What is placed, with the user's line.
+        node: What is placed.
         asked: A name, whole or in part.
         home: Where it would be otherwise.
         available: What exists.
-        warned: The missing names that a warning was given for; one more is added.
 
     Raises:
-        DeviceError: It does not exist, and soft placement is off.
+        DeviceError: It does not exist or cannot do it, and soft placement is off.
     """
+    op = lookup(node.op)
     # Home first, so that an incomplete name does not move anything for nothing.
-    for device in (home, *available):
-        if asked.matches(device):
+    found = [device for device in (home, *available) if asked.matches(device)]
+    for device in found:
+        if op.runs_on(device.kind):
             return device, f"ar.device({str(asked)!r})"
+    back = home if op.runs_on(home.kind) else _host(home, available)
+    why = f"which has no kernel of {node.op}" if found else "which does not exist here"
     exists = ", ".join(str(device) for device in available)
     if not options.current().soft_device_placement:
         raise DeviceError(
-            f"{what} was placed on {asked}, which does not exist here; there are {exists}. "
-            f"ar.config.set_soft_device_placement(True) would use {home} instead"
+            f"{node.source}: {node.op} was placed on {asked}, {why}; there are {exists}. "
+            f"ar.config.set_soft_device_placement(True) would use {back} instead"
         )
-    if str(asked) not in warned:
-        warned.add(str(asked))
-        events.logger.warning("%s does not exist here (%s): using %s", asked, exists, home)
-    return home, f"{asked} does not exist; soft placement"
+    key = f"{asked} {why} {back}"
+    if key not in _spoken_of:
+        _spoken_of.add(key)
+        events.logger.warning("%s, %s (there are %s): using %s", asked, why, exists, back)
+    return back, f"{asked}, {why}; soft placement"

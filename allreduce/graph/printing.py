@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from allreduce.devices.names import DeviceName
 from allreduce.graph import nest
 from allreduce.graph.tensor import ConcreteTensor, Tensor, TracedTensor
 from allreduce.graph.trace import as_tensor, current_trace
@@ -42,7 +43,7 @@ def print_values(*values: Any, sep: str = " ") -> None:
     else:
         # What does not change is written now: it may be something else when the step runs.
         fixed = tuple(each if _open(each) else str(each) for each in parts)
-        trace.effect("print", tensors, {"parts": fixed, "sep": sep}, ())
+        trace.effect("print", tensors, {"parts": fixed, "sep": sep}, (), DeviceName())
 
 
 print_values.__name__ = print_values.__qualname__ = "print"

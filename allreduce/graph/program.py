@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from allreduce.devices.names import DeviceName
 from allreduce.errors import InternalError
 from allreduce.graph.node import Node
 
@@ -46,7 +47,7 @@ class Block:
     values: tuple[int, ...]
     first: int
     last: int
-    device: str
+    device: DeviceName
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from allreduce.comm import Communicator
+from allreduce.graph.places import Places
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """Who runs: `index` among this process's replicas, `id` among all."""
+    """Who runs.
+
+    Attributes:
+        index: Among this process's replicas.
+        id: Among all.
+        communicator: Its member of theirs; None where it runs alone.
+        places: What the device names in its program mean.
+        generation: Of the world that it is in.
+    """
 
     index: int
     id: int
     communicator: Communicator | None
+    places: Places
     generation: int = 0
 
 

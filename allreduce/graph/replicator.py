@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import Communicator
-from allreduce.devices import options
+from allreduce.devices import logical_devices, options
 from allreduce.devices.names import DeviceName
 from allreduce.errors import PeerLostError, UsageError
 from allreduce.graph.arenas import publish_iterations, renew
 from allreduce.graph.compiled import Compiled, ProgramCache, compile_alone, compile_step
 from allreduce.graph.eager_step import run_eagerly
 from allreduce.graph.per_replica import PerReplica
+from allreduce.graph.places import Places
 from allreduce.graph.replica import Moment, Replica
 from allreduce.graph.returned import Returned
 from allreduce.graph.signature import Arguments, take_apart
@@ -30,7 +31,8 @@ class Replicator:
     """The replicas of a program: by itself one, on this process's first device.
 
     Attributes:
-        devices: This process's replicas' devices, in order.
+        devices: This process's replicas' devices, in order; of several that one owns, the first.
+        owned: All devices of each; empty where a replica may use what the process has.
         first_replica: The id of the first of them among all replicas.
         num_replicas_in_sync: How many replicas there are, over all ranks.
         generation: Of the world they are in.
@@ -39,9 +41,14 @@ class Replicator:
     generation = 0
 
     def __init__(
-        self, devices: Sequence[DeviceName] = (HOST,), first_replica: int = 0, total: int = 1
+        self,
+        devices: Sequence[DeviceName] = (HOST,),
+        first_replica: int = 0,
+        total: int = 1,
+        owned: Sequence[Sequence[DeviceName]] = (),
     ) -> None:
         self.devices = tuple(devices)
+        self.owned = tuple(map(tuple, owned))
         self.first_replica = first_replica
         self.num_replicas_in_sync = total
         self._programs = ProgramCache()
@@ -56,6 +63,13 @@ class Replicator:
     @property
     def local_replicas(self) -> int:
         return len(self.devices)
+
+    @property
+    def places(self) -> list[Places]:
+        """What the device names in each local replica's program mean."""
+        everyones = [device.name for device in logical_devices()]
+        owned = self.owned or [dict.fromkeys((home, *everyones)) for home in self.devices]
+        return [Places.of(list(own), everyones) for own in owned]
 
     @property
     def communicator(self) -> Communicator | None:
@@ -83,9 +97,10 @@ class Replicator:
                 several = self.num_replicas_in_sync > 1
                 members = self.replica_communicators() if several else [None]
                 ids = range(self.first_replica, self.first_replica + self.local_replicas)
+                each = zip(ids, members, self.places, strict=True)
                 self._replicas = [
-                    Replica(index, id, member, self.generation)
-                    for index, (id, member) in enumerate(zip(ids, members, strict=True))
+                    Replica(index, id, member, places, self.generation)
+                    for index, (id, member, places) in enumerate(each)
                 ]
             return self._replicas
 
@@ -142,7 +157,7 @@ class Replicator:
     ) -> tuple[Returned, list[list[np.ndarray]], list[Moment]]:
         """Run a step; returns what it returned, each replica's values, and what it was told."""
         eagerly = eagerly or options.current().functions_run_eagerly
-        first = Replica(0, self.first_replica, None)
+        first = Replica(0, self.first_replica, None, self.places[0])
         alone = alone and self.num_replicas_in_sync > 1
         with self._running:
             programs = self._programs.of(fn)

@@ -1,16 +1,18 @@
-"""What surrounds the user's code on this thread: `device` scopes, and the line that runs."""
+"""What surrounds the user's code on this thread: where its operators go, and the line that runs."""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from allreduce.devices.names import DeviceName
+from allreduce.graph.node import Node
 
 # Of this package and of NumPy, which calls back what was passed to it.
 _NOT_THE_USERS = tuple(
@@ -18,46 +20,104 @@ _NOT_THE_USERS = tuple(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A scope that places what it holds where a node of one trace is."""
+
+    trace: int  # its id
+    node: int
+
+
+Chooser = Callable[[Node], "str | DeviceName | None"]
+Scope = DeviceName | Beside | Chooser
+
+
 class _Surroundings(threading.local):
-    device: DeviceName | None = None
+    scopes: tuple[Scope, ...] = ()  # outermost first
+    part: str = ""  # of the model: "sequential/0"
     line: str | None = None  # of the user's where this thread was started, if one of ours
 
 
 _here = _Surroundings()
 
 
-def current_device() -> DeviceName | None:
-    """Return what the surrounding `device` scopes ask for, merged; None outside of any."""
-    return _here.device
+def surroundings() -> tuple[Scope, ...]:
+    """Return the scopes around the caller, the outermost first; equal ones place alike."""
+    return _here.scopes
 
 
-@contextmanager
-def device(name: str | DeviceName) -> Iterator[None]:
+def current_part() -> str:
+    """Return which part of a model is being called, "sequential/0"; empty outside of any."""
+    return _here.part
+
+
+def choose(node: Node, trace: object = None) -> Node:
+    """Write into a node what the scopes around the caller ask for: a device, or a node's beside.
+
+    Inner scopes win. A part of a name that they leave open is taken from the next outer one, as far
+    as the next colocation.
+    """
+    asked = DeviceName()
+    for scope in reversed(_here.scopes):
+        if isinstance(scope, Beside):
+            if asked == DeviceName() and scope.trace == id(trace):
+                return replace(node, beside=scope.node)
+            break
+        asked = asked.merge(_name(scope, node))
+    return node if asked == DeviceName() else replace(node, device=asked)
+
+
+def _name(scope: DeviceName | Chooser, node: Node) -> DeviceName:
+    if isinstance(scope, DeviceName):
+        return scope
+    return DeviceName.parse(scope(node) or "")
+
+
+def device(name: str | DeviceName | Chooser) -> AbstractContextManager[None]:
     """Place the operators that the block calls on a device.
 
     Scopes nest: a part of the name that an inner scope leaves out is taken from the outer one.
 
     Args:
-        name: A device name in full or in part: `"/job:worker/task:1/GPU:0"`, `"CPU:1"`.
+        name: A device name in full or in part, `"/job:worker/task:1/GPU:0"` or `"CPU:1"`; or a
+            function that is given each operation (`.op`, `.spec`, `.attrs`; a variable's `.op` is
+            "variable") and returns a name, or None where it does not care.
 
     Raises:
-        DeviceError: The name is malformed, or no text.
+        DeviceError: The name is malformed, or neither text nor a function.
     """
-    asked = DeviceName.parse(name)
-    outer = _here.device
-    _here.device = asked.merge(outer) if outer else asked
+    if not isinstance(name, str | DeviceName) and callable(name):
+        return within(name)
+    return within(DeviceName.parse(name))
+
+
+@contextmanager
+def within(*scopes: Scope) -> Iterator[None]:
+    """Put scopes around the block, the innermost last."""
+    outer = _here.scopes
+    _here.scopes = (*outer, *scopes)
     try:
         yield
     finally:
-        _here.device = outer
+        _here.scopes = outer
+
+
+@contextmanager
+def part(name: str) -> Iterator[None]:
+    """Say which part of a model the block calls."""
+    outer, _here.part = _here.part, name
+    try:
+        yield
+    finally:
+        _here.part = outer
 
 
 def take_along() -> Callable[[], None]:
     """Return what gives a thread of ours the surroundings of this one."""
-    device, line = _here.device, users_line()
+    scopes, line = _here.scopes, users_line()
 
     def settle() -> None:
-        _here.device, _here.line = device, line
+        _here.scopes, _here.line = scopes, line
 
     return settle
 

@@ -13,7 +13,7 @@ from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import nest
 from allreduce.graph.passes import switched_off
 from allreduce.graph.per_replica import PerReplica
-from allreduce.graph.scope import current_device
+from allreduce.graph.scope import surroundings
 from allreduce.graph.spec import BATCH, Spec, show
 from allreduce.graph.tensor import ConcreteTensor, EagerTensor
 from allreduce.graph.trace import Trace
@@ -79,8 +79,8 @@ def take_apart(structure: Any, local_replicas: int) -> Arguments:
         array, key = _describe(leaf, found, local_replicas)
         found.inputs.append(array)
         found.keys.append(key)
-    surroundings = (str(current_device()), switched_off(), options.current().check_numerics)
-    found.key = (nest.outline(structure), tuple(found.keys), surroundings)
+    around = (surroundings(), switched_off(), options.current().check_numerics)
+    found.key = (nest.outline(structure), tuple(found.keys), around)
     return found
 
 

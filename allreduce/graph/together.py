@@ -53,7 +53,8 @@ def update(
         said: What all ranks have to do alike; None where there is one.
         brought: …
     """
-    plan = plan_for(host, node.attrs["rule"], by_readiness(node))
+    assert node.device is not None, node
+    plan = plan_for(host, node.attrs["rule"], by_readiness(node), node.device)
     plan.take_over()
     graph = _alone(node, specs)
     graph = replace(graph, effects=(len(specs),))
@@ -66,7 +67,7 @@ def _alone(node: Node, specs: Sequence[Spec]) -> Graph:
     """Make a graph in which the node reads placeholders."""
     count = len(specs)
     fed = tuple(
-        Node(i, "placeholder", (), {"name": f"input {i}", "varies": True}, spec)
+        Node(i, "placeholder", (), {"name": f"input {i}", "varies": True}, spec, node.device)
         for i, spec in enumerate(specs)
     )
     inputs = tuple(range(count))

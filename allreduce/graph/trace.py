@@ -17,7 +17,7 @@ from allreduce.graph import numerics
 from allreduce.graph.node import Graph, Node
 from allreduce.graph.ops.base import Attrs, Op, lookup
 from allreduce.graph.placement import requested
-from allreduce.graph.scope import current_device, users_line
+from allreduce.graph.scope import choose, current_part, surroundings, users_line
 from allreduce.graph.spec import Dim, Spec, concrete
 from allreduce.graph.tensor import ConcreteTensor, EagerTensor, Tensor, TracedTensor
 
@@ -48,10 +48,10 @@ class Trace:
         spec: Spec,
         *,
         control: Sequence[int] = (),
-        device: DeviceName | None = None,
+        place: DeviceName | None = None,
     ) -> TracedTensor:
-        """Append a node."""
-        return self.tensor(self._append(op, inputs, attrs, spec, control, device).id)
+        """Append a node where the scopes around the caller ask for it; `place` wins over them."""
+        return self.tensor(self._append(op, inputs, attrs, spec, control, place).id)
 
     def tensor(self, id: int) -> TracedTensor:
         """Return the value of a node."""
@@ -64,7 +64,7 @@ class Trace:
         attrs: Attrs,
         spec: Spec,
         control: Sequence[int],
-        device: DeviceName | None,
+        place: DeviceName | None,
     ) -> Node:
         own = tuple(self.own(tensor, op).id for tensor in inputs)
         node = Node(
@@ -73,10 +73,12 @@ class Trace:
             inputs=own,
             attrs=attrs,
             spec=spec,
-            device=device or current_device(),
+            device=place,
             control=tuple(control),
             source=users_line(),
+            part=current_part(),
         )
+        node = choose(node, self) if place is None else node
         self.nodes.append(node)
         return node
 
@@ -111,13 +113,14 @@ class Trace:
         """Number the random operators in the order in which they are recorded."""
         return next(self._draws)
 
-    def read(
-        self, key: Hashable, spec: Spec, attrs: Attrs, device: DeviceName | None
-    ) -> TracedTensor:
-        """Return the current value of a variable: one node until the variable is next changed."""
+    def read(self, key: Hashable, spec: Spec, attrs: Attrs, place: DeviceName) -> TracedTensor:
+        """Return the current value of a variable: one node until the variable is next changed.
+
+        It is read where the variable is, whatever the scopes around the caller ask for.
+        """
         if key not in self._current:
             after = [e for e in self.effects if key in self.nodes[e].attrs["changes"]]
-            tensor = self.add("read", (), attrs, spec, control=after[-1:], device=device)
+            tensor = self.add("read", (), attrs, spec, control=after[-1:], place=place)
             self._current[key] = tensor
             self._reads.setdefault(key, []).append(tensor)
         return self._current[key]
@@ -127,13 +130,17 @@ class Trace:
         return tuple(self._reads.get(key, ()))
 
     def effect(
-        self, op: str, inputs: Sequence[TracedTensor], attrs: Attrs, changes: Sequence[Hashable]
+        self,
+        op: str,
+        inputs: Sequence[TracedTensor],
+        attrs: Attrs,
+        changes: Sequence[Hashable],
+        place: DeviceName | None = None,
     ) -> TracedTensor:
         """Append a node that changes the variables `changes`; effects stay in this order."""
         spec = Spec((), np.dtype(np.int64))
-        node = self.add(
-            op, inputs, {**attrs, "changes": tuple(changes)}, spec, control=self.effects[-1:]
-        )
+        attrs = {**attrs, "changes": tuple(changes)}
+        node = self.add(op, inputs, attrs, spec, control=self.effects[-1:], place=place)
         self.effects.append(node.id)
         for key in changes:
             self._current.pop(key, None)
@@ -154,7 +161,6 @@ class _Recording(threading.local):
 
 
 _here = _Recording()
-_warned: set[str] = set()  # names of missing devices that soft placement has spoken of
 
 
 def current_trace() -> Trace | None:
@@ -214,19 +220,21 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
 def _constant(array: np.ndarray) -> Tensor:
     trace = current_trace()
     if trace is None:
-        return ConcreteTensor(array, current_place())
+        return ConcreteTensor(array, current_place("constant", array))
     # A copy, because the caller may change the array after tracing.
     value = array.copy()
     return trace.add("constant", (), {"value": value}, Spec(value.shape, value.dtype))
 
 
-def current_place() -> DeviceName:
-    """Return where an operator outside of functions runs."""
-    asked = current_device()
-    if asked is None:
+def current_place(op: str, value: np.ndarray) -> DeviceName:
+    """Return where an operator outside of functions gives its value."""
+    if not surroundings():
+        return HOST
+    node = choose(Node(0, op, (), {}, Spec(value.shape, value.dtype), source=users_line()))
+    if node.device is None:
         return HOST
     available = [device.name for device in logical_devices()]
-    return requested(f"{users_line()}: a value", asked, HOST, available, _warned)[0]
+    return requested(node, node.device, HOST, available)[0]
 
 
 def apply(name: str, *inputs: Any, **attrs: Any) -> Tensor:
@@ -263,7 +271,8 @@ def _concrete(tensor: Tensor, name: str) -> ConcreteTensor:
 
 def _run_now(op: Op, inputs: Sequence[ConcreteTensor], attrs: Attrs, spec: Spec) -> ConcreteTensor:
     if op.view is not None:
-        return ConcreteTensor(op.view(inputs[0].value, attrs), current_place())
+        value = op.view(inputs[0].value, attrs)
+        return ConcreteTensor(value, current_place(op.name, value))
     if op.cpu is None:
         raise UnsupportedError(f"{users_line()}: {op.name} works inside ar.function only")
     out = np.empty(concrete(spec.shape, 0), spec.dtype)
@@ -272,7 +281,7 @@ def _run_now(op: Op, inputs: Sequence[ConcreteTensor], attrs: Attrs, spec: Spec)
     if options.current().check_numerics:
         values = [tensor.value for tensor in inputs]
         numerics.check(op.name, users_line(), out, values, "outside of steps")
-    return ConcreteTensor(out, current_place())
+    return ConcreteTensor(out, current_place(op.name, out))
 
 
 _eager_draws = itertools.count()
@@ -283,7 +292,8 @@ def runtime(name: str) -> Tensor:
     trace = current_trace()
     if trace is not None:
         return trace.runtime(name)
-    return ConcreteTensor(np.asarray(0, np.int64), current_place())
+    value = np.asarray(0, np.int64)
+    return ConcreteTensor(value, current_place("runtime", value))
 
 
 def next_draw() -> int:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
 from allreduce.graph.gradient import backward
 from allreduce.graph.ops import functions
@@ -147,12 +148,15 @@ def _aggregate(
     variables: Sequence[Variable],
     counts: Mapping[np.dtype[Any], Tensor],
 ) -> None:
-    for dtype, count in counts.items():
-        chosen = [i for i, variable in enumerate(variables) if variable.dtype == dtype]
+    # What lies on one device and is of one dtype is changed together, there.
+    groups: dict[tuple[np.dtype[Any], DeviceName], list[int]] = {}
+    for i, variable in enumerate(variables):
+        groups.setdefault((variable.dtype, variable.place), []).append(i)
+    for (dtype, place), chosen in groups.items():
         mine = tuple(variables[i] for i in chosen)
-        inputs = [count, *(sums[i] for i in chosen)]
+        inputs = [counts[dtype], *(sums[i] for i in chosen)]
         recorded = [each for each in inputs if isinstance(each, TracedTensor)]
-        trace.effect("apply_gradients", recorded, {"rule": rule, "variables": mine}, mine)
+        trace.effect("apply_gradients", recorded, {"rule": rule, "variables": mine}, mine, place)
 
 
 def _counts(variables: Sequence[Variable], count: Tensor) -> dict[np.dtype[Any], Tensor]:

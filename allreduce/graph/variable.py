@@ -9,7 +9,8 @@ import numpy as np
 
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.scope import current_device, users_line
+from allreduce.graph.node import Node
+from allreduce.graph.scope import choose, users_line
 from allreduce.graph.spec import Spec, show
 from allreduce.graph.tensor import ConcreteTensor, Operators, Tensor, TracedTensor
 from allreduce.graph.trace import apply, as_tensor, current_place, current_trace
@@ -56,8 +57,10 @@ class Variable(Operators):
         self.name = name
         self.trainable = trainable
         self.replicator = _current_owner() if replicator is None else replicator
-        self.device: DeviceName | None = current_device()
         self.spec = Spec(np.shape(value), value.dtype)
+        # What the scopes ask for; None for its replica's first device.
+        asked = {"name": name, "trainable": trainable}
+        self.device = choose(Node(0, "variable", (), asked, self.spec)).device
         # One array per local replica. The first trace of an optimizer moves them into its arena.
         self.storage = [value.copy() for _ in range(self.replicator.local_replicas)]
         self.home: object | None = None  # whose arena the storage is a view of
@@ -77,6 +80,11 @@ class Variable(Operators):
         trace = current_trace()
         return trace is None or trace.has_values
 
+    @property
+    def place(self) -> DeviceName:
+        """Where steps read and change it: a name with all fields open for its replica's device."""
+        return self.device or DeviceName()
+
     def numpy(self) -> np.ndarray:
         """Copy this process's first replica's value."""
         return self.storage[0].copy()
@@ -94,8 +102,9 @@ class Variable(Operators):
         trace = current_trace()
         if trace is None:
             # A copy, because steps change the variable where it lies.
-            return ConcreteTensor(self.storage[0].copy(), self.device or current_place())
-        return trace.read(self, self.spec, {"variable": self}, self.device)
+            value = self.storage[0].copy()
+            return ConcreteTensor(value, self.device or current_place("read", value))
+        return trace.read(self, self.spec, {"variable": self}, self.place)
 
     def assign(self, value: Any) -> None:
         """Change the value, on every local replica; inside `ar.function` when the step gets there.
@@ -120,7 +129,7 @@ class Variable(Operators):
             tensor = apply("cast", tensor, dtype=self.dtype)
         trace = current_trace()
         if isinstance(tensor, TracedTensor) and trace is not None:
-            trace.effect("assign", [tensor], {"variable": self}, [self])
+            trace.effect("assign", [tensor], {"variable": self}, [self], self.place)
             return
         assert isinstance(tensor, ConcreteTensor)
         for array in self.storage:

@@ -14,7 +14,7 @@ from allreduce.errors import UsageError, unknown_name
 from allreduce.graph.nest import map_leaves
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.replicator import current_replicator, scope_of
-from allreduce.graph.scope import users_line
+from allreduce.graph.scope import part, surroundings, users_line, within
 from allreduce.graph.spec import Shape
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import as_tensor
@@ -29,7 +29,7 @@ class Layer:
 
     A subclass makes its variables in `build` (or takes other layers as attributes in `__init__`)
     and computes in `call`. The variables belong to the strategy's scope in which the layer was
-    made.
+    made, and they are, and `call` computes, where the `ar.device` scopes around its making said.
 
     Args:
         name: What summaries and errors call it.
@@ -44,6 +44,7 @@ class Layer:
         self, *, name: str | None = None, dtype: str | None = None, trainable: bool = True
     ) -> None:
         self.replicator = current_replicator()
+        self._scopes = surroundings()
         self.dtype = dtype or options.current().floatx
         if self.dtype not in options.FLOATS:
             raise unknown_name("dtype of a layer", dtype, options.FLOATS)
@@ -79,7 +80,7 @@ class Layer:
                 f"True or False, not a {type(training).__name__}"
             )
         self._place()
-        with calls.calling(self, training):
+        with calls.calling(self, training), part(self.path or ""), within(*self._scopes):
             if not self.built:
                 self._build_once(tensors)
             kind: Any = type(self)

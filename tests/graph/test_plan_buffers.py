@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allreduce import config, nn
-from allreduce.devices import DeviceName
+from allreduce.devices import DeviceName, lookup
 from allreduce.graph import Variable, device, function, minimize, ops, passes, set_seed
 from allreduce.graph.arenas import plan_for
 from allreduce.graph.memory import Memory, least, pack
@@ -133,7 +133,7 @@ def test_devices_have_pools_of_their_own() -> None:
 
     program = _planned(traced, (BATCH, 3))
     blocks = zip(_sharing(program), program.blocks or (), strict=True)
-    assert [(names, block.device[-5:]) for names, block in blocks] == [
+    assert [(names, block.device.local) for names, block in blocks] == [
         (["exp"], "CPU:0"),
         (["receive", "tanh"], "CPU:1"),
         (["log", "add"], "CPU:0"),
@@ -176,8 +176,10 @@ def test_a_deep_network_takes_hardly_more_than_it_needs_at_its_worst_moment() ->
     graph = record(step, Spec((BATCH, 64), FLOAT))
     placed, _ = place(passes.optimize(graph), CPUS[0], CPUS)
     program = plan_buffers(schedule(placed))
-    memory = Memory(program, (), lambda node: concrete(node.spec.shape, 32))
-    apart = Memory(replace(program, blocks=None), (), lambda node: concrete(node.spec.shape, 32))
+    memory = Memory(program, (), lambda node: concrete(node.spec.shape, 32), lookup)
+    apart = Memory(
+        replace(program, blocks=None), (), lambda node: concrete(node.spec.shape, 32), lookup
+    )
     assert memory.nbytes <= 1.1 * memory.least
     values = [i for block in program.blocks or () for i in block.values]
     assert memory.nbytes < len(values) * 32 * 64 * FLOAT.itemsize / 2
@@ -223,7 +225,7 @@ def test_without_buckets_each_variable_has_a_collective_of_its_own() -> None:
             minimize(rule, ops.sum(ops.square(x @ w[0] @ w[1] @ w[2])), w)
 
         step(np.ones((4, 2)))
-        return len(plan_for(default_replicator(), rule, w).buckets)
+        return len(plan_for(default_replicator(), rule, w, CPUS[0]).buckets)
 
     assert buckets() == 1
     config.passes["bucket"] = False

@@ -45,6 +45,7 @@ class Op:
             broadcast to it alone, so that the kernel may be given parts.
         in_place: Whether the kernel also works where its output is an input of that shape and
             dtype: it reads all that it needs of an element before it writes there.
+        host: Whether it stays on a CPU whatever kernels there are, as what talks to the world does.
     """
 
     name: str
@@ -55,6 +56,11 @@ class Op:
     view: View | None = None
     elementwise: bool = False
     in_place: bool = False
+    host: bool = False
+
+    def runs_on(self, kind: str | None) -> bool:
+        """Whether a kind of device can do it: with a kernel, or where none is needed."""
+        return kind == "CPU" or (self.cpu is None and not self.host)
 
 
 def cut(gradient: Any, output: Any, inputs: Sequence[Any], attrs: Attrs) -> Sequence[Any]:

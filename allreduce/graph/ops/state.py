@@ -35,4 +35,4 @@ ROWS: tuple[tuple[str, Kind], ...] = (
 )
 
 for _name, _kind in ROWS:
-    register(Op(_name, shape=_as_recorded, kind=_kind))
+    register(Op(_name, shape=_as_recorded, kind=_kind, host=_name == "print"))

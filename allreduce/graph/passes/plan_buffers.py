@@ -28,7 +28,8 @@ def plan_buffers(program: Program) -> Program:
         taken = uses.taken_over(node, index)
         if taken is None:
             places[node.id] = len(blocks)
-            blocks.append(Block((node.id,), index, last, str(node.device)))
+            assert node.device is not None, node
+            blocks.append(Block((node.id,), index, last, node.device))
         else:
             place = places[node.id] = places[taken]
             old = blocks[place]
