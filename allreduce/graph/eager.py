@@ -23,7 +23,7 @@ from allreduce.graph.node import Graph, Node
 from allreduce.graph.ops.base import Attrs, lookup
 from allreduce.graph.ops.collective import contribution_of_none
 from allreduce.graph.outline import Outline, outline
-from allreduce.graph.placement import put, requested
+from allreduce.graph.placement import Placed, choose, put, report
 from allreduce.graph.printing import say
 from allreduce.graph.replica import Moment, Replica
 from allreduce.graph.spec import Spec, concrete
@@ -101,11 +101,10 @@ class EagerTrace(Trace):
         self._values.clear()
 
     def _placed(self, node: Node) -> Node:
-        """Give a node the device that it asks for, or the replica's; its variables lie there."""
+        """Give a node a device; nothing moves between CPUs, but their variables lie there."""
         places = self._replica.places
-        device = places.home
-        if node.device is not None:
-            device = requested(node, node.device, places.home, list(places.names))[0]
+        device, reason = choose(node, self.nodes.__getitem__, places.home, list(places.names))
+        report([Placed(node.op, device, reason, node.source)], places.names)
         return put(node, device)
 
     def _value(self, node: Node) -> np.ndarray:
@@ -201,7 +200,7 @@ class EagerTrace(Trace):
     def _exchange(self, node: Node) -> np.ndarray:
         (source,) = node.inputs
         value = self._values[source]
-        if self._lacks(source):
+        if self._lacks(source) or (self._absent and node.op == "all_reduce"):
             value = contribution_of_none(node, self._shape(node.spec))
         work = partial(together.exchange, self._host, node, self._specs(node), self._said())
         return self._together(node, ([value], self._moment), work)

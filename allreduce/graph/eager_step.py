@@ -42,7 +42,6 @@ def run_eagerly(
         MismatchError: Replicas went different ways.
         UsageError: One of several replicas alone would do what all have to do together.
     """
-    failed: list[Exception] = []  # what was done together, and so on all ranks
 
     def play(replica: Replica, meet: Meet) -> tuple[Returned, list[np.ndarray]]:
         index = replica.index
@@ -50,8 +49,7 @@ def run_eagerly(
         feeds = [values[index] for values in arguments.feeds]
         if replica.communicator is None and host.num_replicas_in_sync > 1:
             meet = _refuse(fn, host)
-        together = partial(_noting, failed, meet)
-        trace = EagerTrace(host, replica, moments[index], feeds, absent, together)
+        trace = EagerTrace(host, replica, moments[index], feeds, absent, meet)
         try:
             with around(), recording(trace):
                 args, kwargs = arguments.placeholders(trace)
@@ -60,13 +58,7 @@ def run_eagerly(
         finally:
             trace.close()
 
-    try:
-        results = take_turns([partial(play, each) for each in replicas])
-    except Exception as error:
-        several_ranks = len(replicas) < host.num_replicas_in_sync
-        if several_ranks and not any(error is each for each in failed):
-            _tell(replicas, error)
-        raise
+    results = take_turns([partial(play, each) for each in replicas])
     returned, values = zip(*results, strict=True)
     if any(each != returned[0] for each in returned):
         raise MismatchError(
@@ -74,21 +66,6 @@ def run_eagerly(
             "the same structure on all of them"
         )
     return returned[0], list(values)
-
-
-def _noting(failed: list[Exception], meet: Meet, meeting: Meeting) -> Any:
-    try:
-        return meet(meeting)
-    except Exception as error:
-        failed.append(error)
-        raise
-
-
-def _tell(replicas: Sequence[Replica], error: Exception) -> None:
-    """Let ranks that wait for this one know that it does not come."""
-    for replica in replicas:
-        if replica.communicator is not None:
-            replica.communicator.abort(f"replica {replica.id}'s step raised {error!r}")
 
 
 def _shown(returned: Sequence[Returned]) -> str:

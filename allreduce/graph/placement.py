@@ -5,7 +5,7 @@ Devices go here by the names that a replica's program calls them; `places.py` sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from allreduce import events
@@ -52,10 +52,14 @@ def place(
     rewriter = Rewriter(graph)
     log: list[Placed] = []
     for node in graph.nodes:
-        device, reason = _choose(node, rewriter, home, available)
+        device, reason = choose(node, _placed(rewriter), home, available)
         rewriter.keep(put(node, device))
         log.append(Placed(node.op, device, reason, node.source))
     return rewriter.finish(), log
+
+
+def _placed(rewriter: Rewriter) -> Callable[[int], Node]:
+    return lambda i: rewriter.nodes[rewriter.moved[i]]
 
 
 def put(node: Node, device: DeviceName) -> Node:
@@ -80,27 +84,40 @@ def report(log: Sequence[Placed], names: Mapping[DeviceName, DeviceName]) -> Non
             events.logger.info("placed %s", Placed(row.op, device, row.reason, row.source))
 
 
-def _choose(
-    node: Node, rewriter: Rewriter, home: DeviceName, available: Sequence[DeviceName]
+def choose(
+    node: Node,
+    placed: Callable[[int], Node],
+    home: DeviceName,
+    available: Sequence[DeviceName],
 ) -> tuple[DeviceName, str]:
+    """Choose a node's device, as `place` says; returns it with the reason.
+
+    Args:
+        node: As it was traced.
+        placed: Gives the nodes that it refers to, with their devices.
+        home: As for `place`, and so is `available`.
+        available: …
+    """
     if node.device not in (None, DeviceName()):
         assert node.device is not None
         return requested(node, node.device, home, available)
-    found, reason = _preferred(node, rewriter, home)
+    found, reason = _preferred(node, placed, home)
     if not lookup(node.op).runs_on(found.kind):
         return _host(found, available), f"{node.op} has no kernel for {found.kind}"
     return found, reason
 
 
-def _preferred(node: Node, rewriter: Rewriter, home: DeviceName) -> tuple[DeviceName, str]:
+def _preferred(
+    node: Node, placed: Callable[[int], Node], home: DeviceName
+) -> tuple[DeviceName, str]:
     """Choose a device for a node that asks for none."""
     if node.beside is not None:
-        like = rewriter.nodes[rewriter.moved[node.beside]]
+        like = placed(node.beside)
         assert like.device is not None
         return like.device, f"beside its {like.op}"
     if lookup(node.op).kind in ("compute", "collective"):
         # Where all its inputs are that lie anywhere: nothing has to move.
-        sources = [rewriter.nodes[rewriter.moved[i]] for i in node.inputs]
+        sources = [placed(i) for i in node.inputs]
         sources = [source for source in sources if source.op not in ("constant", "runtime")]
         devices = {source.device for source in sources if source.device is not None}
         if len(devices) == 1:

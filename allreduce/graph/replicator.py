@@ -184,8 +184,10 @@ class Replicator:
         scope = current_replicator()
         try:
             return run_eagerly(self, replicas, fn, arguments, moments, lambda: scope_of(scope))
-        except Exception:
-            if len(replicas) > 1:
+        except BaseException as error:
+            if replicas[0].communicator is not None:
+                for replica in replicas:
+                    self._tell(replica.index, error)
                 self._recover()
             raise
 

@@ -18,9 +18,9 @@ def _strategy(replicas: int) -> ar.Strategy:
     return ar.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
 
 
-def _run(strategy: ar.Strategy, step: Any, *arrays: np.ndarray) -> Any:
+def _run(strategy: ar.Strategy, step: Any, *arrays: np.ndarray, eagerly: bool = False) -> Any:
     (batch,) = strategy.distribute_dataset([arrays])
-    return strategy.run(ar.function(step), args=batch)
+    return strategy.run(ar.function(step), args=batch, eagerly=eagerly)
 
 
 def test_what_reads_a_collective_waits_for_it_though_its_first_reader_is_left_out() -> None:
@@ -54,8 +54,11 @@ def _of_a_vector(x: Any, w: Any) -> Any:
     return ar.ops.square(ar.all_reduce(ar.ops.sum(x * w, axis=0))) * 0.01
 
 
+@pytest.mark.parametrize("eagerly", [False, True])
 @pytest.mark.parametrize("loss", [_of_a_scalar, _of_rows, _of_a_vector])
-def test_gradients_through_collectives_do_not_depend_on_empty_shares(loss: Any) -> None:
+def test_gradients_through_collectives_do_not_depend_on_empty_shares(
+    loss: Any, eagerly: bool
+) -> None:
     def change(replicas: int) -> np.ndarray:
         strategy = _strategy(replicas)
         with strategy.scope():
@@ -65,7 +68,7 @@ def test_gradients_through_collectives_do_not_depend_on_empty_shares(loss: Any) 
             # One and the same loss on each busy replica, which the weights make the mean of.
             optimizer.minimize(ar.ops.sum(loss(x, w)), [w], weight=1.0)
 
-        _run(strategy, step, np.ones((3, 3)) * np.arange(1.0, 4.0))
+        _run(strategy, step, np.ones((3, 3)) * np.arange(1.0, 4.0), eagerly=eagerly)
         for value in w.storage[1:]:
             np.testing.assert_array_equal(value, w.storage[0])
         return 1 - w.numpy()
@@ -74,8 +77,8 @@ def test_gradients_through_collectives_do_not_depend_on_empty_shares(loss: Any) 
     np.testing.assert_allclose(change(4), change(3), rtol=1e-12)
 
 
-@pytest.mark.parametrize("simplify", [True, False])
-def test_values_do_not_depend_on_empty_shares(simplify: bool) -> None:
+@pytest.mark.parametrize(("simplify", "eagerly"), [(True, False), (False, False), (True, True)])
+def test_values_do_not_depend_on_empty_shares(simplify: bool, eagerly: bool) -> None:
     def step(x: Any) -> Any:
         busy = ar.all_reduce(np.float64(1.0))
         rows = ar.all_gather(x) + 1.0
@@ -84,7 +87,7 @@ def test_values_do_not_depend_on_empty_shares(simplify: bool) -> None:
 
     ar.config.passes["simplify"] = simplify
     try:
-        mean, rows, total, twice = _run(_strategy(4), step, np.full((3, 2), 6.0))
+        mean, rows, total, twice = _run(_strategy(4), step, np.full((3, 2), 6.0), eagerly=eagerly)
     finally:
         ar.config.passes["simplify"] = True
     for values in zip(mean.values, rows.values, total.values, twice.values, strict=True):
