@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.ops.windows import PADDINGS
 from allreduce.graph.replicator import default_replicator
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import show
@@ -81,6 +82,17 @@ def between(layer: str, what: str, value: Any, low: float, high: float) -> float
     if not number or not low <= value < high:
         raise UsageError(f"{layer} takes {what}, a number from {low} to below {high}: {value!r}")
     return float(value)
+
+
+def known_padding(layer: str, padding: Any) -> str:
+    """Read the name of a padding.
+
+    Raises:
+        UsageError: There is none of that name.
+    """
+    if not isinstance(padding, str) or padding not in PADDINGS:
+        raise UsageError(f"{layer} takes padding {' or '.join(map(repr, PADDINGS))}: {padding!r}")
+    return padding
 
 
 def class_numbers(model: Layer, labels: np.ndarray, name: str) -> None:

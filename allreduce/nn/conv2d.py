@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from allreduce.errors import ShapeError, UsageError
+from allreduce.errors import ShapeError
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.ops.windows import PADDINGS, Pair, as_pair
+from allreduce.graph.ops.windows import Pair, as_pair
 from allreduce.graph.spec import show
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.variable import Variable
 from allreduce.nn import activations, initializers
-from allreduce.nn.checks import check_features, whole
+from allreduce.nn.checks import check_features, known_padding, whole
 from allreduce.nn.layer import Layer
 
 
@@ -63,7 +63,7 @@ class Conv2D(Layer):
         self.kernel_size = as_pair("the kernel_size of Conv2D", kernel_size)
         self.strides = as_pair("the strides of Conv2D", strides)
         self.dilation_rate = as_pair("the dilation_rate of Conv2D", dilation_rate)
-        self.padding = one_of("Conv2D", padding)
+        self.padding = known_padding("Conv2D", padding)
         self.activation = activations.get(activation)
         self.use_bias = use_bias
         initializers.get(kernel_initializer)
@@ -111,14 +111,3 @@ class Conv2D(Layer):
             "kernel_initializer": self.kernel_initializer,
             "bias_initializer": self.bias_initializer,
         }
-
-
-def one_of(layer: str, padding: str) -> str:
-    """Check the name of a padding.
-
-    Raises:
-        UsageError: There is none of that name.
-    """
-    if padding not in PADDINGS:
-        raise UsageError(f"{layer} takes padding {' or '.join(map(repr, PADDINGS))}: {padding!r}")
-    return padding

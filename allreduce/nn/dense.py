@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from allreduce.errors import ShapeError, UsageError
+from allreduce.errors import ShapeError
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.spec import show
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.variable import Variable
 from allreduce.nn import activations, initializers
-from allreduce.nn.checks import check_features
+from allreduce.nn.checks import check_features, whole
 from allreduce.nn.layer import Layer
 
 
@@ -46,9 +44,7 @@ class Dense(Layer):
         trainable: bool = True,
     ) -> None:
         super().__init__(name=name, dtype=dtype, trainable=trainable)
-        if isinstance(units, bool) or not isinstance(units, int | np.integer) or units < 1:
-            raise UsageError(f"Dense takes a number of units, an integer above 0, not {units!r}")
-        self.units = int(units)
+        self.units = whole("Dense", "units", units)
         self.activation = activations.get(activation)
         self.use_bias = use_bias
         initializers.get(kernel_initializer)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from allreduce.errors import UsageError
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.tensor import Tensor
+from allreduce.nn.checks import between
 from allreduce.nn.layer import Layer
 
 
@@ -31,9 +31,7 @@ class Dropout(Layer):
         trainable: bool = True,
     ) -> None:
         super().__init__(name=name, dtype=dtype, trainable=trainable)
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
-            raise UsageError(f"Dropout takes a rate from 0 to below 1, not {rate!r}")
-        self.rate = float(rate)
+        self.rate = between("Dropout", "rate", rate, 0, 1)
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:
         return ops.dropout(inputs, self.rate) if training else inputs

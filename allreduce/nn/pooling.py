@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.ops.windows import Pair, as_pair
 from allreduce.graph.tensor import Tensor
-from allreduce.nn.conv2d import one_of
+from allreduce.nn.checks import known_padding
 from allreduce.nn.layer import Layer
 
 
@@ -41,7 +41,7 @@ class _Pooling(Layer):
         self.strides = as_pair(
             f"the strides of {kind}", self.pool_size if strides is None else strides
         )
-        self.padding = one_of(kind, padding)
+        self.padding = known_padding(kind, padding)
 
     def call(self, inputs: Tensor) -> Tensor:
         images = ops.cast(inputs, self.dtype)
