@@ -11,6 +11,8 @@ from allreduce.graph.spec import own_axes
 
 def of_samples(node: Node) -> bool:
     """Tell whether a node's value exists only where there are samples; all have everybody's."""
+    if node.op == "receive":  # the sender may be another task's
+        return bool(node.attrs["of_samples"])
     return bool(own_axes(node.spec.shape)) or (
         node.op == "runtime" and node.attrs["name"] in ("rows", "row_offset")
     )
@@ -37,11 +39,7 @@ def dependents(nodes: Iterable[Node], root: Callable[[Node], bool]) -> set[int]:
         root: Which nodes the others are followed from.
     """
     found: set[int] = set()
-    sent: set[int] = set()
     for node in nodes:
-        arrived = node.op == "receive" and node.attrs["edge"] in sent
-        if arrived or depends(node, found, root):
+        if depends(node, found, root):
             found.add(node.id)
-            if node.op == "send":
-                sent.add(node.attrs["edge"])
     return found

@@ -32,6 +32,7 @@ class Executor:
         replica: Who runs it.
         arenas: The replica's arenas, by id of their plan.
         outline: What all ranks have to run alike; None where there is one rank.
+        rendezvous: Where its transfers meet, with those of other tasks if it is one's part.
     """
 
     def __init__(
@@ -40,12 +41,13 @@ class Executor:
         replica: Replica,
         arenas: Mapping[int, Arena],
         outline: Outline | None = None,
+        rendezvous: Rendezvous | None = None,
     ) -> None:
         self.program = program
         self.replica = replica
         self.arenas = arenas
         self.outline = outline
-        self.rendezvous: Rendezvous = LocalRendezvous()
+        self.rendezvous = LocalRendezvous() if rendezvous is None else rendezvous
         self._frames: OrderedDict[tuple[int, tuple[int, ...] | None], Frame] = OrderedDict()
         self._joins_rows = any(
             isinstance(size, Dim) and size.name == GLOBAL_BATCH.name
@@ -79,4 +81,8 @@ class Executor:
             if len(self._frames) > KEPT_FRAMES:
                 self._frames.popitem(last=False)
         self._frames.move_to_end(sizes)
-        return frame.run(feeds, moment)
+        try:
+            return frame.run(feeds, moment)
+        except BaseException as error:
+            self.rendezvous.abort(self.replica.generation, moment.step, error)
+            raise

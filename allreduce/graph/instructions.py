@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from allreduce import settings
 from allreduce.devices import options
 from allreduce.errors import NumericsError, everywhere
 from allreduce.graph.loop import Loop
@@ -167,10 +170,14 @@ def _update_bucket(frame: Frame, node: Node) -> Step:
 
 
 def _send(frame: Frame, node: Node) -> Step:
-    source = node.inputs[0]
+    if not node.inputs:  # it only says that it is time
+        return lambda: frame.rendezvous.send(_key(frame, node), np.zeros((), np.int64))
+    source, across = node.inputs[0], node.attrs["across"]
 
     def run() -> None:
-        frame.rendezvous.send(_key(frame, node), frame.values[source])
+        value = frame.values[source]
+        # Another task may come to receive it only when it has changed already.
+        frame.rendezvous.send(_key(frame, node), value.copy() if across else value)
 
     return run
 
@@ -179,10 +186,11 @@ def _receive(frame: Frame, node: Node) -> Step:
     assert node.device is not None, node
     out, device = frame.buffer(node), frame.device(node.device)
     stream = device.stream("transfer")
+    # Inside a task sends come first in issue order, so the value is there.
+    timeout = settings.load().timeout if node.attrs["across"] else 1.0
 
     def run() -> None:
-        # Sends come first in issue order, so the value is there.
-        device.copy(out, frame.rendezvous.receive(_key(frame, node), timeout=1.0), stream)
+        device.copy(out, frame.rendezvous.receive(_key(frame, node), timeout), stream)
         frame.values[node.id] = out
 
     return run

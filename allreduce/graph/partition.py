@@ -1,41 +1,92 @@
-"""Partition: one send and one receive for each tensor that a node on another device reads."""
+"""Partition: cut a graph by task, then by device, and carry what crosses."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from allreduce.devices.names import DeviceName
+from allreduce.graph.dependence import dependents, of_samples
 from allreduce.graph.node import Graph, Node, Rewriter
+from allreduce.graph.spec import Spec
 
 # Every device has these by itself, so they are not sent but made where they are read.
-_ANYWHERE = ("constant", "runtime")
+ANYWHERE = ("constant", "runtime")
+
+_NOTHING = Spec((), np.dtype(np.int64))
+
+Place = Callable[[Node], Hashable]
 
 
 def partition(graph: Graph) -> Graph:
     """Insert transfers so that every node reads values of its own device only.
 
-    A tensor goes to each destination once, however many nodes read it there. The rendezvous of a
-    send and its receive is keyed by the edge, the source and the destination; the executor adds
-    generation and step.
+    A tensor goes to each task once, and from there to each of its devices once, however many nodes
+    read it. The rendezvous of a send and its receive is keyed by the edge, the source and the
+    destination; the executor adds generation and step. Where a node only has to run after one of
+    another task, a transfer without a value says so.
     """
-    rewriter = Rewriter(graph)
-    arrived: dict[tuple[int, str], int] = {}
-    for node in graph.nodes:
-        inputs = tuple(_local(rewriter, node, i, arrived) for i in node.inputs)
-        rewriter.keep(node, inputs=inputs)
-    return rewriter.finish()
+    return _Cut(_Cut(graph, task_of, True).run(), lambda node: node.device, False).run()
 
 
-def _local(
-    rewriter: Rewriter, reader: Node, source: int, arrived: dict[tuple[int, str], int]
-) -> int:
-    node = rewriter.old.nodes[source]
-    moved = rewriter.moved[source]
-    if node.device == reader.device or node.op in _ANYWHERE:
-        return moved
-    destination = str(reader.device)
-    key = (source, destination)
-    if key not in arrived:
-        edge = {"edge": source, "source": str(node.device), "destination": destination}
-        sent = rewriter.add(node, op="send", inputs=(moved,), attrs=edge, control=())
-        arrived[key] = rewriter.add(
-            node, op="receive", inputs=(), attrs=edge, control=(sent,), device=reader.device
-        )
-    return arrived[key]
+def task_of(node: Node) -> DeviceName:
+    """Return the task that a placed node is of, as a name that leaves the device open."""
+    assert node.device is not None, node
+    return DeviceName(job=node.device.job, replica=node.device.replica, task=node.device.task)
+
+
+@dataclass(slots=True)
+class _Cut:
+    """One cut of a graph: what it inserts between nodes of different places."""
+
+    graph: Graph
+    place: Place
+    across: bool  # from task to task
+    rewriter: Rewriter = field(init=False)
+    of_samples: set[int] = field(init=False)
+    arrived: dict[Hashable, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rewriter = Rewriter(self.graph)
+        self.of_samples = dependents(self.graph.nodes, of_samples)
+
+    def run(self) -> Graph:
+        """Rebuild the graph with transfers."""
+        for node in self.graph.nodes:
+            inputs = tuple(self._value(node, i) for i in node.inputs)
+            control = tuple(self._mark(node, i) for i in node.control)
+            self.rewriter.keep(node, inputs=inputs, control=tuple(dict.fromkeys(control)))
+        return self.rewriter.finish()
+
+    def _value(self, reader: Node, i: int) -> int:
+        node = self.graph.nodes[i]
+        if node.op in ANYWHERE or self.place(node) == self.place(reader):
+            return self.rewriter.moved[i]
+        return self._transfer(node, reader, (self.rewriter.moved[i],), ())
+
+    def _mark(self, later: Node, i: int) -> int:
+        """Return what a node of another task waits for in place of one that it does not read."""
+        node, moved = self.graph.nodes[i], self.rewriter.moved[i]
+        if not self.across or task_of(node) == task_of(later) or node.op in ANYWHERE:
+            return moved
+        return self._transfer(replace(node, spec=_NOTHING), later, (), (moved,))
+
+    def _transfer(
+        self, node: Node, reader: Node, inputs: tuple[int, ...], control: tuple[int, ...]
+    ) -> int:
+        key = (node.id, self.place(reader), bool(inputs))
+        if key not in self.arrived:
+            edge = {
+                "edge": node.id if inputs else -1 - node.id,
+                "source": str(node.device),
+                "destination": str(reader.device),
+                "across": self.across,
+                "of_samples": bool(inputs) and node.id in self.of_samples,
+            }
+            sent = self.rewriter.add(node, op="send", inputs=inputs, attrs=edge, control=control)
+            self.arrived[key] = self.rewriter.add(
+                node, op="receive", inputs=(), attrs=edge, control=(sent,), device=reader.device
+            )
+        return self.arrived[key]

@@ -1,0 +1,216 @@
+"""A program of two tasks: what crosses, and both tasks running it in one process."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import allreduce as ar
+from allreduce.devices import DeviceName
+from allreduce.errors import PeerLostError, TimeoutError, UsageError
+from allreduce.graph import PerReplica, Replicator, scope_of
+from allreduce.graph.executor import Executor
+from allreduce.graph.null import null_program
+from allreduce.graph.partition import partition, task_of
+from allreduce.graph.placement import place
+from allreduce.graph.places import Places
+from allreduce.graph.program import Program
+from allreduce.graph.rendezvous import Key, LocalRendezvous
+from allreduce.graph.replica import Moment
+from allreduce.graph.schedule import schedule
+from allreduce.graph.spec import BATCH, Spec
+from allreduce.graph.tasks import split
+from tests.graph.interpret import record
+
+HERE, HERE_TOO, OTHER, OTHER_TOO = (
+    DeviceName.parse(f"/task:{task}/CPU:{index}").complete()
+    for task in range(2)
+    for index in range(2)
+)
+FLOATS = Spec((BATCH, 3), np.dtype(np.float32))
+
+
+class TwoTasks(Replicator):
+    """One replica that spans two tasks, both of which are this process."""
+
+    @property
+    def places(self) -> list[Places]:
+        return [Places(HERE, {HERE: HERE, OTHER: HERE_TOO})]
+
+
+def _train(batches: Sequence[np.ndarray], apart: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Run a step of both tasks; gives what it returned each time, and its variables."""
+    ar.set_seed(3)
+    host = TwoTasks()
+    with scope_of(host):
+        first = ar.nn.Dense(4, activation="tanh", name="first")
+        with ar.device("/task:1"):
+            second = ar.nn.Dense(2, name="second")
+            counter = ar.Variable(np.zeros((), np.int64), name="counter")
+        optimizer = ar.optim.Adam(0.1)
+
+    def step(x: ar.Tensor) -> Any:
+        loss = ar.ops.sum(ar.ops.square(second(first(x))), axis=1)
+        counter.assign(counter + 1)
+        optimizer.minimize(loss, [*first.variables, *second.variables])
+        return loss, counter * 1, ar.ops.sum(loss)
+
+    returned: list[np.ndarray] = []
+    if not apart:
+        for x in batches:
+            results = host.run(step, args=(PerReplica((x,)),))
+            returned += [each.values[0] for each in results]
+    else:
+        host.run(step, args=(PerReplica((batches[0][:0],)),))  # compiled, and nothing learnt
+        counter.assign(0)
+        (compiled,) = next(iter(host._programs._functions.values())).by_signature.values()
+        for array in compiled.updates[0][1].arenas + compiled.updates[1][1].arenas:
+            array.iterations = 0
+        whole = compiled.executors[0]
+        meeting = LocalRendezvous()
+        parts = split(whole.program)
+        executors = [
+            Executor(part.program, whole.replica, whole.arenas, None, meeting)
+            for part in parts.values()
+        ]
+        for number, x in enumerate(batches, 2):
+            feeds = [[(x,)[i] for i in part.feeds] for part in parts.values()]
+            found = _run(executors, feeds, Moment(len(x), 0, number))
+            outputs = {
+                i: value
+                for part, values in zip(parts.values(), found, strict=True)
+                for i, value in zip(part.fetches, values, strict=True)
+            }
+            returned += [outputs[i] for i in sorted(outputs)]
+    variables = [*first.variables, *second.variables, counter]
+    return returned, [variable.numpy() for variable in variables]
+
+
+def _run(executors: Sequence[Executor], feeds: Sequence[Any], moment: Moment) -> list[Any]:
+    """Run each task in a thread of its own; the first one's error is raised at last."""
+    results: list[Any] = [None] * len(executors)
+
+    def run(index: int) -> None:
+        try:
+            results[index] = executors[index].run(feeds[index], moment, batch=True)
+        except Exception as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(executors))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return results
+
+
+def test_two_tasks_compute_what_one_executor_does() -> None:
+    random = np.random.default_rng(0)
+    # The last batch leaves the replica without samples.
+    batches = [random.standard_normal((rows, 3)).astype(np.float32) for rows in (5, 2, 5, 0)]
+    together, apart = _train(batches, apart=False), _train(batches, apart=True)
+    for one, other in zip((*together[0], *together[1]), (*apart[0], *apart[1]), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert together[1][-1] == 4
+
+
+def _cut(fn: Any) -> Program:
+    placed, _ = place(record(fn, FLOATS), HERE, [HERE, HERE_TOO, OTHER, OTHER_TOO])
+    return schedule(partition(placed))
+
+
+def _there_and_back(x: ar.Tensor) -> list[ar.Tensor]:
+    y = ar.ops.exp(x)
+    with ar.device("/task:1/CPU:0"):
+        z = ar.ops.log(y) + ar.ops.sqrt(y)
+    with ar.device("/task:1/CPU:1"):
+        w = ar.ops.tanh(y) * z
+    with ar.device("/task:0/CPU:0"):
+        return [w + y, z - y]
+
+
+def test_a_tensor_goes_to_a_task_once_and_from_there_to_its_devices() -> None:
+    nodes = [each.node for each in _cut(_there_and_back).instructions]
+    sends = [(n.attrs["source"], n.attrs["destination"]) for n in nodes if n.op == "send"]
+    assert Counter(sends) == {
+        (str(HERE), str(OTHER)): 1,  # y
+        (str(OTHER), str(OTHER_TOO)): 2,  # y again, inside of the task, and z
+        (str(OTHER_TOO), str(HERE)): 1,  # w
+        (str(OTHER), str(HERE)): 1,  # z
+    }
+    sent = [n.attrs for n in nodes if n.op == "send"]
+    assert len({(a["edge"], a["source"], a["destination"]) for a in sent}) == len(sent)
+
+
+def test_parts_hold_their_own_tasks_nodes_and_null_programs_leave_out_both_ends() -> None:
+    whole = _cut(_there_and_back)
+    parts = split(whole)
+    assert [task.task for task in parts] == [0, 1]
+    for task, part in parts.items():
+        assert {task_of(each.node) for each in part.program.instructions} == {task}
+        assert not null_program(part.program).instructions, "all of it is of samples"
+    assert [part.feeds for part in parts.values()] == [(0,), ()]
+    assert [part.fetches for part in parts.values()] == [(0, 1), ()]
+    assert sum(len(part.program.instructions) for part in parts.values()) == len(whole.instructions)
+
+
+def test_an_order_between_tasks_is_kept_by_a_transfer_without_a_value() -> None:
+    with ar.device("/task:1/CPU:0"):
+        v = ar.Variable(np.zeros(3, np.float32), name="v")
+
+    def fn(x: ar.Tensor) -> list[ar.Tensor]:
+        ar.print("here", ar.ops.sum(x))
+        v.assign(ar.ops.sum(x, axis=0))
+        return [v * 2.0]
+
+    placed, _ = place(record(fn, FLOATS), HERE, [HERE, OTHER])
+    cut = partition(placed)
+    assign = next(node for node in cut.nodes if node.op == "assign")
+    (waits,) = [cut.nodes[i] for i in assign.control]
+    assert (waits.op, waits.device) == ("receive", assign.device)
+    (sent,) = [cut.nodes[i] for i in waits.control]
+    assert (sent.inputs, [cut.nodes[i].op for i in sent.control]) == ((), ["print"])
+
+
+def test_an_error_of_one_task_ends_the_other_with_the_cause() -> None:
+    def fn(x: ar.Tensor) -> list[ar.Tensor]:
+        with ar.device("/task:1/CPU:0"):
+            labels = ar.ops.cast(ar.ops.sum(x, axis=1), "int64")
+            y = ar.ops.sparse_softmax_cross_entropy(labels, x)
+        with ar.device("/task:0/CPU:0"):
+            return [y * 2.0]
+
+    host = TwoTasks()
+    meeting = LocalRendezvous()
+    parts = split(_cut(fn))
+    executors = [
+        Executor(part.program, host.replicas[0], {}, None, meeting) for part in parts.values()
+    ]
+    bad = np.full((2, 3), 9, np.float32)
+    waiting, failed = _run(executors, [[bad], []], Moment(2, 0, 1))
+    assert isinstance(failed, UsageError)
+    assert isinstance(waiting, PeerLostError)
+    assert waiting.__cause__ is failed
+    assert f"step 1 was ended by {type(failed).__name__}" in str(waiting)
+    # The next step has nothing to do with it.
+    (good,), _ = _run(executors, [[np.zeros((2, 3), np.float32)], []], Moment(2, 0, 2))
+    np.testing.assert_allclose(good, 2 * np.log(3), rtol=1e-6)
+
+
+def test_a_rendezvous_drops_what_an_ended_step_has_sent() -> None:
+    meeting, key = LocalRendezvous(), Key(0, 1, 2, "a", "b")
+    with pytest.raises(TimeoutError, match=r"from a to b within 0.01 s \(edge 2, step 1\)"):
+        meeting.receive(key, 0.01)
+    meeting.send(key, np.ones(1))
+    meeting.abort(0, 1, RuntimeError("over"))
+    with pytest.raises(PeerLostError, match="step 1 was ended by RuntimeError: over"):
+        meeting.receive(key, 1)
+    later = Key(0, 2, 2, "a", "b")
+    meeting.send(later, np.ones(1))
+    assert meeting.receive(later, 1) == 1
