@@ -17,7 +17,6 @@ from allreduce.errors import PeerLostError, UsageError
 from allreduce.graph.arenas import publish_iterations, renew
 from allreduce.graph.compiled import Compiled, ProgramCache, compile_alone, compile_step
 from allreduce.graph.eager_step import run_eagerly
-from allreduce.graph.per_replica import PerReplica
 from allreduce.graph.places import Places
 from allreduce.graph.replica import Moment, Replica
 from allreduce.graph.returned import Returned
@@ -136,12 +135,7 @@ class Replicator:
         arguments = take_apart((tuple(args), kwargs or {}), self.local_replicas)
         fn = getattr(fn, "python_function", fn)
         returned, results, moments = self._results(fn, arguments, eagerly)
-        rows = tuple(moment.rows for moment in moments)
-        offsets = tuple(moment.row_offset for moment in moments)
-        columns = zip(zip(*results, strict=True), returned.batched, strict=True)
-        return returned.rebuild(
-            PerReplica(values, rows, offsets, batched) for values, batched in columns
-        )
+        return returned.rebuild(returned.spread(results, moments))
 
     def run_alone(self, fn: Callable[..., Any], arguments: Arguments) -> Any:
         """Run `fn` on this process's first replica only; no other rank or replica takes part."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from allreduce.graph import nest
-from allreduce.graph.spec import Dim, Spec
+from allreduce.graph.per_replica import PerReplica
+from allreduce.graph.replica import Moment
+from allreduce.graph.spec import BATCH, Dim, Spec
 from allreduce.graph.tensor import TracedTensor
 from allreduce.graph.trace import as_tensor
 
@@ -18,15 +22,31 @@ class Returned:
 
     Attributes:
         structure: What the function returned, with True in place of each tensor.
-        batched: Tells for each tensor whether it has one row per sample.
+        rows_per_sample: For each tensor, where its rows belong to the replica's own samples; None
+            where they do not, as those of `(global_batch, …)`.
     """
 
     structure: Any
-    batched: tuple[bool, ...]
+    rows_per_sample: tuple[int | None, ...]
 
     def rebuild(self, values: Iterator[Any]) -> Any:
         """Put fetched values where the function returned tensors."""
         return nest.map_leaves(lambda fetched: next(values) if fetched else None, self.structure)
+
+    def spread(
+        self, results: Sequence[Sequence[np.ndarray]], moments: Sequence[Moment]
+    ) -> Iterator[PerReplica]:
+        """Join what each replica fetched in a step, tensor by tensor."""
+        everyone = moments[0].everyone
+        for values, factor in zip(zip(*results, strict=True), self.rows_per_sample, strict=True):
+            unit = factor or 1
+            yield PerReplica(
+                values,
+                tuple(moment.rows * unit for moment in moments),
+                tuple(moment.row_offset * unit for moment in moments),
+                is_batch=factor is not None,
+                everyone=None if everyone is None else tuple(rows * unit for rows in everyone),
+            )
 
 
 def take_apart(result: Any) -> tuple[Returned, list[TracedTensor]]:
@@ -42,8 +62,9 @@ def take_apart(result: Any) -> tuple[Returned, list[TracedTensor]]:
         return True
 
     structure = nest.map_leaves(fetch, result)
-    return Returned(structure, tuple(_is_batched(each.spec) for each in outputs)), outputs
+    return Returned(structure, tuple(_rows_per_sample(each.spec) for each in outputs)), outputs
 
 
-def _is_batched(spec: Spec) -> bool:
-    return bool(spec.shape) and isinstance(spec.shape[0], Dim)
+def _rows_per_sample(spec: Spec) -> int | None:
+    rows = spec.shape[0] if spec.shape else None
+    return rows.factor if isinstance(rows, Dim) and rows.name == BATCH.name else None

@@ -129,9 +129,10 @@ def _check_parts(leaf: PerReplica, replicas: int) -> None:
 
 def _join_batch(leaf: PerReplica, found: Arguments) -> None:
     rows = tuple(len(value) for value in leaf.values)
-    if found.rows is None:
-        found.rows, found.offsets, found.everyone = rows, leaf.offsets, leaf.everyone
-    elif found.rows != rows:
+    if found.rows not in (None, rows):
         raise ShapeError(
             f"arguments of one step have different rows per replica: {found.rows} and {rows}"
         )
+    # One made by hand may not know of the other ranks' rows; its offsets count its own ones only.
+    if found.rows is None or (found.everyone is None and leaf.everyone is not None):
+        found.rows, found.offsets, found.everyone = rows, leaf.offsets, leaf.everyone

@@ -9,6 +9,7 @@ import pytest
 
 import allreduce as ar
 from allreduce.errors import ShapeError, UnsupportedError, UsageError
+from allreduce.graph.signature import take_apart
 
 X = np.random.default_rng(5).normal(size=(7, 3))
 
@@ -113,3 +114,30 @@ def test_what_cannot_be_combined_is_refused() -> None:
         )
     with strategy.scope(), pytest.raises(UsageError, match=r"call it through strategy.run"):
         ar.function(lambda x: ar.all_reduce(ar.ops.sum(x)))(X)
+
+
+def test_a_result_can_be_the_first_argument_of_another_step(strategy: ar.Strategy) -> None:
+    (batch,) = strategy.distribute_dataset([(X,)])
+    doubled, both = strategy.run(lambda x: (x * 2, ar.ops.concatenate([x, x])), args=batch)
+    assert doubled.everyone == batch[0].everyone
+    assert both.everyone == tuple(2 * rows for rows in doubled.everyone)
+    assert both.offsets == tuple(2 * offset for offset in doubled.offsets)
+    gathered = strategy.run(lambda y, x: ar.all_gather(y), args=(doubled, *batch))
+    for value in gathered.values:
+        np.testing.assert_array_equal(value, 2 * X)
+
+
+def test_all_arguments_are_asked_for_everyones_rows() -> None:
+    by_hand = ar.PerReplica((X[:2], X[2:]))
+    shared = ar.PerReplica((X[:2], X[2:]), offsets=(3, 5), everyone=(3, 2, 5))
+    found = take_apart(((by_hand, shared), {}), 2)
+    assert (found.everyone, found.offsets) == ((3, 2, 5), (3, 5))
+
+
+def test_rows_of_all_replicas_are_no_share_of_a_batch(strategy: ar.Strategy) -> None:
+    (batch,) = strategy.distribute_dataset([(X,)])
+    gathered = strategy.run(lambda x: ar.all_gather(x) + 0 * ar.replica_id(), args=batch)
+    if strategy.num_replicas_in_sync > 1:
+        assert not gathered.is_batch
+    again = strategy.run(lambda y, x: ar.ops.size(y, 0), args=(gathered, *batch))
+    assert [int(value) for value in again.values] == [len(X)] * strategy.num_replicas_in_sync
