@@ -141,3 +141,41 @@ def test_rows_of_all_replicas_are_no_share_of_a_batch(strategy: ar.Strategy) -> 
         assert not gathered.is_batch
     again = strategy.run(lambda y, x: ar.ops.size(y, 0), args=(gathered, *batch))
     assert [int(value) for value in again.values] == [len(X)] * strategy.num_replicas_in_sync
+
+
+SCORES: dict[str, Any] = {
+    "a new axis": lambda scores: ar.ops.expand_dims(scores, 0)[0],
+    "None": lambda scores: scores[:, None] * 2,
+    "kept axes": lambda scores: ar.ops.max(scores, axis=1, keepdims=True),
+    "squeezed": lambda scores: ar.ops.squeeze(scores[..., None], -1) - 1.0,
+}
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores_of_all_rows_get_and_lose_axes(name: str) -> None:
+    ar.config.set_logical_devices("CPU", 4)
+    strategy = ar.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    def step(x: Any) -> Any:
+        scores = SCORES[name](x @ ar.ops.transpose(ar.all_gather(x)))
+        return ar.ops.sum(scores), *ar.gradients(ar.ops.sum(scores), [x])
+
+    value, slope = _run(strategy, step, X)
+    (alone,) = ar.MirroredStrategy(["CPU:0"]).distribute_dataset([(X,)])
+    wanted, wanted_slope = ar.MirroredStrategy(["CPU:0"]).run(step, args=alone)
+    assert sum(value.values) == pytest.approx(wanted.values[0])
+    np.testing.assert_allclose(strategy.gather(slope), wanted_slope.values[0])
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (lambda x: ar.ops.reshape(x @ ar.ops.transpose(ar.all_gather(x)), -1), "more than one nam"),
+        (lambda x: ar.ops.flatten((x @ ar.ops.transpose(ar.all_gather(x)))[None]), "more than one"),
+        (lambda x: ar.all_gather(ar.all_gather(x)), "these are all replicas' rows already"),
+    ],
+)
+def test_what_all_rows_cannot_do_is_told_with_the_users_line(step: Any, said: str) -> None:
+    ar.config.set_logical_devices("CPU", 4)
+    with pytest.raises(ShapeError, match=rf"test_collectives.py:\d+: .*{said}"):
+        _run(ar.MirroredStrategy(["CPU:0", "CPU:1"]), step, X)

@@ -76,7 +76,7 @@ def all_gather(x: Any) -> Tensor:
         `(global_batch, …)`: the rows in the order of the global batch; or `(replicas * rows, …)`.
 
     Raises:
-        ShapeError: There are no rows, or the replicas' own are not on axis 0.
+        ShapeError: There are no rows, they are all replicas', or the own ones are not on axis 0.
     """
     tensor = as_tensor(x)
     if not tensor.ndim:
@@ -89,6 +89,11 @@ def all_gather(x: Any) -> Tensor:
     if _replicas() == 1:
         return tensor
     rows = tensor.shape[0]
+    if isinstance(rows, Dim) and rows.name == GLOBAL_BATCH.name:
+        raise ShapeError(
+            f"{users_line()}: all_gather of {show(tensor.shape)}: these are all replicas' rows "
+            "already"
+        )
     factor = rows.factor if isinstance(rows, Dim) else None
     return apply("all_gather", tensor, rows_per_sample=factor, replicas=_replicas())
 

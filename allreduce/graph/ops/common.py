@@ -11,7 +11,18 @@ from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.ops.arguments import as_dtype
 from allreduce.graph.ops.base import Attrs, Gradient, Kernel, Op, ShapeRule, register
 from allreduce.graph.scope import users_line
-from allreduce.graph.spec import Dim, Shape, Size, Spec, broadcast, concrete, show, size_of
+from allreduce.graph.spec import (
+    BATCH,
+    GLOBAL_BATCH,
+    Dim,
+    Shape,
+    Size,
+    Spec,
+    broadcast,
+    concrete,
+    show,
+    size_of,
+)
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import apply, as_tensor
 
@@ -137,7 +148,7 @@ def reshaped(x: Tensor, shape: Sequence[Size]) -> Tensor:
     wanted = infer_shape(x.shape, tuple(shape))
     if wanted == x.shape:
         return x
-    named = next(((i, s.factor) for i, s in enumerate(x.shape) if isinstance(s, Dim)), None)
+    named = tuple((axis, size) for axis, size in enumerate(x.shape) if isinstance(size, Dim))
     return apply("reshape", x, shape=wanted, named=named)
 
 
@@ -151,13 +162,18 @@ def infer_shape(old: Shape, new: Shape) -> Shape:
     unknown = [axis for axis, size in enumerate(new) if size == -1]
     if len(unknown) > 1:
         raise ShapeError(f"{what}: only one size can be -1")
-    total = size_of(old)
+    if [size for size in old if size != 1] == [size for size in new if size != 1]:
+        return new  # whatever the sizes are
+    try:
+        total, part = size_of(old), size_of(tuple(size for size in new if size != -1))
+    except ShapeError as error:
+        raise ShapeError(f"{what}: {error}") from None
     if not unknown:
-        if size_of(new) != total:
-            raise ShapeError(f"{what}: {total} elements are not {size_of(new)}")
+        if part != total:
+            raise ShapeError(f"{what}: {total} elements are not {part}")
         return new
     axis = unknown[0]
-    size = _quotient(total, size_of(new[:axis] + new[axis + 1 :]))
+    size = _quotient(total, part)
     if size is None:
         raise ShapeError(f"{what}: no whole size for -1")
     return (*new[:axis], size, *new[axis + 1 :])
@@ -174,10 +190,10 @@ def _quotient(total: Size, part: Size) -> Size | None:
     return total // part if total % part == 0 else None
 
 
-def running_shape(shape: Shape, x: np.ndarray, named: tuple[int, int] | None) -> tuple[int, ...]:
-    """Give a named size the value it has in this run, read off axis `named[0]` of `x`."""
-    size = x.shape[named[0]] // named[1] if named else 0
-    return concrete(shape, size, size)
+def running_shape(shape: Shape, x: np.ndarray, named: Sequence[tuple[int, Dim]]) -> tuple[int, ...]:
+    """Give named sizes the values they have in this run, read off the `named` axes of `x`."""
+    sizes = {size.name: x.shape[axis] // size.factor for axis, size in named}
+    return concrete(shape, sizes.get(BATCH.name, 0), sizes.get(GLOBAL_BATCH.name, 0))
 
 
 def kept_shape(shape: Shape, axes: Sequence[int]) -> Shape:

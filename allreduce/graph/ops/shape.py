@@ -51,7 +51,11 @@ register(
 def flatten(x: Any) -> Tensor:
     """Merge all axes but the first: `(batch, height, width)` to `(batch, height*width)`."""
     tensor = as_tensor(x)
-    return reshaped(tensor, (*tensor.shape[:1], size_of(tensor.shape[1:])))
+    try:
+        rest = size_of(tensor.shape[1:])
+    except ShapeError as error:
+        raise ShapeError(f"{users_line()}: flatten: {error}") from None
+    return reshaped(tensor, (*tensor.shape[:1], rest))
 
 
 def expand_dims(x: Any, axis: int) -> Tensor:
