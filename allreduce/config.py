@@ -96,6 +96,12 @@ class _Threading:
 threading = _Threading()
 
 
+class _UnknownPassError(UsageError, KeyError):
+    """There is no such pass; a KeyError, so that `in` and `get` do what they do for any mapping."""
+
+    __str__ = Exception.__str__  # KeyError's puts the message in quotes
+
+
 class _Passes(MutableMapping[str, bool]):
     """`ar.config.passes`: which optional passes make programs quicker; `passes["fuse"] = False`.
 
@@ -104,7 +110,7 @@ class _Passes(MutableMapping[str, bool]):
 
     def __getitem__(self, name: str) -> bool:
         if name not in graph_passes.OPTIONAL:
-            raise unknown_name("pass", name, graph_passes.OPTIONAL)
+            raise _UnknownPassError(str(unknown_name("pass", name, graph_passes.OPTIONAL)))
         return name not in graph_passes.switched_off()
 
     def __setitem__(self, name: str, on: bool) -> None:
