@@ -61,11 +61,26 @@ def test_a_constant_that_is_wrong_is_told_when_the_step_runs() -> None:
 
 def test_what_changes_nothing_is_left_out() -> None:
     def traced(x: Tensor) -> list[Tensor]:
-        y = ops.stop_gradient(ops.negative(-(((x + 0.0) * 1.0 - 0.0) / 1.0)))
-        return [ops.transpose(ops.transpose(y, (0, 1)), (1, 0)), 0.0 + ops.exp(x)]
+        y = ops.stop_gradient(ops.negative(-(((x + -0.0) * 1.0 - 0.0) / 1.0)))
+        return [ops.transpose(ops.transpose(y, (0, 1)), (1, 0)), -0.0 + ops.exp(x)]
 
     graph = record(traced, Spec((2, 3), FLOAT))
     assert _ops(_pruned(simplify(graph))) == ["transpose", "exp"]
+    counted = record(lambda n: [n + 0 - 0], Spec((2,), np.dtype(np.int64)))
+    assert _ops(_pruned(simplify(counted))) == []
+
+
+def test_zeros_keep_their_signs() -> None:
+    def traced(x: Tensor) -> list[Tensor]:
+        signed: list[Any] = [np.float32(0.0), np.float32(-0.0)]
+        zeros = [x * ops.full((1,), zero) for zero in signed]
+        return [x + 0.0, 0.0 + x, x - -0.0, *zeros]
+
+    graph = record(traced, Spec((1,), np.dtype(np.float32)))
+    for number in (-0.0, 1.0):
+        x = np.full(1, number, np.float32)
+        found, wanted = (np.signbit(interpret(g, [x])) for g in (_pruned(simplify(graph)), graph))
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_what_broadcasts_or_converts_is_kept() -> None:
@@ -193,6 +208,8 @@ def test_a_pass_that_does_not_exist_is_refused() -> None:
         config.passes["fusee"] = False
     with pytest.raises(UsageError, match="did you mean 'fold'"):
         config.passes["folds"]
+    assert "folds" not in config.passes
+    assert config.passes.get("folds") is None
     with pytest.raises(UsageError, match=r"is on .True. or off .False., not 0"):
         config.passes["fuse"] = 0  # type: ignore[assignment]
     with pytest.raises(UsageError, match=r'ar.config.passes\["fold"\] = False'):

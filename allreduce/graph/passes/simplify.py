@@ -11,9 +11,9 @@ from allreduce.graph.node import Graph, Node, Rewriter
 from allreduce.graph.ops.base import lookup
 
 # Operators that give one operand unchanged where the other is this number: on either side, or on
-# the right one only.
-_NEUTRAL = {"add": 0, "multiply": 1}
-_NEUTRAL_RIGHT = {"subtract": 0, "divide": 1, "power": 1}
+# the right one only. Of floats, -0.0 + 0.0 is 0.0, and so is no -0.0.
+_NEUTRAL = {"add": -0.0, "multiply": 1.0}
+_NEUTRAL_RIGHT = {"subtract": 0.0, "divide": 1.0, "power": 1.0}
 # What changes the spec, or nothing; and of which two in a row are nothing.
 _SHAPED = ("cast", "reshape", "broadcast_to", "sum_to", "stop_gradient")
 _INVOLUTIONS = ("negative", "logical_not")
@@ -63,12 +63,14 @@ def _candidates(node: Node, inputs: list[Node]) -> Iterator[int]:
         yield inputs[0].inputs[0]
 
 
-def _is(node: Node, number: int) -> bool:
+def _is(node: Node, number: float) -> bool:
     """Whether a node is a constant, of any shape, that is this number everywhere."""
     if node.op != "constant":
         return False
     value = node.attrs["value"]
-    return bool(value.size) and bool((value == number).all())
+    if not value.size or not (value == number).all():
+        return False
+    return value.dtype.kind != "f" or bool((np.signbit(value) == np.signbit(number)).all())
 
 
 def _key(rewriter: Rewriter, node: Node) -> Hashable | None:
@@ -86,11 +88,11 @@ def _key(rewriter: Rewriter, node: Node) -> Hashable | None:
 
 
 def _comparable(value: Any) -> Hashable:
-    """Tell numbers apart that are equal and not the same, such as 0 and 0.0 and False."""
+    """Tell numbers apart that are equal and not the same, such as 0, 0.0, -0.0 and False."""
     if isinstance(value, tuple):
         return tuple(_comparable(each) for each in value)
     if isinstance(value, slice):
         return ("slice", value.start, value.stop, value.step)
     if isinstance(value, np.ndarray):
         raise TypeError("an array")
-    return type(value).__name__, repr(value) if isinstance(value, float) else value
+    return type(value).__name__, repr(value) if isinstance(value, float | np.generic) else value
