@@ -45,8 +45,8 @@ def var(x: Any, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Ten
     squares = square(tensor - mean(tensor, axes, keepdims=True))
     if ddof == 0:
         return mean(squares, axes, keepdims)
-    count = apply("size", tensor, axes=axes, dtype=tensor.dtype) - ddof
-    return sum(squares, axes, keepdims) / count
+    count = apply("size", tensor, axes=axes, dtype=_counting(tensor.dtype)) - ddof
+    return cast(sum(squares, axes, keepdims) / count, tensor.dtype)
 
 
 def std(x: Any, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Tensor:
@@ -100,10 +100,18 @@ def _sum(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     np.add.reduce(inputs[0], axis=attrs["axes"], keepdims=attrs["keepdims"], out=out)
 
 
+def _counting(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Choose the type of a number of elements: float16 ends at 65504."""
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
+
+
 def _mean(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
-    _sum(out, inputs, attrs)
-    count = prod(inputs[0].shape[axis] for axis in attrs["axes"])
-    np.divide(out, out.dtype.type(count), out=out)
+    axes, keepdims, wide = attrs["axes"], attrs["keepdims"], _counting(out.dtype)
+    total = np.add.reduce(
+        inputs[0], axis=axes, keepdims=keepdims, dtype=wide, out=out if wide == out.dtype else None
+    )
+    count = wide.type(prod(inputs[0].shape[axis] for axis in axes))
+    np.divide(total, count, out=out, casting="same_kind")
 
 
 def _extreme(ufunc: np.ufunc) -> Kernel:
@@ -126,8 +134,8 @@ def _sum_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> l
 
 
 def _mean_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:
-    count = apply("size", x[0], axes=attrs["axes"], dtype=x[0].dtype)
-    return [_broadcast(_spread(dy, x[0], attrs) / count, x[0])]
+    count = apply("size", x[0], axes=attrs["axes"], dtype=_counting(x[0].dtype))
+    return [_broadcast(cast(_spread(dy, x[0], attrs) / count, x[0].dtype), x[0])]
 
 
 def _extreme_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph import function
+from allreduce.graph.gradient import backward
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.spec import BATCH, Spec
 from allreduce.graph.tensor import ConcreteTensor, Tensor
@@ -125,6 +127,15 @@ def test_python_operators_are_the_operators() -> None:
         (x != x, [False, False]),
     ]:
         np.testing.assert_array_equal(value_of(found), expected)
+
+
+def test_a_mean_of_many_halves_is_one() -> None:
+    many = np.ones(70_000, np.float16)  # more than float16 can count
+    for found in (value_of(ops.mean(many)), function(lambda x: ops.mean(x))(many).numpy()):
+        assert (found, found.dtype) == (1, np.float16)
+    slope = function(lambda x: backward(ops.mean(x), [x], 1.0)[0])(many).numpy()
+    np.testing.assert_array_equal(slope, np.full_like(many, 1 / 70_000))
+    assert value_of(ops.var(many, ddof=1)) == 0
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
