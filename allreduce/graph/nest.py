@@ -1,6 +1,6 @@
 """Nested tuples, lists, dicts and dataclasses: taken apart into leaves, and put together again.
 
-A dataclass of ours that is one value, as PerReplica is, says so by an attribute `is_leaf`.
+A dataclass of ours that is one value, as PerReplica is, says so by its class's `__leaf__`.
 """
 
 from __future__ import annotations
@@ -70,4 +70,4 @@ def _is_record(value: Any) -> bool:
     """Whether this is an instance of a dataclass that holds values, and is not one by itself."""
     if isinstance(value, type) or not dataclasses.is_dataclass(value):
         return False
-    return not getattr(value, "is_leaf", False)
+    return not getattr(type(value), "__leaf__", False)

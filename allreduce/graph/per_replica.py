@@ -26,7 +26,7 @@ class PerReplica:
         UsageError: There are not as many weights or offsets as values.
     """
 
-    is_leaf: ClassVar[bool] = True  # of the structures that `nest` takes apart
+    __leaf__: ClassVar[bool] = True  # of the structures that `nest` takes apart
 
     values: tuple[np.ndarray, ...]
     weights: tuple[int, ...] = ()

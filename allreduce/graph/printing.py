@@ -53,7 +53,7 @@ print_values.__name__ = print_values.__qualname__ = "print"
 class _Printed:
     """Stands for the value of a tensor."""
 
-    is_leaf: ClassVar[bool] = True  # of the structures that `nest` takes apart
+    __leaf__: ClassVar[bool] = True  # of the structures that `nest` takes apart
 
     index: int
 

@@ -36,6 +36,19 @@ def test_dataclasses_are_taken_apart_and_come_back() -> None:
     assert traces == [True, False]
 
 
+@dataclass
+class Branch:
+    is_leaf: bool
+    weight: Any
+
+
+def test_a_dataclass_may_have_fields_of_any_name() -> None:
+    found = function(lambda branch: Branch(branch.is_leaf, branch.weight * 2))(
+        Branch(True, np.ones(2))
+    )
+    np.testing.assert_array_equal(found.weight.numpy(), [2, 2])
+
+
 def test_a_python_value_that_changes_all_the_time_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
