@@ -151,7 +151,7 @@ def compile_alone(
         graph, returned = _trace(host, fn, arguments)
         if any(lookup(node.op).kind == "collective" for node in graph.nodes):
             raise needs_all(fn, "has collectives", host.num_replicas_in_sync)
-        if graph.effects:
+        if any(graph.nodes[i].attrs["changes"] for i in graph.effects):
             raise needs_all(fn, "changes variables", host.num_replicas_in_sync)
         graph = _optimized(_placed(host, graph))
         return Compiled(graph, [Executor(_program(graph), replica, {})], returned, [])

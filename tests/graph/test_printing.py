@@ -49,6 +49,15 @@ def test_replicas_say_who_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert said[2:] == ["replica 0: rows 0.0"]  # the other one has no samples
 
 
+def test_a_function_that_prints_can_be_called_on_one_of_several_replicas(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ar.config.set_logical_devices("CPU", 4)
+    with ar.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        ar.function(lambda x: ar.print("got", x))(np.ones(2))
+    assert capsys.readouterr().out == "got [1. 1.]\n"
+
+
 def test_values_in_structures_are_printed_too(capsys: pytest.CaptureFixture[str]) -> None:
     @ar.function
     def step(x: Any) -> None:
