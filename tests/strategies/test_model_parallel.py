@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,3 +52,14 @@ def test_layers_on_two_devices_train_bitwise_as_on_one(replicas: int) -> None:
         assert others == losses
         for one, other in zip(variables, moved, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_example_learns_the_same_on_one_device_and_on_two(ranks: int) -> None:
+    script = Path(__file__).parents[2] / "mpi_examples" / "model_parallel.py"
+    launch = ["-m", "allreduce.run", "-n", str(ranks)] if ranks > 1 else []
+    command = [sys.executable, *launch, str(script), "--epochs", "1"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr
+    assert f"{ranks} replica{'s' if ranks > 1 else ''}: weights are the same" in result.stdout
+    assert result.stdout.count("on CPU:0 and CPU:1 of each replica: test accuracy") == 1
