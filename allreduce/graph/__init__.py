@@ -6,14 +6,10 @@ from allreduce.graph.function import Function, function
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.ops.collective import all_gather, all_reduce, replica_id
 from allreduce.graph.ops.custom import register_op
+from allreduce.graph.owner import current_replicator, default_replicator, scope_of
 from allreduce.graph.per_replica import PerReplica
 from allreduce.graph.printing import print_values as print
-from allreduce.graph.replicator import (
-    Replicator,
-    current_replicator,
-    default_replicator,
-    scope_of,
-)
+from allreduce.graph.replicator import Replicator
 from allreduce.graph.scanning import scan
 from allreduce.graph.scope import device
 from allreduce.graph.seed import get_seed, set_seed

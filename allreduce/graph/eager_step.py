@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NoReturn
 
@@ -26,7 +25,6 @@ def run_eagerly(
     fn: Callable[..., Any],
     arguments: Arguments,
     moments: Sequence[Moment],
-    around: Callable[[], AbstractContextManager[Any]],
 ) -> tuple[Returned, list[list[np.ndarray]]]:
     """Call `fn` for each replica, with values; returns what it returned and each one's values.
 
@@ -36,7 +34,6 @@ def run_eagerly(
         fn: The step.
         arguments: Its arguments.
         moments: For each local replica.
-        around: What surrounds the call.
 
     Raises:
         MismatchError: Replicas went different ways.
@@ -51,7 +48,7 @@ def run_eagerly(
             meet = _refuse(fn, host)
         trace = EagerTrace(host, replica, moments[index], feeds, absent, meet)
         try:
-            with around(), recording(trace):
+            with recording(trace):
                 args, kwargs = arguments.placeholders(trace)
                 returned, outputs = take_apart(fn(*args, **kwargs))
                 return returned, [each.numpy() for each in outputs]

@@ -8,8 +8,8 @@ from typing import Any
 
 from allreduce.errors import UsageError
 from allreduce.graph import nest
+from allreduce.graph.owner import current_replicator
 from allreduce.graph.per_replica import PerReplica
-from allreduce.graph.replicator import current_replicator
 from allreduce.graph.signature import take_apart
 from allreduce.graph.trace import current_trace
 

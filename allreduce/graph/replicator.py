@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from allreduce.graph.returned import Returned
 from allreduce.graph.signature import Arguments, take_apart
 from allreduce.graph.tensor import ConcreteTensor
 from allreduce.graph.trace import HOST, check_outside
-from allreduce.graph.variable import set_owner_source
 
 
 class Replicator:
@@ -162,7 +160,9 @@ class Replicator:
                 return compile_step(self, fn, arguments)
 
             compiled = None if eagerly else programs.get(fn, arguments, make, alone)
-            moments = self._moments(arguments, programs.count_step())
+            moments = arguments.moments(
+                self.local_replicas, self.num_replicas_in_sync, programs.count_step()
+            )
             if compiled is not None:
                 return compiled.returned, self._step(compiled, arguments, moments), moments
             replicas = [first] if alone else self.replicas
@@ -175,27 +175,14 @@ class Replicator:
         arguments: Arguments,
         moments: list[Moment],
     ) -> tuple[Returned, list[list[np.ndarray]]]:
-        scope = current_replicator()
         try:
-            return run_eagerly(self, replicas, fn, arguments, moments, lambda: scope_of(scope))
+            return run_eagerly(self, replicas, fn, arguments, moments)
         except BaseException as error:
             if replicas[0].communicator is not None:
                 for replica in replicas:
                     self._tell(replica.index, error)
                 self._recover()
             raise
-
-    def _moments(self, arguments: Arguments, number: int) -> list[Moment]:
-        """Say what a step tells each local replica."""
-        rows = arguments.rows or (1,) * self.local_replicas
-        offsets = arguments.offsets or (0,) * self.local_replicas
-        everyone = arguments.everyone
-        if everyone is None and self.local_replicas == self.num_replicas_in_sync:
-            everyone = rows
-        return [
-            Moment(rows, offset, number, everyone)
-            for rows, offset in zip(rows, offsets, strict=True)
-        ]
 
     def _step(
         self, compiled: Compiled, arguments: Arguments, moments: Sequence[Moment]
@@ -283,38 +270,3 @@ class Replicator:
             if replica.communicator is not None:
                 replica.communicator.close()
         self._replicas = None
-
-
-class _Scopes(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[Replicator] = []
-
-
-_scopes = _Scopes()
-_default: Replicator | None = None
-
-
-def default_replicator() -> Replicator:
-    """Return the single replica that everything outside of a strategy's scope belongs to."""
-    global _default
-    if _default is None:
-        _default = Replicator()
-    return _default
-
-
-def current_replicator() -> Replicator:
-    """Return the innermost scope's replicator, or the default one."""
-    return _scopes.stack[-1] if _scopes.stack else default_replicator()
-
-
-@contextmanager
-def scope_of(replicator: Replicator) -> Iterator[Replicator]:
-    """Give what the block makes to `replicator`."""
-    _scopes.stack.append(replicator)
-    try:
-        yield replicator
-    finally:
-        _scopes.stack.pop()
-
-
-set_owner_source(current_replicator)

@@ -13,6 +13,7 @@ from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import nest
 from allreduce.graph.passes import switched_off
 from allreduce.graph.per_replica import PerReplica
+from allreduce.graph.replica import Moment
 from allreduce.graph.scope import surroundings
 from allreduce.graph.spec import BATCH, Spec, show
 from allreduce.graph.tensor import ConcreteTensor, EagerTensor
@@ -49,6 +50,14 @@ class Arguments:
     rows: tuple[int, ...] | None = None
     offsets: tuple[int, ...] | None = None
     everyone: tuple[int, ...] | None = None
+
+    def moments(self, local_replicas: int, total: int, step: int) -> list[Moment]:
+        """Say what the step of this number tells each local replica, of `total` on all ranks."""
+        rows = self.rows or (1,) * local_replicas
+        offsets = self.offsets or (0,) * local_replicas
+        everyone = rows if self.everyone is None and local_replicas == total else self.everyone
+        each = zip(rows, offsets, strict=True)
+        return [Moment(count, offset, step, everyone) for count, offset in each]
 
     def placeholders(self, trace: Trace) -> Any:
         """Rebuild the arguments with placeholders in place of arrays."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.ops.windows import PADDINGS
-from allreduce.graph.replicator import default_replicator
+from allreduce.graph.owner import default_replicator
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import show
 from allreduce.graph.tensor import Tensor

@@ -13,7 +13,7 @@ from allreduce.devices import options
 from allreduce.errors import UsageError, unknown_name
 from allreduce.graph.nest import map_leaves
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.replicator import current_replicator, scope_of
+from allreduce.graph.owner import current_replicator, scope_of
 from allreduce.graph.scope import part, surroundings, users_line, within
 from allreduce.graph.spec import Shape
 from allreduce.graph.tensor import Tensor

@@ -8,7 +8,8 @@ import numpy as np
 
 from allreduce import comm
 from allreduce.errors import ClosedError, UsageError
-from allreduce.graph.replicator import Replicator, default_replicator
+from allreduce.graph.owner import default_replicator
+from allreduce.graph.replicator import Replicator
 
 
 def rank_of(replicator: Replicator) -> int:

@@ -17,11 +17,11 @@ from allreduce.graph import Variable, device, function, minimize, ops, passes, s
 from allreduce.graph.arenas import plan_for
 from allreduce.graph.memory import Memory, least, pack
 from allreduce.graph.ops.collective import all_reduce
+from allreduce.graph.owner import default_replicator
 from allreduce.graph.partition import partition
 from allreduce.graph.passes import plan_buffers
 from allreduce.graph.placement import place
 from allreduce.graph.program import Program
-from allreduce.graph.replicator import default_replicator
 from allreduce.graph.schedule import schedule
 from allreduce.graph.spec import BATCH, Spec, concrete
 from allreduce.graph.tensor import Tensor
