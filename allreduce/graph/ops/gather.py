@@ -10,9 +10,8 @@ import numpy as np
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.ops.arguments import as_axis, as_shape
 from allreduce.graph.ops.base import Attrs, Op, register
-from allreduce.graph.ops.common import cast
 from allreduce.graph.scope import users_line
-from allreduce.graph.spec import Spec, show
+from allreduce.graph.spec import BATCH, Dim, Spec, own_axes, show
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import apply, as_tensor
 
@@ -26,11 +25,20 @@ def take(x: Any, indices: Any, axis: int = 0) -> Tensor:
         axis: Of `x`; the indices' axes take its place.
 
     Raises:
+        ShapeError: The axis is a replica's batch, of which the indices know nothing.
         UsageError: The indices are not integers; when the step runs, one is out of range.
     """
     tensor = as_tensor(x)
     at = as_axis("take", tensor, axis)
-    return apply("take", tensor, _integers("take", indices), axis=at, wrap=True)
+    numbers = _integers("take", indices)
+    size = tensor.shape[at]
+    if isinstance(size, Dim) and size.name == BATCH.name and not own_axes(numbers.shape):
+        raise ShapeError(
+            f"{users_line()}: take of {show(tensor.shape)}: axis {at} is as long as the replica's "
+            "part of the batch, in which the indices would mean other rows on each replica; "
+            "ar.all_gather(x) has the rows of all"
+        )
+    return apply("take", tensor, numbers, axis=at, wrap=True)
 
 
 def embedding(table: Any, numbers: Any) -> Tensor:
@@ -41,27 +49,37 @@ def embedding(table: Any, numbers: Any) -> Tensor:
         numbers: Integers from 0 to rows - 1, of any shape.
 
     Raises:
+        ShapeError: The table has no axis.
         UsageError: The numbers are not integers; when the step runs, one is out of range.
     """
-    return apply("take", as_tensor(table), _integers("embedding", numbers), axis=0, wrap=False)
+    rows = as_tensor(table)
+    if not rows.ndim:
+        raise ShapeError(f"{users_line()}: embedding needs a table (rows, …), not a scalar")
+    return apply("take", rows, _integers("embedding", numbers), axis=0, wrap=False)
 
 
 def _integers(what: str, indices: Any) -> Tensor:
     tensor = as_tensor(indices)
     if tensor.dtype.kind not in "iu":
         raise UsageError(f"{users_line()}: {what} needs integers for indices, got {tensor.dtype}")
-    return cast(tensor, np.int64)
+    return tensor
 
 
 def _checked(indices: np.ndarray, size: int, wrap: bool = True) -> np.ndarray:
-    """Return indices counted from the front; negative ones are wrong unless they wrap."""
-    bad = (indices < (-size if wrap else 0)) | (indices >= size)
+    """Return indices counted from the front; negative ones are wrong unless they wrap.
+
+    They are compared in their own dtype: int64 does not hold all of uint64.
+    """
+    first = -size if wrap else 0
+    bad = (indices < first) | (indices >= size)
     if bad.any():
-        place = int(np.flatnonzero(bad)[0])
+        place = tuple(int(i) for i in np.argwhere(bad)[0])
         raise UsageError(
-            f"index {indices.flat[place]} at place {place} is outside of an axis of {size} elements"
+            f"index {indices[place]} at place {show(place)} of {show(indices.shape)} is outside of "
+            f"{first}…{size - 1}, an axis of {size} elements"
         )
-    return np.where(indices < 0, indices + size, indices)
+    at = indices.astype(np.int64)
+    return np.where(at < 0, at + size, at)
 
 
 def _take_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:

@@ -10,7 +10,7 @@ import numpy as np
 from allreduce import _native
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.ops.base import Attrs, Op, register
-from allreduce.graph.ops.common import as_floats, cast, promote_together, reshaped, through_float32
+from allreduce.graph.ops.common import as_floats, promote_together, reshaped, through_float32
 from allreduce.graph.ops.indexing import one_hot
 from allreduce.graph.ops.reduce import sum
 from allreduce.graph.scope import users_line
@@ -41,7 +41,7 @@ def sparse_softmax_cross_entropy(labels: Any, logits: Any) -> Tensor:
         )
     if classes.ndim == scores.ndim and classes.ndim and classes.shape[-1] == 1:
         classes = reshaped(classes, classes.shape[:-1])
-    return apply("sparse_softmax_cross_entropy", cast(classes, np.int64), scores)
+    return apply("sparse_softmax_cross_entropy", classes, scores)
 
 
 def softmax_cross_entropy(targets: Any, logits: Any) -> Tensor:
@@ -98,14 +98,15 @@ def _check_row(row: int, labels: np.ndarray, classes: int) -> None:
 @through_float32
 def _sparse(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     labels, logits = inputs
-    row = _native.sparse_cross_entropy(out, labels, logits)
+    row = _native.sparse_cross_entropy(out, labels.astype(np.int64, copy=False), logits)
     _check_row(row, labels, logits.shape[-1])
 
 
 @through_float32
 def _sparse_gradient_kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     dy, labels, logits = inputs
-    row = _native.sparse_cross_entropy_gradient(out, dy, labels, logits)
+    numbers = labels.astype(np.int64, copy=False)
+    row = _native.sparse_cross_entropy_gradient(out, dy, numbers, logits)
     _check_row(row, labels, logits.shape[-1])
 
 

@@ -105,6 +105,8 @@ def _slice(x: Tensor, axis: int, key: slice) -> slice:
         _refuse(x, f"axis {axis}: {error}")
     if (start, stop, step) == (0, size, 1):
         return slice(None)
+    if not range(start, stop, step):
+        return slice(0, 0)  # a start before the array would count from its end
     return slice(start, stop if stop >= 0 else None, step)
 
 

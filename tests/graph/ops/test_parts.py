@@ -23,6 +23,7 @@ KEYS: tuple[Any, ...] = (
     *(0, -1, slice(None), slice(1, None), slice(None, None, -1), slice(5, 1), ..., None),
     *((1, 2), (slice(None), -2), (..., 0), (0, ..., None), (None, slice(1, 3), None, 1)),
     (slice(None, None, 2), slice(-1, None, -2), slice(1, 4)),
+    *(slice(-10, None, -1), (..., slice(-6, -9, -2))),  # begin before the array
     *([2, 0, 2], np.array([[0, -1], [1, 1]])),
 )
 
@@ -48,6 +49,15 @@ def test_an_index_takes_what_numpy_takes(key: Any) -> None:
 def test_a_wrong_index_is_refused(key: Any, said: str) -> None:
     with pytest.raises(ShapeError, match=rf"shape \(3, 4, 5\): .*{said}"):
         ops.getitem(X, key)
+
+
+def test_rows_of_a_batch_are_not_taken_by_number() -> None:
+    spec = Spec((BATCH, 4), FLOAT)
+    with pytest.raises(ShapeError, match="would mean other rows on each replica"):
+        record(lambda x: [x[[0, 1]]], spec)
+    graph = record(lambda x: [ops.take(x, ops.cast(ops.sum(x, 1), int))], spec)  # by its own
+    (found,) = interpret(graph, [np.array([[0.0, 0, 0, 1], [0, 0, 0, 0]])], 2)
+    np.testing.assert_array_equal(found[:, 3], [0, 1])
 
 
 def test_a_named_axis_is_taken_whole() -> None:
@@ -126,7 +136,9 @@ def test_take_and_its_gradient_agree_with_numpy() -> None:
 
 @pytest.mark.parametrize("index", [5, -6])
 def test_an_index_out_of_range_is_named(index: int) -> None:
-    with pytest.raises(UsageError, match=rf"index {index} at place 1 is outside of an axis of 5"):
+    with pytest.raises(
+        UsageError, match=rf"index {index} at place .1,. of .2,. is outside of -5…4"
+    ):
         ops.take(np.ones((5, 2)), [0, index])
 
 
