@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 from allreduce import events
 from allreduce.errors import UsageError
@@ -21,10 +22,19 @@ def set_seed(seed: int) -> None:
         UsageError: The seed is not such an integer.
     """
     global _seed, _times_set
+    _seed = checked(seed)
+    _times_set += 1
+
+
+def checked(seed: Any) -> int:
+    """Read a seed.
+
+    Raises:
+        UsageError: It is no integer from 0 to 2**63 - 1.
+    """
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
         raise UsageError(f"the seed is an integer from 0 to 2**63 - 1, not {seed!r}")
-    _seed = seed
-    _times_set += 1
+    return seed
 
 
 def times_set() -> int:

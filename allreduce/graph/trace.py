@@ -13,7 +13,7 @@ import numpy as np
 from allreduce.devices import logical_devices, options
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UnsupportedError, UsageError
-from allreduce.graph import numerics
+from allreduce.graph import numerics, seed
 from allreduce.graph.node import Graph, Node
 from allreduce.graph.ops.base import Attrs, Op, lookup
 from allreduce.graph.placement import requested
@@ -285,6 +285,7 @@ def _run_now(op: Op, inputs: Sequence[ConcreteTensor], attrs: Attrs, spec: Spec)
 
 
 _eager_draws = itertools.count()
+_drawn_since = 0
 
 
 def runtime(name: str) -> Tensor:
@@ -297,6 +298,11 @@ def runtime(name: str) -> Tensor:
 
 
 def next_draw() -> int:
-    """Number a random operator: by place in the trace, by call outside of functions."""
+    """Number a random operator: by place in the trace, by call since `set_seed` outside of it."""
+    global _eager_draws, _drawn_since
     trace = current_trace()
-    return next(_eager_draws) if trace is None else trace.next_draw()
+    if trace is not None:
+        return trace.next_draw()
+    if _drawn_since != seed.times_set():
+        _drawn_since, _eager_draws = seed.times_set(), itertools.count()
+    return next(_eager_draws)

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.errors import UsageError
+from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.ops.arguments import as_dtype, as_number, as_shape
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import swap_axes
 from allreduce.graph.ops.gather import take
 from allreduce.graph.ops.random import key_of
 from allreduce.graph.scope import users_line
-from allreduce.graph.seed import get_seed
-from allreduce.graph.spec import Size, Spec, own_axes
+from allreduce.graph.seed import checked, get_seed
+from allreduce.graph.spec import Size, Spec, own_axes, show
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import apply, as_tensor, next_draw, runtime
 
@@ -49,9 +49,12 @@ def uniform(
             default what `ar.set_seed` was given.
 
     Raises:
-        UsageError: The dtype is no floating type, or `high` is below `low`.
+        UsageError: The dtype is no floating type, a number is not finite, `high` is below `low`,
+            or the seed is none that `ar.set_seed` takes.
+        ShapeError: Two sizes are named: how wide a row is would depend on how the batch is shared.
     """
-    if as_number("the low of uniform", low) > as_number("the high of uniform", high):
+    _finite("uniform", low=low, high=high)
+    if low > high:
         raise UsageError(f"{users_line()}: uniform draws from low to high, not {low} to {high}")
     return _draw("uniform", shape, dtype, seed, low=float(low), high=float(high))
 
@@ -66,11 +69,12 @@ def normal(
     """Draw from a normal distribution; arguments as for `uniform`.
 
     Raises:
-        UsageError: The dtype is no floating type, or the deviation is negative.
+        UsageError: As there, and the deviation is negative.
+        ShapeError: As there.
     """
-    if as_number("the stddev of normal", stddev) < 0:
+    _finite("normal", mean=mean, stddev=stddev)
+    if stddev < 0:
         raise UsageError(f"{users_line()}: the stddev of normal is not negative: {stddev}")
-    as_number("the mean of normal", mean)
     return _draw("normal", shape, dtype, seed, mean=float(mean), stddev=float(stddev))
 
 
@@ -81,14 +85,22 @@ def permutation(x: Any, seed: int | None = None) -> Tensor:
         x: An integer, or a tensor whose first size is known.
         seed: As for `uniform`.
     """
-    tensor = as_tensor(np.arange(x)) if isinstance(x, int) else as_tensor(x)
+    whole = isinstance(x, int | np.integer) and not isinstance(x, bool) and x >= 0
+    tensor = as_tensor(np.arange(x)) if whole else as_tensor(x)
     count = tensor.shape[0] if tensor.ndim else None
     if not isinstance(count, int):
         raise UsageError(
-            f"{users_line()}: permutation shuffles an integer's numbers, or rows of a known count"
+            f"{users_line()}: permutation shuffles the numbers below an integer that is 0 or more, "
+            f"or rows of a known count, not {x!r:.60}"
         )
     keys = _draw("uniform", (count,), "float64", seed, low=0.0, high=1.0)
     return take(tensor, apply("order", keys), axis=0)
+
+
+def _finite(name: str, **numbers: Any) -> None:
+    for what, number in numbers.items():
+        if not math.isfinite(as_number(f"the {what} of {name}", number)):
+            raise UsageError(f"{users_line()}: the {what} of {name} is a finite number: {number}")
 
 
 def _draw(name: str, shape: Any, dtype: Any, seed: int | None, **attrs: float) -> Tensor:
@@ -96,6 +108,11 @@ def _draw(name: str, shape: Any, dtype: Any, seed: int | None, **attrs: float) -
     if kind.kind != "f":
         raise UsageError(f"{users_line()}: {name} draws floats, not {kind}")
     own = own_axes(tuple(sizes))
+    if len(own) > 1:
+        raise ShapeError(
+            f"{users_line()}: {name} of {show(sizes)}: each sample's numbers would depend on how "
+            "many share its replica; only one size may be named"
+        )
     axis, factor = own[0] if own else (0, 1)
     turned = list(sizes)
     if own:
@@ -107,7 +124,7 @@ def _draw(name: str, shape: Any, dtype: Any, seed: int | None, **attrs: float) -
         runtime("step"),
         shape=tuple(turned),
         dtype=kind,
-        key=key_of(get_seed() if seed is None else seed, name, next_draw()),
+        key=key_of(get_seed() if seed is None else checked(seed), name, next_draw()),
         rows_per_sample=factor,
         **attrs,
     )

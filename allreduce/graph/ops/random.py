@@ -19,7 +19,7 @@ from allreduce.graph.ops.arguments import as_number
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import as_floats, floats_only, same_spec, swap_axes, through_float32
 from allreduce.graph.scope import users_line
-from allreduce.graph.seed import get_seed
+from allreduce.graph.seed import checked, get_seed
 from allreduce.graph.spec import Spec, own_axes
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import apply, as_tensor, next_draw, runtime
@@ -46,7 +46,7 @@ def dropout(x: Any, rate: float, seed: int | None = None) -> Tensor:
     tensor = as_floats(x)
     if rate == 0:
         return tensor
-    key = key_of(get_seed() if seed is None else seed, "dropout", next_draw())
+    key = key_of(get_seed() if seed is None else checked(seed), "dropout", next_draw())
     for axis, factor in own_axes(tensor.shape):
         rows = swap_axes(tensor, 0, axis)
         attrs = {"rate": rate, "key": key, "rows_per_sample": factor}

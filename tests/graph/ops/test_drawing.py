@@ -16,6 +16,7 @@ from allreduce.graph.tensor import Tensor
 from tests.graph.interpret import interpret, record
 
 FLOAT = np.dtype(np.float64)
+untyped: Any = ops
 DRAWS: dict[str, Callable[..., Tensor]] = {"uniform": ops.uniform, "normal": ops.normal}
 
 
@@ -61,6 +62,12 @@ def test_steps_and_operators_draw_anew_and_seeds_repeat() -> None:
     set_seed(8)
     first = [value.numpy() for _ in range(2) for value in two()]
     assert len(np.unique(first)) == 20
+    alone = [ops.uniform((3,)).numpy() for _ in range(2)]
+    set_seed(9)
+    assert not np.array_equal(function(ops.normal)((5,)).numpy(), first[0])
+    set_seed(8)
+    found = [ops.uniform((3,)).numpy() for _ in range(2)]
+    np.testing.assert_array_equal(found, alone)
     numbers = [ops.uniform((3,), seed=9).numpy() for _ in range(2)]
     assert (numbers[0] != numbers[1]).all()
 
@@ -69,6 +76,7 @@ def test_a_permutation_is_one() -> None:
     shuffled = ops.permutation(100, seed=2).numpy()
     assert sorted(shuffled) == list(range(100))
     assert list(shuffled) != list(range(100))
+    assert sorted(ops.permutation(np.int64(5)).numpy()) == list(range(5))
     rows = np.arange(12.0).reshape(4, 3)
     assert sorted(ops.permutation(rows, seed=3).numpy().tolist()) == rows.tolist()
 
@@ -80,7 +88,14 @@ def test_a_permutation_is_one() -> None:
         (lambda: ops.normal((3,), stddev=-1), "the stddev of normal is not negative"),
         (lambda: ops.normal((3,), dtype="int64"), "normal draws floats, not int64"),
         (lambda: ops.uniform((-3,)), "sizes are 0 or more"),
-        (lambda: ops.permutation(np.float64(3)), "permutation shuffles an integer's numbers"),
+        (lambda: ops.uniform((3,), float("nan"), 1), "the low of uniform is a finite number: nan"),
+        (lambda: ops.normal((3,), stddev=float("inf")), "the stddev of normal is a finite number"),
+        (lambda: ops.uniform((BATCH, 2, BATCH)), "only one size may be named"),
+        (lambda: untyped.uniform((3,), seed="abc"), "the seed is an integer from 0"),
+        (lambda: untyped.dropout(np.ones(3), 0.5, seed=1.5), "the seed is an integer from 0"),
+        (lambda: ops.permutation(np.float64(3)), "shuffles the numbers below an integer"),
+        (lambda: ops.permutation(True), "shuffles the numbers below an integer"),
+        (lambda: ops.permutation(-3), "shuffles the numbers below an integer that is 0 or more"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(call: Any, said: str) -> None:
