@@ -44,6 +44,18 @@ def as_number(what: str, value: Any) -> Any:
     return value
 
 
+def as_held(what: str, value: Any, dtype: np.dtype[Any]) -> None:
+    """Refuse a number that a dtype does not hold.
+
+    Raises:
+        UsageError: It is no number, or an integer beyond the dtype's range.
+    """
+    try:
+        np.asarray(as_number(what, value), dtype)
+    except (OverflowError, ValueError) as error:
+        raise UsageError(f"{users_line()}: {what}: {error}") from None
+
+
 def as_axes(what: str, x: Tensor, axis: Any, new: int = 0) -> tuple[int, ...]:
     """Read the axes of `x` that an operator works along, `new` ones that it inserts included.
 

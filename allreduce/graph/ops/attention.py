@@ -52,7 +52,8 @@ def scaled_dot_product_attention(
             f"(…, m, e), not {show(q.shape)}, {show(k.shape)} and {show(v.shape)}"
         )
     features = q.shape[-1]
-    assert isinstance(features, int)
+    if not isinstance(features, int) or not features:
+        raise ShapeError(f"{users_line()}: attention needs features, got queries {show(q.shape)}")
     scores = matmul(q * (features**-0.5), swap_axes(k, k.ndim - 2, k.ndim - 1))
     if mask is not None:
         scores = _masked(scores, as_tensor(mask))

@@ -48,10 +48,10 @@ def conv2d(
         `(batch, windows, windows, filters)`.
 
     Raises:
-        ShapeError: Images, kernel and groups do not fit each other.
+        ShapeError: Images, kernel and groups do not fit each other, or the kernel is empty.
     """
     images, weights = promote_together(x, kernel)
-    if weights.ndim != 4 or not all(isinstance(size, int) for size in weights.shape):
+    if weights.ndim != 4 or not all(isinstance(n, int) and n > 0 for n in weights.shape):
         raise ShapeError(
             f"{users_line()}: a kernel of conv2d is (height, width, channels / groups, filters), "
             f"not {show(weights.shape)}"

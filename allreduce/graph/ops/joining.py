@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.ops.arguments import as_axis, as_number, as_shape
+from allreduce.graph.ops.arguments import as_axis, as_held, as_shape
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import promote_together, reshaped
 from allreduce.graph.ops.shape import broadcast_to, expand_dims
 from allreduce.graph.ops.slicing import part_of_axis
 from allreduce.graph.scope import users_line
-from allreduce.graph.spec import Dim, Size, Spec, show
+from allreduce.graph.spec import Dim, Shape, Size, Spec, show
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import apply, as_tensor
 
@@ -53,8 +53,12 @@ def _added(a: Size, b: Size) -> Size:
 def _concatenate_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
     axis = attrs["axis"]
     first = specs[0].shape
+
+    def beside(shape: Shape) -> Shape:
+        return shape[:axis] + shape[axis + 1 :]
+
     for spec in specs[1:]:
-        if (*spec.shape[:axis], *spec.shape[axis + 1 :]) != (*first[:axis], *first[axis + 1 :]):
+        if spec.ndim != len(first) or beside(spec.shape) != beside(first):
             raise ShapeError(
                 f"shapes {show(first)} and {show(spec.shape)} differ beside axis {axis}"
             )
@@ -149,6 +153,7 @@ def pad(x: Any, widths: Sequence[Sequence[int]] | Sequence[int] | int, value: fl
 
     Raises:
         ShapeError: The widths are negative, or not one pair per axis.
+        UsageError: The value is no number, or one that the dtype does not hold.
     """
     tensor = as_tensor(x)
     try:
@@ -159,7 +164,7 @@ def pad(x: Any, widths: Sequence[Sequence[int]] | Sequence[int] | int, value: fl
             f"got {widths!r:.60}"
         ) from None
     before_after = tuple(as_shape("the widths of pad", pair) for pair in pairs)
-    as_number("the value of pad", value)
+    as_held("the value of pad", value, tensor.dtype)
     return apply("pad", tensor, widths=before_after, value=value)
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.errors import ShapeError
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import as_floats, zeros_like
 from allreduce.graph.ops.reduce import max as largest
 from allreduce.graph.ops.reduce import mean
 from allreduce.graph.ops.windows import Pair, Windows, windows_on, windows_shape
-from allreduce.graph.spec import Spec
+from allreduce.graph.spec import Spec, show
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import apply
 
@@ -30,7 +31,7 @@ def max_pool2d(
             never the largest.
 
     Raises:
-        ShapeError: The windows do not fit the images.
+        ShapeError: The windows do not fit the images, or lie in the padding alone.
     """
     return _pool("max_pool2d", x, size, strides, padding)
 
@@ -47,7 +48,7 @@ def average_pool2d(
         padding: …
 
     Raises:
-        ShapeError: The windows do not fit the images.
+        ShapeError: The windows do not fit the images, or lie in the padding alone.
     """
     return _pool("average_pool2d", x, size, strides, padding)
 
@@ -71,7 +72,14 @@ def _pool(name: str, x: Any, size: Any, strides: Any, padding: Any) -> Tensor:
 def _shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
     channels = specs[0].shape[3]
     assert isinstance(channels, int)
-    return windows_shape(specs[0], attrs["windows"], channels)
+    windows: Windows = attrs["windows"]
+    pooled = windows_shape(specs[0], windows, channels)
+    if windows.miss(specs[0].shape[1:3], pooled.shape[1:3]):
+        raise ShapeError(
+            f"some of the windows of {windows.size} lie beside the images {show(specs[0].shape)} "
+            f"and hold nothing: pad less than {windows.before} and {windows.after}"
+        )
+    return pooled
 
 
 def _max(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:

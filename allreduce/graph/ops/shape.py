@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError
-from allreduce.graph.ops.arguments import as_axes, as_axis, as_dtype, as_number, as_shape
+from allreduce.graph.ops.arguments import as_axes, as_axis, as_dtype, as_held, as_shape
 from allreduce.graph.ops.base import Attrs, Op, cut, register
 from allreduce.graph.ops.common import (
     cast,
@@ -148,9 +148,10 @@ register(
 
 
 def full(shape: Sequence[Size], value: float, dtype: Any = "float32") -> Tensor:
-    """Make a tensor with all elements equal to a Python number."""
-    as_number("what full fills with", value)
-    return apply("fill", shape=as_shape("full", shape), dtype=as_dtype(dtype), value=value)
+    """Make a tensor with all elements equal to a Python number, one that the dtype holds."""
+    kind = as_dtype(dtype)
+    as_held("full", value, kind)
+    return apply("fill", shape=as_shape("full", shape), dtype=kind, value=value)
 
 
 def zeros(shape: Sequence[Size], dtype: Any = "float32") -> Tensor:

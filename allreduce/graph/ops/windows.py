@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,15 @@ class Windows:
                 )
             found.append((room - reach) // stride + 1)
         return found[0], found[1]
+
+    def miss(self, image: Sequence[Any], count: Sequence[Any]) -> bool:
+        """Tell whether some of so many windows lie in the padding alone."""
+        return any(
+            size <= before or (windows - 1) * stride >= before + length
+            for size, stride, before, length, windows in zip(
+                self.size, self.strides, self.before, image, count, strict=True
+            )
+        )
 
     def taps(self, count: Pair) -> Iterator[tuple[int, int, tuple[slice, slice, slice]]]:
         """Yield each tap's place in the window, and where in padded images it is."""
@@ -175,7 +185,7 @@ def _padding(what: str, padding: Any, image: Pair, windows: Windows) -> tuple[Pa
         before = (missing[0] // 2, missing[1] // 2)
         return before, (missing[0] - before[0], missing[1] - before[1])
     try:
-        (top, bottom), (left, right) = ((int(a), int(b)) for a, b in padding)
+        (top, bottom), (left, right) = ((index(a), index(b)) for a, b in padding)
     except (TypeError, ValueError):
         raise UsageError(
             f"{users_line()}: the padding of {what} is 'valid', 'same' or "

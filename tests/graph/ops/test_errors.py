@@ -36,6 +36,10 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: ops.subtract(True, False), "boolean subtract"),
     (lambda: ops.dropout(np.ones(3), 1.0, seed=0), r"in \[0, 1\), got 1.0"),
     (lambda: ops.where([True], np.int8(1), 1000), "1000"),
+    (lambda: ops.pad(np.ones(3, np.uint8), 1, -1), "pad: .*-1 out of bounds for uint8"),
+    (lambda: ops.full((2,), 300, np.uint8), "full: .*300 out of bounds for uint8"),
+    (lambda: ops.concatenate([np.ones((3, 4)), np.ones(3)], 1), r"\(3, 4\) and \(3,\) differ"),
+    (lambda: ops.embedding(3.0, [0]), r"a table \(rows, …\), not a scalar"),
     (lambda: untyped.transpose(np.ones((2, 3)), (0, 5)), r"transpose of \(2, 3\): axis 5"),
     (lambda: untyped.transpose(np.ones((2, 3)), (0, -3)), r"transpose of \(2, 3\): axis -3"),
     (lambda: untyped.transpose(np.ones((2, 3)), (0, "1")), "axis '1' is no integer"),
@@ -77,10 +81,20 @@ def test_errors_have_the_numbers_and_the_users_line(call: Callable[[], Any], mes
     assert re.search(r"test_errors\.py:\d+: ", str(caught.value))
 
 
-@pytest.mark.parametrize("label", [-1, 3, 2**40])
+@pytest.mark.parametrize("label", [-1, 3, 2**40, 2**64 - 1])
 def test_a_label_out_of_range_is_named(label: int) -> None:
-    labels = np.array([0, 2, label])
+    labels = np.array([0, 2, label], np.int64 if label < 2**63 else np.uint64)
     with pytest.raises(UsageError, match=rf"label {label} in row 2 .* outside of 0…2"):
         ops.sparse_softmax_cross_entropy(labels, np.zeros((3, 3)))
     with pytest.raises(UsageError, match=rf"label {label} in row 2 .* outside of 0…2"):
         ops.one_hot(labels, 3)
+
+
+@pytest.mark.parametrize("take", [ops.take, ops.embedding])
+def test_an_index_out_of_range_is_named_as_it_was_given(take: Callable[..., Any]) -> None:
+    for index in (np.uint64(2**64 - 1), np.int8(-4), np.uint8(200)):
+        with pytest.raises(UsageError, match=rf"index {index} at place \(0, 1\) of .*…2, an"):
+            take(np.arange(3.0), np.array([[0, index]], index.dtype))
+    np.testing.assert_array_equal(take(np.arange(3.0), np.uint8(2)).numpy(), 2.0)
+    long = np.arange(1000.0)  # sizes that the indices' dtype does not hold
+    np.testing.assert_array_equal(ops.take(long, np.array([-3, 7], np.int8)).numpy(), [997, 7])
