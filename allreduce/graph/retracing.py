@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 from allreduce import events
@@ -17,19 +18,55 @@ from allreduce.graph.spec import show
 _CALLS, _TRACES = 6, 5
 
 
+# What tells two calls apart by `Arguments.around`, in its order.
+_AROUND = (
+    "it is called in another ar.device scope than before",
+    "ar.config.passes were switched",
+    "ar.config.enable_check_numerics was switched",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """An argument of a traced call, without its values: these would live as long as the function.
+
+    Attributes:
+        path: Where it is in `(args, kwargs)`.
+        key: What of it is part of the signature.
+        shown: How it is called in a message.
+        is_array: Whether it is an array, or one per replica.
+    """
+
+    path: tuple[Any, ...]
+    key: Hashable
+    shown: str
+    is_array: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call that was traced."""
+
+    outline: Hashable
+    leaves: tuple[_Leaf, ...]
+    around: tuple[Hashable, ...]
+
+
 class Retracing:
     """Watches the calls of one function; warns once."""
 
     def __init__(self) -> None:
         self._traced: deque[bool] = deque(maxlen=_CALLS)
-        self._last: Arguments | None = None
+        self._last: _Call | None = None
         self._warned = False
 
     def note(self, fn: Callable[..., Any], arguments: Arguments, traced: bool) -> None:
         """Take note of a call."""
         self._traced.append(traced)
-        last, self._last = self._last, arguments if traced else self._last
-        if last is None or self._warned or sum(self._traced) < _TRACES:
+        if self._warned or not traced:
+            return
+        last, self._last = self._last, _describe(arguments)
+        if last is None or sum(self._traced) < _TRACES:
             return
         self._warned = True
         events.logger.warning(
@@ -37,37 +74,48 @@ class Retracing:
             getattr(fn, "__qualname__", repr(fn)),
             sum(self._traced),
             len(self._traced),
-            difference(fn, last, arguments),
+            _difference(fn, last, self._last),
         )
+        self._last = None
 
 
-def difference(fn: Callable[..., Any], one: Arguments, other: Arguments) -> str:
+def _describe(arguments: Arguments) -> _Call:
+    paths, leaves = nest.paths(arguments.structure), nest.leaves(arguments.structure)
+    described = tuple(
+        _Leaf(path, key, _shown(leaf), isinstance(leaf, PerReplica) or hasattr(leaf, "shape"))
+        for path, key, leaf in zip(paths, arguments.keys, leaves, strict=True)
+    )
+    return _Call(nest.outline(arguments.structure), described, arguments.around)
+
+
+def _shown(leaf: Any) -> str:
+    array = leaf.values[0] if isinstance(leaf, PerReplica) else leaf
+    if not hasattr(array, "shape"):
+        return f"{leaf!r:.60}"
+    return f"{array.dtype}{show(array.shape)}"
+
+
+def _difference(fn: Callable[..., Any], one: _Call, other: _Call) -> str:
     """Say what tells two calls apart."""
-    if nest.outline(one.structure) != nest.outline(other.structure):
+    if one.outline != other.outline:
         return "its arguments are nested in another way than before; keep their structure"
-    leaves = (nest.leaves(each.structure) for each in (one, other))
-    paths = nest.paths(one.structure)
-    for path, before, now, old, new in zip(paths, *leaves, one.keys, other.keys, strict=True):
-        if old == new:
+    for before, now in zip(one.leaves, other.leaves, strict=True):
+        if before.key == now.key:
             continue
-        name = _name(fn, path)
-        if isinstance(before, PerReplica) or hasattr(before, "shape"):
+        was = f"argument {_name(fn, before.path)!r} was {before.shown} and then {now.shown}"
+        if before.is_array:
             return (
-                f"argument {name!r} was {_array(before)} and then {_array(now)}; give it one "
-                "shape and dtype, or pass it as a share of a batch (strategy.distribute_dataset)"
+                f"{was}; give it one shape and dtype, or pass it as a share of a batch "
+                "(strategy.distribute_dataset)"
             )
         return (
-            f"argument {name!r} was {before!r:.60} and then {now!r:.60}, and Python values are "
-            "part of a trace; pass it as an array, such as np.float32(...)"
+            f"{was}, and Python values are part of a trace; pass it as an array, such as "
+            "np.float32(...)"
         )
-    return "it is called in another ar.device scope than before"
-
-
-def _array(value: Any) -> str:
-    array = value.values[0] if isinstance(value, PerReplica) else value
-    if not hasattr(array, "shape"):
-        return f"{value!r:.60}"
-    return f"{array.dtype}{show(array.shape)}"
+    for old, new, what in zip(one.around, other.around, _AROUND, strict=True):
+        if old != new:
+            return what
+    return "it runs on one replica and on all in turn, or replicas had to start anew after an error"
 
 
 def _name(fn: Callable[..., Any], path: tuple[Any, ...]) -> str:

@@ -37,6 +37,7 @@ class Arguments:
         key: Equal for calls that one trace serves.
         feeds: For each array among the leaves its value on each local replica.
         keys: What of each leaf is part of the key.
+        around: What else is: scopes of devices, passes that are off, whether NaN are looked for.
         rows: Samples per local replica, or None where no argument is a share of a batch.
         offsets: Where each replica's first row lies in the global batch.
         everyone: The rows of every replica of any rank, where these are known.
@@ -47,6 +48,7 @@ class Arguments:
     inputs: list[Input | None]
     feeds: list[tuple[np.ndarray, ...]] = field(default_factory=list)
     keys: list[Hashable] = field(default_factory=list)
+    around: tuple[Hashable, ...] = ()
     rows: tuple[int, ...] | None = None
     offsets: tuple[int, ...] | None = None
     everyone: tuple[int, ...] | None = None
@@ -88,8 +90,8 @@ def take_apart(structure: Any, local_replicas: int) -> Arguments:
         array, key = _describe(leaf, found, local_replicas)
         found.inputs.append(array)
         found.keys.append(key)
-    around = (surroundings(), switched_off(), options.current().check_numerics)
-    found.key = (nest.outline(structure), tuple(found.keys), around)
+    found.around = (surroundings(), switched_off(), options.current().check_numerics)
+    found.key = (nest.outline(structure), tuple(found.keys), found.around)
     return found
 
 

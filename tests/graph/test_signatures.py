@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
-from allreduce.graph import Tensor, function
+from allreduce.graph import Tensor, function, passes
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,31 @@ def test_an_array_whose_shape_changes_is_named(caplog: pytest.LogCaptureFixture)
         step(Batch(np.ones(i)), scale=np.ones(1))
     (record,) = caplog.records
     assert "argument 'batch.images' was float64(10,) and then float64(11,)" in record.getMessage()
+
+
+def test_what_was_switched_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    @function
+    def step(x: Tensor) -> Tensor:
+        return x * 2
+
+    try:
+        for name in passes.OPTIONAL:
+            passes.switch(name, False)
+            step(np.ones(3))
+    finally:
+        for name in passes.OPTIONAL:
+            passes.switch(name, True)
+    (record,) = caplog.records
+    assert record.getMessage().endswith("ar.config.passes were switched")
+
+
+def test_the_first_calls_arrays_are_let_go() -> None:
+    step = function(lambda x: x * 2)
+    given = np.ones(3)
+    watch = weakref.ref(given)
+    step(given)
+    del given
+    assert watch() is None
 
 
 def test_few_signatures_are_nothing_to_speak_of(caplog: pytest.LogCaptureFixture) -> None:
