@@ -2,89 +2,20 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
-from allreduce.graph.numpy_calls import NumpyArgument
+from allreduce.graph.python_operators import Operators, call
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Dim, Shape, Spec, show
 
-# Python's operators are the public functions of the same name. Those are built out of tensors, so
-# their module fills this table instead of being imported here.
-OPERATORS: dict[str, Callable[..., Tensor]] = {}
 METHODS: set[str] = set()  # what NumPy's arrays have as methods, and tensors as operators
-
-
-def _op(name: str, *inputs: Any) -> Tensor:
-    return OPERATORS[name](*inputs)
-
-
-class Operators(NumpyArgument):
-    """Python's operators, for everything that can become a tensor."""
-
-    __slots__ = ()
-
-    def __add__(self, other: Any) -> Tensor:
-        return _op("add", self, other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return _op("add", other, self)
-
-    def __sub__(self, other: Any) -> Tensor:
-        return _op("subtract", self, other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return _op("subtract", other, self)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return _op("multiply", self, other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return _op("multiply", other, self)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return _op("divide", self, other)
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return _op("divide", other, self)
-
-    def __pow__(self, other: Any) -> Tensor:
-        return _op("power", self, other)
-
-    def __rpow__(self, other: Any) -> Tensor:
-        return _op("power", other, self)
-
-    def __neg__(self) -> Tensor:
-        return _op("negative", self)
-
-    def __abs__(self) -> Tensor:
-        return _op("absolute", self)
-
-    def __matmul__(self, other: Any) -> Tensor:
-        return _op("matmul", self, other)
-
-    def __rmatmul__(self, other: Any) -> Tensor:
-        return _op("matmul", other, self)
-
-    def __getitem__(self, key: Any) -> Tensor:
-        return _op("getitem", self, key)
-
-    def __lt__(self, other: Any) -> Tensor:
-        return _op("less", self, other)
-
-    def __le__(self, other: Any) -> Tensor:
-        return _op("less_equal", self, other)
-
-    def __gt__(self, other: Any) -> Tensor:
-        return _op("greater", self, other)
-
-    def __ge__(self, other: Any) -> Tensor:
-        return _op("greater_equal", self, other)
 
 
 class Tensor(Operators, ABC):
@@ -128,16 +59,22 @@ class Tensor(Operators, ABC):
     def __int__(self) -> int: ...
 
     @abstractmethod
+    def __index__(self) -> int: ...
+
+    @abstractmethod
+    def __round__(self, digits: int | None = None) -> int | float: ...
+
+    @abstractmethod
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
 
     def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
-        return _op("equal", self, other)
+        return call("equal", self, other)
 
     def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
-        return _op("not_equal", self, other)
+        return call("not_equal", self, other)
 
     __hash__ = object.__hash__
 
@@ -168,6 +105,17 @@ class TracedTensor(Tensor):
 
     def __int__(self) -> int:
         self._has_no_value("an int", "return it from the function")
+
+    def __index__(self) -> int:
+        self._has_no_value("an index or a size", "use ar.ops, or Python's numbers")
+
+    def __round__(self, digits: int | None = None) -> int | float:
+        self._has_no_value("a number", "return it from the function")
+
+    def __format__(self, how: str) -> str:
+        if how:
+            self._has_no_value("a number to be written", "ar.print prints it when the step runs")
+        return str(self)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -214,6 +162,16 @@ class _Valued:
 
     def __int__(self) -> int:
         return int(self._value.item())
+
+    def __index__(self) -> int:
+        return operator.index(self._value)
+
+    def __round__(self, digits: int | None = None) -> int | float:
+        number: int | float = round(self._value.item(), digits)
+        return number
+
+    def __format__(self, how: str) -> str:
+        return format(self._value[()], how) if how else str(self)
 
     def __len__(self) -> int:
         return len(self._value)

@@ -10,9 +10,10 @@ import numpy as np
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.node import Node
+from allreduce.graph.python_operators import Operators
 from allreduce.graph.scope import choose, users_line
 from allreduce.graph.spec import Spec, show
-from allreduce.graph.tensor import ConcreteTensor, Operators, Tensor, TracedTensor
+from allreduce.graph.tensor import ConcreteTensor, Tensor, TracedTensor
 from allreduce.graph.trace import apply, as_tensor, current_place, current_trace
 
 _DTYPES = (

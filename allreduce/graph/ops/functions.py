@@ -78,7 +78,8 @@ from allreduce.graph.ops.shape import (
 )
 from allreduce.graph.ops.slicing import getitem
 from allreduce.graph.ops.softmax import log_softmax, logits_of, softmax
-from allreduce.graph.tensor import METHODS, OPERATORS
+from allreduce.graph.python_operators import OPERATORS
+from allreduce.graph.tensor import METHODS
 
 for _operator in (
     add,
