@@ -1,18 +1,14 @@
-"""Optional passes: what each does to a graph, and that results stay without any of them."""
+"""Optional passes: what each does to a graph."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from allreduce import config, nn
 from allreduce.errors import UsageError
-from allreduce.graph import device, function, ops, passes, set_seed
-from allreduce.graph.gradient import backward
+from allreduce.graph import device, function, ops, passes
 from allreduce.graph.node import Graph
 from allreduce.graph.passes.fold import fold
 from allreduce.graph.passes.fuse import fuse
@@ -20,16 +16,8 @@ from allreduce.graph.passes.simplify import simplify
 from allreduce.graph.spec import BATCH, Spec
 from allreduce.graph.tensor import Tensor
 from tests.graph.interpret import interpret, record
-from tests.nn.common import blobs
 
 FLOAT = np.dtype(np.float64)
-
-
-@pytest.fixture(autouse=True)
-def _all_on() -> Iterator[None]:
-    yield
-    for name in passes.OPTIONAL:
-        passes.switch(name, True)
 
 
 def _ops(graph: Graph) -> list[str]:
@@ -158,59 +146,3 @@ def test_what_is_fetched_or_elsewhere_is_not_joined() -> None:
     assert _ops(_pruned(fuse(record(traced, Spec((3,), FLOAT))))) == [
         *("exp", "constant", "fused", "constant", "multiply"),
     ]
-
-
-# The largest subsets, too: everything off but one.
-_SUBSETS = [c for n in (0, 1, 2, 5, 6) for c in itertools.combinations(passes.OPTIONAL, n)]
-
-
-@pytest.mark.parametrize("off", _SUBSETS, ids=str)
-def test_results_are_the_same_without_any_of_them(off: tuple[str, ...]) -> None:
-    x, y = blobs(48)
-
-    def trained() -> tuple[list[float], list[np.ndarray]]:
-        set_seed(1)
-        model = nn.Sequential(
-            [nn.Dense(16, "gelu"), nn.LayerNorm(), nn.Dropout(0.2), nn.Dense(3, "softmax")]
-        )
-        model.compile("adam", "sparse_categorical_crossentropy", ["accuracy"])
-        history = model.fit(x, y, batch_size=20, epochs=2, shuffle=False, verbose=0)
-        return history.history["loss"], model.get_weights()
-
-    wanted = trained()
-    for name in off:
-        config.passes[name] = False
-    found = trained()
-    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
-    for one, other in zip(found[1], wanted[1], strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-
-
-def test_a_switch_holds_for_new_traces() -> None:
-    traces = []
-
-    @function
-    def step(x: Tensor) -> Any:
-        traces.append(1)
-        return backward(ops.sum(ops.exp(x) * 2.0), [x], 1.0)[0]
-
-    step(np.ones(3))
-    config.passes["fuse"] = False
-    step(np.ones(3))
-    config.passes["fuse"] = True
-    step(np.ones(3))
-    assert len(traces) == 2
-    assert dict(config.passes) == dict.fromkeys(passes.OPTIONAL, True)
-
-
-def test_a_pass_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(UsageError, match="did you mean 'fuse'"):
-        config.passes["fusee"] = False
-    with pytest.raises(UsageError, match="did you mean 'fold'"):
-        config.passes["folds"]
-    assert "folds" not in config.passes
-    assert config.passes.get("folds") is None
-    with pytest.raises(UsageError, match=r"is on .True. or off .False., not 0"):
-        config.passes["fuse"] = 0  # type: ignore[assignment]
-    with pytest.raises(UsageError, match=r'ar.config.passes\["fold"\] = False'):
-        del config.passes["fold"]
