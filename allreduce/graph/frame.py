@@ -87,7 +87,7 @@ class Frame:
             for step in self.steps:
                 step()
         for started in list(self.works):  # what is fetched straight from a collective
-            self._end(started)
+            self.end(started)
         outputs = [self._output(node) for node in self.program.outputs]
         for i in fed:  # a batch may be large, and is the caller's
             del self.values[i]
@@ -139,13 +139,13 @@ class Frame:
 
         def run() -> None:
             for i in waits:
-                self._end(i)
+                self.end(i)
             step()
 
         return run
 
-    def _end(self, collective: int) -> None:
-        """Wait for a collective, if another instruction has not waited for it."""
+    def end(self, collective: int) -> None:
+        """Wait for a collective, if it is one that no other instruction has waited for."""
         work = self.works.pop(collective, None)
         if work is not None:
             work.wait()

@@ -135,6 +135,8 @@ def _collective(frame: Frame, node: Node) -> Step:
     nothing = contribution_of_none(node, out.shape) if absent else None
 
     def run() -> None:
+        for i in node.inputs:  # may be a collective's, which could still be under way
+            frame.end(i)
         x = frame.values[node.inputs[0]] if nothing is None else nothing
         frame.works[node.id] = call(x, out=out, async_op=True, **named)
 

@@ -134,6 +134,15 @@ def test_all_arguments_are_asked_for_everyones_rows() -> None:
     assert (found.everyone, found.offsets) == ((3, 2, 5), (3, 5))
 
 
+def test_a_collective_waits_for_the_one_that_it_reads(strategy: ar.Strategy) -> None:
+    step = ar.function(lambda x: ar.all_reduce(ar.all_reduce(ar.ops.sum(x))))
+    for number in range(1, 20):
+        (batch,) = strategy.distribute_dataset([(np.full(8, float(number)),)])
+        found = strategy.run(step, args=batch)
+        wanted = 8 * number * strategy.num_replicas_in_sync
+        assert [float(value) for value in found.values] == [wanted] * len(found.values)
+
+
 def test_rows_of_all_replicas_are_no_share_of_a_batch(strategy: ar.Strategy) -> None:
     (batch,) = strategy.distribute_dataset([(X,)])
     gathered = strategy.run(lambda x: ar.all_gather(x) + 0 * ar.replica_id(), args=batch)
