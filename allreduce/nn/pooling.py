@@ -66,7 +66,27 @@ class AveragePooling2D(_Pooling):
 
 
 class GlobalAveragePooling2D(Layer):
-    """Average over height and width: `(batch, height, width, channels)` to `(batch, channels)`."""
+    """Average over height and width: `(batch, height, width, channels)` to `(batch, channels)`.
+
+    Args:
+        keepdims: Whether the result is `(batch, 1, 1, channels)`.
+        name: What summaries and errors call it.
+        dtype: What it computes in.
+    """
+
+    def __init__(
+        self,
+        keepdims: bool = False,
+        *,
+        name: str | None = None,
+        dtype: str | None = None,
+        trainable: bool = True,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype, trainable=trainable)
+        self.keepdims = keepdims
 
     def call(self, inputs: Tensor) -> Tensor:
-        return ops.global_average_pool2d(ops.cast(inputs, self.dtype))
+        return ops.global_average_pool2d(ops.cast(inputs, self.dtype), self.keepdims)
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {"keepdims": self.keepdims}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from allreduce.errors import ShapeError
 from allreduce.graph.ops.common import promote_together, swap_axes
-from allreduce.graph.ops.comparison import where
+from allreduce.graph.ops.comparison import logical_and, where
+from allreduce.graph.ops.elementwise import maximum
 from allreduce.graph.ops.matmul import matmul
 from allreduce.graph.ops.random import dropout as drop
 from allreduce.graph.ops.softmax import softmax
@@ -35,7 +38,7 @@ def scaled_dot_product_attention(
         key: `(…, keys, features)`.
         value: `(…, keys, values)`.
         mask: Booleans that broadcast to `(…, queries, keys)`: which keys a query may look at. One
-            that may look at none gets the mean of all.
+            that may look at none, as both mask and `causal` say, gets the mean of all.
         causal: Whether a query looks at keys up to its own place only, counted from the start.
         dropout: The share of the weights that are dropped.
 
@@ -55,10 +58,11 @@ def scaled_dot_product_attention(
     if not isinstance(features, int) or not features:
         raise ShapeError(f"{users_line()}: attention needs features, got queries {show(q.shape)}")
     scores = matmul(q * (features**-0.5), swap_axes(k, k.ndim - 2, k.ndim - 1))
-    if mask is not None:
-        scores = _masked(scores, as_tensor(mask))
+    masks = [] if mask is None else [as_tensor(mask)]
     if causal:
-        scores = _masked(scores, as_tensor(_lower(scores)))
+        masks.append(as_tensor(_lower(scores)))
+    if masks:
+        scores = _masked(scores, masks)
     return matmul(drop(softmax(scores), dropout), v)
 
 
@@ -72,8 +76,11 @@ def _lower(scores: Tensor) -> np.ndarray:
     return np.tri(queries, keys, dtype=bool)
 
 
-def _masked(scores: Tensor, mask: Tensor) -> Tensor:
-    if mask.dtype != bool:
-        raise ShapeError(f"{users_line()}: a mask holds booleans, not {mask.dtype}")
-    # The lowest number instead of an infinity: rows without any key stay numbers.
-    return where(mask, scores, float(np.finfo(scores.dtype).min))
+def _masked(scores: Tensor, masks: Sequence[Tensor]) -> Tensor:
+    for mask in masks:
+        if mask.dtype != bool:
+            raise ShapeError(f"{users_line()}: a mask holds booleans, not {mask.dtype}")
+    # The lowest number instead of an infinity: rows without any key stay numbers. A score that has
+    # overflowed to -inf is still above it.
+    lowest = float(np.finfo(scores.dtype).min)
+    return where(reduce(logical_and, masks), maximum(scores, lowest / 2), lowest)

@@ -10,12 +10,13 @@ import numpy as np
 from allreduce.errors import ShapeError
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import as_floats, zeros_like
+from allreduce.graph.ops.reduce import counting, mean
 from allreduce.graph.ops.reduce import max as largest
-from allreduce.graph.ops.reduce import mean
 from allreduce.graph.ops.windows import Pair, Windows, windows_on, windows_shape
+from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Spec, show
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply
+from allreduce.graph.trace import apply, as_tensor
 
 
 def max_pool2d(
@@ -54,13 +55,31 @@ def average_pool2d(
 
 
 def global_average_pool2d(x: Any, keepdims: bool = False) -> Tensor:
-    """Average over height and width: `(batch, height, width, channels)` to `(batch, channels)`."""
-    return mean(x, axis=(1, 2), keepdims=keepdims)
+    """Average over height and width: `(batch, height, width, channels)` to `(batch, channels)`.
+
+    Raises:
+        ShapeError: `x` has another number of axes.
+    """
+    return mean(_images("global_average_pool2d", x), axis=(1, 2), keepdims=keepdims)
 
 
 def global_max_pool2d(x: Any, keepdims: bool = False) -> Tensor:
-    """Take the largest over height and width, by channel."""
-    return largest(x, axis=(1, 2), keepdims=keepdims)
+    """Take the largest over height and width, by channel.
+
+    Raises:
+        ShapeError: `x` has another number of axes than images.
+    """
+    return largest(_images("global_max_pool2d", x), axis=(1, 2), keepdims=keepdims)
+
+
+def _images(name: str, x: Any) -> Tensor:
+    tensor = as_tensor(x)
+    if tensor.ndim != 4:
+        raise ShapeError(
+            f"{users_line()}: {name} takes images (batch, height, width, channels), not "
+            f"{show(tensor.shape)}"
+        )
+    return tensor
 
 
 def _pool(name: str, x: Any, size: Any, strides: Any, padding: Any) -> Tensor:
@@ -126,18 +145,18 @@ def _average(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> Non
     windows: Windows = attrs["windows"]
     (x,) = inputs
     wide = windows.pad(x, 0)
-    out.fill(0)
+    sums = np.zeros(out.shape, counting(out.dtype))
     for _, _, place in windows.taps(out.shape[1:3]):
-        np.add(out, wide[place], out=out)
-    out /= _counts(windows, x.shape[1:3], out.shape[1:3], out.dtype)
+        np.add(sums, wide[place], out=sums)
+    np.divide(sums, _counts(windows, x.shape[1:3], out.shape[1:3], sums.dtype), out=out)
 
 
 def _average_gradient(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     windows: Windows = attrs["windows"]
     (dy,) = inputs
     image, count = out.shape[1:3], dy.shape[1:3]
-    each = dy / _counts(windows, image, count, dy.dtype)
-    wide = np.zeros((len(out), *windows.padded(image), out.shape[3]), out.dtype)
+    each = dy / _counts(windows, image, count, counting(dy.dtype))
+    wide = np.zeros((len(out), *windows.padded(image), out.shape[3]), each.dtype)
     for _, _, place in windows.taps(count):
         wide[place] += each
     out[...] = windows.inside(wide, image)

@@ -45,7 +45,7 @@ def var(x: Any, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Ten
     squares = square(tensor - mean(tensor, axes, keepdims=True))
     if ddof == 0:
         return mean(squares, axes, keepdims)
-    count = apply("size", tensor, axes=axes, dtype=_counting(tensor.dtype)) - ddof
+    count = apply("size", tensor, axes=axes, dtype=counting(tensor.dtype)) - ddof
     return cast(sum(squares, axes, keepdims) / count, tensor.dtype)
 
 
@@ -100,13 +100,13 @@ def _sum(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     np.add.reduce(inputs[0], axis=attrs["axes"], keepdims=attrs["keepdims"], out=out)
 
 
-def _counting(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def counting(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Choose the type of a number of elements: float16 ends at 65504."""
     return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 def _mean(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
-    axes, keepdims, wide = attrs["axes"], attrs["keepdims"], _counting(out.dtype)
+    axes, keepdims, wide = attrs["axes"], attrs["keepdims"], counting(out.dtype)
     total = np.add.reduce(
         inputs[0], axis=axes, keepdims=keepdims, dtype=wide, out=out if wide == out.dtype else None
     )
@@ -134,7 +134,7 @@ def _sum_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> l
 
 
 def _mean_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:
-    count = apply("size", x[0], axes=attrs["axes"], dtype=_counting(x[0].dtype))
+    count = apply("size", x[0], axes=attrs["axes"], dtype=counting(x[0].dtype))
     return [_broadcast(cast(_spread(dy, x[0], attrs) / count, x[0].dtype), x[0])]
 
 

@@ -133,6 +133,21 @@ def test_a_query_without_any_key_gets_the_mean() -> None:
     np.testing.assert_allclose(found.numpy(), v.mean(axis=0, keepdims=True))
 
 
+def test_a_masked_key_stays_masked_where_a_score_overflows() -> None:
+    q, k, v = (
+        np.array(x, np.float16) for x in ([[200.0] * 4], [[-200.0] * 4, [0] * 4], [[1], [2]])
+    )
+    for mask, expected in (([True, False], 1), ([True, True], 2), ([False, False], 1.5)):
+        found = ops.scaled_dot_product_attention(q, k, v, np.array(mask)).numpy()
+        assert found.tolist() == [[expected]]
+
+
+def test_halves_are_averaged_in_more() -> None:
+    x = np.full((1, 20, 20, 1), 300, np.float16)  # whose sum float16 cannot hold
+    assert ops.average_pool2d(x, 20).numpy().tolist() == [[[[300]]]]
+    assert ops.global_average_pool2d(x).numpy().tolist() == [[300]]
+
+
 def test_a_named_batch_goes_through() -> None:
     def network(x: Tensor) -> list[Tensor]:
         h = ops.max_pool2d(ops.relu(ops.conv2d(x, W, padding="same")))
