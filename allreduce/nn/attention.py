@@ -6,6 +6,7 @@ from typing import Any
 
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.ops import functions as ops
+from allreduce.graph.scope import users_line
 from allreduce.graph.spec import show
 from allreduce.graph.tensor import Tensor
 from allreduce.nn.checks import between, whole
@@ -20,9 +21,9 @@ class MultiHeadAttention(Layer):
 
     It is called with one tensor `(batch, length, features)` for attention to itself, or with a
     tuple (query, value), (query, value, key) or (query, value, key, mask): the key is the value
-    where it is None or left out, and the mask holds booleans that broadcast to
-    `(batch, heads, queries, keys)`, which keys a query may look at. The outputs have the query's
-    shape.
+    where it is None or left out, and the mask holds booleans, which keys a query may look at:
+    `(queries, keys)`, `(batch, queries, keys)`, or what broadcasts to `(batch, heads, queries,
+    keys)`. The outputs have the query's shape.
 
     Args:
         num_heads: How many heads there are.
@@ -59,7 +60,8 @@ class MultiHeadAttention(Layer):
         self.causal = causal
 
     def build(self, input_shape: Any) -> None:
-        shape = input_shape[0] if isinstance(input_shape[0], tuple) else input_shape
+        several = bool(input_shape) and isinstance(input_shape[0], tuple)
+        shape = input_shape[0] if several else input_shape
         if len(shape) != 3 or not isinstance(shape[-1], int):
             raise ShapeError(
                 f"layer {self.path!r} (MultiHeadAttention) takes queries of shape (batch, length, "
@@ -97,7 +99,17 @@ class MultiHeadAttention(Layer):
                 f"(query, value, key, mask) of which the last two may be left out, not {len(given)}"
             )
         query, value, key, mask = (*given, None, None)[:4]
-        return query, value, value if key is None else key, mask
+        key = value if key is None else key
+        for what, each in (("query", query), ("value", value), ("key", key)):
+            if each is None or each.ndim != 3 or each.dtype == bool:
+                raise UsageError(
+                    f"{users_line()}: layer {self.path!r} (MultiHeadAttention) takes a {what} "
+                    f"(batch, length, features), not {each if each is None else each.spec}; a mask "
+                    "comes fourth: (query, value, None, mask)"
+                )
+        if mask is not None and mask.ndim == 3:  # the same for all heads
+            mask = ops.expand_dims(mask, 1)
+        return query, value, key, mask
 
     def _heads(self, x: Tensor) -> Tensor:
         """Cut the features into heads: `(batch, heads, length, features)`."""

@@ -25,6 +25,11 @@ def in_training() -> bool:
     return _calls.training
 
 
+def frozen() -> bool:
+    """Tell whether one of the layers that are being called is not to be trained."""
+    return not all(layer.trainable for layer in _calls.stack)
+
+
 def caller() -> Layer | None:
     """Return the innermost layer that is being called."""
     return _calls.stack[-1] if _calls.stack else None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from allreduce.errors import UsageError
 from allreduce.graph.ops import functions as ops
+from allreduce.graph.scope import users_line
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.variable import Variable
 from allreduce.nn import initializers
@@ -49,6 +51,12 @@ class Embedding(Layer):
         self.add_variable("embeddings", shape, self.embeddings_initializer)
 
     def call(self, inputs: Tensor) -> Tensor:
+        if inputs.dtype.kind not in "iu":
+            raise UsageError(
+                f"{users_line()}: layer {self.path!r} (Embedding) takes integers, got "
+                f"{inputs.dtype}; before there are any, Input(shape, dtype='int64') or "
+                "model.build(shape, dtype='int64') say so"
+            )
         return ops.embedding(self.embeddings, inputs)
 
     def get_config(self) -> dict[str, Any]:

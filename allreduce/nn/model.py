@@ -211,12 +211,17 @@ class Model(Weights):
             ]
             return step(*inputs)
 
-    def build(self, input_shape: Any) -> None:
-        """Make the variables for samples of a shape, `(None, features)` or `(batch, features)`."""
+    def build(self, input_shape: Any, dtype: str | None = None) -> None:
+        """Make the variables for samples of a shape, `(None, features)` or `(batch, features)`.
+
+        Args:
+            input_shape: Of the inputs, with the batch.
+            dtype: Of the inputs; the model's by default, an integer type for indices.
+        """
         sizes = input_shape if isinstance(input_shape, list | tuple) else ()
         if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes[1:]):
             raise ShapeError(f"build takes (None, features, …), not {input_shape!r}")
-        self.build_for(sizes[1:], self.dtype)
+        self.build_for(sizes[1:], dtype or self.dtype)
 
     def build_for(self, shape: Sequence[int], dtype: str) -> None:
         """Make the variables for samples of a shape, without the batch, and a dtype."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from allreduce.errors import ShapeError
+from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.spec import show
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.variable import Variable
+from allreduce.nn import calls
 from allreduce.nn.checks import between, check_features
 from allreduce.nn.layer import Layer
 
@@ -18,6 +19,7 @@ class _Normalization(Layer):
 
     gamma: Variable
     beta: Variable
+    features: int  # of what it was built for
 
     def __init__(
         self,
@@ -30,6 +32,8 @@ class _Normalization(Layer):
     ) -> None:
         super().__init__(name=name, dtype=dtype, trainable=trainable)
         self.epsilon = between(type(self).__name__, "epsilon", epsilon, 0, 1)
+        if not self.epsilon:
+            raise UsageError(f"{type(self).__name__} takes epsilon, a number above 0: {epsilon!r}")
         self.center = center
         self.scale = scale
 
@@ -40,6 +44,7 @@ class _Normalization(Layer):
                 f"layer {self.path!r} ({type(self).__name__}) takes inputs of shape "
                 f"(batch, …, features), but got {show(input_shape)}"
             )
+        self.features = features
         if self.scale:
             self.add_variable("gamma", (features,), "ones")
         if self.center:
@@ -80,6 +85,7 @@ class LayerNorm(_Normalization):
         super().__init__(epsilon, center, scale, name, dtype, trainable)
 
     def call(self, inputs: Tensor) -> Tensor:
+        check_features(self, inputs, self.features)
         return self._scaled(ops.normalize(ops.cast(inputs, self.dtype), -1, self.epsilon))
 
 
@@ -87,8 +93,9 @@ class BatchNorm(_Normalization):
     """Normalize each feature over the batch, then scale and shift it.
 
     In training each replica takes the statistics of its own samples, or with `synchronized` those
-    of all replicas. What is used otherwise, or when the layer is not trainable, are moving averages
-    of all replicas' statistics, weighted by their samples, and equal on all.
+    of all replicas. What is used otherwise, or when the layer or one that calls it is not
+    trainable, are moving averages of all replicas' statistics, weighted by their samples, and equal
+    on all. A global batch without samples leaves them as they are.
 
     Source: Ioffe and Szegedy, "Batch normalization" (ICML 2015), algorithms 1 and 2.
 
@@ -129,9 +136,9 @@ class BatchNorm(_Normalization):
         self.add_variable("moving_variance", features, "ones", trainable=False)
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:
-        check_features(self, inputs, self.moving_mean.shape[0])
+        check_features(self, inputs, self.features)
         x = ops.cast(inputs, self.dtype)
-        if not training or not self.trainable:
+        if not training or calls.frozen():
             centred = ops.subtract(x, self.moving_mean)
             return self._scaled(centred / ops.sqrt(self.moving_variance + self.epsilon))
         axes = tuple(range(x.ndim - 1))
@@ -142,20 +149,21 @@ class BatchNorm(_Normalization):
         mean = ops.all_reduce(ops.sum(x, axes)) / count
         centred = x - mean
         variance = ops.all_reduce(ops.sum(ops.square(centred), axes)) / count
-        self._average(ops.stop_gradient(mean), ops.stop_gradient(variance))
+        self._average(count, ops.stop_gradient(mean), ops.stop_gradient(variance))
         return self._scaled(centred / ops.sqrt(variance + self.epsilon))
 
     def _remember(self, count: Tensor, mean: Tensor, variance: Tensor) -> None:
         """Take all replicas' moments into the moving averages, by their numbers of samples."""
         parts = [mean * count, variance * count, ops.reshape(count, (1,))]
         sums = ops.all_reduce(ops.concatenate(parts))
-        features = self.moving_mean.shape[0]
+        features = self.features
         total = sums[2 * features]
-        self._average(sums[:features] / total, sums[features : 2 * features] / total)
+        self._average(total, sums[:features] / total, sums[features : 2 * features] / total)
 
-    def _average(self, mean: Tensor, variance: Tensor) -> None:
+    def _average(self, count: Tensor, mean: Tensor, variance: Tensor) -> None:
         for moving, now in ((self.moving_mean, mean), (self.moving_variance, variance)):
-            moving.assign(moving * self.momentum + now * (1 - self.momentum))
+            average = moving * self.momentum + now * (1 - self.momentum)
+            moving.assign(ops.where(count > 0, average, moving))
 
     def get_config(self) -> dict[str, Any]:
         mine = {"momentum": self.momentum, "synchronized": self.synchronized}

@@ -11,10 +11,11 @@ from allreduce.strategies import MirroredStrategy
 
 from allreduce import config, nn, optim
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph import Tensor, ops, set_seed
+from allreduce.graph import Tensor, function, ops, set_seed
 from allreduce.graph.spec import BATCH
 
 RANDOM = np.random.default_rng(7)
+SEQUENCE = np.ones((2, 3, 4))
 untyped: Any = nn
 
 
@@ -131,6 +132,66 @@ def test_a_batch_norm_that_is_not_trainable_stays_as_it_is() -> None:
     np.testing.assert_array_equal(layer.moving_mean.numpy(), np.zeros(2))
 
 
+def test_a_batch_norm_in_what_is_frozen_stays_as_it_is() -> None:
+    set_seed(1)
+    base = nn.Sequential([nn.Dense(3), nn.BatchNorm()], trainable=False)
+    model = nn.Sequential([base, nn.Dense(1)])
+    model.compile("sgd", "mse")
+    x = RANDOM.normal(2, 3, (8, 3)).astype(np.float32)
+    model.build((None, 3))
+    before = [value.copy() for value in base.get_weights()]
+    model.fit(x, np.zeros((8, 1)), batch_size=4, verbose=0)
+    for found, wanted in zip(base.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("synchronized", [False, True])
+def test_a_step_without_samples_leaves_moving_averages(synchronized: bool) -> None:
+    config.set_logical_devices("CPU", 4)
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        layer = nn.BatchNorm(synchronized=synchronized)
+
+    @function
+    def step(x: Any) -> Any:
+        return layer(x, training=True)
+
+    x = RANDOM.normal(2, 3, (4, 3)).astype(np.float32)
+    found = []
+    for (batch,) in strategy.distribute_dataset([(x,), (x[:0],)]):
+        strategy.run(step, args=(batch,))
+        found.append((layer.moving_mean.numpy(), layer.moving_variance.numpy()))
+    assert np.isfinite(found[0]).all()
+    np.testing.assert_array_equal(found[1], found[0])
+
+
+def test_layers_refuse_other_features_than_they_were_built_for() -> None:
+    for layer in (nn.LayerNorm(), nn.BatchNorm()):
+        layer(np.ones((2, 4)))
+        with pytest.raises(ShapeError, match=r"takes inputs of shape \(…, 4\), but got \(2, 1\)"):
+            layer(np.ones((2, 1)))
+
+
+def test_a_model_of_indices_is_built_from_a_shape() -> None:
+    model = nn.Sequential([nn.Embedding(8, 4)])
+    with pytest.raises(UsageError, match=r"model.build\(shape, dtype='int64'\)"):
+        model.build((None, 6))
+    model.build((None, 6), dtype="int64")
+    assert [variable.shape for variable in model.variables] == [(8, 4)]
+
+
+def test_a_mask_of_three_axes_is_for_all_heads() -> None:
+    layer = nn.MultiHeadAttention(2, 4)
+    x = RANDOM.normal(size=(2, 3, 5))
+    mask = RANDOM.uniform(size=(2, 3, 3)) < 0.5  # of which the first axis is the batch, not heads
+    mask[..., 0] = True
+    found = layer((x, x, None, mask)).numpy()
+    np.testing.assert_array_equal(found, layer((x, x, None, mask[:, None])).numpy())
+    for row in (0, 1):
+        alone = layer((x[row : row + 1], x[row : row + 1], None, mask[row])).numpy()
+        np.testing.assert_allclose(found[row : row + 1], alone, rtol=1e-5, atol=1e-6)
+
+
 def test_attention_takes_a_mask_and_other_sequences() -> None:
     set_seed(2)
     layer = nn.MultiHeadAttention(3, 4, value_dim=5, causal=True)
@@ -156,8 +217,17 @@ def test_attention_takes_a_mask_and_other_sequences() -> None:
         (lambda: nn.MaxPool2D(3)(np.ones((2, 2, 2, 1))), "windows of 3×3 do not fit"),
         (lambda: nn.BatchNorm(momentum=1.5), "BatchNorm takes momentum, a number from 0 to below"),
         (lambda: nn.Embedding(4, 2)(np.array([1, -1])), "index -1 at place .1,. .* outside of 0…3"),
-        (lambda: nn.Embedding(4, 2)(np.ones(2)), "embedding needs integers for indices"),
+        (lambda: nn.Embedding(4, 2)(np.ones(2)), "Embedding. takes integers, got float32; before"),
         (lambda: nn.MultiHeadAttention(2, 2)(np.ones((2, 3))), "takes queries of shape"),
+        (lambda: nn.MultiHeadAttention(2, 2)(np.float32(1)), "takes queries of shape"),
+        (lambda: nn.MultiHeadAttention(2, 2)((SEQUENCE, None)), "takes a value .batch, length"),
+        (
+            lambda: nn.MultiHeadAttention(2, 2)((SEQUENCE, SEQUENCE, np.ones((2, 3, 3), bool))),
+            r"takes a key .* not bool\(2, 3, 3\); a mask comes fourth",
+        ),
+        (lambda: nn.GlobalAveragePooling2D()(SEQUENCE), "takes images .batch, height, width, chan"),
+        (lambda: nn.LayerNorm(epsilon=0), "LayerNorm takes epsilon, a number above 0"),
+        (lambda: nn.BatchNorm(epsilon=0.0), "BatchNorm takes epsilon, a number above 0"),
         (lambda: untyped.MultiHeadAttention("two", 2), "takes num_heads, an integer above 0"),
     ],
 )
