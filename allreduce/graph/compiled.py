@@ -43,7 +43,7 @@ class Compiled:
     """A traced function, ready to run.
 
     Attributes:
-        graph: One replica's program before placement.
+        graph: What each replica runs: placed, optimized, bucketed and partitioned.
         executors: One per local replica.
         returned: What the function returned.
         updates: The optimizers that the step applies, each with its arena.
@@ -131,6 +131,7 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         updates = _updates(host, graph)
         plans = [plan for _, plan in updates]
         graph = passes.bucket(graph, plans, host.num_replicas_in_sync)
+        graph = partition(graph)
         program = _program(graph)
         executors = [
             Executor(program, each, {id(plan): plan.arenas[each.index] for plan in plans}, said)
@@ -153,7 +154,7 @@ def compile_alone(
             raise needs_all(fn, "has collectives", host.num_replicas_in_sync)
         if any(graph.nodes[i].attrs["changes"] for i in graph.effects):
             raise needs_all(fn, "changes variables", host.num_replicas_in_sync)
-        graph = _optimized(_placed(host, graph))
+        graph = partition(_optimized(_placed(host, graph)))
         return Compiled(graph, [Executor(_program(graph), replica, {})], returned, [])
 
 
@@ -215,7 +216,7 @@ def _updates(host: Host, graph: Graph) -> list[tuple[UpdateRule, ArenaPlan]]:
 
 
 def _program(graph: Graph) -> Program:
-    program = schedule(partition(graph))
+    program = schedule(graph)
     if passes.is_on("plan_buffers"):
         program = passes.plan_buffers(program)
     events.logger.debug("each replica runs\n%s", program)

@@ -11,7 +11,8 @@ from allreduce.graph import nest
 from allreduce.graph.owner import current_replicator
 from allreduce.graph.per_replica import PerReplica
 from allreduce.graph.signature import take_apart
-from allreduce.graph.trace import current_trace
+from allreduce.graph.step_graph import StepGraph
+from allreduce.graph.trace import check_outside, current_trace
 
 
 class Function:
@@ -38,6 +39,21 @@ class Function:
         replicator = current_replicator()
         arguments = take_apart((args, kwargs), replicator.local_replicas)
         return replicator.run_alone(self.python_function, arguments)
+
+    def graph(self, *args: Any, **kwargs: Any) -> StepGraph:
+        """Return the graph of a call, as each replica runs it, without running it.
+
+        Under a strategy's scope it is the one that `strategy.run` runs; every rank asks for it.
+
+        Args:
+            args: What the function is called with; only shapes and dtypes of arrays count. The
+                parts of a batch that `distribute_dataset` gives have rows of no fixed number.
+            kwargs: Its keyword arguments, likewise.
+        """
+        check_outside("graph", "ask for it outside")
+        replicator = current_replicator()
+        arguments = take_apart((args, kwargs), replicator.local_replicas)
+        return StepGraph(replicator.graph(self.python_function, arguments))
 
     def __get__(self, instance: Any, owner: Any = None) -> Function:
         # Made anew at each access, as Python's own methods are: traces are kept by instance.

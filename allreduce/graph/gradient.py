@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import UnsupportedError, UsageError
-from allreduce.graph.node import Node
+from allreduce.graph.node import GRADIENT, Node
 from allreduce.graph.ops import functions
 from allreduce.graph.ops.base import cut, lookup
 from allreduce.graph.scope import Beside, part, users_line, within
@@ -140,7 +140,7 @@ def _propagate(
         )
     inputs = [trace.tensor(i) for i in node.inputs]
     output = trace.tensor(node.id)
-    with within(Beside(id(trace), node.id)), part(f"gradient of {node.part}" if node.part else ""):
+    with within(Beside(id(trace), node.id)), part(f"{GRADIENT}{node.part}"):
         parts = op.gradient(gradient, output, inputs, node.attrs)
     for source, found in zip(inputs, parts, strict=True):
         if source.id not in between:
@@ -152,6 +152,7 @@ def _propagate(
             )
         before = pending.get(source.id)
         if before is not None:
-            with within(Beside(id(trace), source.id)):
+            of = f"{GRADIENT}{trace.nodes[source.id].part}"
+            with within(Beside(id(trace), source.id)), part(of):
                 found = before + found
         pending[source.id] = found

@@ -9,6 +9,8 @@ from typing import Any
 from allreduce.devices.names import DeviceName
 from allreduce.graph.spec import Spec
 
+GRADIENT = "gradient of "  # what the name of a part begins with that differentiates another one
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -24,7 +26,7 @@ class Node:
         control: Nodes that have to run before it although it does not read them.
         source: The user's line that made it, "file:line".
         beside: Before placement, a node whose device it is to have.
-        part: Of the model, "sequential/0"; empty where no layer was called.
+        part: Of the model, "sequential/0", or the gradient of it; empty where no layer was called.
     """
 
     id: int

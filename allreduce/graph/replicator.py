@@ -16,6 +16,7 @@ from allreduce.errors import PeerLostError, UsageError
 from allreduce.graph.arenas import publish_iterations, renew
 from allreduce.graph.compiled import Compiled, ProgramCache, compile_alone, compile_step
 from allreduce.graph.eager_step import run_eagerly
+from allreduce.graph.node import Graph
 from allreduce.graph.places import Places
 from allreduce.graph.replica import Moment, Replica
 from allreduce.graph.returned import Returned
@@ -140,6 +141,16 @@ class Replicator:
         returned, (values,), _ = self._results(fn, arguments, alone=True)
         return returned.rebuild(ConcreteTensor(each, self.devices[0]) for each in values)
 
+    def _first(self) -> Replica:
+        """Return this process's first replica as one that has nobody beside it."""
+        return Replica(0, self.first_replica, None, self.places[0])
+
+    def graph(self, fn: Callable[..., Any], arguments: Arguments) -> Graph:
+        """Return the graph of a step, as each replica runs it, without running it."""
+        with self._running:
+            programs = self._programs.of(fn)
+            return programs.get(fn, arguments, lambda: compile_step(self, fn, arguments)).graph
+
     def _results(
         self,
         fn: Callable[..., Any],
@@ -149,14 +160,13 @@ class Replicator:
     ) -> tuple[Returned, list[list[np.ndarray]], list[Moment]]:
         """Run a step; returns what it returned, each replica's values, and what it was told."""
         eagerly = eagerly or options.current().functions_run_eagerly
-        first = Replica(0, self.first_replica, None, self.places[0])
         alone = alone and self.num_replicas_in_sync > 1
         with self._running:
             programs = self._programs.of(fn)
 
             def make() -> Compiled:
                 if alone:
-                    return compile_alone(self, fn, arguments, first)
+                    return compile_alone(self, fn, arguments, self._first())
                 return compile_step(self, fn, arguments)
 
             compiled = None if eagerly else programs.get(fn, arguments, make, alone)
@@ -165,7 +175,7 @@ class Replicator:
             )
             if compiled is not None:
                 return compiled.returned, self._step(compiled, arguments, moments), moments
-            replicas = [first] if alone else self.replicas
+            replicas = [self._first()] if alone else self.replicas
             return *self._run_eagerly(replicas, fn, arguments, moments), moments
 
     def _run_eagerly(
