@@ -21,6 +21,7 @@ __all__ = [
     "floatx",
     "functions_run_eagerly",
     "get_log_device_placement",
+    "get_memory_info",
     "get_soft_device_placement",
     "list_logical_devices",
     "list_physical_devices",
@@ -48,13 +49,25 @@ def list_logical_devices(kind: str | None = None) -> list[Device]:
     return devices.logical_devices(kind)
 
 
-def set_logical_devices(kind: str, count: int) -> None:
+def set_logical_devices(kind: str, count: int, memory_limit: int | None = None) -> None:
     """Have `count` logical devices of one kind, so that one CPU can hold several replicas.
 
+    Args:
+        kind: "CPU".
+        count: How many there are to be.
+        memory_limit: The bytes that steps may use on each: for parameters, gradients, optimizers'
+            slots and values. More is an OutOfMemoryError. None for what the machine has.
+
     Raises:
-        UsageError: Logical devices are in use already, in another number.
+        UsageError: Logical devices are in use already, in another number or with another limit.
     """
-    devices.set_logical_devices(kind, count)
+    devices.set_logical_devices(kind, count, memory_limit)
+
+
+def get_memory_info(device: str) -> dict[str, int]:
+    """Say how many bytes steps use on a logical device: "current", and "peak" so far."""
+    memory = devices.lookup(device).memory
+    return {"current": memory.used, "peak": memory.peak}
 
 
 def get_soft_device_placement() -> bool:

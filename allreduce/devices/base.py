@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from allreduce.devices.budget import Budget
 from allreduce.devices.integers import integer
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UsageError, did_you_mean
@@ -63,6 +64,7 @@ class Device(ABC):
         if not name.is_complete:
             raise UsageError(f"a device needs a complete name; {str(name)!r} leaves fields open")
         self.name = name
+        self.memory = Budget(str(name))
 
     @property
     def kind(self) -> str:
@@ -79,7 +81,8 @@ class Device(ABC):
         """Make a private Buffer of zeros, aligned to `ALIGNMENT` bytes.
 
         Raises:
-            OutOfMemoryError: There is no room for it; the message names device and bytes.
+            OutOfMemoryError: There is no room for it, or no more under the device's limit; the
+                message names device and bytes.
         """
 
     @abstractmethod

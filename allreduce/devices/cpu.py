@@ -65,14 +65,17 @@ class CpuDevice(Device):
         nbytes = integer("a Buffer's size in bytes", nbytes)
         if nbytes < 0:
             raise UsageError(f"a Buffer cannot have {nbytes} bytes")
+        taken = self.memory.take(nbytes)
         try:
             # Fresh pages are zero already: nothing is touched until it is used.
             raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
         except (MemoryError, ValueError) as error:  # ValueError: beyond the address space
+            self.memory.give_back(taken)
             raise OutOfMemoryError(
                 f"no memory on {self.name} for {nbytes} bytes ({nbytes / 2**30:.1f} GiB); "
                 "use a smaller model or batch, or fewer replicas per host"
             ) from error
+        self.memory.until_gone(taken, raw)
         skip = -raw.__array_interface__["data"][0] % ALIGNMENT
         return Buffer(raw[skip : skip + nbytes], self)
 

@@ -27,6 +27,7 @@ class Inventory:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._wanted: dict[str, int] = {}
+        self._limits: dict[str, int | None] = {}  # bytes of each logical device, by kind
         self._logical: tuple[Device, ...] | None = None
 
     def physical(self, kind: str | None = None) -> list[PhysicalDevice]:
@@ -38,25 +39,32 @@ class Inventory:
             for index in range(runtime(each).count())
         ]
 
-    def set_logical(self, kind: str, count: int) -> None:
+    def set_logical(self, kind: str, count: int, memory_limit: int | None = None) -> None:
         """Have `count` logical devices of one kind, dealt out over its physical ones.
 
+        Args:
+            kind: "CPU".
+            count: How many there are to be.
+            memory_limit: The bytes that each may give away; None for what the machine has.
+
         Raises:
-            UsageError: Logical devices are in use already, in another number.
+            UsageError: Logical devices are in use already, in another number or with another limit.
         """
         kind = _known(kind)
         count = integer(f"the number of logical {kind} devices", count, 1)
+        if memory_limit is not None:
+            memory_limit = integer("memory_limit, a number of bytes,", memory_limit, 1)
         with self._lock:
             if self._logical is not None:
                 have = len(self.logical(kind))
-                if have == count:
+                if have == count and memory_limit == self._limits.get(kind):
                     return
                 raise UsageError(
                     f"{counted(have, f'logical {kind} device')} in use already; "
                     f"set_logical_devices({kind!r}, {count}) must come before the first strategy, "
                     "variable or device"
                 )
-            self._wanted[kind] = count
+            self._wanted[kind], self._limits[kind] = count, memory_limit
 
     def logical(self, kind: str | None = None) -> list[Device]:
         """List the logical devices, of one kind or of all; their first use makes them."""
@@ -76,6 +84,7 @@ class Inventory:
             for index in range(self._wanted.get(kind, physical)):
                 name = DeviceName(kind=kind, index=index).complete()
                 devices.append(runtime(kind).open(name, index % physical))
+                devices[-1].memory.limit = self._limits.get(kind)
         return devices
 
     def matching(self, pattern: str | DeviceName) -> list[Device]:

@@ -62,6 +62,8 @@ class ArenaPlan:
         device = lookup(host.places[index].names[self.device])
         communicator: Communicator | None = host.replicas[index].communicator
 
+        taken: list[int] = []
+
         def private(size: int, dtype: np.dtype[Any]) -> np.ndarray:
             array: np.ndarray = device.allocate(size * dtype.itemsize).array(dtype, (size,))
             return array
@@ -69,11 +71,14 @@ class ArenaPlan:
         def symmetric(size: int, dtype: np.dtype[Any]) -> np.ndarray:
             if communicator is None:
                 return private(size, dtype)
+            taken.append(device.memory.take(size * dtype.itemsize))
             shared = Buffer.of(communicator.empty((size,), dtype), device, symmetric=True)
             array: np.ndarray = shared.array(dtype, (size,))
             return array
 
         arena = Arena(self.layout, slots, private, symmetric)
+        for number in taken:  # the communicator's memory, which the device has not made
+            device.memory.until_gone(number, arena)
         arena.gradients[...] = 0
         return arena
 

@@ -1,0 +1,76 @@
+"""Limits of a device's memory: what counts, what is refused, and when it counts no longer."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import allreduce as ar
+from allreduce.devices import Device, lookup
+from allreduce.devices.inventory import Inventory
+from allreduce.errors import OutOfMemoryError, UsageError
+
+
+@pytest.fixture
+def limited() -> Iterator[Device]:
+    """Give a device that has room for 100 kB more than it uses."""
+    device = lookup("CPU:3")
+    gc.collect()
+    device.memory.limit = device.memory.used + 100_000
+    yield device
+    device.memory.limit = None
+
+
+def test_memory_counts_as_long_as_a_view_of_it_is_there() -> None:
+    here = Inventory()
+    here.set_logical("CPU", 2, 1000)
+    first, second = here.logical("CPU")
+    view = first.allocate(800).array(np.uint8, (10,), 5)
+    with pytest.raises(
+        OutOfMemoryError,
+        match=r"201 bytes do not fit on .*CPU:0: 800 of its limit of 1000 bytes are in use; .*"
+        "memory_limit",
+    ):
+        first.allocate(201)
+    second.allocate(201)  # has a limit of its own
+    assert (first.memory.used, first.memory.peak) == (800, 800)
+    del view
+    gc.collect()
+    assert first.allocate(1000).nbytes == first.memory.peak == 1000
+
+
+def test_a_limit_is_part_of_what_the_first_use_fixes() -> None:
+    here = Inventory()
+    here.set_logical("CPU", 1, 1000)
+    here.lookup("CPU:0")
+    here.set_logical("CPU", 1, 1000)
+    with pytest.raises(UsageError, match="must come before"):
+        here.set_logical("CPU", 1, 2000)
+    with pytest.raises(UsageError, match="memory_limit, a number of bytes, is an integer from 1"):
+        Inventory().set_logical("CPU", 1, 0)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_step_that_does_not_fit_says_on_which_device(limited: Device, replicas: int) -> None:
+    strategy = ar.MirroredStrategy(["CPU:2", "CPU:3"][-replicas:])
+    with strategy.scope():
+        w = ar.Variable(np.zeros((10, 500), np.float32), name="w")  # 20 kB
+        optimizer = ar.optim.SGD(0.1)
+
+    def step(x: ar.Tensor) -> None:
+        optimizer.minimize(ar.ops.sum(ar.ops.square(x @ w), axis=1), [w])
+
+    small, large = strategy.distribute_dataset(
+        [np.ones((rows * replicas, 10), np.float32) for rows in (2, 2000)]
+    )
+    before = ar.config.get_memory_info("CPU:3")["current"]
+    strategy.run(step, args=(small,))
+    used = ar.config.get_memory_info("CPU:3")["current"] - before
+    assert 40_000 < used < 60_000, "parameters, gradients, and little else"
+    with pytest.raises(OutOfMemoryError, match=r"\d{7} bytes do not fit on .*CPU:3"):
+        strategy.run(step, args=(large,))
+    strategy.run(step, args=(small,))
+    strategy.close()
