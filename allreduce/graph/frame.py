@@ -146,11 +146,18 @@ class Frame:
 
     def end(self, collective: int) -> None:
         """Wait for a collective, if it is one that no other instruction has waited for."""
-        work = self.works.pop(collective, None)
-        if work is not None:
-            work.wait()
+        if collective not in self.works:
+            return
+        ended = [collective]
+        if self._watches:
+            # They end in the order in which they started: who reads an earlier one does not wait
+            # for it again, so that it is looked at now.
+            started = list(self.works)
+            ended = started[: started.index(collective) + 1]
+        for each in ended:
+            self.works.pop(each).wait()
             if self._watches:
-                look_at(self, self._made[collective])
+                look_at(self, self._made[each])
 
     def inside(self, program: Program) -> Frame:
         """Bind a program that is a part of this one: what a loop repeats."""

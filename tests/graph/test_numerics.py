@@ -87,6 +87,16 @@ def test_collectives_are_looked_at(two_replicas: ar.Strategy, fetched_alone: boo
         two_replicas.run(step, args=batch)
 
 
+def test_a_collective_that_ends_with_a_later_one_is_looked_at(two_replicas: ar.Strategy) -> None:
+    def step(x: Any) -> Any:
+        total = ar.all_reduce(ar.ops.sum(x))
+        return ar.all_reduce(ar.ops.size(x, 0)) * 1.0 + ar.ops.cast(total, "float64")
+
+    (batch,) = two_replicas.distribute_dataset([(np.full(2, 2e38, np.float32),)])
+    with pytest.raises(NumericsError, match=r"all_reduce at .* made float32.* 1 Inf"):
+        two_replicas.run(step, args=batch)
+
+
 def test_sums_of_gradients_are_looked_at(two_replicas: ar.Strategy) -> None:
     with two_replicas.scope():
         w = ar.Variable(np.ones(1, np.float32), name="w")
