@@ -7,12 +7,13 @@ from typing import Any
 
 from allreduce.graph.node import Graph, Node
 from allreduce.graph.ops.base import lookup
+from allreduce.graph.ops.windows import Windows
 
 Outline = tuple[tuple[str, str], ...]  # of each operation what it does, and the user's line
 
-# Attributes that are integers and the same whatever arrays a rank brings; shapes and counts of rows
-# may be its own.
-_PLACES = ("axis", "axes", "depth", "key")
+# Attributes that are integers and the same whatever arrays a rank brings; shapes, parts of them and
+# counts of rows may be its own.
+_PLACES = ("axis", "axes", "depth", "groups", "k", "key")
 
 
 def outline(graph: Graph) -> Outline:
@@ -58,10 +59,20 @@ def own_part(name: str) -> str:
 
 def _words(node: Node, numbers: dict[int, int]) -> str:
     reads = [f"%{numbers[i]}" for i in node.inputs]
-    said = [f"{key}={value!r}" for key, value in sorted(node.attrs.items()) if _is_said(key, value)]
+    told = ((key, _without_sizes(value)) for key, value in sorted(node.attrs.items()))
+    said = [f"{key}={value!r}" for key, value in told if _is_said(key, value)]
     if node.op == "read":
         said = [repr(own_part(node.attrs["variable"].name))]
     return f"{node.op}({', '.join([*reads, *said])}) {node.spec.dtype.name}"
+
+
+def _without_sizes(value: Any) -> Any:
+    """Leave out what "same" padding makes of the sizes of images, which may be a rank's own."""
+    if not isinstance(value, Windows):
+        return value
+    around = zip(value.strides, value.before, value.after, strict=True)
+    padding = [each[1:] if each[0] == 1 else None for each in around]
+    return f"{value.size} strides={value.strides} dilation={value.dilation} padding={padding}"
 
 
 def _is_said(key: str, value: Any) -> bool:

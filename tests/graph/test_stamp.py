@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
+import numpy as np
+import pytest
+
+from allreduce.graph.ops import functions as ops
+from allreduce.graph.outline import Outline, outline
+from allreduce.graph.spec import BATCH, Spec
+from allreduce.graph.tensor import Tensor
+from allreduce.graph.trace import apply
+from tests.graph.interpret import record
 from tests.harness import run_ranks
 
 
@@ -89,3 +99,38 @@ def test_steps_that_differ_are_named_by_all_before_an_update() -> None:
         for (step, message), (wanted, named) in zip(found[2:], NAMED, strict=True):
             assert step == wanted
             assert message.startswith(f"rank {rank}: {named}")
+
+
+def _said(pool: Callable[[Tensor], Tensor], height: int = 8) -> list[str]:
+    """List a step's operations as they are compared."""
+    images = Spec((BATCH, height, 8, 4), np.dtype(np.float32))
+    program: Outline = outline(
+        record(lambda x: [apply("all_reduce", ops.sum(pool(x)), op="sum")], images)
+    )
+    return [words for words, _ in program]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda x: ops.max_pool2d(x, 2), lambda x: ops.max_pool2d(x, (2, 3), 2)),
+        (lambda x: ops.max_pool2d(x, 2), lambda x: ops.max_pool2d(x, 2, 1)),
+        (
+            lambda x: ops.max_pool2d(x, 2, 1, ((1, 0), (0, 0))),
+            lambda x: ops.max_pool2d(x, 2, 1, ((0, 1), (0, 0))),
+        ),
+        (lambda x: ops.top_k(x, 1)[0], lambda x: ops.top_k(x, 2)[0]),
+    ],
+)
+def test_windows_and_counts_are_compared(
+    one: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]
+) -> None:
+    assert _said(one) == _said(one)
+    assert _said(one) != _said(other)
+
+
+def test_images_of_a_ranks_own_size_are_not() -> None:
+    def pool(x: Tensor) -> Tensor:
+        return ops.max_pool2d(x, 3, 2, "same")
+
+    assert _said(pool, 8) == _said(pool, 11)
