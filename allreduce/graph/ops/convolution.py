@@ -1,6 +1,7 @@
 """Two-dimensional convolution, as columns times a matrix.
 
-The windows' pixels of a few images at a time are copied into rows, so that BLAS does the rest
+The windows' pixels of a few images at a time, or of part of a large one, are copied into rows, so
+that BLAS does the rest
 (Chellapilla, Puri and Simard, "High performance convolutional neural networks for document
 processing", 2006). A kernel of 1×1 needs no copy.
 """
@@ -76,9 +77,17 @@ def _shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
 
 
 def _pieces(images: int, bytes_of_one: int) -> Iterator[slice]:
-    """Cut a batch so that each piece's rows fit the cache."""
+    """Cut a batch so that each piece's rows fit the cache, if those of one image do."""
     size = max(1, _ROWS_BYTES // max(1, bytes_of_one))
     return (slice(first, first + size) for first in range(0, images, size))
+
+
+def _bands(windows: int, bytes_of_one: int) -> Iterator[tuple[slice, int]]:
+    """Cut images with more into bands of windows, one below the other; yield also their heights."""
+    size = max(1, _ROWS_BYTES // max(1, bytes_of_one))
+    for first in range(0, windows, size):
+        band = slice(first, min(first + size, windows))
+        yield band, band.stop - first
 
 
 def _rows(windows: Windows, x: np.ndarray, count: Pair) -> np.ndarray:
@@ -95,18 +104,21 @@ def _group(groups: int, g: int, channels: int) -> slice:
 def _conv2d(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     x, kernel = inputs
     windows, groups = attrs["windows"], attrs["groups"]
-    count, filters = out.shape[1:3], out.shape[3]
-    one = count[0] * count[1] * kernel[..., 0].nbytes
-    for piece in _pieces(len(x), one):
+    (height, width), filters = out.shape[1:3], out.shape[3]
+    one = width * kernel[..., 0].nbytes
+    for piece in _pieces(len(x), height * one):
         wide = windows.pad(x[piece], 0)
-        for g in range(groups):
-            rows = _rows(windows, wide[..., _group(groups, g, x.shape[3])], count)
-            mine = _group(groups, g, filters)
-            weights = kernel[..., mine].reshape(-1, filters // groups)
-            if groups == 1:
-                np.matmul(rows, weights, out=out[piece].reshape(-1, filters))
-            else:
-                out[piece][..., mine] = (rows @ weights).reshape(*out[piece].shape[:3], -1)
+        for band, count in _bands(height, one):
+            here = windows.below(wide, band.start)
+            for g in range(groups):
+                rows = _rows(windows, here[..., _group(groups, g, x.shape[3])], (count, width))
+                mine = _group(groups, g, filters)
+                weights = kernel[..., mine].reshape(-1, filters // groups)
+                result = out[piece, band]
+                if groups == 1:  # a view: images that are cut are alone
+                    np.matmul(rows, weights, out=result.reshape(-1, filters))
+                else:
+                    result[..., mine] = (rows @ weights).reshape(*result.shape[:3], -1)
 
 
 def _conv2d_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:
@@ -121,34 +133,38 @@ def _images(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None
     """Give each pixel what the windows that cover it say."""
     dy, kernel = inputs
     windows, groups = attrs["windows"], attrs["groups"]
-    count, filters, image = dy.shape[1:3], dy.shape[3], out.shape[1:3]
-    one = count[0] * count[1] * kernel[..., 0].nbytes
-    for piece in _pieces(len(out), one):
+    (height, width), filters, image = dy.shape[1:3], dy.shape[3], out.shape[1:3]
+    one = width * kernel[..., 0].nbytes
+    for piece in _pieces(len(out), height * one):
         wide = np.zeros((len(out[piece]), *windows.padded(image), out.shape[3]), out.dtype)
-        for g in range(groups):
-            mine = _group(groups, g, filters)
-            weights = kernel[..., mine].reshape(-1, filters // groups)
-            part = dy[piece][..., mine].reshape(-1, filters // groups)
-            rows = (part @ weights.T).reshape(len(wide), *count, *windows.size, -1)
-            target = wide[..., _group(groups, g, out.shape[3])]
-            for i, j, place in windows.taps(count):
-                target[place] += rows[:, :, :, i, j]
+        for band, count in _bands(height, one):
+            here = windows.below(wide, band.start)
+            for g in range(groups):
+                mine = _group(groups, g, filters)
+                weights = kernel[..., mine].reshape(-1, filters // groups)
+                part = dy[piece, band][..., mine].reshape(-1, filters // groups)
+                rows = (part @ weights.T).reshape(len(wide), count, width, *windows.size, -1)
+                target = here[..., _group(groups, g, out.shape[3])]
+                for i, j, place in windows.taps((count, width)):
+                    target[place] += rows[:, :, :, i, j]
         out[piece] = windows.inside(wide, image)
 
 
 def _kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     x, dy = inputs
     windows, groups = attrs["windows"], attrs["groups"]
-    count, filters = dy.shape[1:3], dy.shape[3]
-    one = count[0] * count[1] * out[..., 0].nbytes
+    (height, width), filters = dy.shape[1:3], dy.shape[3]
+    one = width * out[..., 0].nbytes
     out.fill(0)
-    for piece in _pieces(len(x), one):
+    for piece in _pieces(len(x), height * one):
         wide = windows.pad(x[piece], 0)
-        for g in range(groups):
-            rows = _rows(windows, wide[..., _group(groups, g, x.shape[3])], count)
-            mine = _group(groups, g, filters)
-            part = dy[piece][..., mine].reshape(-1, filters // groups)
-            out[..., mine] += (rows.T @ part).reshape(*out.shape[:3], -1)
+        for band, count in _bands(height, one):
+            here = windows.below(wide, band.start)
+            for g in range(groups):
+                rows = _rows(windows, here[..., _group(groups, g, x.shape[3])], (count, width))
+                mine = _group(groups, g, filters)
+                part = dy[piece, band][..., mine].reshape(-1, filters // groups)
+                out[..., mine] += (rows.T @ part).reshape(*out.shape[:3], -1)
 
 
 def _given(specs: Sequence[Spec], attrs: Attrs) -> Spec:

@@ -108,6 +108,10 @@ class Windows:
         top, left = self.before
         return wide[:, top : top + image[0], left : left + image[1]]
 
+    def below(self, wide: np.ndarray, row: int) -> np.ndarray:
+        """Return the view of padded images from the windows of a row on."""
+        return wide[:, row * self.strides[0] :]
+
     def spread(self, x: np.ndarray, count: Pair) -> np.ndarray:
         """Return a view of padded images as `(batch, windows, windows, height, width, channels)`.
 

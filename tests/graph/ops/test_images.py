@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.gradient import backward
+from allreduce.graph.ops import convolution
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.spec import BATCH, Spec
 from allreduce.graph.tensor import Tensor
@@ -67,12 +69,22 @@ def test_conv2d_is_what_a_loop_gives(
         assert found.shape[1:3] == tuple(-(-n // s) for n, s in zip((6, 7), strides, strict=True))
 
 
-def test_a_large_batch_is_convolved_in_pieces() -> None:
-    x = RANDOM.normal(size=(70, 12, 12, 16)).astype(np.float32)
-    w = RANDOM.normal(size=(3, 3, 16, 2)).astype(np.float32)
-    found = ops.conv2d(x, w).numpy()
-    for rows in (slice(0, 3), slice(69, 70)):
-        np.testing.assert_allclose(found[rows], ops.conv2d(x[rows], w).numpy(), rtol=1e-4)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_images_are_convolved_in_pieces(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = RANDOM.integers(-3, 4, (3, 11, 6, 4)).astype(float)  # so that sums are exact
+    w = RANDOM.integers(-3, 4, (3, 2, 4 // groups, 6)).astype(float)
+
+    def step(x: Tensor, w: Tensor) -> list[Tensor]:
+        y = ops.conv2d(x, w, (2, 1), ((1, 2), (0, 1)), groups=groups)
+        return [y, *backward(y, [x, w], y)]
+
+    specs = [Spec(each.shape, each.dtype) for each in (x, w)]
+    whole = interpret(record(step, *specs), [x, w])
+    one = 6 * 3 * 2 * 4 // groups * 8  # bytes for a row of windows, of which an image has six
+    for size in (1, 2 * one, 4 * one, 12 * one):
+        monkeypatch.setattr(convolution, "_ROWS_BYTES", size)
+        for found, expected in zip(interpret(record(step, *specs), [x, w]), whole, strict=True):
+            np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("padding", ["valid", "same", ((1, 0), (0, 2))])
