@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 
 from allreduce.devices.names import DeviceName
 from allreduce.graph.dependence import dependents, of_samples
 from allreduce.graph.node import Graph, Node, Rewriter
-from allreduce.graph.spec import Spec
+from allreduce.graph.ops.base import lookup
+from allreduce.graph.spec import Spec, concrete
 
 # Every device has these by itself, so they are not sent but made where they are read.
 ANYWHERE = ("constant", "runtime")
 
+_ROWS = 1000  # to compare sizes with; those of a batch are not known
 _NOTHING = Spec((), np.dtype(np.int64))
 
 Place = Callable[[Node], Hashable]
@@ -35,6 +38,17 @@ def task_of(node: Node) -> DeviceName:
     """Return the task that a placed node is of, as a name that leaves the device open."""
     assert node.device is not None, node
     return DeviceName(job=node.device.job, replica=node.device.replica, task=node.device.task)
+
+
+def _is_free(node: Node, graph: Graph) -> bool:
+    """Tell whether a node looks at another value's memory, and not at a part of it only."""
+    if lookup(node.op).view is None or node.control:
+        return False
+    whole, seen = (
+        prod(concrete(each.spec.shape, _ROWS, _ROWS))
+        for each in (graph.nodes[node.inputs[0]], node)
+    )
+    return whole <= seen
 
 
 @dataclass(slots=True)
@@ -64,7 +78,22 @@ class _Cut:
         node = self.graph.nodes[i]
         if node.op in ANYWHERE or self.place(node) == self.place(reader):
             return self.rewriter.moved[i]
+        if _is_free(node, self.graph):
+            return self._look(node, reader)
         return self._transfer(node, reader, (self.rewriter.moved[i],), ())
+
+    def _look(self, node: Node, reader: Node) -> int:
+        """Repeat a view where it is read, so that it has the same strides there.
+
+        Sums go through memory in the order of strides; a copy would round otherwise.
+        """
+        key = (node.id, self.place(reader), "view")
+        if key not in self.arrived:
+            base = self._value(reader, node.inputs[0])
+            self.arrived[key] = self.rewriter.add(
+                node, inputs=(base,), control=(), device=reader.device
+            )
+        return self.arrived[key]
 
     def _mark(self, later: Node, i: int) -> int:
         """Return what a node of another task waits for in place of one that it does not read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from allreduce.graph.replica import Moment
 from allreduce.graph.schedule import schedule
 from allreduce.graph.spec import BATCH, Spec
 from allreduce.graph.tasks import split
-from tests.graph.interpret import record
+from tests.graph.interpret import interpret, record
 
 HERE, HERE_TOO, OTHER, OTHER_TOO = (
     DeviceName.parse(f"/task:{task}/CPU:{index}").complete()
@@ -146,6 +147,27 @@ def test_a_tensor_goes_to_a_task_once_and_from_there_to_its_devices() -> None:
     }
     sent = [n.attrs for n in nodes if n.op == "send"]
     assert len({(a["edge"], a["source"], a["destination"]) for a in sent}) == len(sent)
+
+
+def test_a_view_is_not_sent_but_repeated() -> None:
+    def fn(x: ar.Tensor) -> list[ar.Tensor]:
+        y = ar.ops.tanh(x)
+        turned, row = ar.ops.transpose(y), y[0:1]
+        with ar.device("CPU:1"):
+            return [ar.ops.sum(turned, axis=1) + ar.ops.sum(y), row * 2.0]
+
+    graph = record(fn, Spec((300, 70), np.dtype(np.float32)))
+    placed, _ = place(graph, HERE, [HERE, HERE_TOO])
+    program = schedule(partition(placed))
+    sent = [each.node.spec.shape for each in program.instructions if each.node.op == "send"]
+    assert sorted(sent) == [(1, 70), (300, 70)], "all of y once, and the row"
+    # The sum goes through memory in the same order as on one device, so that it rounds alike.
+    x = np.random.default_rng(0).standard_normal((300, 70)).astype(np.float32)
+    places = Places(HERE, {HERE: HERE, HERE_TOO: HERE_TOO})
+    replica = replace(TwoTasks().replicas[0], places=places)
+    found = Executor(program, replica, {}).run([x], Moment(1, 0, 1), batch=False)
+    for one, other in zip(found, interpret(graph, [x]), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_parts_hold_their_own_tasks_nodes_and_null_programs_leave_out_both_ends() -> None:
