@@ -116,6 +116,26 @@ def test_what_is_stored_for_ordinary_arrays_does_not_hold_for_symmetric_ones() -
     assert own.choose("all_reduce", 5000, symmetric=True).chunk == 64 * KIB
 
 
+@pytest.mark.parametrize(
+    ("members", "crowded", "collective", "nbytes", "algorithm"),
+    [
+        (2, False, "all_gather", 4 << 20, "staged"),
+        (2, False, "all_gather", 5 << 20, "pulled"),
+        (3, False, "all_gather", 1 << 28, "staged"),
+        (2, False, "broadcast", 16 << 20, "staged"),
+        (8, False, "broadcast", 1 << 28, "pulled"),
+        (3, True, "broadcast", 1 << 20, "pulled"),
+        (2, False, "all_reduce", 1 << 28, "staged"),
+    ],
+)
+def test_what_is_pulled(
+    members: int, crowded: bool, collective: str, nbytes: int, algorithm: str
+) -> None:
+    choices = Table().choices("shared", members, crowded, pulls=True)
+    assert choices.choose(collective, nbytes).algorithm == algorithm
+    assert choices.choose(collective, nbytes, pulled=False).algorithm == "staged"
+
+
 def test_what_cannot_be_pulled_goes_by_the_next_row() -> None:
     row = Row("shared", ("gather",), "pulled", bytes=(9999, None), chunk=8 * KIB)
     table = Table((row,), "here")
