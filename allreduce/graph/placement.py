@@ -15,6 +15,7 @@ from allreduce.errors import DeviceError
 from allreduce.graph.node import Graph, Node, Rewriter
 from allreduce.graph.ops.base import lookup
 
+_ANY = DeviceName()
 _spoken_of: set[str] = set()  # the fall-backs of soft placement that a warning was given for
 
 
@@ -98,8 +99,7 @@ def choose(
         home: As for `place`, and so is `available`.
         available: …
     """
-    if node.device not in (None, DeviceName()):
-        assert node.device is not None
+    if node.device is not None and node.device != _ANY:
         return requested(node, node.device, home, available)
     found, reason = _preferred(node, placed, home)
     if not lookup(node.op).runs_on(found.kind):

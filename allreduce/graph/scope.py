@@ -57,20 +57,17 @@ def choose(node: Node, trace: object = None) -> Node:
     Inner scopes win. A part of a name that they leave open is taken from the next outer one, as far
     as the next colocation.
     """
-    asked = DeviceName()
+    asked: DeviceName | None = None
     for scope in reversed(_here.scopes):
         if isinstance(scope, Beside):
-            if asked == DeviceName() and scope.trace == id(trace):
+            if asked is None and scope.trace == id(trace):
                 return replace(node, beside=scope.node)
             break
-        asked = asked.merge(_name(scope, node))
-    return node if asked == DeviceName() else replace(node, device=asked)
-
-
-def _name(scope: DeviceName | Chooser, node: Node) -> DeviceName:
-    if isinstance(scope, DeviceName):
-        return scope
-    return DeviceName.parse(scope(node) or "")
+        said = scope if isinstance(scope, DeviceName) else scope(node)
+        if said is not None:
+            name = DeviceName.parse(said)
+            asked = name if asked is None else asked.merge(name)
+    return node if asked is None else replace(node, device=asked)
 
 
 def device(name: str | DeviceName | Chooser) -> AbstractContextManager[None]:
