@@ -104,8 +104,8 @@ TABLE: tuple[Row, ...] = (
         past=_PAST,
     ),
     # 64 MiB 9.9 ms instead of 15.7. What several read comes faster out of the ring, which stays in
-    # the caches: 4 members, 16 MiB 30 ms instead of 18. Own parts of 16 MiB that go past the caches:
-    # 6.0 ms instead of 5.5; of 64 MiB 31 instead of 36.
+    # the caches: 4 members, 16 MiB 30 ms instead of 18. Own parts of 16 MiB that go past the
+    # caches: 6.0 ms instead of 5.5; of 64 MiB 31 instead of 36.
     Row(
         *("shared", ("all_gather",), "pulled"),
         members=(2, 2),
