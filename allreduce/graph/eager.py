@@ -14,13 +14,14 @@ import numpy as np
 
 from allreduce.devices import options
 from allreduce.devices.names import DeviceName
+from allreduce.errors import UsageError
 from allreduce.graph import numerics, together
 from allreduce.graph.agreement import synchronize
 from allreduce.graph.arenas import Host
 from allreduce.graph.changes import check_equal, check_once, check_owner
 from allreduce.graph.dependence import depends, of_replica, of_samples
 from allreduce.graph.node import Graph, Node
-from allreduce.graph.ops.base import Attrs, lookup
+from allreduce.graph.ops.base import Attrs, located, lookup
 from allreduce.graph.ops.collective import contribution_of_none
 from allreduce.graph.outline import Outline, outline
 from allreduce.graph.placement import Placed, choose, put, report
@@ -124,7 +125,10 @@ class EagerTrace(Trace):
         assert op.cpu is not None, node
         out = np.empty(self._shape(node.spec), node.spec.dtype)
         with np.errstate(all="ignore"):  # infinities and NaN are results here, not warnings
-            op.cpu(out, inputs, node.attrs)
+            try:
+                op.cpu(out, inputs, node.attrs)
+            except UsageError as error:
+                raise located(error, node.op, node.source, node.part) from None
         if options.current().check_numerics:
             when = f"replica {self._replica.id}, step {self._moment.step}"
             numerics.check(node.op, node.source, out, inputs, when)

@@ -10,10 +10,10 @@ import numpy as np
 
 from allreduce import settings
 from allreduce.devices import options
-from allreduce.errors import NumericsError, everywhere
+from allreduce.errors import NumericsError, UsageError, everywhere
 from allreduce.graph.loop import Loop
 from allreduce.graph.node import Node
-from allreduce.graph.ops.base import lookup
+from allreduce.graph.ops.base import located, lookup
 from allreduce.graph.ops.collective import contribution_of_none
 from allreduce.graph.printing import say
 from allreduce.graph.rendezvous import Key
@@ -47,7 +47,10 @@ def _compute(frame: Frame, node: Node) -> Step:
     values[target] = out
 
     def run() -> None:
-        kernel(out, [values[i] for i in inputs], attrs)
+        try:
+            kernel(out, [values[i] for i in inputs], attrs)
+        except UsageError as error:
+            raise located(error, node.op, node.source, node.part) from None
 
     return run
 

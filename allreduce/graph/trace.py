@@ -15,7 +15,7 @@ from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UnsupportedError, UsageError
 from allreduce.graph import numerics, seed
 from allreduce.graph.node import Graph, Node
-from allreduce.graph.ops.base import Attrs, Op, lookup
+from allreduce.graph.ops.base import Attrs, Op, located, lookup
 from allreduce.graph.placement import requested
 from allreduce.graph.scope import choose, current_part, surroundings, users_line
 from allreduce.graph.spec import Dim, Spec, concrete
@@ -277,7 +277,10 @@ def _run_now(op: Op, inputs: Sequence[ConcreteTensor], attrs: Attrs, spec: Spec)
         raise UnsupportedError(f"{users_line()}: {op.name} works inside ar.function only")
     out = np.empty(concrete(spec.shape, 0), spec.dtype)
     with np.errstate(all="ignore"):
-        op.cpu(out, [tensor.value for tensor in inputs], attrs)
+        try:
+            op.cpu(out, [tensor.value for tensor in inputs], attrs)
+        except UsageError as error:
+            raise located(error, op.name, users_line(), current_part()) from None
     if options.current().check_numerics:
         values = [tensor.value for tensor in inputs]
         numerics.check(op.name, users_line(), out, values, "outside of steps")

@@ -1,5 +1,8 @@
 """Layers, models, losses and metrics, under Keras's names."""
 
+from typing import TYPE_CHECKING
+
+from allreduce.errors import did_you_mean
 from allreduce.nn import activations, initializers, losses, metrics
 from allreduce.nn.activation import Activation
 from allreduce.nn.attention import MultiHeadAttention
@@ -41,6 +44,13 @@ __all__ = [
     "losses",
     "metrics",
 ]
+
+
+if not TYPE_CHECKING:  # else type checkers would believe that every name is there
+
+    def __getattr__(name: str) -> object:
+        text = f"ar.nn has no {name!r}{did_you_mean(name, __all__)}"
+        raise AttributeError(text, name="")  # without it a traceback adds a suggestion of its own
 
 
 def __dir__() -> list[str]:

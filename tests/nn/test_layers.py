@@ -106,6 +106,57 @@ def test_synchronized_statistics_make_replicas_one(replicas: int) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
 
 
+def test_layers_compute_what_they_say() -> None:
+    images, features = RANDOM.normal(size=(2, 6, 6, 4)), RANDOM.normal(2, 3, (5, 4))
+    settings: Any = {"epsilon": 0.5, "dtype": "float64"}
+    for norm, axis in ((nn.LayerNorm(**settings), -1), (nn.BatchNorm(**settings), 0)):
+        norm(features)
+        for variable in norm.variables:
+            variable.assign(RANDOM.uniform(0.5, 2, 4))
+        mean, variance = features.mean(axis, keepdims=True), features.var(axis, keepdims=True)
+        if isinstance(norm, nn.BatchNorm):
+            mean, variance = norm.moving_mean.numpy(), norm.moving_variance.numpy()
+        scaled = (features - mean) / np.sqrt(variance + 0.5) * norm.gamma.numpy()
+        np.testing.assert_allclose(norm(features).numpy(), scaled + norm.beta.numpy())
+    scaled = (features - features.mean(0)) / np.sqrt(features.var(0) + 0.5) * norm.gamma.numpy()
+    found = norm(features, training=True).numpy()
+    np.testing.assert_allclose(found, scaled + norm.beta.numpy())
+
+    conv = nn.Conv2D(3, 2, dilation_rate=(2, 1), activation="relu", dtype="float64")
+    conv(images)
+    conv.bias.assign([1.0, -1.0, 2.0])
+    taps = [
+        images[:, 2 * i : 2 * i + 4, j : j + 5] @ conv.kernel.numpy()[i, j]
+        for i in (0, 1)
+        for j in (0, 1)
+    ]
+    expected = np.maximum(sum(taps) + conv.bias.numpy(), 0)
+    np.testing.assert_allclose(conv(images).numpy(), expected)
+    blocks = images.reshape(2, 3, 2, 3, 2, 4)
+    average, largest = nn.AveragePooling2D(dtype="float64"), nn.MaxPool2D(dtype="float64")
+    np.testing.assert_allclose(average(images).numpy(), blocks.mean((2, 4)))
+    np.testing.assert_array_equal(largest(images).numpy(), blocks.max((2, 4)))
+
+
+def test_replicas_draw_and_look_up_as_one() -> None:
+    x, y = RANDOM.integers(0, 9, (7, 5)), RANDOM.normal(size=(7, 1))
+    config.set_logical_devices("CPU", 4)
+    dtype: Any = {"dtype": "float64"}
+    results = []
+    for replicas, rate in ((1, 0.3), (2, 0.3), (1, 0.0)):
+        set_seed(5)
+        with MirroredStrategy([f"CPU:{i}" for i in range(replicas)]).scope():
+            attention = nn.MultiHeadAttention(2, 3, dropout=rate, causal=True, **dtype)
+            layers = [nn.Embedding(9, 4, **dtype), attention, nn.Dropout(0.3, **dtype)]
+            model = nn.Sequential([*layers, nn.Flatten(), nn.Dense(1, **dtype)], **dtype)
+            model.compile(optim.SGD(0.1), "mse")
+        losses = model.fit(x, y, batch_size=3, epochs=2, verbose=0).history["loss"]
+        results.append([np.array(losses), *model.get_weights()])
+    for one, two in zip(*results[:2], strict=True):
+        np.testing.assert_allclose(two, one, rtol=1e-9, atol=1e-12)
+    assert not np.allclose(results[2][0], results[0][0])  # the attention drops, too
+
+
 def test_moving_averages_are_those_of_all_replicas() -> None:
     config.set_logical_devices("CPU", 4)
     strategy = MirroredStrategy([f"CPU:{i}" for i in range(4)])
@@ -258,6 +309,25 @@ def test_layers_that_a_layer_makes_in_build_belong_to_its_strategy() -> None:
     names = [variable.name for variable in model.variables]
     assert any(name.endswith("1/query/kernel") for name in names)
     assert any(name.endswith("2/inner/kernel") for name in names)
+
+
+def test_where_a_number_is_out_of_range_is_said() -> None:
+    model = nn.Sequential([nn.Embedding(8, 4), nn.Flatten(), nn.Dense(1)], name="words")
+    model.compile("sgd", "mse")
+    x = np.array([[1, 2], [3, 9]])
+    said = r"test_layers.py:\d+: layer 'words/0': take: index 9 at place \(1, 1\) of .* of 0…7"
+    calls: Any = (lambda: model(x), lambda: model.predict(x, verbose=0))
+    for call in calls:
+        with pytest.raises(UsageError, match=said):
+            call()
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(UsageError, match=said):
+        model.predict(x, verbose=0)
+
+
+def test_keras_names_of_layers_lead_to_ours() -> None:
+    with pytest.raises(AttributeError, match="did you mean 'BatchNorm'"):
+        untyped.BatchNormalization  # noqa: B018
 
 
 def test_several_inputs_are_one_argument() -> None:

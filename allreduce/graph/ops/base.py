@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from allreduce.errors import InternalError, unknown_name
+from allreduce.errors import InternalError, UsageError, unknown_name
 from allreduce.graph.spec import Spec
 
 Attrs = Mapping[str, Any]
@@ -61,6 +61,11 @@ class Op:
     def runs_on(self, kind: str | None) -> bool:
         """Whether a kind of device can do it: with a kernel, or where none is needed."""
         return kind == "CPU" or (self.cpu is None and not self.host)
+
+
+def located(error: UsageError, name: str, line: str, part: str) -> UsageError:
+    """Say where in the user's program, and in which layer, a kernel refused its inputs."""
+    return type(error)(f"{line}: {f'layer {part!r}: ' if part else ''}{name}: {error}")
 
 
 def cut(gradient: Any, output: Any, inputs: Sequence[Any], attrs: Attrs) -> Sequence[Any]:
