@@ -63,6 +63,9 @@ def test_gradients_agree_with_differences(case: Case, shapes: Shapes) -> None:
     expected = numeric_gradients(forward, inputs, weights)
     for i, gradient in zip(reached, found, strict=True):
         np.testing.assert_allclose(gradient, expected[i], rtol=1e-6, atol=1e-8)
+    apart = [np.stack([each, each + 1], axis=-1)[..., 0] for each in (*inputs, weights)]
+    for gradient, before in zip(interpret(graph, apart), found, strict=True):
+        np.testing.assert_allclose(gradient, before, rtol=1e-12, atol=1e-14)
 
 
 def test_every_gradient_has_a_case() -> None:

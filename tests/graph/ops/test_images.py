@@ -22,8 +22,11 @@ untyped: Any = ops
 
 
 def _same(length: int, size: int, stride: int, dilation: int) -> tuple[int, int]:
-    reach = (size - 1) * dilation + 1
-    missing = max(0, (-(-length // stride) - 1) * stride + reach - length)
+    """Find the least padding with a window for every `stride` pixels, begun or whole."""
+    reach, wanted = (size - 1) * dilation + 1, -(-length // stride)
+    missing = 0
+    while len(range(0, length + missing - reach + 1, stride)) < wanted:
+        missing += 1
     return missing // 2, missing - missing // 2
 
 
@@ -109,6 +112,17 @@ def test_pooling_is_what_a_loop_gives(size: Any, strides: Any, padding: Any) -> 
             np.testing.assert_allclose(average[:, i, j], np.nanmean(window, axis=(1, 2)))
     np.testing.assert_allclose(ops.global_average_pool2d(X).numpy(), X.mean(axis=(1, 2)))
     np.testing.assert_array_equal(ops.global_max_pool2d(X).numpy(), X.max(axis=(1, 2)))
+
+
+def test_the_first_of_equal_pixels_has_the_gradient() -> None:
+    x = np.zeros((1, 4, 4, 1))
+    graph = record(
+        lambda x, dy: backward(ops.max_pool2d(x), [x], dy),
+        *(Spec(shape, x.dtype) for shape in (x.shape, (1, 2, 2, 1))),
+    )
+    (found,) = interpret(graph, [x, np.arange(1.0, 5).reshape(1, 2, 2, 1)])
+    expected = [[1, 0, 2, 0], [0] * 4, [3, 0, 4, 0], [0] * 4]
+    np.testing.assert_array_equal(found[0, ..., 0], expected)
 
 
 def test_normalisation_is_its_definition() -> None:
