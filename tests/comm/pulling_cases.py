@@ -34,7 +34,7 @@ def secret(length: int) -> Array:
 def copies(comm: Communicator) -> None:
     """Every call that only copies: of all lengths, strided, into `out`, and in place."""
     size, me, root = comm.size, comm.rank, comm.size - 1
-    for length in (0, 1, 1000, 4097, 30011):
+    for length in (0, 1000, 30011):
         inputs = [whole(length * size, "float64", member) for member in range(size)]
         shares = [values[:length] for values in inputs]
         joined, spread = np.concatenate(shares), np.repeat(inputs[me], 2)[::2]
