@@ -160,8 +160,10 @@ def requested(
     why = f"which has no kernel of {node.op}" if found else "which does not exist here"
     exists = ", ".join(str(device) for device in available)
     if not options.current().soft_device_placement:
+        others = not found and any(device.kind == asked.kind for device in available)
+        more = " (under a strategy, of each replica: devices_per_replica)" if others else ""
         raise DeviceError(
-            f"{node.source}: {node.op} was placed on {asked}, {why}; there are {exists}. "
+            f"{node.source}: {node.op} was placed on {asked}, {why}; there are {exists}{more}. "
             f"ar.config.set_soft_device_placement(True) would use {back} instead"
         )
     key = f"{asked} {why} {back}"

@@ -245,6 +245,9 @@ def test_devices_are_dealt_out_to_replicas_evenly() -> None:
         ar.MirroredStrategy(devices_per_replica=0)
     strategy = ar.MirroredStrategy(devices_per_replica=2)
     assert strategy.num_replicas_in_sync == 2
-    with ar.device("CPU:2"), pytest.raises(DeviceError, match=r"CPU:2, which does not exist"):
+    with (
+        ar.device("CPU:2"),
+        pytest.raises(DeviceError, match="CPU:2, which .*devices_per_"),
+    ):
         strategy.run(lambda x: ar.ops.exp(x), args=(np.zeros(1),))
     strategy.close()
