@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from allreduce.comm import Communicator
 from allreduce.comm.native import NativeTransport, NativeWork
 from allreduce.errors import AllreduceError, ClosedError, PeerLostError
+from tests.comm.hosts import lay_out
 from tests.harness import run_threads
 
 COUNT = 50_000
@@ -67,8 +69,14 @@ def test_threads_that_wait_for_one_work_get_one_result() -> None:
     assert run_threads(call, 2) == [True, True]
 
 
-def test_close_ends_the_wait_of_another_thread() -> None:
+@pytest.mark.parametrize("transport", ["shared", "tcp", "hierarchical"])
+def test_close_ends_the_wait_of_another_thread(
+    monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
     waiting = threading.Event()
+    monkeypatch.setenv("ALLREDUCE_TRANSPORT", transport)
+    if transport == "hierarchical":
+        lay_out(monkeypatch, "ab")
 
     def call(comm: Communicator) -> str | None:
         if comm.rank == 1:
@@ -85,6 +93,7 @@ def test_close_ends_the_wait_of_another_thread() -> None:
 
         thread = threading.Thread(target=wait)
         thread.start()
+        time.sleep(0.02)  # it waits by now
         comm._close(drain=False)
         thread.join(10)
         waiting.set()

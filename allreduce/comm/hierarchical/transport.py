@@ -34,7 +34,7 @@ from allreduce.comm.hierarchical.runs import Run, Runs
 from allreduce.comm.hierarchical.vigil import Vigil
 from allreduce.comm.hierarchical.work import HierarchicalWork
 from allreduce.comm.plan import Plan
-from allreduce.errors import UsageError
+from allreduce.errors import ClosedError, UsageError
 
 # Who waits for mpi drives the host's calls, too, which need this thread; tcp's need none.
 _URGENCY = ("mpi", "shared", "tcp")
@@ -208,7 +208,9 @@ class HierarchicalTransport(Transport):
 
     def _check(self) -> None:
         """Raise why there is no communicator any more, if there is none."""
-        if not self._dead and not self._closed:
+        if self._closed:
+            raise ClosedError(f"{self._ledger.where}: the communicator is closed")
+        if not self._dead:
             now = time.monotonic()
             if now - self._looked < _LOOK_SECONDS:
                 return
@@ -219,8 +221,8 @@ class HierarchicalTransport(Transport):
         raise self._ledger.failure()
 
     def _fail(self, failure: LevelError) -> None:
-        """End the communicator on all members because a smaller one has ended."""
-        if not self._dead:
+        """End the communicator on all members because a smaller one has ended, unless we left."""
+        if not self._dead and not self._closed:
             self._ledger.condemn(failure.error)
             self._end()
 
