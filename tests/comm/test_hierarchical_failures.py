@@ -18,6 +18,7 @@ from allreduce import errors
 from allreduce.comm import Communicator, native
 from allreduce.comm.hierarchical import progress
 from allreduce.comm.hierarchical.runs import Runs
+from allreduce.comm.hierarchical.vigil import Vigil
 from allreduce.comm.native import NativeTransport
 from allreduce.comm.shared.transport import SharedTransport
 from tests.comm import test_disagreement, test_failures
@@ -198,6 +199,7 @@ def test_a_rank_that_is_stopped_in_the_middle_is_named_on_all_hosts(
         (Runs, "add"),  # all have been told of the call
         (SharedTransport, "start"),  # the step is out of its queue
         (NativeTransport, "forget"),  # the step is done, and the next one not begun
+        (Vigil, "look"),  # a wait has looked round, and would go on to do its part
     ],
 )
 def test_an_interrupt_in_the_middle_of_a_call_ends_it_on_all(

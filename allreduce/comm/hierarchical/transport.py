@@ -173,38 +173,42 @@ class HierarchicalTransport(Transport):
             work: The work.
             timeout: Seconds from now, or None for the transport's own.
         """
-        self.admit()
         total = self._timeout if timeout is None else timeout
-        vigil = Vigil(self._ledger, work.agreed, partial(self._absent, work), total)
-        try:
-            while True:
-                busy = progress.drive()
-                if work.complete:
-                    return
-                self._check()
-                vigil.look()
-                if vigil.left <= 0:
-                    self._give_up(work, vigil)
-                self._pause(work, min(_SLICE_SECONDS if busy else _IDLE_SECONDS, vigil.left))
-        finally:
-            vigil.end()
+        with self._uninterrupted():  # it would stay under way, and touch its arrays later
+            self.admit()
+            vigil = Vigil(self._ledger, work.agreed, partial(self._absent, work), total)
+            try:
+                self._attend(work, vigil)
+            finally:
+                vigil.end()
+
+    def _attend(self, work: HierarchicalWork, vigil: Vigil) -> None:
+        """Drive all calls of this process until a work is complete."""
+        while True:
+            busy = progress.drive()
+            if work.complete:
+                return
+            self._check()
+            vigil.look()
+            if vigil.left <= 0:
+                self._give_up(work, vigil)
+            self._pause(work, min(_SLICE_SECONDS if busy else _IDLE_SECONDS, vigil.left))
 
     def _pause(self, work: HierarchicalWork, seconds: float) -> None:
         """Wait a moment for something that may let calls go on."""
         with self._lock:
             under_way = self._runs.under_way()
-        with self._uninterrupted():
-            try:
-                if under_way:
-                    held, _ = min(under_way, key=lambda one: _URGENCY.index(one[1].transport.name))
-                    guarded(partial(held.pause, seconds))
-                elif not work.agreed.native.done:
-                    self._ledger.wait_for(work.agreed.native, seconds)
-                else:  # another thread is about to see to it
-                    time.sleep(min(seconds, _SLICE_SECONDS))
-            except LevelError as failure:
-                with self._lock:
-                    self._fail(failure)
+        try:
+            if under_way:
+                held, _ = min(under_way, key=lambda one: _URGENCY.index(one[1].transport.name))
+                guarded(partial(held.pause, seconds))
+            elif not work.agreed.native.done:
+                self._ledger.wait_for(work.agreed.native, seconds)
+            else:  # another thread is about to see to it
+                time.sleep(min(seconds, _SLICE_SECONDS))
+        except LevelError as failure:
+            with self._lock:
+                self._fail(failure)
 
     def _check(self) -> None:
         """Raise why there is no communicator any more, if there is none."""
