@@ -106,7 +106,7 @@ class NativeTransport(Transport, Generic[N]):
         self._prune_at = _PRUNE
         self._failure: str | None = None
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may abort whatever it interrupts
         self.quick_seconds = min(timeout, WARN_SECONDS)
         self._closing = False
 
@@ -260,16 +260,18 @@ class NativeTransport(Transport, Generic[N]):
 
     def _error(self) -> AllreduceError:
         """Return what killed the communicator: the cause first, then that it is dead."""
+        # It may take a while to find out the cause: what needs the lock must not wait for that.
+        known = self._closed or self._failure is not None
+        error = None if known else self._witness.error()
         with self._lock:
             if self._closed:
                 return ClosedError(f"{self._witness.where}: the communicator is closed")
-            if self._failure is not None:
-                return ClosedError(
-                    f"{self._witness.where}: the communicator is dead since: {self._failure}"
-                )
-            error = self._witness.error()
-            self._failure = str(error)
-            return error
+            if self._failure is None and error is not None:
+                self._failure = str(error)
+                return error
+            return ClosedError(
+                f"{self._witness.where}: the communicator is dead since: {self._failure}"
+            )
 
     def abort(self, reason: str) -> None:
         if self.inherited:
@@ -279,7 +281,7 @@ class NativeTransport(Transport, Generic[N]):
             self._failure = self._failure or f"this member aborted it: {reason}"
 
     def close_inherited(self) -> None:
-        self._lock = threading.Lock()  # another thread may have held it
+        self._lock = threading.RLock()  # another thread may have held it
 
     def close(self, drain: bool) -> None:
         if self.inherited:
