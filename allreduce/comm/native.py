@@ -286,19 +286,24 @@ class NativeTransport(Transport, Generic[N]):
     def close(self, drain: bool) -> None:
         if self.inherited:
             return
-        with self._lock:
-            if self._closing:
-                return
-            self._closing = True
-            pending = [work for work in self._pending if not work.settled]
+        mine = False
         try:
+            with self._lock:
+                if self._closing:
+                    return
+                mine = self._closing = True
+                pending = [work for work in self._pending if not work.settled]
             if drain and self._failure is None:
                 for work in pending:
                     work.wait()
                 self._drain()
-        finally:
-            with self._lock:
-                self._closed = True  # what other threads wait for is about to fail
-            self._leave()
-            with self._lock:
-                self._pending.clear()
+        finally:  # nobody else does it any more, whatever a signal's handler has interrupted
+            if mine:
+                self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._closed = True  # what other threads wait for is about to fail
+        self._leave()
+        with self._lock:
+            self._pending.clear()

@@ -11,6 +11,7 @@ import pytest
 
 from allreduce.comm import Communicator
 from allreduce.comm.native import NativeTransport, NativeWork
+from allreduce.comm.shared.message_failures import MessageWitness
 from allreduce.errors import AllreduceError, ClosedError, PeerLostError
 from tests.comm.hosts import lay_out
 from tests.harness import run_threads
@@ -47,6 +48,58 @@ def test_a_start_that_is_interrupted_kills_the_communicator(
         return "dead"
 
     assert run_threads(call, 2) == ["dead", "told"]
+
+
+@pytest.mark.parametrize("at", ["_keep", "error"])  # while a call starts; while one has failed
+def test_a_handler_may_abort_whatever_it_interrupts(
+    monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    handled: list[int] = []
+
+    def call(comm: Communicator) -> str:
+        if comm.rank == 1:
+            if at == "error":
+                comm.abort("over")
+            with pytest.raises(AllreduceError):
+                comm.all_reduce(np.ones(COUNT))
+            return "told"
+        owner: Any = NativeTransport if at == "_keep" else MessageWitness
+        do = getattr(owner, at)
+
+        def interrupted(self: Any, *given: Any) -> Any:
+            if not handled and (self.index if at == "_keep" else self.me) == 0:
+                handled.append(1)
+                comm.abort("preempted")
+            return do(self, *given)
+
+        monkeypatch.setattr(owner, at, interrupted)
+        with pytest.raises(AllreduceError):
+            comm.all_reduce(np.ones(COUNT), async_op=True).wait()
+        with pytest.raises(ClosedError, match="this member aborted it: preempted"):
+            comm.barrier()
+        return "aborted"
+
+    assert run_threads(call, 2, 10) == ["aborted", "told"]
+    assert handled
+
+
+def test_a_member_leaves_though_its_close_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: NativeWork[Any]) -> bool:
+        raise KeyboardInterrupt
+
+    def call(comm: Communicator) -> str:
+        if comm.rank == 1:
+            with pytest.raises(PeerLostError, match="left normally"):
+                comm.recv(np.ones(3), source=0)
+            return "told"
+        comm.all_reduce(np.ones(COUNT), async_op=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(NativeWork, "settled", property(interrupt))
+            with pytest.raises(KeyboardInterrupt):
+                comm.close()
+        return "left"
+
+    assert run_threads(call, 2, 10, comm_timeout=3) == ["left", "told"]
 
 
 def test_threads_that_wait_for_one_work_get_one_result() -> None:

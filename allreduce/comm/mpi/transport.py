@@ -241,17 +241,19 @@ class MpiTransport(Transport):
     def close(self, drain: bool) -> None:
         if self._admission.inherited:
             return
-        with self._closing:  # several threads may close, but one does
-            if self._leaving:
-                return
-            self._leaving = True
+        mine = False
         try:
+            with self._closing:  # several threads may close, but one does
+                if self._leaving:
+                    return
+                mine = self._leaving = True
             if drain and self._ending.failure is None:
                 for work in self._flight.works:
                     if not work.complete:
                         self.complete(work, None)
-        finally:
-            self._leave()
+        finally:  # nobody else does it any more, whatever a signal's handler has interrupted
+            if mine:
+                self._leave()
 
     def close_inherited(self) -> None:
         """Do nothing: a child made by fork must not touch MPI."""
