@@ -247,7 +247,7 @@ def test_devices_are_dealt_out_to_replicas_evenly() -> None:
     assert strategy.num_replicas_in_sync == 2
     with (
         ar.device("CPU:2"),
-        pytest.raises(DeviceError, match="CPU:2, which .*devices_per_"),
+        pytest.raises(DeviceError, match=r"CPU:2, which .*devices_per_"),
     ):
         strategy.run(lambda x: ar.ops.exp(x), args=(np.zeros(1),))
     strategy.close()
