@@ -14,7 +14,8 @@ from allreduce.graph.ops.base import cut, lookup, names
 from allreduce.graph.spec import BATCH, Spec
 from allreduce.graph.tensor import Tensor
 from tests.graph.interpret import interpret, record
-from tests.graph.ops.cases import CASES, Case, Shapes
+from tests.graph.ops.case import Case, Shapes
+from tests.graph.ops.cases import CASES
 
 FLOAT = np.dtype(np.float64)
 STEP = 1e-5  # the error of a central difference is about STEP² and 1e-16 / STEP
