@@ -134,7 +134,7 @@ class BodyTrace(Trace):
             if node.id not in moved:
                 moved[node.id] = len(self.nodes)
                 reads = tuple(moved[i] for i in node.inputs)
-                self.nodes.append(replace(node, id=len(self.nodes), inputs=reads))
+                self.nodes.append(replace(node, id=len(self.nodes), inputs=reads, beside=None))
         return [TracedTensor(self, moved[i], graph.nodes[i].spec) for i in graph.outputs]
 
 

@@ -13,7 +13,7 @@ from allreduce.graph.ops.common import same_spec
 
 # Bytes of a block of the result. With a handful of others like it, it stays in a level-2 cache; a
 # step on it takes as long as some ten of the interpreter's own.
-_BLOCK_BYTES = 1 << 16
+BLOCK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +83,20 @@ def _blocks(
     out: np.ndarray, inputs: Sequence[np.ndarray]
 ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
     """Cut the result along its first axis, and the inputs with it."""
-    if out.nbytes <= _BLOCK_BYTES or not out.ndim:
+    if out.nbytes <= BLOCK_BYTES or not out.ndim:
         yield out, list(inputs)
         return
     if all((x.shape == out.shape and x.flags.c_contiguous) or x.size == 1 for x in inputs):
         # Whatever the axes are, as one.
         out = out.reshape(-1)
         inputs = [x.reshape(-1) if x.shape != () and x.size != 1 else x.reshape(()) for x in inputs]
-    rows = max(1, _BLOCK_BYTES * len(out) // out.nbytes)
+    rows = max(1, BLOCK_BYTES * len(out) // out.nbytes)
     for first in range(0, len(out), rows):
         here = slice(first, first + rows)
-        yield out[here], [_part(x, out.ndim, here) for x in inputs]
+        yield out[here], [part(x, out.ndim, here) for x in inputs]
 
 
-def _part(x: np.ndarray, ndim: int, rows: slice) -> np.ndarray:
+def part(x: np.ndarray, ndim: int, rows: slice) -> np.ndarray:
     """Return what of an input broadcasts to some rows of the result."""
     return x[rows] if x.ndim == ndim and x.shape[0] != 1 else x
 

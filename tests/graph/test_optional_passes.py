@@ -136,6 +136,63 @@ def test_a_long_chain_reuses_its_blocks() -> None:
     np.testing.assert_array_equal(interpret(fused, [x])[0], interpret(graph, [x])[0])
 
 
+def _layers(x: Tensor, w: Tensor, b: Tensor, k: Tensor, c: Tensor) -> list[Tensor]:
+    """Products with what follows them, and their gradients."""
+    hidden = ops.relu(x @ w + b)
+    images = ops.gelu(ops.conv2d(ops.reshape(hidden, (-1, 4, 5, 2)), k, padding="same") + c)
+    loss = ops.mean(ops.square(images), axis=(1, 2, 3)) * 2.0
+    return [loss, *backward(loss, [x, w, b, k, c], 1.0)]
+
+
+def _compared(traced: Any, feeds: list[np.ndarray], batch: int) -> list[str]:
+    """Compare what a graph of a named batch gives, fused and not; returns what it is fused to."""
+    specs = [Spec((BATCH, *feeds[0].shape[1:]), FLOAT), *(Spec(x.shape, FLOAT) for x in feeds[1:])]
+    graph = record(traced, *specs)
+    fused = _pruned(fuse(_pruned(simplify(graph))))
+    wanted = interpret(graph, feeds, batch)
+    for found, expected in zip(interpret(fused, feeds, batch), wanted, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+    return _ops(fused)
+
+
+@pytest.mark.parametrize("batch", [0, 1, 3, 6000])
+def test_products_take_what_follows_them_along(batch: int) -> None:
+    generator = np.random.default_rng(1)
+    shapes = [(batch, 3), (3, 40), (40,), (3, 2, 2, 3), (3,)]
+    joined = _compared(_layers, [generator.normal(size=shape) for shape in shapes], batch)
+    # Both layers, and what flows back through the convolution into the relu before it.
+    assert joined.count("fused_product") >= 2
+    assert joined.count("matmul") + joined.count("conv2d") == 2  # the gradients of x and w
+
+
+SUMS: dict[str, tuple[Any, int]] = {
+    "all": (lambda y: ops.sum(y), 1),
+    "rows": (lambda y: ops.sum(y, axis=0), 1),
+    "columns": (lambda y: ops.sum(y, axis=-1), 1),
+    "kept": (lambda y: ops.mean(y, axis=(0, 2), keepdims=True), 1),
+    "columns' mean": (lambda y: ops.mean(y, axis=(1, 2), keepdims=True), 1),
+    "mean": (lambda y: ops.mean(y), 1),
+    "to a row": (lambda y: ops.sum_to(y, (7,)), 1),
+    "to a column": (lambda y: ops.sum_to(y, (5, 1)), 1),
+    "to columns": (lambda y: ops.sum_to(y, (y.shape[0], 1, 7)), 1),
+    "largest": (lambda y: ops.max(y, axis=-1), 0),
+    "read twice": (lambda y: ops.sum(y) + ops.exp(y), 0),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("batch", [0, 1, 3, 2000])
+def test_sums_take_what_is_before_them_along(name: str, batch: int) -> None:
+    add, count = SUMS[name]
+
+    def traced(x: Tensor, row: Tensor) -> list[Tensor]:
+        return [add(ops.square(x - row) * 0.5 + ops.sin(row))]
+
+    generator = np.random.default_rng(1)
+    feeds = [generator.normal(size=(batch, 5, 7)), generator.normal(size=(7,))]
+    assert _compared(traced, feeds, batch).count("fused_sum") == count
+
+
 def test_what_is_fetched_or_elsewhere_is_not_joined() -> None:
     def traced(x: Tensor) -> list[Tensor]:
         y = ops.exp(x)

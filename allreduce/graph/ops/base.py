@@ -45,6 +45,8 @@ class Op:
             broadcast to it alone, so that the kernel may be given parts.
         in_place: Whether the kernel also works where its output is an input of that shape and
             dtype: it reads all that it needs of an element before it writes there.
+        by_rows: Whether the output's rows are made of the rows of the first input, each by itself,
+            so that the kernel may be given some of both.
         host: Whether it stays on a CPU whatever kernels there are, as what talks to the world does.
     """
 
@@ -56,6 +58,7 @@ class Op:
     view: View | None = None
     elementwise: bool = False
     in_place: bool = False
+    by_rows: bool = False
     host: bool = False
 
     def runs_on(self, kind: str | None) -> bool:

@@ -176,7 +176,7 @@ def _without_shape(attrs: Attrs) -> dict[str, Any]:
 
 
 # Each is linear in either input, so that their gradients are one another.
-register(Op("conv2d", _shape, _conv2d, _conv2d_gradient))
+register(Op("conv2d", _shape, _conv2d, _conv2d_gradient, by_rows=True))
 register(
     Op(
         "conv2d_images",
@@ -186,6 +186,7 @@ register(
             apply("conv2d", dy, x[1], **_without_shape(attrs)),
             apply("conv2d_kernel", dy, x[0], **{**attrs, "shape": x[1].shape}),
         ],
+        by_rows=True,
     )
 )
 register(

@@ -76,4 +76,4 @@ def _matmul_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -
     ]
 
 
-register(Op("matmul", _matmul_shape, _matmul, _matmul_gradient))
+register(Op("matmul", _matmul_shape, _matmul, _matmul_gradient, by_rows=True))  # with two axes

@@ -1,9 +1,12 @@
-"""Make one operation of a chain of element-wise ones, that goes through memory once."""
+"""Make one operation of a chain of element-wise ones, and of what stands before or behind it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from allreduce.graph.fused_ends import SUMS, Epilogue, Reduction
 from allreduce.graph.fusion import Chain, Link
 from allreduce.graph.node import Graph, Node, Rewriter
 from allreduce.graph.ops.base import lookup
@@ -13,68 +16,142 @@ def fuse(graph: Graph) -> Graph:
     """Join element-wise operations to the only one that reads them, on the same device.
 
     What is joined has the shape of the chain's value, so that nothing is computed twice; its other
-    inputs broadcast to it.
+    inputs broadcast to it. A product or a convolution that only the chain reads goes in front; a
+    sum or mean that is the only one to read the chain goes behind, where there is no product.
     """
-    heads = _heads(graph)
-    members: dict[int, list[Node]] = {}
-    for node in graph.nodes:
-        if node.id in heads:
-            members.setdefault(heads[node.id], []).append(node)
+    plan = _Plan(graph)
     rewriter = Rewriter(graph)
     for node in graph.nodes:
-        chain = members.get(node.id)
-        if chain is not None:
-            _add(rewriter, chain)
-        elif node.id not in heads:
+        if node.id in plan.sums:
+            chain = plan.chains[plan.sums[node.id]]
+            _add(rewriter, node, "fused_sum", _reduction(node, chain), _outside(chain))
+        elif node.id in plan.products:
+            product, chain = graph.nodes[plan.products[node.id]], plan.chains[node.id]
+            inputs = [*product.inputs, *(i for i in _outside(chain) if i != product.id)]
+            _add(rewriter, node, "fused_product", _epilogue(product, chain), inputs)
+        elif node.id in plan.chains and len(plan.chains[node.id]) > 1:
+            chain = plan.chains[node.id]
+            _add(
+                rewriter, node, "fused", {"chain": _chain(chain, _outside(chain))}, _outside(chain)
+            )
+        elif node.id not in plan.joined:
             rewriter.keep(node)
     return rewriter.finish()
 
 
-def _heads(graph: Graph) -> dict[int, int]:
-    """Find for each member of a chain the one that gives the chain's value."""
-    consumers = graph.consumers()
-    kept = {*graph.outputs, *graph.effects, *(i for node in graph.nodes for i in node.control)}
-    heads: dict[int, int] = {}
-    for node in reversed(graph.nodes):
-        if not lookup(node.op).elementwise or node.control:
-            continue
-        readers = consumers[node.id]
-        if len(readers) == 1 and node.id not in kept and readers[0] in heads:
-            reader = graph.nodes[readers[0]]
-            if reader.spec.shape == node.spec.shape and reader.device == node.device:
-                heads[node.id] = heads[reader.id]
-                continue
-        heads[node.id] = node.id
-    joined = set(heads.values()) - {head for member, head in heads.items() if member != head}
-    return {member: head for member, head in heads.items() if head not in joined}
-
-
 @dataclass(slots=True)
-class _Builder:
-    """Collects a chain's links, and what they read from outside."""
+class _Plan:
+    """What is to be joined to what.
 
-    inputs: list[int] = field(default_factory=list)
-    links: list[Link] = field(default_factory=list)
-    places: dict[int, int] = field(default_factory=dict)  # of members, among the links
+    Attributes:
+        chains: The members of each chain, also of one, by the node that gives its value.
+        products: For chains that follow a product: that product.
+        sums: For sums: the chain that they add up.
+        joined: What is computed inside of another node.
+    """
 
-    def add(self, node: Node) -> None:
-        reads = []
-        for i in node.inputs:
-            if i in self.places:
-                reads.append(-1 - self.places[i])
-            else:
-                if i not in self.inputs:
-                    self.inputs.append(i)
-                reads.append(self.inputs.index(i))
-        self.places[node.id] = len(self.links)
-        self.links.append(Link(node.op, node.attrs, tuple(reads), node.spec.dtype))
+    graph: Graph
+    chains: dict[int, list[Node]] = field(default_factory=dict)
+    products: dict[int, int] = field(default_factory=dict)
+    sums: dict[int, int] = field(default_factory=dict)
+    joined: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        nodes, consumers = self.graph.nodes, self.graph.consumers()
+        controls = (i for node in nodes for i in node.control)
+        kept = {*self.graph.outputs, *self.graph.effects, *controls}
+        # Each value that only one node reads, with this one.
+        only = {i: lists[0] for i, lists in enumerate(consumers) if len(lists) == 1}
+        only = {i: j for i, j in only.items() if i not in kept and not nodes[i].control}
+        heads = self._heads(only)
+        for node in nodes:
+            if node.id in heads:
+                self.chains.setdefault(heads[node.id], []).append(node)
+        for value, members in self.chains.items():
+            self._find_product(value, members, only)
+            if value not in self.products and value in only:
+                self._find_sum(value, nodes[only[value]])
+        self.joined |= {i for i, head in heads.items() if i != head}
+
+    def _heads(self, only: dict[int, int]) -> dict[int, int]:
+        """Find for each element-wise operation the one that gives its chain's value."""
+        heads: dict[int, int] = {}
+        for node in reversed(self.graph.nodes):
+            if not lookup(node.op).elementwise or node.control:
+                continue
+            reader = only.get(node.id, -1)
+            alike = reader in heads and _alike(node, self.graph.nodes[reader])
+            heads[node.id] = heads[reader] if alike else node.id
+        return heads
+
+    def _find_product(self, value: int, members: list[Node], only: dict[int, int]) -> None:
+        head = self.graph.nodes[value]
+        inside = {node.id for node in members}
+        for i in _outside(members):
+            node = self.graph.nodes[i]
+            if lookup(node.op).by_rows and only.get(i) in inside and _alike(node, head):
+                # Only images, or rows of a matrix, are made each by itself of the first input.
+                if node.op == "matmul" and node.spec.ndim != 2:
+                    continue
+                self.products[value] = i
+                self.joined.add(i)
+                return
+
+    def _find_sum(self, value: int, reader: Node) -> None:
+        node = self.graph.nodes[value]
+        # Halves would lose digits where the pieces' sums are added up.
+        wide = node.spec.dtype.kind == "f" and node.spec.dtype.itemsize >= 4
+        beside = reader.device == node.device and not reader.control
+        if reader.op in SUMS and wide and beside and node.spec.ndim:
+            self.sums[reader.id] = value
+            self.joined.add(value)
 
 
-def _add(rewriter: Rewriter, members: list[Node]) -> None:
-    builder = _Builder()
-    for node in members:
-        builder.add(node)
-    inputs = tuple(rewriter.moved[i] for i in builder.inputs)
-    attrs = {"chain": Chain.of(builder.links)}
-    last = members[-1]
-    rewriter.moved[last.id] = rewriter.add(last, op="fused", inputs=inputs, attrs=attrs, control=())
+def _alike(node: Node, reader: Node) -> bool:
+    return node.spec.shape == reader.spec.shape and node.device == reader.device
+
+
+def _outside(members: Sequence[Node]) -> list[int]:
+    """List what a chain reads that is not its own."""
+    inside = {node.id for node in members}
+    return list(dict.fromkeys(i for node in members for i in node.inputs if i not in inside))
+
+
+def _chain(members: Sequence[Node], inputs: Sequence[int]) -> Chain:
+    """Describe a chain that gets these inputs."""
+    places = {node.id: -1 - at for at, node in enumerate(members)}
+    places.update((i, at) for at, i in enumerate(inputs))
+    return Chain.of(
+        [
+            Link(node.op, node.attrs, tuple(places[i] for i in node.inputs), node.spec.dtype)
+            for node in members
+        ]
+    )
+
+
+def _epilogue(product: Node, members: Sequence[Node]) -> dict[str, Any]:
+    rest = [i for i in _outside(members) if i != product.id]
+    chain = _chain(members, [product.id, *rest])
+    reads = len(product.inputs)
+    fused = Epilogue(product.op, product.attrs, reads, product.spec.dtype, chain)
+    return {"fused": fused}
+
+
+def _reduction(node: Node, members: Sequence[Node]) -> dict[str, Any]:
+    spec = members[-1].spec
+    if node.op == "sum_to":
+        leading = spec.ndim - node.spec.ndim
+        shape = (1,) * leading + node.spec.shape
+        axes = tuple(i for i, size in enumerate(shape) if size == 1 and size != spec.shape[i])
+        axes = tuple(sorted({*range(leading), *axes}))
+    else:
+        axes = node.attrs["axes"]
+    chain = _chain(members, _outside(members))
+    return {"fused": Reduction(chain, node.op, node.attrs, axes, spec.dtype)}
+
+
+def _add(
+    rewriter: Rewriter, node: Node, op: str, attrs: dict[str, Any], inputs: Sequence[int]
+) -> None:
+    moved = tuple(rewriter.moved[i] for i in inputs)
+    rewriter.moved[node.id] = rewriter.add(node, op=op, inputs=moved, attrs=attrs, control=())
