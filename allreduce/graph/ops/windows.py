@@ -83,6 +83,18 @@ class Windows:
             )
         )
 
+    def turned(self) -> Windows | None:
+        """Return the windows over what these make that lead back to the image, if strides are 1.
+
+        Source: Dumoulin and Visin, section 4.2. None where there are no such windows.
+        """
+        reach = [(size - 1) * gap for size, gap in zip(self.size, self.dilation, strict=True)]
+        before = reach[0] - self.before[0], reach[1] - self.before[1]
+        after = reach[0] - self.after[0], reach[1] - self.after[1]
+        if self.strides != (1, 1) or min(before + after) < 0:
+            return None
+        return Windows(self.size, (1, 1), self.dilation, before, after)
+
     def taps(self, count: Pair) -> Iterator[tuple[int, int, tuple[slice, slice, slice]]]:
         """Yield each tap's place in the window, and where in padded images it is."""
         for i in range(self.size[0]):
