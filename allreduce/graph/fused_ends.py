@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.graph.fusion import BLOCK_BYTES, Chain, part
+from allreduce.graph.fusion import Chain, part
 from allreduce.graph.ops.base import Attrs, Op, lookup, register
 from allreduce.graph.ops.common import same_spec
 
-# Bytes of what a product makes before the chain follows: it and what it is made of stay in a
-# level-2 cache, and BLAS, which reads the other factor anew for each piece, has enough to do.
+# Bytes of a piece. BLAS reads the other factor anew for each, so it must not be small. Against doing
+# it in two steps, on one busy core: 13.1 ms instead of 14.0 for relu(a @ w + b) with (65536, 64) and
+# (64, 64); 4.0 instead of 4.5 for the mean of (x - y)² of (4096, 1024), where pieces of 64 KiB take
+# longer than two steps; no difference for a convolution and its relu, where BLAS takes most.
 _PIECE_BYTES = 1 << 20
 SUMS = ("sum", "mean", "sum_to")
 
@@ -96,7 +98,7 @@ class Reduction:
         """Yield the chain's value, some rows at a time, in memory that is used again."""
         room: np.ndarray | None = None
         size = int(np.prod(shape)) * self.dtype.itemsize
-        for rows in _pieces(shape[0], size, BLOCK_BYTES):
+        for rows in _pieces(shape[0], size, _PIECE_BYTES):
             count = min(rows.stop, shape[0]) - rows.start
             if room is None:
                 room = np.empty((count, *shape[1:]), self.dtype)
