@@ -60,7 +60,7 @@ class Chain:
         return cls(tuple(links), tuple(rooms))
 
     def __str__(self) -> str:
-        return " ".join(link.op for link in self.links)
+        return "+".join(link.op for link in self.links)
 
     def run(self, out: np.ndarray, inputs: Sequence[np.ndarray]) -> None:
         """Write the value into `out`; inputs broadcast to it."""

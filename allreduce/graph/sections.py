@@ -173,8 +173,8 @@ def _said(node: Node) -> list[str]:
     """Name what a node does, as far as people want to know."""
     if node.op in ("store_gradient", "store_count", "read", "placeholder"):
         return []
-    if node.op == "fused":
-        return ["+".join(link.op for link in node.attrs["chain"].links)]
+    if "chain" in node.attrs:  # of several, joined
+        return [str(node.attrs["chain"])]
     return [{"all_reduce_bucket": "all-reduce", "update_bucket": "update"}.get(node.op, node.op)]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from allreduce.errors import UsageError
 from allreduce.graph import device, function, ops, passes
+from allreduce.graph.gradient import backward
 from allreduce.graph.node import Graph
 from allreduce.graph.passes.fold import fold
 from allreduce.graph.passes.fuse import fuse

@@ -63,8 +63,8 @@ def test_layers_and_their_gradients_are_sections_of_their_device(graph: StepGrap
     for name in ("block/attention/query", "block/head"):
         forward, gradient = by_name[name, 0], by_name[name, 1]
         assert forward.device == gradient.device
-        assert "matmul" in forward.ops
-        assert "matmul" in gradient.ops
+        assert any(op.startswith("matmul") for op in forward.ops)
+        assert any(op.startswith("matmul") for op in gradient.ops)
     buckets = [each for each in found.all if each.kind == 2]
     assert [each.device.index for each in buckets] == [0, 1]
     assert all({"all-reduce", "update"} <= set(each.ops) for each in buckets)

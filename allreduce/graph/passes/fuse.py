@@ -134,7 +134,7 @@ def _epilogue(product: Node, members: Sequence[Node]) -> dict[str, Any]:
     chain = _chain(members, [product.id, *rest])
     reads = len(product.inputs)
     fused = Epilogue(product.op, product.attrs, reads, product.spec.dtype, chain)
-    return {"fused": fused}
+    return {"chain": fused}
 
 
 def _reduction(node: Node, members: Sequence[Node]) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _reduction(node: Node, members: Sequence[Node]) -> dict[str, Any]:
     else:
         axes = node.attrs["axes"]
     chain = _chain(members, _outside(members))
-    return {"fused": Reduction(chain, node.op, node.attrs, axes, spec.dtype)}
+    return {"chain": Reduction(chain, node.op, node.attrs, axes, spec.dtype)}
 
 
 def _add(
