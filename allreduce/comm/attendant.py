@@ -20,32 +20,36 @@ _NAP_SECONDS, _LONGEST_NAP_SECONDS = 0.001, 0.01
 _LEAVE_SECONDS = 5.0
 
 
-class Attended(Protocol):
-    """Calls that start one after the other."""
+class Locked(Protocol):
+    """What has a lock."""
 
     lock: threading.RLock
 
+
+class Attended(Protocol):
+    """Calls that go on by themselves."""
+
     @property
     def busy(self) -> bool:
-        """Whether some have not started yet."""
+        """Whether there is anything left to do."""
 
     def attend(self) -> None:
-        """Start what can be without waiting."""
+        """Do what can be done without waiting."""
 
 
 _lock = threading.Lock()
-_known: weakref.WeakSet[Attended] = weakref.WeakSet()
+_known: weakref.WeakSet[Locked] = weakref.WeakSet()
 _attended: set[Attended] = set()
 _thread: threading.Thread | None = None
 
 
-def know(one: Attended) -> None:
+def know(one: Locked) -> None:
     """Have its lock free in a child made by fork, whatever other threads did meanwhile."""
     _known.add(one)
 
 
 def attend(one: Attended) -> None:
-    """Go on with these until all have started."""
+    """Go on with these until nothing is left to do."""
     global _thread
     with _lock:
         _attended.add(one)

@@ -14,6 +14,7 @@ from itertools import count
 
 from allreduce.cluster import World
 from allreduce.cluster.waiting import Wait
+from allreduce.comm import engine
 from allreduce.comm.failures import process_state
 from allreduce.comm.gathering_notes import Failure, Note, Wanted
 from allreduce.comm.sites import place, text
@@ -109,6 +110,7 @@ class Gathering:
         missing = [rank for rank in wanted.ranks if rank != self._me]
         while missing := [rank for rank in missing if not self._joins(wanted, rank)]:
             self._look(wanted, missing)
+            engine.drive()  # what only this thread may, as of some MPIs
             absent = ", ".join(self._absent(rank) for rank in missing)
             if not wait.quiet and not wait.goes_on(f"{absent} in {wanted}; {_COME}"):
                 story = (

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from allreduce.cluster import World
-from allreduce.comm import objects
+from allreduce.comm import engine, objects
 from allreduce.comm.checks import Context, is_whole
 from allreduce.comm.collectives import Collectives
 from allreduce.comm.gathering import Gathering
@@ -67,7 +67,8 @@ class Home:
             transport: What carries its calls; as its parent's without it.
         """
         number = self._made[kind, tuple(ranks)] + 1
-        self._gathering.meet(where, kind, number, ranks, transport)
+        with engine.going_on():
+            self._gathering.meet(where, kind, number, ranks, transport)
         return self.make(ranks, self.fresh(ranks, kind), transport)
 
     def fresh(self, ranks: Sequence[int], kind: str) -> str:

@@ -20,6 +20,11 @@ def add(transport: Transport) -> None:
     _transports[id(transport)] = transport
 
 
+def some() -> bool:
+    """Say whether there are any."""
+    return bool(_transports)
+
+
 def _living() -> list[Transport]:
     found = (reference() for reference in _transports.valuerefs())
     return [transport for transport in found if transport is not None]

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Protocol, cast
 
 from allreduce.cluster import World
+from allreduce.comm import engine
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.groups import Home
 from allreduce.errors import unknown_name
@@ -61,7 +62,8 @@ def open_members(
         name: Names the communicator; the same on all ranks, and new in this world.
         timeout: Seconds that meeting, and later any wait, may last.
     """
-    made = opener(transport)(world, local_members, name=name, timeout=timeout)
+    with engine.going_on():
+        made = opener(transport)(world, local_members, name=name, timeout=timeout)
     for comm in made:
         comm._home = Home(world, name, timeout, partial(_open_group, transport))
     return made

@@ -84,6 +84,18 @@ def of_ranks(comm: Communicator) -> None:
             own.close()
 
 
+def made_while_calls_are_under_way(comm: Communicator) -> None:
+    """Who waits for the others does its share of what these have to complete before they come."""
+    work = comm.all_reduce(np.ones(2_000_000, np.float32), async_op=True)
+    if comm.rank:
+        work.wait()
+    made = comm.group(range(comm.size))
+    assert made is not None
+    with made:
+        assert total(made, 1) == comm.size
+    assert (work.wait() == comm.size).all()
+
+
 def nested(comm: Communicator) -> None:
     """Groups of groups of groups, which name members by numbers of their own."""
     half = part_of(comm, comm.rank * 2 // comm.size)
@@ -215,6 +227,7 @@ CASES = (
         "by_parity",
         "without_color",
         "of_ranks",
+        "made_while_calls_are_under_way",
         "nested",
         "closed_in_any_order",
         "works_across_groups",

@@ -7,6 +7,8 @@ import threading
 import weakref
 from typing import Protocol
 
+from allreduce.comm import engine
+
 
 class Driven(Protocol):
     """A transport, as it is driven here."""
@@ -30,6 +32,9 @@ def drive() -> bool:
         transports = list(_transports)
     busy = [transport.drive() for transport in transports]
     return any(busy)
+
+
+engine.drivers.append(drive)
 
 
 def _after_fork() -> None:

@@ -31,6 +31,15 @@ class Admission:
         """Whether MPI has ended in this process."""
         return bool(self._mpi.Is_finalized())
 
+    @property
+    def open_here(self) -> bool:
+        """Whether MPI lives in this process, and takes calls of this thread."""
+        return not self.inherited and not self.over and self._takes_this_thread
+
+    @property
+    def _takes_this_thread(self) -> bool:
+        return self.any_thread or bool(self._mpi.Is_thread_main())
+
     def check(self) -> None:
         """Refuse all if MPI has ended, and who must not call it.
 
@@ -55,7 +64,7 @@ class Admission:
                 f"{self._where}: process {os.getpid()} was forked from the process that joined, "
                 "and cannot use its communicator"
             )
-        if not self.any_thread and not self.over and not self._mpi.Is_thread_main():
+        if not self.over and not self._takes_this_thread:
             raise UsageError(
                 f"{self._where}: MPI was initialised for calls of the main thread only; initialise "
                 "it with MPI.THREAD_MULTIPLE, or let allreduce.init() do so"

@@ -6,6 +6,7 @@ import threading
 from typing import Protocol
 
 from allreduce import _native
+from allreduce.comm import engine
 
 entered = threading.Lock()  # held in MPI: not every library lets several threads in
 
@@ -15,6 +16,8 @@ class Driven(Protocol):
 
     @property
     def moving(self) -> bool: ...
+    @property
+    def admits(self) -> bool: ...
     def advance(self) -> None: ...
 
 
@@ -40,6 +43,15 @@ def drive() -> None:
         for transport in _open:
             transport.advance()
     _native.progress()
+
+
+def _go_on() -> None:
+    """As `drive`, where MPI may be entered."""
+    if all(transport.admits for transport in tuple(_open)):
+        drive()
+
+
+engine.drivers.append(_go_on)
 
 
 def moving() -> bool:

@@ -208,6 +208,11 @@ class MpiTransport(Transport):
                 self._ending.dispute(work)
 
     @property
+    def admits(self) -> bool:
+        """Whether this thread may call MPI now."""
+        return self._admission.open_here
+
+    @property
     def moving(self) -> bool:
         """Whether bytes are on their way, which advance with our polls only."""
         return self._flight.moving
@@ -266,6 +271,6 @@ class MpiTransport(Transport):
             self._closed = True
             unfinished = bool(self._flight.works) or self._ending.failure is not None
             progress.remove(self, unfinished)
-            if not unfinished and not self._admission.over:
+            if not unfinished and self._admission.open_here:
                 self._data.Free()  # a local matter once nothing is left in it
                 self._control.Free()
