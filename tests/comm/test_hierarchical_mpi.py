@@ -22,6 +22,7 @@ os.environ["ALLREDUCE_HOST"] = hosts[rank]
 import numpy as np
 from allreduce import errors
 from allreduce.comm import init
+from allreduce.comm.mpi import progress
 from tests.comm.pool import case
 
 comm = init(transport="hierarchical", timeout=60)
@@ -36,6 +37,25 @@ for name in todo:
     comm.barrier()
     os.write(1, f"{name} passed on {rank}\\n".encode())
 assert comm._transport.accounts.crossed() is None  # MPI does not tell
+
+import gc
+from allreduce.comm.mpi.transport import MpiTransport
+mpi, lanes = comm.split(0, transport="mpi"), comm.split(0)
+lanes.all_reduce(np.ones(1000))
+gc.disable()
+cycle = [lanes]
+cycle.append(cycle)
+left, advance = len(progress._open), MpiTransport.advance
+del lanes, cycle
+
+def collecting(self):
+    MpiTransport.advance = advance
+    gc.collect()  # as may happen wherever memory is asked for
+    advance(self)
+
+MpiTransport.advance = collecting
+assert (mpi.all_reduce(np.ones(3)) == comm.size).all()
+assert len(progress._open) < left
 comm.close()
 """
 MISMATCH = """

@@ -8,7 +8,9 @@ from typing import Protocol
 from allreduce import _native
 from allreduce.comm import engine
 
-entered = threading.Lock()  # held in MPI: not every library lets several threads in
+# Held in MPI: not every library lets several threads in. A communicator that the collector finds
+# meanwhile is left by the thread that has it.
+entered = threading.RLock()
 
 
 class Driven(Protocol):
@@ -40,7 +42,7 @@ def remove(transport: Driven, unfinished: bool) -> None:
 def drive() -> None:
     """Perform this process's share of all started calls, over all communicators."""
     with entered:
-        for transport in _open:
+        for transport in tuple(_open):
             transport.advance()
     _native.progress()
 

@@ -200,7 +200,7 @@ class MpiTransport(Transport):
 
     def advance(self) -> None:
         """Do what can be done of this communicator's calls; the caller is alone in MPI."""
-        if self._ending.here:
+        if self._ending.here or self._closed:
             return
         with self._ending.intact():
             work = self._flight.advance()
