@@ -12,6 +12,7 @@ import pytest
 
 from allreduce import ANY, errors
 from allreduce.comm import Communicator, Work, native
+from tests.comm.hosts import lay_out
 from tests.comm.message_cases import CASES
 from tests.comm.pool import ProcessPool, Runner, in_threads, placed
 from tests.harness import run_ranks, run_threads, settle_threads
@@ -256,9 +257,13 @@ def test_an_abort_ends_messages_that_wait() -> None:
     assert "aborted the communicator: enough" in str(second)
 
 
+@pytest.mark.parametrize("transport", ["shared", "tcp", "hierarchical"])
 def test_a_long_wait_is_reported(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, transport: str
 ) -> None:
+    monkeypatch.setenv("ALLREDUCE_TRANSPORT", transport)
+    if transport == "hierarchical":
+        lay_out(monkeypatch, "ab")
     monkeypatch.setattr(native, "WARN_SECONDS", 0.2)
     monkeypatch.setattr("allreduce.events.logger.propagate", True)
 

@@ -124,12 +124,19 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         return native.wait(seconds)
 
     def _waiting(self, native: _native.TcpWork) -> str:
-        return f"call #{native.seq}: {self._witness.missing(native.key)}"
+        message = self._message(native)
+        what = f"call #{native.seq}" if message is None else str(message)
+        return f"{what}: {self._witness.missing(native.key)}"
+
+    def _message(self, native: _native.TcpWork) -> Call | None:
+        """Return the call of a send or recv: these have no place in the order."""
+        call = self._witness.call(self.index, native.key) if native.key != native.seq else None
+        return call if call is not None and call.collective in MESSAGES else None
 
     @contextlib.contextmanager
     def _announced(self, native: _native.TcpWork) -> Iterator[None]:
-        call = self._witness.call(self.index, native.key) if native.key != native.seq else None
-        if call is None or call.collective not in MESSAGES or call.root is None:
+        call = self._message(native)
+        if call is None or call.root is None:
             yield
             return
         peer = self.index if call.root == ANY else call.root
