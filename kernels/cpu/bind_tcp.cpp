@@ -134,6 +134,10 @@ std::vector<int> missing(const Handle& handle, std::uint64_t key) {
   return ask(handle, [&](Member& member) { return member.missing(key); });
 }
 
+std::vector<int> absent(const Handle& handle, std::uint64_t key) {
+  return ask(handle, [&](Member& member) { return member.absent(key); });
+}
+
 void tell_awaited(const Handle& handle, int awaited, std::uint64_t in) {
   ask(handle, [&](Member& member) {
     member.tell_awaited(awaited, in);
@@ -194,6 +198,7 @@ void bind_member(nb::module_& m) {
       .def("start", &start, nb::arg("words"), nb::arg("signature"), nb::arg("x"), nb::arg("out"))
       .def("culprit", &culprit)
       .def("missing", &missing, nb::arg("seq"))
+      .def("absent", &absent, nb::arg("seq"))
       .def("tell_awaited", &tell_awaited, nb::arg("member"), nb::arg("call") = 0)
       .def("awaited", &awaited, nb::arg("by"))
       .def("awaited_in", &awaited_in, nb::arg("by"))

@@ -11,16 +11,29 @@ std::vector<std::uint64_t> Member::payload_bytes() const {
   return found;
 }
 
+// The collective that one waits for, or none: a complete call waits for the first that is not.
+std::map<std::uint64_t, Member::Pending>::const_iterator Member::first_to(std::uint64_t key) const {
+  auto pending = pending_.begin();
+  while (pending != pending_.end() && pending->second.complete) ++pending;
+  return pending == pending_.end() || pending->first > key ? pending_.end() : pending;
+}
+
+std::vector<int> Member::absent(std::uint64_t key) const {
+  if ((key & kMessage) != 0) return missing(key);
+  std::vector<int> found;
+  const auto pending = first_to(key);
+  for (int member = 0; member < n_ && pending != pending_.end(); ++member)
+    if (member != me_ && peer(member).posts.count(pending->first) == 0) found.push_back(member);
+  return found;
+}
+
 std::vector<int> Member::missing(std::uint64_t key) const {
   std::vector<int> found;
   if ((key & kMessage) == 0) {
-    auto pending = pending_.begin();  // a complete call waits for the first that is not
-    while (pending != pending_.end() && pending->second.complete) ++pending;
-    if (pending == pending_.end() || pending->first > key) return found;
-    for (int member = 0; member < n_; ++member)
-      if (member != me_ && peer(member).posts.count(pending->first) == 0) found.push_back(member);
-    if (found.empty() && pending->second.execution) return pending->second.execution->waits_for();
-    return found;
+    found = absent(key);
+    const auto pending = first_to(key);
+    const bool under_way = found.empty() && pending != pending_.end() && pending->second.execution;
+    return under_way ? pending->second.execution->waits_for() : found;
   }
   const auto exchange = exchanges_.find(key);
   if (exchange != exchanges_.end()) return exchange->second->waits_for();

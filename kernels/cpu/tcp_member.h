@@ -55,6 +55,8 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   bool dead() const { return culprit_.fault != Fault::none; }
   const Culprit& culprit() const { return culprit_; }
   std::vector<int> missing(std::uint64_t key) const;
+  // Those of them whose own posts or messages are to come: not who has posted, and has its part.
+  std::vector<int> absent(std::uint64_t key) const;
   // Tells all others for whom this member waits, or that it waits no more: kNobody; and in what
   // kind of call, as Python numbers them.
   void tell_awaited(int member, std::uint64_t call);
@@ -195,6 +197,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   const std::shared_ptr<Staging> staging_ = std::make_shared<Staging>();
 
   std::map<std::uint64_t, Pending> pending_;
+  std::map<std::uint64_t, Pending>::const_iterator first_to(std::uint64_t key) const;
   std::uint64_t started_ = 0;
   std::uint64_t posted_ = 0;
   std::optional<std::pair<std::uint64_t, std::string>> last_;  // of this member

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from allreduce import errors
+from allreduce.comm import Communicator
+from allreduce.comm.failures import MemberInfo
 from tests.cluster.processes import mpirun
-from tests.harness import run_ranks
+from tests.harness import run_ranks, run_threads
 
 
 def _waits(folder: str, transport: str, stops: bool) -> None:
@@ -114,3 +120,36 @@ def test_one_that_stops_in_a_ring_is_blamed_by_all_and_not_who_waits_for_it(tmp_
         said = (tmp_path / f"{rank}.said").read_text()
         assert "rank 1 made its last call" in said
         assert "is stopped, by a signal" in said
+
+
+@pytest.mark.parametrize("message", [False, True])
+@pytest.mark.parametrize("transport", ["tcp", "hierarchical"])
+def test_one_that_is_stopped_is_not_blamed_for_what_another_has_not_begun(
+    transport: str, message: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALLREDUCE_TRANSPORT", transport)
+    monkeypatch.setattr(MemberInfo, "stopped", property(lambda member: member.index == 1))
+    posted, over = threading.Event(), threading.Event()
+
+    def call(comm: Communicator) -> tuple[str, int] | None:
+        if comm.rank == 1 and not message:
+            comm.all_reduce(np.ones(3), async_op=True)
+            posted.set()
+        if comm.rank:
+            over.wait(10)
+            return None
+        if message:
+            work = comm.recv(np.zeros(3), source=2, async_op=True)
+        else:
+            posted.wait(10)
+            work = comm.all_reduce(np.ones(3), async_op=True)
+        with pytest.raises(errors.TimeoutError) as caught:
+            work.wait(0.3)
+        over.set()
+        assert "replica 2" in str(caught.value)
+        assert "replica 1" not in str(caught.value)
+        told: Any = comm._transport
+        found: tuple[str, int] | None = getattr(told, "_ledger", told).verdict()
+        return found
+
+    assert run_threads(call, 3)[0] == ("timeout", 2)

@@ -63,8 +63,14 @@ class Vigil:
             )
 
     def _keepers(self) -> list[int]:
-        """Return those of this host that are seen to be stopped, or without any who is absent."""
-        return self._ledger.stopped() or self._absent()
+        """Return who is absent; once all have posted the call, those seen to be stopped, if any.
+
+        Everybody has a part in it then, and these keep the others.
+        """
+        absent, stopped = self._absent(), self._ledger.stopped()
+        if not self._agreed.native.done:
+            return sorted(absent, key=lambda member: member not in stopped)
+        return stopped or absent
 
     def blamed(self) -> int:
         """Return who keeps this member waiting; the own number where nobody does."""

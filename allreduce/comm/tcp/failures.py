@@ -46,9 +46,14 @@ class TcpWitness(Witness):
         return Note("", "") if told is None else Note.unpack(note_of(told))
 
     def absent(self, seq: int) -> list[int]:
-        """Begin with those of this host that are stopped: along a chain others wait for them."""
+        """Begin with those of this host that are stopped.
+
+        Once all have begun, others wait for them along a chain; before, and in a message, not.
+        """
         missing = self.group.missing(seq)
         stopped = [m.index for m in self.members if m.index != self.me and m.stopped]
+        if self.group.absent(seq):
+            stopped = [m for m in stopped if m in missing]
         return stopped + [m for m in missing if m not in stopped]
 
     def last_call(self, member: int) -> str:
