@@ -7,6 +7,7 @@ import functools
 import math
 import os
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allreduce.comm.call import Call
+from allreduce.comm.locks import within
 from allreduce.comm.plan import Plan
-from allreduce.errors import AllreduceError, UsageError
+from allreduce.errors import AllreduceError, ClosedError, TimeoutError, UsageError
 
 if TYPE_CHECKING:
     from allreduce.comm.failures import MemberInfo
@@ -31,6 +33,10 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+class SharedWaitError(TimeoutError):
+    """Another thread waits for the call, and longer; nothing has ended by this."""
 
 
 class Work(ABC):
@@ -48,6 +54,11 @@ class Work(ABC):
         """As `done`, but leave it to who waits to hear of a failure; transports' own works can."""
         raise AssertionError(f"{self!r} is no stage of a call")
 
+    @property
+    @abstractmethod
+    def settled(self) -> bool:
+        """Whether no more of it is to come: it is complete, or has failed."""
+
     @abstractmethod
     def finish(self, timeout: float | None) -> Any:
         """Block until the call is complete, and return its result; called once."""
@@ -64,17 +75,45 @@ class Work(ABC):
 
         Raises:
             UsageError: The timeout is no number of seconds; nothing has happened then.
-            TimeoutError: It took longer. The communicator is dead then, on all members.
+            TimeoutError: It took longer. The communicator is dead then, on all members, unless
+                another thread of this one still waits for the call, or keeps it from starting.
             PeerLostError: A member died or left.
             MismatchError: Members made different calls.
+            ClosedError: An earlier wait was interrupted while it made the result.
         """
-        if timeout is not None:
-            timeout = _seconds(self.where, timeout)
-        with self.__dict__.setdefault(_waiting, threading.RLock()):
-            if not self._finished:
-                self._value = self.finish(timeout)
-                self._finished = True
+        lock = self.__dict__.setdefault(_waiting, threading.RLock())
+        if timeout is None:
+            with lock:
+                self._complete(None)
+            return self._value
+        seconds = _seconds(self.where, timeout)
+        until = time.monotonic() + seconds
+        if not within(lock, seconds, lambda: self._complete(max(0.0, until - time.monotonic()))):
+            raise SharedWaitError(
+                f"{self.where}: another thread of this rank waits for the call, and {seconds:.3g} "
+                "s were too few to share its wait; nothing has ended by this, so wait longer"
+            )
         return self._value
+
+    def _complete(self, timeout: float | None) -> None:
+        """Have the result, which is made once: half of it may be in the caller's array."""
+        if self._broken is not None:
+            self.done()  # the communicator may have died of it
+            raise ClosedError(
+                f"{self.where}: an earlier wait ended by {self._broken!r} while it made the "
+                "result, which may be half made; make the call again"
+            ) from self._broken
+        if self._finished:
+            return
+        try:
+            self._value = self.finish(timeout)
+            self._finished = True
+        except AllreduceError:
+            raise
+        except BaseException as error:  # a signal's handler raised
+            if self.settled:
+                self._broken = error
+            raise
 
     def origin(self) -> tuple[int, int]:
         """Return the source and the tag of the message that a completed recv got."""
@@ -86,6 +125,7 @@ class Work(ABC):
 
     where: str = ""  # who started what, for messages: "[shared] rank 2: all_reduce"
     _finished = False
+    _broken: BaseException | None = None  # what ended a wait that may have begun with the result
     _value: Any = None
 
 

@@ -33,6 +33,10 @@ class ListWork(Work):
         self._works = works
         self._unpack = unpack
 
+    @property
+    def settled(self) -> bool:
+        return all(work.settled for work in self._works)
+
     def done(self) -> bool:
         waiting = [work for work in self._works if not work.done()]  # each is driven
         return not waiting

@@ -25,6 +25,10 @@ class Receive(Work):
         self._work = work
         self.where = work.where
 
+    @property
+    def settled(self) -> bool:
+        return self._work.settled
+
     def done(self) -> bool:
         return self._work.done()
 

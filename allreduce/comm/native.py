@@ -55,7 +55,6 @@ class NativeWork(Work, Generic[N]):
 
     @property
     def settled(self) -> bool:
-        """Whether no more of it is to come: it is complete, or has failed."""
         return self.native.done or self.native.failed
 
     def done(self) -> bool:

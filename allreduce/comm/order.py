@@ -9,6 +9,7 @@ waits for a call goes through the stages before it; where nobody does, a thread 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 import weakref
@@ -17,7 +18,8 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeAlias
 
 from allreduce.comm import attendant
-from allreduce.comm.base import Transport, Work
+from allreduce.comm.base import SharedWaitError, Transport, Work
+from allreduce.comm.locks import within
 from allreduce.comm.sites import Place, standing_at
 from allreduce.errors import AllreduceError, ClosedError, TimeoutError
 
@@ -52,7 +54,7 @@ class Staged(Work):
         except StopIteration as end:
             self._last, self._make = end.value
             self.started = True
-        except AllreduceError as error:  # the others are told, or have the same
+        except AllreduceError as error:  # the others have the same, are told, or miss this member
             self.fail(error)
         return True
 
@@ -61,6 +63,10 @@ class Staged(Work):
         if not self.started:
             self._error, self.started = error, True
             self._stages.close()
+
+    @property
+    def settled(self) -> bool:
+        return self.started and (self._last is None or self._last.settled)
 
     def done(self) -> bool:
         if not self.started:  # what has started needs nobody's turn
@@ -110,10 +116,10 @@ class Order:
         """
         self._transport.admit()
         work = Staged(self, stages, where, place)
-        with self.lock:
+        with self.lock, self._whole():
             self.queue.append(work)
             self._tell()
-            self.advance()
+            self._start()
             if attended and self.queue and self._transport.any_thread:
                 attendant.attend(self)
         return work
@@ -123,15 +129,29 @@ class Order:
         with self.lock:
             if self.queue:  # who must not call must not make another's call fail
                 self._transport.admit()
-            try:
-                while self.queue and self.queue[0].advance():
-                    self.queue.popleft()
-            except BaseException as error:  # a signal's handler raised between two stages
-                self._transport.abort(f"a start was interrupted by {type(error).__name__}")
-                self.queue[0].fail(error)  # it may have lost its place among its stages
-                raise
-            finally:
-                self._tell()
+            with self._whole():
+                self._start()
+
+    def _start(self) -> None:
+        while self.queue and self.queue[0].advance():
+            self.queue.popleft()
+        self._tell()
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Have no call lose its place among its stages, or in the queue, and be waited for."""
+        try:
+            yield
+        except AllreduceError:
+            raise
+        except BaseException as error:  # a signal's handler raised; its own thread hears that
+            reason = f"a start was interrupted by {type(error).__name__}"
+            self._transport.abort(reason)
+            for work in self.queue:
+                ended = ClosedError(f"{work.where}: this member aborted the communicator: {reason}")
+                ended.__cause__ = error
+                work.fail(ended)
+            raise
 
     @property
     def busy(self) -> bool:
@@ -144,11 +164,7 @@ class Order:
 
     def attend(self) -> None:
         """Advance, if no other thread does."""
-        if self.lock.acquire(blocking=False):
-            try:
-                self.advance()
-            finally:
-                self.lock.release()
+        within(self.lock, 0.0, self.advance)
 
     def reach(self, work: Staged | None, until: float | None = None) -> None:
         """Wait until a call has started wholly, or without one until all have.
@@ -156,45 +172,49 @@ class Order:
         Raises:
             AllreduceError: The communicator has failed in a stage.
         """
+        found: list[Staged] = []  # the one that waits for a stage before this
+
+        def look() -> None:
+            self.advance()
+            reached = not self.queue if work is None else work.started
+            found[:] = [] if reached else [self.queue[0]]
+
         while True:
-            left = _left(until)
-            if not self.lock.acquire(timeout=-1 if left is None else left):
+            if not within(self.lock, _left(until), look):
                 what = "the calls made before" if work is None else work.where
                 raise TimeoutError(
                     f"{what}: another thread of this rank was in comm.empty(), or in a call of "
                     "several arrays, for as long as this wait was to last; wait longer, or make "
                     "calls from one thread"
                 )
-            try:
-                self.advance()
-                if not self.queue if work is None else work.started:
-                    return
-                head = self.queue[0]
-                stage = head.stage
-            finally:
-                self.lock.release()
-            with self._told(head):
+            if not found:
+                return
+            with self._told(found[0]):
+                stage = found[0].stage
                 assert stage is not None, "the first one waits for a stage"
                 stage.wait(_left(until))
 
     def ask(self) -> None:
         """Raise why the communicator has failed in a stage, if it has."""
-        if not self.lock.acquire(blocking=False):
-            return  # whoever has it finds out
-        try:
+        found: list[Staged] = []
+
+        def look() -> None:
             self._transport.admit()
-            head = self.queue[0] if self.queue else None
-        finally:
-            self.lock.release()
-        if head is not None and head.stage is not None:
-            with self._told(head):
-                head.stage.done()
+            found.extend(itertools.islice(self.queue, 1))
+
+        within(self.lock, 0.0, look)  # who has it now finds out
+        for head in found:
+            if head.stage is not None:
+                with self._told(head):
+                    head.stage.done()
 
     @contextlib.contextmanager
     def _told(self, head: Staged) -> Iterator[None]:
         """Have the call that waits for a stage fail with the communicator."""
         try:
             yield
+        except SharedWaitError:  # for another thread's wait
+            raise
         except AllreduceError as error:
             with self.lock:
                 head.fail(error)

@@ -397,3 +397,29 @@ def test_counts_that_do_not_fit_are_refused_before_the_others_hear_of_the_call()
         return found
 
     assert run_threads(call, 2) == [[0, 1], [0, 1]]
+
+
+def test_a_wait_keeps_its_time_while_another_thread_waits_for_the_stage_before_it() -> None:
+    over = threading.Event()
+
+    def call(comm: Communicator) -> list[Any]:
+        said: list[Any] = []
+        if comm.rank == 0:
+            waiting = threading.Thread(
+                target=lambda: said.append(comm.broadcast_object(None, root=1))
+            )
+            waiting.start()
+            while not comm._order.queue:
+                time.sleep(0.001)
+            plain = comm.all_reduce(np.ones(3), async_op=True)
+            began = time.monotonic()
+            with pytest.raises(errors.TimeoutError, match="nothing has ended by this"):
+                plain.wait(0.2)
+            assert time.monotonic() - began < 2
+            over.set()
+            waiting.join(10)
+            return [*said, *plain.wait(1e10)]
+        over.wait(10)
+        return [comm.broadcast_object("x", root=1), *comm.all_reduce(np.ones(3))]
+
+    assert run_threads(call, 2) == [["x", 2.0, 2.0, 2.0]] * 2

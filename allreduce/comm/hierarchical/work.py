@@ -27,6 +27,10 @@ class HierarchicalWork(Work):
         """Whether all of it has been done."""
         return self.agreed.native.done and all(run.finished for run in self.runs)
 
+    @property
+    def settled(self) -> bool:
+        return self.complete or self._transport.dead
+
     def done(self) -> bool:
         if not self.complete:
             self._transport.poll()

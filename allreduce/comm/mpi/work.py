@@ -43,6 +43,10 @@ class MpiWork(Work):
         """Whether all members' signatures are equal: then the largest is the smallest."""
         return bool(self.words[0] == ~self.words[1])
 
+    @property
+    def settled(self) -> bool:
+        return self.complete or self._transport.dead
+
     def done(self) -> bool:
         return self.complete or self._transport.ask(self)
 
