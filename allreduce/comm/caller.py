@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -40,6 +41,13 @@ class Caller(ABC):
     @abstractmethod
     def _staged(self, context: Context, stages: Stages, async_op: bool) -> Any:
         """Make a call that is made of several; a `Work` with `async_op`."""
+
+    @abstractmethod
+    def _call(self, begin: Callable[[], Work], async_op: bool) -> Any:
+        """Start a call, and wait for it if not `async_op`.
+
+        One that a signal's handler ends in between is not left to write to the caller's arrays.
+        """
 
     @abstractmethod
     def _together(self) -> AbstractContextManager[None]:

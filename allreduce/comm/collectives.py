@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -176,16 +177,14 @@ class Collectives(PointToPoint, Objects):
     @quick()
     def barrier(self, *, async_op: bool = False) -> Work | None:
         """Wait until all members have called."""
-        work = self._meet()
-        return work if async_op else work.wait()
+        finished: Work | None = self._call(self._meet, async_op)
+        return finished
 
     def _finish(self, collective: str, x: Any, options: Options, out: Any, async_op: bool) -> Any:
-        work: Work
         if isinstance(x, list | tuple):
-            work = lists.start(self, collective, x, options, out)
-        else:
-            work = self._start(collective, x, options, out)
-        return work if async_op else work.wait()
+            begin = functools.partial(lists.start, self, collective, x, options, out)
+            return self._call(begin, async_op)
+        return self._call(functools.partial(self._start, collective, x, options, out), async_op)
 
 
 def _unequal_exchange(comm: Collectives, x: Any, counts: Sequence[int], out: Any) -> Stages:

@@ -23,7 +23,7 @@ from allreduce.comm.groups import Groups
 from allreduce.comm.order import Order, Stages, of_one
 from allreduce.comm.plan import Plan
 from allreduce.comm.sites import place
-from allreduce.errors import ClosedError, OutOfMemoryError, everywhere
+from allreduce.errors import AllreduceError, ClosedError, OutOfMemoryError, everywhere
 
 _FIXED = frozenset({"rank", "size", "local_rank", "local_size", "transport"})
 
@@ -241,16 +241,22 @@ class Communicator(Groups):
         return self._begin(context, prepare(context, x, options, out, whole))
 
     def _staged(self, context: Context, stages: Stages, async_op: bool) -> Any:
-        work = self._order.add(stages, context.where, place(), attended=async_op)
-        if async_op:
-            return work
+        add = self._order.add
+        begin = functools.partial(add, stages, context.where, place(), attended=async_op)
+        return self._call(begin, async_op)
+
+    def _call(self, begin: Callable[[], Work], async_op: bool) -> Any:
+        work: Work | None = None
         try:
-            return work.wait()
-        except Exception:
+            work = begin()
+            return work if async_op else work.wait()
+        except AllreduceError:
             raise
         except BaseException as error:  # a signal's handler raised, and nobody goes on with it
-            if not work.started:
-                self._transport.abort(f"a call was interrupted by {type(error).__name__}")
+            # Without a work it may have started, unless the caller's array raised it.
+            if isinstance(error, Exception) if work is None else work.settled:
+                raise
+            self._transport.abort(f"a call was interrupted by {type(error).__name__}")
             raise
 
     def _together(self) -> contextlib.AbstractContextManager[None]:

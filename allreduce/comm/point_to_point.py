@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from allreduce.comm.call import ANY
@@ -26,8 +27,7 @@ class PointToPoint(Caller):
         Raises:
             MismatchError: The recv that takes it has another dtype or number of elements.
         """
-        work = self._send(x, dest, tag)
-        return work if async_op else work.wait()
+        return self._call(functools.partial(self._send, x, dest, tag), async_op)
 
     def recv(self, out: Any, source: int = ANY, tag: int = ANY, *, async_op: bool = False) -> Any:
         """Receive into `out`, which is returned, the first message that fits source and tag.
@@ -42,5 +42,4 @@ class PointToPoint(Caller):
         Raises:
             MismatchError: The message has another dtype or number of elements.
         """
-        work = self._receive(out, source, tag)
-        return work if async_op else work.wait()
+        return self._call(functools.partial(self._receive, out, source, tag), async_op)

@@ -1,0 +1,177 @@
+"""A signal's handler that raises, anywhere in a call: no wrong result, and nobody left waiting."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allreduce import errors
+from allreduce.comm import Communicator, attendant, replica_communicators, scaling
+from allreduce.comm.base import Work
+from allreduce.comm.locks import within
+from allreduce.comm.order import Order, Staged
+from tests.harness import run_threads, settle_threads, world_of_one
+
+TRANSPORTS = pytest.mark.parametrize("transport", ["shared", "tcp", "hierarchical"])
+INTERRUPTED = "interrupted by KeyboardInterrupt"
+COUNT = 50_000
+
+
+def once(before: Callable[..., Any], after: bool, where: threading.Thread) -> Callable[..., Any]:
+    """Return a function that is interrupted when it is first called in a thread.
+
+    Args:
+        before: What it does otherwise.
+        after: Whether it does that before the interrupt, too.
+        where: The thread.
+    """
+    left = [where]
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if threading.current_thread() not in left:
+            return before(*arguments, **options)
+        left.clear()
+        if after:
+            before(*arguments, **options)
+        raise KeyboardInterrupt
+
+    return interrupted
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_result_that_was_interrupted_is_not_scaled_again(
+    async_op: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(comm: Communicator) -> float:
+        x = np.full(3, 8.0)
+        if comm.rank == 0:
+            me = threading.current_thread()
+            monkeypatch.setattr(scaling, "apply", once(scaling.apply, True, me))
+            options: Any = {"out": x, "postscale": 0.5}
+            if not async_op:
+                with pytest.raises(KeyboardInterrupt):
+                    comm.all_reduce(x, **options)
+            else:
+                work = comm.all_reduce(x, async_op=True, **options)
+                with pytest.raises(KeyboardInterrupt):
+                    work.wait()
+                for _ in range(2):
+                    with pytest.raises(errors.ClosedError, match="half made; make the call again"):
+                        work.wait()
+        else:
+            comm.all_reduce(x, out=x, postscale=0.5)
+        comm.barrier()  # the call itself was complete
+        return float(x.max())
+
+    assert run_threads(call, 2) == [8.0, 8.0]
+
+
+@TRANSPORTS
+def test_a_call_that_is_interrupted_after_its_start_touches_no_array_later(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALLREDUCE_TRANSPORT", transport)
+    over = threading.Event()
+
+    def call(comm: Communicator) -> str:
+        x = np.ones(COUNT)
+        if comm.rank == 1:
+            over.wait(10)
+            with pytest.raises(errors.PeerLostError, match=INTERRUPTED):
+                comm.all_reduce(x, prescale=2.0)
+            return "told"
+        me = threading.current_thread()
+        monkeypatch.setattr(Work, "wait", once(Work.wait, False, me))
+        with pytest.raises(KeyboardInterrupt):
+            comm.all_reduce(x, prescale=2.0, out=x)
+        over.set()
+        with pytest.raises(errors.ClosedError, match=INTERRUPTED):
+            comm.barrier()
+        return "dead"
+
+    assert run_threads(call, 2) == ["dead", "told"]
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_call_in_stages_that_is_interrupted_in_its_start_leaves_nobody_waiting(
+    async_op: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(comm: Communicator) -> str:
+        if comm.rank == 1:
+            with pytest.raises(errors.PeerLostError, match=INTERRUPTED):
+                comm.all_gather_object(1)
+            return "told"
+        me = threading.current_thread()
+        monkeypatch.setattr(Order, "_tell", once(Order._tell, True, me))
+        with pytest.raises(KeyboardInterrupt):
+            comm.all_gather_object(0, async_op=async_op)
+        with pytest.raises(errors.ClosedError, match=INTERRUPTED):
+            comm.all_gather_object(0)
+        return "dead"
+
+    assert run_threads(call, 2, comm_timeout=5) == ["dead", "told"]
+
+
+def test_what_has_just_left_the_queue_does_not_hide_the_interrupt() -> None:
+    class Queue(deque[Staged]):
+        def popleft(self) -> Staged:
+            super().popleft()
+            raise KeyboardInterrupt
+
+    def call(comm: Communicator) -> None:
+        comm._order.queue = Queue()
+        comm.broadcast_object("x")
+
+    assert [type(one) for one in settle_threads(call, 1)] == [KeyboardInterrupt]
+
+
+def test_the_interrupt_of_one_thread_is_not_raised_in_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attendant, "attend", lambda _: None)
+    comm, peer = replica_communicators(world_of_one(), 2, name="interrupts", timeout=5)
+    work = comm.all_gather_object(0, async_op=True)
+    caught: list[BaseException] = []
+
+    def interrupt() -> None:
+        me = threading.current_thread()
+        monkeypatch.setattr(Staged, "advance", once(Staged.advance, False, me))
+        try:
+            comm.all_reduce(np.ones(3))
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    thread.join(10)
+    assert [type(one) for one in caught] == [KeyboardInterrupt]
+    with pytest.raises(errors.ClosedError, match=INTERRUPTED):
+        work.wait(5)
+    comm.close()
+    peer.close()
+
+
+class Interrupting:
+    """A lock whose first acquire, which takes it, is interrupted before it returns."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.acquire = once(self._lock.acquire, True, threading.current_thread())
+        self.release = self._lock.release
+        self._is_owned: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
+
+
+def test_a_lock_is_free_after_an_interrupt_as_soon_as_it_is_held() -> None:
+    lock: Any = Interrupting()
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        within(lock, 1.0, lambda: done.append("not reached"))
+    assert not lock._is_owned()
+    assert within(lock, 1e10, lambda: done.append("reached"))
+    assert not lock._is_owned()
+    assert done == ["reached"]
