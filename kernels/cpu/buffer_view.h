@@ -165,20 +165,12 @@ class View {
   }
   // The buffer protocol has no name for ml_dtypes' bfloat16, and NumPy no buffer of such arrays:
   // their bytes are taken as uint16. Returns null, perhaps with an exception, for other objects,
-  // and for swapped bytes.
+  // and for swapped bytes. No Python runs: a signal's handler could raise in it, and be cleared.
   static PyObject* bfloat16_words(PyObject* object) {
-    PyObject* dtype = PyObject_GetAttrString(object, "dtype");
-    PyObject* name = dtype == nullptr ? nullptr : PyObject_GetAttrString(dtype, "name");
-    PyObject* words = nullptr;
-    if (name != nullptr && PyUnicode_Check(name) &&
-        PyUnicode_CompareWithASCIIString(name, "bfloat16") == 0) {
-      PyObject* native = PyObject_GetAttrString(dtype, "isnative");
-      if (native == Py_True) words = PyObject_CallMethod(object, "view", "s", "uint16");
-      Py_XDECREF(native);
-    }
-    Py_XDECREF(name);
-    Py_XDECREF(dtype);
-    return words;
+    if (!PyArray_Check(object)) return nullptr;
+    auto* array = reinterpret_cast<PyArrayObject*>(object);
+    if (!is_bfloat16(PyArray_DESCR(array)) || !PyArray_ISNOTSWAPPED(array)) return nullptr;
+    return PyArray_View(array, PyArray_DescrFromType(NPY_UINT16), &PyArray_Type);
   }
 
   Py_buffer buffer_;

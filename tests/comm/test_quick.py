@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import sys
 import threading
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import ml_dtypes
@@ -208,3 +210,25 @@ def test_a_subclass_calls_through() -> None:
 
     assert run_threads(call, 2) == [2.0, 2.0]
     assert Counting.calls == 2
+
+
+def test_no_python_runs_before_the_method_that_takes_what_is_not_plain() -> None:
+    """A signal's handler could raise in it, and be cleared with the error of the buffer."""
+
+    def call(comm: Communicator) -> list[str]:
+        called: list[str] = []
+
+        def note(frame: FrameType, event: str, _: Any) -> None:
+            if event == "call":
+                called.append(frame.f_code.co_name)
+
+        x = np.ones((4, 4))[:, ::2]
+        sys.setprofile(note)
+        try:
+            comm.all_reduce(x)
+        finally:
+            sys.setprofile(None)
+        return called
+
+    (called,) = run_threads(call, 1)
+    assert called[0] == "all_reduce"
