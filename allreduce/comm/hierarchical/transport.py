@@ -33,6 +33,7 @@ from allreduce.comm.hierarchical.levels import Level, LevelError, guarded
 from allreduce.comm.hierarchical.runs import Run, Runs
 from allreduce.comm.hierarchical.vigil import Vigil
 from allreduce.comm.hierarchical.work import HierarchicalWork
+from allreduce.comm.locks import within
 from allreduce.comm.plan import Plan
 from allreduce.errors import ClosedError, UsageError
 
@@ -140,23 +141,20 @@ class HierarchicalTransport(Transport):
         """Do what can be done of this member's calls; returns whether some are under way."""
         if not self._admits():  # who must not call a level must not make it fail
             return bool(self._runs.active)
-        if not self._lock.acquire(blocking=False):
-            return True  # another thread does it
-        try:
-            if self._dead or self._closed:
-                return False
-            with self._uninterrupted("a call"):  # it would be left half done
-                return self._advance()
-        finally:
-            self._lock.release()
+        found: list[bool] = []  # nothing where another thread does it
+        within(self._lock, 0.0, lambda: found.append(self._advance()))
+        return found != [False]
 
     def _advance(self) -> bool:
-        try:
-            return self._runs.advance()
-        except LevelError as failure:
-            self._fail(failure)
-        except MemoryError as shortage:
-            self._die(f"it has no memory to work in: {shortage}")
+        if self._dead or self._closed:
+            return False
+        with self._uninterrupted("a call"):  # it would be left half done
+            try:
+                return self._runs.advance()
+            except LevelError as failure:
+                self._fail(failure)
+            except MemoryError as shortage:
+                self._die(f"it has no memory to work in: {shortage}")
         return False
 
     def _admits(self) -> bool:
