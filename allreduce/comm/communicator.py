@@ -283,6 +283,7 @@ class Communicator(Groups):
             if order.queue:
                 stages = of_one(functools.partial(start, *arguments))
                 return order.add(stages, context.where, place(), attended=False)
+            order.settle()
             work = start(*arguments)
         work.where = context.where
         return work

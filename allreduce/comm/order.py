@@ -102,6 +102,7 @@ class Order:
         self._held = 0  # by how many that start several
         self.queue: deque[Staged] = deque()
         self._transport, self._hold = transport, hold
+        self.holding = False  # quick calls, as far as was said
         self._ended = False
         attendant.know(self)
 
@@ -246,8 +247,16 @@ class Order:
     def _tell(self) -> None:
         """Have quick calls wait for their turn, too, where there are turns."""
         tell = self._hold()
+        holds = bool(self.queue) or self._held > 0
+        self.holding |= holds
         if tell is not None:
-            tell(bool(self.queue) or self._held > 0)
+            tell(holds)
+        self.holding = holds
+
+    def settle(self) -> None:
+        """Have quick calls go on after a signal's handler kept this from saying so; lock held."""
+        if self.holding:
+            self._tell()
 
 
 def of_one(begin: Callable[[], Work]) -> Stages:

@@ -175,3 +175,20 @@ def test_a_lock_is_free_after_an_interrupt_as_soon_as_it_is_held() -> None:
     assert within(lock, 1e10, lambda: done.append("reached"))
     assert not lock._is_owned()
     assert done == ["reached"]
+
+
+def test_calls_are_quick_again_after_an_interrupt_at_the_end_of_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    (comm,) = replica_communicators(world_of_one(), 1, name="quick", timeout=5)
+    with pytest.raises(KeyboardInterrupt), comm._order.together():
+        monkeypatch.setattr(comm._order, "_hold", interrupt)
+    monkeypatch.undo()
+    assert comm._quick is None
+    for _ in range(2):
+        assert comm.all_reduce(np.ones(3)).tolist() == [1, 1, 1]
+        assert comm._quick is not None
+    comm.close()
