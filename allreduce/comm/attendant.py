@@ -41,6 +41,7 @@ _lock = threading.Lock()
 _known: weakref.WeakSet[Locked] = weakref.WeakSet()
 _attended: set[Attended] = set()
 _thread: threading.Thread | None = None
+_nap = _NAP_SECONDS
 
 
 def know(one: Locked) -> None:
@@ -50,9 +51,10 @@ def know(one: Locked) -> None:
 
 def attend(one: Attended) -> None:
     """Go on with these until nothing is left to do."""
-    global _thread
+    global _thread, _nap
     with _lock:
         _attended.add(one)
+        _nap = _NAP_SECONDS
         if _thread is None:
             thread = threading.Thread(target=_run, name="allreduce stages", daemon=True)
             try:
@@ -68,15 +70,15 @@ def attend(one: Attended) -> None:
 
 
 def _run() -> None:
-    nap = _NAP_SECONDS
+    global _nap
     while waiting := _waiting():
         for one in waiting:
             try:
                 one.attend()
             except Exception as error:  # who waits for the call hears of it, too
                 events.logger.warning("a call that nobody waits for yet has failed: %s", error)
-        time.sleep(nap)
-        nap = min(nap * 1.1, _LONGEST_NAP_SECONDS)
+        time.sleep(_nap)
+        _nap = min(_nap * 1.1, _LONGEST_NAP_SECONDS)
 
 
 def _waiting() -> list[Attended]:
