@@ -76,8 +76,13 @@ class Communicator(Groups):
         """Whether `close()` was called."""
         return self._closed
 
+    @property
+    def dead(self) -> bool:
+        """Whether an error has ended it."""
+        return self._transport.dead
+
     def __repr__(self) -> str:
-        state = ", closed" if self._closed else ", dead" if self._transport.dead else ""
+        state = ", closed" if self._closed else ", dead" if self.dead else ""
         return f"<Communicator {self._name!r}: {self.rank} of {self.size}, {self.transport}{state}>"
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = "float32") -> NDArray[Any]:

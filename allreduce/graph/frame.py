@@ -83,15 +83,26 @@ class Frame:
             array[...] = self.replica.id if name == "replica" else getattr(moment, name)
         fed = dict(zip(self.program.inputs, feeds, strict=True))
         self.values.update(fed)
-        with np.errstate(all="ignore"):  # infinities and NaN are results here, not warnings
-            for step in self.steps:
-                step()
+        try:
+            with np.errstate(all="ignore"):  # infinities and NaN are results here, not warnings
+                for step in self.steps:
+                    step()
+        except BaseException as error:
+            self._leave(error)
+            raise
         for started in list(self.works):  # what is fetched straight from a collective
             self.end(started)
         outputs = [self._output(node) for node in self.program.outputs]
         for i in fed:  # a batch may be large, and is the caller's
             del self.values[i]
         return outputs
+
+    def _leave(self, error: BaseException) -> None:
+        """After an error that all ranks raise, see to it that nothing writes into the next step."""
+        if getattr(error, "everywhere", False):
+            for work in self.works.values():
+                work.wait()
+        self.works.clear()
 
     def _output(self, node: Node) -> np.ndarray:
         if node.id in self.values:
@@ -185,5 +196,5 @@ class Frame:
         if self.outline is None or communicator is None or node.attrs["bucket"].index != 0:
             return None
         place = arena.gradients[1 : arena.layout.header]
-        stamp = Stamp(self.outline, node.attrs["rule"], place, communicator)
+        stamp = Stamp(self.outline, node.attrs["rule"], arena.layout, place, communicator)
         return self.stamps.setdefault(id(node.attrs["plan"]), stamp)

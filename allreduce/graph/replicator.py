@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -169,14 +169,18 @@ class Replicator:
                     return compile_alone(self, fn, arguments, self._first())
                 return compile_step(self, fn, arguments)
 
-            compiled = None if eagerly else programs.get(fn, arguments, make, alone)
-            moments = arguments.moments(
-                self.local_replicas, self.num_replicas_in_sync, programs.count_step()
-            )
-            if compiled is not None:
-                return compiled.returned, self._step(compiled, arguments, moments), moments
-            replicas = [self._first()] if alone else self.replicas
-            return *self._run_eagerly(replicas, fn, arguments, moments), moments
+            try:
+                compiled = None if eagerly else programs.get(fn, arguments, make, alone)
+                moments = arguments.moments(
+                    self.local_replicas, self.num_replicas_in_sync, programs.count_step()
+                )
+                if compiled is not None:
+                    return compiled.returned, self._step(compiled, arguments, moments), moments
+                replicas = [self._first()] if alone else self.replicas
+                return *self._run_eagerly(replicas, fn, arguments, moments), moments
+            except BaseException:
+                self._recover()
+                raise
 
     def _run_eagerly(
         self,
@@ -191,7 +195,6 @@ class Replicator:
             if replicas[0].communicator is not None:
                 for replica in replicas:
                     self._tell(replica.index, error)
-                self._recover()
             raise
 
     def _step(
@@ -209,11 +212,7 @@ class Replicator:
         if compiled.executors[0].replica.communicator is None:
             results = [step(0)]
         else:
-            try:
-                results = self.on_replicas(step)
-            except Exception:
-                self._recover()
-                raise
+            results = self.on_replicas(step)
         for rule, _ in compiled.updates:
             publish_iterations(rule)
         return results
@@ -223,7 +222,9 @@ class Replicator:
 
         The error has killed their communicator, and memory of a dead one is not used again.
         """
-        if self.local_replicas < self.num_replicas_in_sync:
+        members = [each.communicator for each in self._replicas or ()]
+        dead = any(member is not None and member.dead for member in members)
+        if self.local_replicas < self.num_replicas_in_sync or not dead:
             return
         self._close_communicators()
         self._programs.clear()
@@ -251,16 +252,26 @@ class Replicator:
                 self._tell(index, error)
                 return None
 
-        if self.local_replicas == 1:
-            results = [guarded(0)]
-        else:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(self.local_replicas, "allreduce-replica")
-            results = list(self._threads.map(guarded, range(self.local_replicas)))
+        results = [guarded(0)] if self.local_replicas == 1 else self._in_threads(guarded)
         if failures:
             # What the others raise because their communicator was aborted only echoes the cause.
             raise next((e for e in failures if not isinstance(e, PeerLostError)), failures[0])
         return results
+
+    def _in_threads(self, work: Callable[[int], Any]) -> list[Any]:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self.local_replicas, "allreduce-replica")
+        started: list[Future[Any]] = []
+        try:
+            for index in range(self.local_replicas):
+                started.append(self._threads.submit(work, index))
+            return [each.result() for each in started]
+        except BaseException as error:  # a signal's handler raised: no replica goes on by itself
+            for index, each in enumerate(started):
+                each.cancel()
+                self._tell(index, error)
+            wait(started)
+            raise
 
     def _tell(self, index: int, error: BaseException) -> None:
         """Let the replicas that wait for this one know that it does not come."""
