@@ -54,12 +54,6 @@ def check_once(update: Node, changed: set[Variable]) -> None:
     changed.update(update.attrs["variables"])
 
 
-def by_readiness(update: Node) -> list[Variable]:
-    """List what an `apply_gradients` changes in the order in which gradients become ready."""
-    pairs = zip(update.inputs[1:], update.attrs["variables"], strict=True)
-    return [variable for _, variable in sorted(pairs, key=lambda pair: pair[0])]
-
-
 def needs_all(fn: Callable[..., Any], what: str, replicas: int) -> UsageError:
     """Build the error for a step of several replicas that was called on one of them."""
     return UsageError(

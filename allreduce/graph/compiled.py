@@ -13,7 +13,6 @@ from allreduce.graph import passes
 from allreduce.graph.agreement import compare, synchronize
 from allreduce.graph.arenas import ArenaPlan, Host, plan_for
 from allreduce.graph.changes import (
-    by_readiness,
     check_equal,
     check_once,
     check_owner,
@@ -126,11 +125,12 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         said = outline(graph) if several_ranks else None
         if said is not None and exchanges:
             compare(host, said)
-        graph = _optimized(graph)
         synchronize(host, _variables(graph))
         updates = _updates(host, graph)
         plans = [plan for _, plan in updates]
-        graph = passes.bucket(graph, plans, host.num_replicas_in_sync)
+        graph = passes.bucket(_optimized(graph), plans, host.num_replicas_in_sync)
+        if several_ranks:
+            graph = passes.order_collectives(graph)
         graph = partition(graph)
         program = _program(graph)
         executors = [
@@ -198,7 +198,7 @@ def _check_equal_changes(graph: Graph) -> None:
 
 
 def _updates(host: Host, graph: Graph) -> list[tuple[UpdateRule, ArenaPlan]]:
-    """Return each `apply_gradients` node's arena, laid out in the order gradients become ready.
+    """Return each `apply_gradients` node's arena, laid out in the order of its variables.
 
     Raises:
         UsageError: One variable would be changed by several optimizers, or twice by one.
@@ -211,7 +211,7 @@ def _updates(host: Host, graph: Graph) -> list[tuple[UpdateRule, ArenaPlan]]:
         check_once(node, changed)
         rule = node.attrs["rule"]
         assert node.device is not None, node
-        updates.append((rule, plan_for(host, rule, by_readiness(node), node.device)))
+        updates.append((rule, plan_for(host, rule, node.attrs["variables"], node.device)))
     return updates
 
 

@@ -17,8 +17,9 @@ import numpy as np
 
 from allreduce.comm import Communicator, world
 from allreduce.errors import MismatchError, everywhere
-from allreduce.graph.outline import Outline, difference
+from allreduce.graph.outline import Outline, difference, own_part
 from allreduce.graph.update import UpdateRule
+from allreduce.reduction import Layout
 
 _DIGEST_BYTES = 64  # blake2b's most; a few bits of it fit into one step, others into the next
 
@@ -29,15 +30,22 @@ class Stamp:
     Args:
         program: What the step does.
         rule: The optimizer.
+        layout: Where its variables lie.
         place: Where the bits go: what is free of the arena's header.
         communicator: Has one member per replica.
     """
 
     def __init__(
-        self, program: Outline, rule: UpdateRule, place: np.ndarray, communicator: Communicator
+        self,
+        program: Outline,
+        rule: UpdateRule,
+        layout: Layout,
+        place: np.ndarray,
+        communicator: Communicator,
     ) -> None:
         self._program = program
         self._rule = rule
+        self._order = [own_part(span.name) for span in layout.spans]
         self._place = place
         self._communicator = communicator
         self._steps = _DIGEST_BYTES * 8 // place.size  # how many a digest's bits last for
@@ -69,7 +77,7 @@ class Stamp:
     def _draw(self, settings: dict[str, Any], period: int) -> None:
         self._settings, self._period = settings, period
         words = [line for line, _ in self._program]
-        text = json.dumps([words, self._shown(), period]).encode()
+        text = json.dumps([words, self._shown(), self._order, period]).encode()
         digest = np.frombuffer(hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest(), np.uint8)
         bits = np.unpackbits(digest)[: self._steps * self._place.size]
         rows = bits.reshape(self._steps, -1).astype(self._place.dtype)
@@ -83,7 +91,7 @@ class Stamp:
     def _difference(self) -> MismatchError:
         """Have all members tell what they do; say where two of them differ first."""
         here = world().rank
-        mine = [here, self._shown(), self._iterations, self._program]
+        mine = [here, self._shown(), self._iterations, self._order, self._program]
         told = self._communicator.all_gather_object(mine)
         first = told[0]
         other = next((each for each in told if each[1:] != first[1:]), first)
@@ -94,10 +102,12 @@ def _said(
     rank: int,
     optimizer: str,
     iterations: int,
+    order: list[str],
     program: list[list[str]],
     other_rank: int,
     other_optimizer: str,
     other_iterations: int,
+    other_order: list[str],
     other_program: list[list[str]],
 ) -> str:
     """Say where two ranks differ first."""
@@ -111,6 +121,11 @@ def _said(
     if optimizer != other_optimizer:
         remedy = "give it the same settings on every rank, and change them on all"
         return differ("the optimizer is", optimizer, other_optimizer, remedy)
+    if order != other_order:
+        remedy = "let the optimizer's first step be the same on every rank"
+        return differ(
+            "the optimizer's variables lie in the order", str(order), str(other_order), remedy
+        )
     return differ(
         "the optimizer has done",
         f"{iterations} steps",

@@ -10,7 +10,6 @@ import numpy as np
 from allreduce.graph import passes
 from allreduce.graph.agreement import compare
 from allreduce.graph.arenas import ArenaPlan, Host, plan_for, publish_iterations
-from allreduce.graph.changes import by_readiness
 from allreduce.graph.executor import Executor
 from allreduce.graph.node import Graph, Node
 from allreduce.graph.outline import Outline
@@ -54,7 +53,7 @@ def update(
         brought: …
     """
     assert node.device is not None, node
-    plan = plan_for(host, node.attrs["rule"], by_readiness(node), node.device)
+    plan = plan_for(host, node.attrs["rule"], node.attrs["variables"], node.device)
     plan.take_over()
     graph = _alone(node, specs)
     graph = replace(graph, effects=(len(specs),))

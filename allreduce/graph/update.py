@@ -153,10 +153,17 @@ def _aggregate(
     for i, variable in enumerate(variables):
         groups.setdefault((variable.dtype, variable.place), []).append(i)
     for (dtype, place), chosen in groups.items():
+        # In the order in which gradients become ready, as they were recorded: that is the same on
+        # all ranks, whatever passes make of the values that a rank has for itself.
+        chosen.sort(key=lambda i: _recorded_at(sums[i]))
         mine = tuple(variables[i] for i in chosen)
         inputs = [counts[dtype], *(sums[i] for i in chosen)]
         recorded = [each for each in inputs if isinstance(each, TracedTensor)]
         trace.effect("apply_gradients", recorded, {"rule": rule, "variables": mine}, mine, place)
+
+
+def _recorded_at(tensor: Tensor) -> int:
+    return tensor.id if isinstance(tensor, TracedTensor) else -1
 
 
 def _counts(variables: Sequence[Variable], count: Tensor) -> dict[np.dtype[Any], Tensor]:

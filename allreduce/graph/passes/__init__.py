@@ -15,6 +15,7 @@ from allreduce.graph.passes.bucket import bucket
 from allreduce.graph.passes.fold import fold
 from allreduce.graph.passes.fuse import fuse
 from allreduce.graph.passes.inside import inside
+from allreduce.graph.passes.order_collectives import order_collectives
 from allreduce.graph.passes.order_reads import order_reads
 from allreduce.graph.passes.plan_buffers import plan_buffers
 from allreduce.graph.passes.prune import prune
@@ -75,6 +76,7 @@ __all__ = [
     "bucket",
     "is_on",
     "optimize",
+    "order_collectives",
     "order_reads",
     "plan_buffers",
     "prune",
