@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
-from allreduce.graph.node import Graph
+from allreduce.graph.node import Graph, Node
 from allreduce.graph.ops.base import Attrs, lookup
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Spec
@@ -63,6 +63,14 @@ class Body:
 
     def __str__(self) -> str:
         return " ".join(node.op for node in self.graph.nodes)
+
+
+def with_bodies(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Go through nodes, and behind each scan through those of its body, scans within it too."""
+    for node in nodes:
+        yield node
+        if node.op == "scan":
+            yield from with_bodies(node.attrs["body"].graph.nodes)
 
 
 class BodyTrace(Trace):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 
+from allreduce.graph.body import with_bodies
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.spec import own_axes
@@ -13,9 +14,9 @@ def of_samples(node: Node) -> bool:
     """Tell whether a node's value exists only where there are samples; all have everybody's."""
     if node.op == "receive":  # the sender may be another task's
         return bool(node.attrs["of_samples"])
-    return bool(own_axes(node.spec.shape)) or (
-        node.op == "runtime" and node.attrs["name"] in ("rows", "row_offset")
-    )
+    if node.op == "runtime":
+        return node.attrs["name"] in ("rows", "row_offset")
+    return any(own_axes(each.spec.shape) for each in with_bodies([node]))
 
 
 def of_replica(node: Node) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from allreduce.errors import UsageError
+from allreduce.graph.body import with_bodies
 from allreduce.graph.frame import Frame
 from allreduce.graph.null import null_program
 from allreduce.graph.outline import Outline
@@ -51,8 +52,8 @@ class Executor:
         self._frames: OrderedDict[tuple[int, tuple[int, ...] | None], Frame] = OrderedDict()
         self._joins_rows = any(
             isinstance(size, Dim) and size.name == GLOBAL_BATCH.name
-            for instruction in program.instructions
-            for size in instruction.node.spec.shape
+            for node in with_bodies(each.node for each in program.instructions)
+            for size in node.spec.shape
         )
 
     def run(self, feeds: Sequence[np.ndarray], moment: Moment, batch: bool) -> list[np.ndarray]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import allreduce as ar
-from allreduce.errors import ShapeError
+from allreduce.errors import ShapeError, UsageError
 
 X = np.random.default_rng(5).normal(size=(3, 3))
 
@@ -119,6 +119,46 @@ def test_draws_for_everybodys_rows_are_the_same_on_all() -> None:
     np.testing.assert_array_equal(wanted[0], wanted[1])
     for value in drawn(4):
         np.testing.assert_array_equal(value, wanted[0])
+
+
+def _sum_of_rows(x: Any, rows: Any) -> Any:
+    """Add up, within two scans, a one for each of `rows`."""
+
+    def inner(h: Any, _: Any) -> Any:
+        return h + rows(ar.ops.ones((x.shape[0],))), None
+
+    def outer(h: Any, _: Any) -> Any:
+        return ar.scan(inner, h, length=2)
+
+    return ar.scan(outer, np.float64(0.0), length=1)[0]
+
+
+def test_what_is_made_of_own_rows_within_a_scan_is_not_assigned() -> None:
+    strategy = _strategy(3)
+    with strategy.scope():
+        total = ar.Variable(np.zeros(()), name="total")
+    with pytest.raises(UsageError, match="'total' would be assigned a value that depends on"):
+        _run(strategy, lambda x: total.assign(_sum_of_rows(x, ar.ops.sum)), X)
+
+
+def test_a_replica_without_samples_does_not_scan_over_its_rows() -> None:
+    def step(x: Any) -> Any:
+        return ar.all_reduce(_sum_of_rows(x, ar.ops.max))
+
+    assert list(_run(_strategy(4), step, X).values) == [6.0] * 4
+
+
+def test_a_scan_may_be_the_only_one_to_know_of_everybodys_rows() -> None:
+    strategy = _strategy(2)
+
+    @ar.function
+    def step(x: Any) -> Any:
+        return _sum_of_rows(ar.all_gather(x), ar.ops.sum)
+
+    for rows in ((2, 2), (2, 1), (2, 0)):  # on replica 0 always as many
+        batch = ar.PerReplica(tuple(np.ones((each, 2)) for each in rows), everyone=rows)
+        found = strategy.run(step, args=(batch,))
+        assert list(found.values) == [2.0 * sum(rows)] * 2
 
 
 def test_rows_that_are_not_on_the_first_axis_are_not_joined() -> None:
