@@ -123,6 +123,29 @@ def test_a_collective_keeps_its_arrays_until_it_is_awaited() -> None:
     assert lives["all_reduce"].last >= awaited
 
 
+@pytest.mark.parametrize("fetched", [False, True])
+def test_nothing_lies_where_a_collective_works_that_nobody_waits_for(fetched: bool) -> None:
+    trace = Trace(replicas=2)
+    with recording(trace):
+        x = trace.placeholder(Spec((3,), FLOAT), "x", varies=True)
+        total = as_tensor(all_reduce(ops.exp(x)))
+        value: Tensor = x
+        for _ in range(4):  # each needs two blocks at once
+            value = ops.log(value) * ops.tanh(value)
+        outputs = [total, as_tensor(value)] if fetched else [as_tensor(value)]
+    placed, _ = place(trace.finish(outputs), CPUS[0], CPUS)  # type: ignore[arg-type]  # recorded
+    program = plan_buffers(schedule(placed))
+    nodes = [each.node for each in program.instructions]
+    begin = [node.op for node in nodes].index("all_reduce")
+    assert not program.instructions[begin].signals
+    memory = Memory(program, (), lambda node: concrete(node.spec.shape, 1), lookup)
+    own = [memory.array(nodes[i]) for i in (begin - 1, begin)]
+    later = [memory.array(node) for node in nodes[begin + 1 :]]
+    assert len(later) == 12
+    assert not any(np.shares_memory(array, other) for array in own for other in later)
+    assert not np.shares_memory(own[0], own[1])
+
+
 def test_devices_have_pools_of_their_own() -> None:
     def traced(x: Tensor) -> list[Tensor]:
         y = ops.exp(x)
