@@ -61,9 +61,6 @@ class Body:
         """The numbers of the results that are the carry before each step."""
         return range(len(self.specs) - self.carries, len(self.specs))
 
-    def __str__(self) -> str:
-        return " ".join(node.op for node in self.graph.nodes)
-
 
 def with_bodies(nodes: Iterable[Node]) -> Iterator[Node]:
     """Go through nodes, and behind each scan through those of its body, scans within it too."""
@@ -87,12 +84,16 @@ class BodyTrace(Trace):
         nodes = self._outer.nodes
         return [TracedTensor(self._outer, i, nodes[i].spec) for i in self._captured]
 
+    def placeholder(self, spec: Spec, name: str, *, varies: bool = False) -> TracedTensor:
+        # The number tells ranks which of the scan's inputs it stands for.
+        return super().placeholder(spec, f"{name} {len(self.inputs)}", varies=varies)
+
     def own(self, tensor: TracedTensor, what: str) -> TracedTensor:
         if tensor.trace is self:
             return tensor
         outer = self._outer.own(tensor, what)
         if outer.id not in self._captured:
-            self._captured[outer.id] = self.placeholder(outer.spec, f"%{outer.id} outside")
+            self._captured[outer.id] = self.placeholder(outer.spec, "outside")
         return self._captured[outer.id]
 
     def add(
@@ -148,8 +149,7 @@ class BodyTrace(Trace):
 
 def record(trace: Trace, body: Body, inputs: Sequence[TracedTensor]) -> list[TracedTensor]:
     """Append a scan and, right behind it, all its results."""
-    attrs = {"body": body, "does": str(body)}
-    handle = trace.add("scan", inputs, attrs, HANDLE)
+    handle = trace.add("scan", inputs, {"body": body}, HANDLE)
     return [
         trace.add("scan_result", [handle], {"index": index, "spec": spec}, spec)
         for index, spec in enumerate(body.specs)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
+from allreduce.graph.body import Body
 from allreduce.graph.node import Graph, Node
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.ops.windows import Windows
@@ -22,14 +23,12 @@ def outline(graph: Graph) -> Outline:
     What a rank may have for itself is left out: the values of constants, shapes, devices, and what
     it returns beside.
     """
-    wanted: set[int] = set()
-    for node in reversed(graph.nodes):
-        shared = node.op == "apply_gradients" or lookup(node.op).kind == "collective"
-        if shared or node.id in wanted:
-            wanted.add(node.id)
-            wanted.update(node.inputs)
-    numbers = {old: new for new, old in enumerate(sorted(wanted))}
-    return tuple((_words(graph.nodes[i], numbers), graph.nodes[i].source) for i in numbers)
+    shared = (
+        node.id
+        for node in graph.nodes
+        if node.op == "apply_gradients" or lookup(node.op).kind == "collective"
+    )
+    return tuple(_lines(graph, _numbers(graph, shared)))
 
 
 def difference(
@@ -57,13 +56,65 @@ def own_part(name: str) -> str:
     return name.partition("/")[2] or name
 
 
-def _words(node: Node, numbers: dict[int, int]) -> str:
+def _numbers(graph: Graph, ends: Iterable[int]) -> dict[int, int]:
+    """Number some nodes and what they depend on, in the order of their recording."""
+    wanted = set(ends)
+    for node in reversed(graph.nodes):
+        if node.id in wanted:
+            wanted.update(node.inputs)
+    return {old: new for new, old in enumerate(sorted(wanted))}
+
+
+def _lines(graph: Graph, numbers: dict[int, int]) -> Iterator[tuple[str, str]]:
+    """Say what the numbered operations do, and behind each scan what it does in a step."""
+    asked: dict[int, set[int]] = {}
+    for i in numbers:
+        if graph.nodes[i].op == "scan_result":
+            asked.setdefault(graph.nodes[i].inputs[0], set()).add(graph.nodes[i].attrs["index"])
+    for i in numbers:
+        node = graph.nodes[i]
+        yield _words(graph, node, numbers), node.source
+        if node.op == "scan":
+            yield from _step(node, asked.get(i, set()))
+
+
+def _step(scan: Node, asked: Collection[int]) -> Iterator[tuple[str, str]]:
+    """Say what a scan's step does for the next carry, and for the results that are asked for."""
+    body: Body = scan.attrs["body"]
+    results = [*range(body.carries), *body.made]
+    ends = {
+        result: i
+        for result, i in zip(results, body.graph.outputs, strict=True)
+        if result < body.carries or result in asked
+    }
+    numbers = _numbers(body.graph, ends.values())
+    yield from _lines(body.graph, numbers)
+    given = ", ".join(f"{result}=%{numbers[i]}" for result, i in ends.items())
+    yield f"the end of a step of scan({given})", scan.source
+
+
+def _words(graph: Graph, node: Node, numbers: dict[int, int]) -> str:
     reads = [f"%{numbers[i]}" for i in node.inputs]
     told = ((key, _without_sizes(value)) for key, value in sorted(node.attrs.items()))
     said = [f"{key}={value!r}" for key, value in told if _is_said(key, value)]
     if node.op == "read":
         said = [repr(own_part(node.attrs["variable"].name))]
+    elif node.op == "scan":
+        said = _of_scan(node.attrs["body"])
+    elif node.op == "scan_result":
+        said = [_of_result(graph.nodes[node.inputs[0]].attrs["body"], node.attrs["index"])]
     return f"{node.op}({', '.join([*reads, *said])}) {node.spec.dtype.name}"
+
+
+def _of_scan(body: Body) -> list[str]:
+    # A length that elements give is a part of their shapes, and so may be a rank's own.
+    length = [] if body.elements else [f"length={body.length}"]
+    return [*length, f"reverse={body.reverse}"]
+
+
+def _of_result(body: Body, index: int) -> str:
+    # The carries before each step are the last ones; how many there are in between is a rank's own.
+    return f"index={index - len(body.specs) if index in body.kept else index}"
 
 
 def _without_sizes(value: Any) -> Any:

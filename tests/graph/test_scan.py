@@ -212,8 +212,9 @@ def test_what_nobody_reads_is_not_computed() -> None:
 
     graph = record(last, Spec((BATCH, 3), FLOAT), Spec((5, BATCH, 3), FLOAT))
     (node,) = (node for node in passes.optimize(graph).nodes if node.op == "scan")
-    assert str(node.attrs["body"]).split().count("fused") == 1
-    assert not {"exp", "log", "sin"} & set(str(node.attrs["body"]).split())
+    inside = [each.op for each in node.attrs["body"].graph.nodes]
+    assert inside.count("fused") == 1
+    assert not {"exp", "log", "sin"} & set(inside)
 
 
 def test_the_operation_inside_that_makes_a_nan_is_named() -> None:

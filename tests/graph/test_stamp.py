@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from allreduce.graph import gradients, scan
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.outline import Outline, outline
 from allreduce.graph.spec import BATCH, Spec
@@ -101,6 +102,9 @@ def test_steps_that_differ_are_named_by_all_before_an_update() -> None:
             assert message.startswith(f"rank {rank}: {named}")
 
 
+Step = Callable[[Tensor, Tensor], tuple[Tensor, tuple[Tensor, ...]]]
+
+
 def _said(pool: Callable[[Tensor], Tensor], height: int = 8) -> list[str]:
     """List a step's operations as they are compared."""
     images = Spec((BATCH, height, 8, 4), np.dtype(np.float32))
@@ -134,3 +138,52 @@ def test_images_of_a_ranks_own_size_are_not() -> None:
         return ops.max_pool2d(x, 3, 2, "same")
 
     assert _said(pool, 8) == _said(pool, 11)
+
+
+def _said_of_scan(
+    step: Step, length: int = 5, looked_at: int = 0, reverse: bool = False
+) -> list[str]:
+    """List what is compared of a scan, of its gradient, and of the sum of the first results."""
+
+    def traced(xs: Tensor, h: Tensor) -> list[Tensor]:
+        for _ in range(looked_at):
+            ops.exp(h)
+        after, results = scan(step, h, xs, reverse=reverse)
+        loss = ops.sum(after) + ops.sum(results[0])
+        return [apply("all_reduce", each, op="sum") for each in gradients(loss, [h])]
+
+    shapes = [(length, BATCH, 3), (BATCH, 3)]
+    program = outline(record(traced, *(Spec(each, np.dtype(np.float64)) for each in shapes)))
+    return [words for words, _ in program]
+
+
+def _summed(axis: int) -> Step:
+    return lambda h, x: (ops.tanh(h + ops.sum(h * x, axis=axis, keepdims=True)), (x, h * x))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (_summed(0), _summed(1)),
+        (lambda h, x: (h - x, (x,)), lambda h, x: (x - h, (x,))),
+        (lambda h, x: (h * x, (x, h + x)), lambda h, x: (h * x, (h + x, x))),
+        (lambda h, x: (h, (h * x,)), lambda h, x: (x, (h * x,))),
+        (
+            lambda h, x: (scan(lambda g, _: (ops.tanh(g), None), h * x, length=2)[0], (x,)),
+            lambda h, x: (scan(lambda g, _: (ops.tanh(g), None), h * x, length=3)[0], (x,)),
+        ),
+    ],
+)
+def test_what_a_scan_does_in_a_step_is_compared(one: Step, other: Step) -> None:
+    assert _said_of_scan(one) == _said_of_scan(one, looked_at=2)
+    assert _said_of_scan(one) != _said_of_scan(other)
+    assert _said_of_scan(one) != _said_of_scan(one, reverse=True)
+
+
+def test_sequences_of_a_ranks_own_length_and_results_that_are_only_looked_at_are_not() -> None:
+    def more(h: Tensor, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        after, results = _summed(1)(h, x)
+        return after, (*results, ops.exp(h))
+
+    assert _said_of_scan(_summed(1), 5) == _said_of_scan(_summed(1), 8)
+    assert _said_of_scan(_summed(1)) == _said_of_scan(more)
