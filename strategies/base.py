@@ -15,7 +15,7 @@ from allreduce.errors import ShapeError, UsageError, unknown_name
 from allreduce.events import counted
 from allreduce.graph import PerReplica, Replicator, nest, scope_of
 from allreduce.graph.trace import check_outside
-from allreduce.training.facts import Fact, check_equal
+from allreduce.training.facts import Fact, check_equal, telling
 from allreduce.training.ranks import everyones, gather_rows
 
 REDUCTIONS = ("sum", "mean")
@@ -126,19 +126,21 @@ class Strategy(Replicator):
 
         Raises:
             ShapeError: Parts differ in more than this axis, or do not have it.
-            MismatchError: Ranks have parts of different dtypes or shapes; on all ranks.
+            MismatchError: Ranks have parts of different dtypes or shapes, or one of them has none
+                that can be gathered; on all ranks.
         """
         check_outside("gather", "use ar.all_gather there")
         return nest.map_leaves(lambda leaf: self._gather(leaf, axis), value)
 
     def _gather(self, leaf: Any, axis: int) -> np.ndarray:
-        parts = [np.asarray(part) for part in self.local_results(leaf)]
-        if any(part.ndim == 0 for part in parts):
-            raise UsageError("scalars cannot be gathered along an axis; reduce them instead")
-        _check_parts(parts, axis)
-        local = np.moveaxis(np.concatenate(parts, axis=axis), axis, 0)
+        with telling(self, "gather"):
+            parts = [np.asarray(part) for part in self.local_results(leaf)]
+            if any(part.ndim == 0 for part in parts):
+                raise UsageError("scalars cannot be gathered along an axis; reduce them instead")
+            _check_parts(parts, axis)
+            local = np.moveaxis(np.concatenate(parts, axis=axis), axis, 0)
         check_equal(self, "gather", {"the dtype or shape of a part": _kind(local)})
-        counts = everyones(self, [len(local)])[:, 0].tolist()
+        counts = everyones(self, "how many rows to gather", [len(local)])[:, 0].tolist()
         return np.moveaxis(np.concatenate(gather_rows(self, local, counts)), 0, axis)
 
     experimental_distribute_dataset = distribute_dataset

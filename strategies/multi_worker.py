@@ -7,7 +7,7 @@ from allreduce.strategies.base import Strategy
 from allreduce.strategies.mirrored import deal_out, local_devices
 
 from allreduce import events
-from allreduce.comm import Communicator, init
+from allreduce.comm import Communicator, exchange, init
 from allreduce.errors import MismatchError
 from allreduce.graph import seed
 
@@ -29,8 +29,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     def __init__(self, *, devices_per_replica: int = 1) -> None:
         communicator = init()
         owned = deal_out(local_devices(), devices_per_replica)
-        here = np.asarray([[len(owned), devices_per_replica]], np.int64)
-        counts, sizes = communicator.all_gather(here).T
+        here = np.asarray([len(owned), devices_per_replica], np.int64)
+        counts, sizes = exchange(communicator, "the replicas of a strategy", here).T
         if len(set(sizes)) > 1:
             raise MismatchError(f"ranks have different numbers of devices per replica: {sizes}")
         first = int(counts[: communicator.rank].sum())
@@ -47,7 +47,8 @@ class MultiWorkerMirroredStrategy(Strategy):
 
 def _agree_on_seed(communicator: Communicator) -> None:
     mine = seed.get_seed() if communicator.rank == 0 or seed.is_set() else -1
-    seeds = [int(each) for each in communicator.all_gather(np.asarray([mine], np.int64))]
+    told = exchange(communicator, "the seed", np.asarray([mine], np.int64))
+    seeds = [int(each) for each in told[:, 0]]
     differing = [rank for rank, each in enumerate(seeds) if each not in (-1, seeds[0])]
     if differing:
         raise MismatchError(

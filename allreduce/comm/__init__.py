@@ -13,10 +13,20 @@ from allreduce.cluster import World, join
 from allreduce.comm.base import Work
 from allreduce.comm.call import ANY, Call
 from allreduce.comm.communicator import Communicator
+from allreduce.comm.internal import exchange
 from allreduce.comm.transports import open_members, opener
 from allreduce.errors import UsageError
 
-__all__ = ["ANY", "Call", "Communicator", "Work", "init", "replica_communicators", "world"]
+__all__ = [
+    "ANY",
+    "Call",
+    "Communicator",
+    "Work",
+    "exchange",
+    "init",
+    "replica_communicators",
+    "world",
+]
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from allreduce.comm import Communicator, world
+from allreduce.comm import Communicator, exchange, world
 from allreduce.errors import MismatchError, everywhere
 from allreduce.graph.outline import Outline, difference, own_part
 from allreduce.graph.spec import show
@@ -38,7 +38,7 @@ def check_same(communicator: Communicator, rank: int, variables: Sequence[Variab
     """
     rows = [(v.name, v.shape, v.dtype.name) for v in variables]
     compared = [(own_part(name), shape, dtype) for name, shape, dtype in rows]
-    differing = differ(communicator, json.dumps(compared))
+    differing = differ(communicator, "the step's variables", json.dumps(compared))
     if not len(differing):
         return
     told = communicator.all_gather_object([rank, rows])
@@ -57,7 +57,8 @@ def check_program(communicator: Communicator, rank: int, program: Outline) -> No
     Raises:
         MismatchError: They differ; the message names the first difference. On all members.
     """
-    differing = differ(communicator, json.dumps([words for words, _ in program]))
+    words = json.dumps([each for each, _ in program])
+    differing = differ(communicator, "the step", words)
     if not len(differing):
         return
     told = communicator.all_gather_object([rank, program])
@@ -65,11 +66,17 @@ def check_program(communicator: Communicator, rank: int, program: Outline) -> No
     raise everywhere(MismatchError(f"rank {rank}: {found}"))
 
 
-def differ(communicator: Communicator, text: str) -> np.ndarray:
-    """Compare all members' texts by a digest; returns which members' are not the first one's."""
+def differ(communicator: Communicator, what: str, text: str) -> np.ndarray:
+    """Compare all members' texts by a digest; returns which members' are not the first one's.
+
+    Args:
+        communicator: Whose members compare; all of them call it.
+        what: Names what is compared; the same on all members.
+        text: This member's.
+    """
     state = hashlib.blake2b(text.encode(), digest_size=16).digest()
     mine = np.frombuffer(state, np.int64)
-    found = np.asarray(communicator.all_gather(mine)).reshape(communicator.size, -1)
+    found = exchange(communicator, f"a comparison of {what}", mine)
     return np.flatnonzero((found != found[0]).any(axis=1))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +14,13 @@ import numpy as np
 from allreduce.errors import MismatchError
 from allreduce.graph.agreement import differ
 from allreduce.graph.replicator import Replicator
+from allreduce.training.ranks import rank_of
 
 SAME_SAMPLES = "load the same on every rank, in the same order"
 SAME_ARRAYS = f'{SAME_SAMPLES}, or pass data="sharded" if each rank has rows of its own'
 SAME_ROWS = "give rows of one dtype and shape on every rank"
 SAME_OPTIONS = "pass the same options on every rank"
+_REFUSAL = "a refusal"  # the fact, of ranks alone that come to no others, that they raise this
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +75,13 @@ def check_equal(replicator: Replicator, what: str, facts: Mapping[str, Fact]) ->
         facts: By name, what matters most first.
 
     Raises:
-        MismatchError: They differ; the message says what, and on which ranks. On all ranks.
+        MismatchError: They differ; the message says what, and on which ranks. Or a rank is
+            `telling` that it cannot come here. On all ranks.
     """
-    communicator = replicator.communicator
-    if communicator is None or communicator.size == 1:
+    told = _compare(replicator, what, facts)
+    if not told:
         return
-    mine = {name: [fact.shown, fact.digest] for name, fact in facts.items()}
-    if not len(differ(communicator, json.dumps([what, mine]))):
-        return
-    rank = communicator.rank
-    told = communicator.all_gather_object([what, mine])
+    rank, mine = rank_of(replicator), told[rank_of(replicator)][1]
     called = _groups([each for each, _ in told])
     if len(called) > 1:
         raise MismatchError(
@@ -89,12 +89,48 @@ def check_equal(replicator: Replicator, what: str, facts: Mapping[str, Fact]) ->
             "same ones, in the same order, on every rank"
         )
     everyones = [facts_of for _, facts_of in told]
+    for other, each in enumerate(everyones):
+        if _REFUSAL in each:
+            raise MismatchError(f"{what} on rank {rank}: rank {other} raised {each[_REFUSAL][0]}")
     names = dict.fromkeys(name for each in (mine, *everyones) for name in each)
     for name in names:
-        values = [tuple(each.get(name, ("missing", ""))) for each in everyones]
+        values = [each.get(name, ("missing", "")) for each in everyones]
         if len(set(values)) > 1:
             remedy = facts[name].remedy if name in facts else SAME_OPTIONS
             raise MismatchError(f"{what} on rank {rank}: {_disagreement(name, values)}; {remedy}")
+
+
+@contextmanager
+def telling(replicator: Replicator, what: str) -> Iterator[None]:
+    """Check what one rank alone may have to refuse; all ranks call `check_equal` after the block.
+
+    A rank whose block raises tells those who come to `check_equal`, which raises there, too: nobody
+    is left in an exchange with a rank that has gone on to something else.
+
+    Args:
+        replicator: Knows the ranks.
+        what: As `check_equal` is told.
+    """
+    try:
+        yield
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        _compare(replicator, what, {_REFUSAL: Fact(text, "")})
+        raise
+
+
+def _compare(
+    replicator: Replicator, what: str, facts: Mapping[str, Fact]
+) -> list[tuple[str, dict[str, tuple[str, str]]]]:
+    """Tell each other what ranks have, by rank; nothing where it is equal."""
+    communicator = replicator.communicator
+    if communicator is None or communicator.size == 1:
+        return []
+    mine = {name: [fact.shown, fact.digest] for name, fact in facts.items()}
+    if not len(differ(communicator, "what ranks were given", json.dumps([what, mine]))):
+        return []
+    told = communicator.all_gather_object([what, mine])
+    return [(called, {name: (*fact,) for name, fact in each.items()}) for called, each in told]
 
 
 def _groups(values: Sequence[Any]) -> dict[Any, list[int]]:

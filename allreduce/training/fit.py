@@ -21,6 +21,7 @@ from allreduce.training.facts import (
     check_equal,
     digest,
     option,
+    telling,
 )
 from allreduce.training.history import History
 from allreduce.training.loop import Rows, resolve_batch_size, share_out
@@ -38,27 +39,31 @@ def fit(model: Trainable, x: Any, y: Any, options: FitOptions) -> History:
     """Train; `Model.fit` says what the arguments mean."""
     check_world(model.replicator, "fit")
     replicator = model.replicator
-    sharded, mode = is_sharded(options.data), resolve(options.verbose, rank_of(replicator))
-    batch_size = resolve_batch_size(options.batch_size, replicator)
-    own = as_pair(x, y, ("x", "y"), may_be_empty=sharded)
-    validation = as_validation(options.validation_data, may_be_empty=sharded)
-    settled = {
-        "batch_size": batch_size,
-        "epochs": int(options.epochs),
-        "shuffle": bool(options.shuffle),
-        "data": options.data,
-    }
+    with telling(replicator, "fit"):
+        sharded, mode = is_sharded(options.data), resolve(options.verbose, rank_of(replicator))
+        batch_size = resolve_batch_size(options.batch_size, replicator)
+        own = as_pair(x, y, ("x", "y"), may_be_empty=sharded)
+        validation = as_validation(options.validation_data, may_be_empty=sharded)
+        settled = {
+            "batch_size": batch_size,
+            "epochs": int(options.epochs),
+            "shuffle": bool(options.shuffle),
+            "data": options.data,
+        }
     tests = validation or (None, None)
     with_tests = {"validation x": tests[0], "validation y": tests[1]}
     _agree(model, "fit", {"x": own[0], "y": own[1]}, settled, with_tests)
-    model.prepare(*own)
+    with telling(replicator, "fit"):
+        model.prepare(*own)
+        if validation:
+            model.prepare(*validation, kind="validation ")
+    check_equal(replicator, "fit", {})
     doubts = model.doubts()
     if doubts and not model.epochs_done and rank_of(replicator) == 0:
         logger.warning("fit: %s", doubts)
     rows = share_out(replicator, own, batch_size, sharded, "x")
     tested: Rows | None = None
     if validation:
-        model.prepare(*validation, kind="validation ")
         tested = share_out(replicator, validation, batch_size, sharded, "validation x")
     if mode:
         print(describe_batch(batch_size, replicator.num_replicas_in_sync), flush=True)
@@ -142,12 +147,15 @@ def evaluate(
     """Compute loss and metrics; `Model.evaluate` says what the arguments mean."""
     check_world(model.replicator, "evaluate")
     replicator = model.replicator
-    sharded, mode = is_sharded(data), resolve(verbose, rank_of(replicator))
-    batch_size = resolve_batch_size(batch_size, replicator)
-    own = as_pair(x, y, ("x", "y"), may_be_empty=sharded)
+    with telling(replicator, "evaluate"):
+        sharded, mode = is_sharded(data), resolve(verbose, rank_of(replicator))
+        batch_size = resolve_batch_size(batch_size, replicator)
+        own = as_pair(x, y, ("x", "y"), may_be_empty=sharded)
     options = {"batch_size": batch_size, "data": data}
     _agree(model, "evaluate", {"x": own[0], "y": own[1]}, options)
-    model.prepare(*own)
+    with telling(replicator, "evaluate"):
+        model.prepare(*own)
+    check_equal(replicator, "evaluate", {})
     rows = share_out(replicator, own, batch_size, sharded, "x")
     with Epoch("evaluate", rows.plan.steps, rows.total, mode) as shown:
         values = loop.measure(model, rows, shown)
@@ -161,11 +169,14 @@ def predict(
     """Compute the outputs; `Model.predict` says what the arguments mean."""
     check_world(model.replicator, "predict")
     replicator = model.replicator
-    mode = resolve(verbose, rank_of(replicator))
-    batch_size = resolve_batch_size(batch_size, replicator)
-    samples = as_samples(x, "x")
+    with telling(replicator, "predict"):
+        mode = resolve(verbose, rank_of(replicator))
+        batch_size = resolve_batch_size(batch_size, replicator)
+        samples = as_samples(x, "x")
     _agree(model, "predict", {"x": samples}, {"batch_size": batch_size})
-    model.prepare(samples, None)
+    with telling(replicator, "predict"):
+        model.prepare(samples, None)
+    check_equal(replicator, "predict", {})
     rows = share_out(replicator, (samples,), batch_size, False, "x")
     with Epoch("predict", rows.plan.steps, rows.total, mode) as shown:
         outputs = loop.predict(model, rows, shown)

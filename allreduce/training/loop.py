@@ -63,7 +63,8 @@ def share_out(
     if not sharded:
         replicated = Replicated(own, batch_size, replicator.num_replicas_in_sync)
         return Rows(tuple(arrays), replicated, own, sharded)
-    table = everyones(replicator, [own, replicator.local_replicas])
+    here = [own, replicator.local_replicas]
+    table = everyones(replicator, "how many rows ranks have", here)
     rows, replicas = (tuple(int(each) for each in column) for column in table.T)
     if not sum(rows):
         raise UsageError(f"{name} is empty on every rank")
@@ -145,7 +146,8 @@ def _rows_of(result: PerReplica) -> tuple[np.ndarray, ...]:
 def _in_order(replicator: Replicator, plan: Plan, parts: Sequence[np.ndarray]) -> np.ndarray:
     """Put every rank's rows where the plan took them from."""
     pieces = [plan.pieces(step) for step in range(plan.steps)]
-    replicas = everyones(replicator, [replicator.first_replica, replicator.local_replicas])
+    here = [replicator.first_replica, replicator.local_replicas]
+    replicas = everyones(replicator, "who has which replicas", here)
     sources: list[np.ndarray] = []
     for first, count in replicas.tolist():
         taken = [piece for step in pieces for piece in step[first : first + count]]

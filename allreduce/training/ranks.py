@@ -46,12 +46,12 @@ def check_world(replicator: Replicator, what: str) -> None:
         )
 
 
-def everyones(replicator: Replicator, values: Sequence[int]) -> np.ndarray:
-    """Gather a few integers of every rank, as `(ranks, n)`."""
+def everyones(replicator: Replicator, what: str, values: Sequence[int]) -> np.ndarray:
+    """Gather a few integers of every rank, as `(ranks, n)`; `what` says which."""
     mine = np.asarray(values, np.int64)
     if replicator.communicator is None:
         return mine[None]
-    return np.asarray(replicator.communicator.all_gather(mine)).reshape(-1, len(mine))
+    return comm.exchange(replicator.communicator, what, mine)
 
 
 def gather_rows(
@@ -75,7 +75,7 @@ def gather_rows(
     words = -(-max(counts) * width // 8)
     mine = np.zeros(words * 8, np.uint8)
     mine[: rows.nbytes] = np.ascontiguousarray(rows).view(np.uint8).reshape(-1)
-    found = np.asarray(communicator.all_gather(mine.view(np.int64)))
+    found = comm.exchange(communicator, "rows of results", mine.view(np.int64))
     parts = found.view(np.uint8).reshape(communicator.size, -1)
     return [
         part[: count * width].view(rows.dtype).reshape(count, *rows.shape[1:])

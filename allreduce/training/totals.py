@@ -101,7 +101,7 @@ class LossWatch:
             NumericsError: Some rank's loss has been a NaN; the message names the first step and
                 rank.
         """
-        firsts = everyones(self._replicator, [self._first])[:, 0].tolist()
+        firsts = everyones(self._replicator, "the first NaN", [self._first])[:, 0].tolist()
         found = [(step, rank) for rank, step in enumerate(firsts) if step >= 0]
         if not found:
             return

@@ -181,27 +181,6 @@ def test_ranks_that_pass_or_made_different_things_are_told_which() -> None:
             assert message.startswith(f"{method} on rank {rank}: {named}")
 
 
-def closed() -> None:
-    import json
-
-    import allreduce as ar
-    from tests.nn.common import blobs, classifier
-
-    strategy = ar.MultiWorkerMirroredStrategy()
-    with strategy.scope():
-        model = classifier()
-    strategy.communicator.close()
-    try:
-        model.fit(*blobs(20), verbose=0)
-    except ar.ClosedError as error:
-        print(json.dumps(str(error)))
-
-
-def test_no_training_goes_on_without_the_communicator() -> None:
-    for rank, message in enumerate(printed(run_ranks(closed, 2))):
-        assert message.startswith(f"fit on rank {rank}: the communicator of MultiWorkerMirrored")
-
-
 def weights_of_one_rank(when: str) -> None:
     import json
 
@@ -268,17 +247,90 @@ def no_strategy() -> None:
     import allreduce as ar
     from tests.nn.common import blobs, classifier
 
-    ar.init()
+    strategy = ar.MultiWorkerMirroredStrategy()
+    found = []
     try:
         classifier().fit(*blobs(20), verbose=0)
     except ar.UsageError as error:
-        print(json.dumps(str(error)))
+        found.append(str(error))
+    with strategy.scope():
+        model = classifier()
+    strategy.communicator.close()
+    try:
+        model.fit(*blobs(20), verbose=0)
+    except ar.ClosedError as error:
+        found.append(str(error))
+    print(json.dumps(found))
 
 
-def test_training_without_a_strategy_in_a_larger_world_is_refused() -> None:
-    for rank, message in enumerate(printed(run_ranks(no_strategy, 2))):
-        assert message.startswith(f"fit on rank {rank} of 2")
-        assert "ar.MultiWorkerMirroredStrategy().scope()" in message
+def test_training_without_a_strategy_or_its_communicator_is_refused() -> None:
+    for rank, (none, closed) in enumerate(printed(run_ranks(no_strategy, 2))):
+        assert none.startswith(f"fit on rank {rank} of 2")
+        assert "ar.MultiWorkerMirroredStrategy().scope()" in none
+        assert closed.startswith(f"fit on rank {rank}: the communicator of MultiWorkerMirrored")
+
+
+def refused_on_one_rank() -> None:
+    import json
+    from collections.abc import Callable
+    from functools import partial
+
+    import numpy as np
+
+    import allreduce as ar
+    from tests.nn.common import blobs, classifier
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    bad = strategy.communicator.rank == 1
+    x, y = blobs(24)
+    wrong = np.where(np.arange(24) == 5, 7, y) if bad else y
+    short = y[:-1] if bad else y
+    with strategy.scope():
+        model = classifier()
+    found: list[object] = []
+
+    def tell(call: Callable[[], object]) -> None:
+        try:
+            found.append(call())
+        except ar.AllreduceError as error:
+            found.append([type(error).__name__, str(error)])
+
+    def fit(labels: object, tests: object = y) -> object:
+        tested = (x, tests)
+        found = model.fit(
+            x, labels, batch_size=8, verbose=0, validation_data=tested, data="sharded"
+        )
+        return found.history
+
+    def evaluate(labels: object) -> object:
+        return model.evaluate(x, labels, verbose=0, data="sharded")
+
+    for labels in (short, wrong):
+        tell(partial(fit, labels))
+        tell(partial(evaluate, labels))
+    tell(lambda: fit(y, wrong))
+    tell(lambda: strategy.gather(ar.PerReplica((x[:2],)), axis=2 if bad else 0))
+    tell(lambda: fit(y))
+    tell(lambda: evaluate(y))
+    # What ranks exchange by themselves is no call of theirs, alike as the arrays may be.
+    tell(lambda: strategy.communicator.all_gather(np.array([7, 1])) if bad else fit(y))
+    print(json.dumps(found))
+
+
+def test_what_one_rank_refuses_is_raised_on_all_and_all_go_on() -> None:
+    first, second = printed(run_ranks(refused_on_one_rank, 2))
+    said = ["x and y need one row", "label 7 in row 5 of y"]
+    said = [said[0], said[0], said[1], said[1], "label 7 in row 5 of validation y", "there is no"]
+    for words, here, there in zip(said, first, second, strict=False):
+        assert words in there[1]
+        assert here[0] == "MismatchError"
+        assert here[1].endswith(f"on rank 0: rank 1 raised {there[0]}: {there[1]}")
+    assert first[6:8] == second[6:8]
+    assert np.isfinite(first[6]["val_loss"]).all()
+    for kind, text in (first[-1], second[-1]):
+        assert kind == "MismatchError"
+        assert "exchange(a comparison of what ranks were given)" in text
+        assert "all_gather(int64[2])" in text
 
 
 def save_everywhere(folder: str) -> None:
