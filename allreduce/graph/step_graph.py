@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 
 from allreduce.devices.names import DeviceName
+from allreduce.errors import UsageError
 from allreduce.graph.drawing import draw
 from allreduce.graph.node import Graph
 from allreduce.graph.sections import BACKWARD, Section, amount, sections
@@ -42,7 +43,15 @@ class StepGraph:
             print(f"{' -> '.join(ends)}: {what} of {title(source)}")
 
     def draw(self, path: str | PathLike[str]) -> None:
-        """Draw it as an SVG file: devices as columns, with layers, gradients and buckets."""
+        """Draw it as an SVG file: devices as columns, with layers, gradients and buckets.
+
+        Raises:
+            UsageError: The path's ending is another format's.
+        """
+        if Path(path).suffix.lower() != ".svg":
+            raise UsageError(
+                f"a step's graph is drawn as SVG; call the file .svg, not {str(path)!r}"
+            )
         Path(path).write_text(draw(sections(self._graph)), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""The layers that are being called on this thread, and in which mode."""
+"""The layers that are being called on this thread, and in which mode; and whether they can be."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from allreduce.errors import UsageError
+from allreduce.graph.scope import users_line
 
 if TYPE_CHECKING:
     from allreduce.nn.layer import Layer
@@ -46,3 +49,18 @@ def calling(layer: Layer, training: bool) -> Iterator[None]:
     finally:
         _calls.stack.pop()
         _calls.training = outer
+
+
+def check_made(layer: object) -> None:
+    """Refuse a layer whose class has not let its base make what all layers have."""
+    if "replicator" not in vars(layer):
+        raise UsageError(f"{type(layer).__name__}.__init__ has to call super().__init__() first")
+
+
+def check_given(path: str | None, kind: type, outputs: object) -> None:
+    """Refuse a layer's outputs that are none."""
+    if outputs is None:
+        raise UsageError(
+            f"{users_line()}: layer {path!r} gave None; return the outputs from "
+            f"{kind.__name__}.call"
+        )

@@ -68,8 +68,7 @@ class Layer:
 
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         """Compute the outputs; inside a model `training` is the model's unless it is given."""
-        if "replicator" not in vars(self):
-            raise UsageError(f"{type(self).__name__}.__init__ has to call super().__init__() first")
+        calls.check_made(self)
         tensors = map_leaves(self._cast, inputs)
         if training is None:
             training = calls.in_training()
@@ -88,6 +87,7 @@ class Layer:
                 outputs = self.call(tensors, training=training)  # type: ignore[call-arg]
             else:
                 outputs = self.call(tensors)
+        calls.check_given(self.path, kind, outputs)
         self.built = True
         self.input_shape, self.output_shape = _shape(tensors), _shape(outputs)
         return outputs

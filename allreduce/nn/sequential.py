@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from allreduce.errors import UsageError
+from allreduce.nn.calls import check_made
 from allreduce.nn.checks import inner_layers
 from allreduce.nn.input import Input
 from allreduce.nn.layer import Layer
@@ -68,6 +69,7 @@ class Sequential(Model):
                 raise UsageError("Input stands first in a Sequential, and only once")
             self._input = layer
         elif isinstance(layer, Layer):
+            check_made(layer)
             if layer is self or self in inner_layers(layer):
                 raise UsageError(f"model {self.name!r} cannot be a layer of itself")
             self._layers.append(layer)

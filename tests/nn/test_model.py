@@ -229,3 +229,18 @@ def test_layers_are_added_until_the_model_is_used() -> None:
     with pytest.raises(UsageError, match="has been built"):
         lazy.add(nn.Dense(1))
     assert lazy.predict(x, verbose=0).shape == (8, 2)
+
+
+def test_layers_that_forget_what_python_lets_them_forget_are_told_so() -> None:
+    class Unmade(nn.Layer):
+        def __init__(self) -> None:
+            pass
+
+    class Mute(nn.Layer):
+        def call(self, inputs: Any) -> None:
+            inputs * 2.0
+
+    with pytest.raises(UsageError, match=r"Unmade.__init__ has to call super\(\).__init__\(\)"):
+        nn.Sequential([Unmade()])
+    with pytest.raises(UsageError, match=r"layer '.*/0' gave None; return .* from Mute.call"):
+        nn.Sequential([Mute()]).predict(np.ones((2, 3), np.float32))
