@@ -98,7 +98,7 @@ def test_the_summary_lists_devices_and_transfers(
 def test_the_picture_has_every_section_inside_of_its_devices_column(
     graph: StepGraph, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match=r"name it .svg, not '.*step.png'"):
+    with pytest.raises(UsageError, match=r"call the file .svg, not '.*step.png'"):
         graph.draw(tmp_path / "step.png")
     graph.draw(tmp_path / "step.svg")
     root = ElementTree.parse(tmp_path / "step.svg").getroot()
