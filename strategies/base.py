@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm import Communicator, init, replica_communicators, world
+from allreduce.comm import Communicator, exchange, init, replica_communicators, world
 from allreduce.data import DistributedDataset
 from allreduce.devices import DeviceName, blas_threads, limit_blas_threads
 from allreduce.errors import ShapeError, UsageError, unknown_name
@@ -53,6 +53,17 @@ class Strategy(Replicator):
         return self._communicator
 
     def replica_communicators(self) -> list[Communicator]:
+        """Make the communicators of this process's replicas; all ranks do so in their first step.
+
+        They meet in `communicator` first, where a rank that has left is heard of at once: the
+        store, through which the new one is made, tells only of those that died.
+
+        Raises:
+            PeerLostError: A rank has left, or died.
+            ClosedError: This rank has closed `communicator`.
+        """
+        if self.communicator.size > 1:
+            exchange(self.communicator, "making the replicas' communicator", np.zeros(0, np.int64))
         return replica_communicators(world(), self.local_replicas, name="replicas")
 
     @contextmanager

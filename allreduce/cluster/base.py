@@ -21,6 +21,9 @@ __all__ = [
     "ranks_text",
 ]
 
+_MADE = "a communicator together"  # what exchanges are for; their keys tell people nothing
+_REMEDY = "every rank has to make the same calls"
+
 
 @dataclass(frozen=True)
 class Member:
@@ -187,8 +190,8 @@ class World:
             except TimeoutError as error:
                 raise TimeoutError(
                     f"[cluster] rank {self.members[self.rank].world_rank}: rank "
-                    f"{self.members[rank].world_rank} brought nothing to {key!r} within "
-                    f"{timeout:g} s"
+                    f"{self.members[rank].world_rank} did not come within {timeout:g} s to where "
+                    f"ranks make {_MADE}; {_REMEDY}"
                 ) from error
         return values
 
@@ -198,7 +201,7 @@ class World:
             return self.store.get(own, wait.quiet)
         except TimeoutError:
             who = f"rank {self.members[rank].world_rank}"
-            if not wait.goes_on(f"{who} in {key!r}; every rank has to make the same calls"):
+            if not wait.goes_on(f"{who} to make {_MADE}; {_REMEDY}"):
                 raise
             return self.store.get(own, wait.remaining)
 

@@ -102,10 +102,12 @@ def test_get_times_out_naming_rank_and_key() -> None:
         joined[1].store.get("absent", 0.2)
 
 
-def test_exchange_times_out_naming_the_rank_that_brought_nothing() -> None:
+def test_exchange_times_out_naming_the_rank_that_did_not_come() -> None:
     with worlds(3) as joined:
         joined[0].store.set("k/0", b"")
-        with pytest.raises(TimeoutError, match="rank 1: rank 2 brought nothing to 'k'"):
+        with pytest.raises(
+            TimeoutError, match=r"rank 1: rank 2 did not come within 0.3 s to where"
+        ):
             joined[1].exchange("k", b"", 0.3)
 
 

@@ -68,7 +68,10 @@ def test_an_exchange_that_a_rank_comes_late_to(tmp_path: Path) -> None:
     results = run_together(path, [said(rank, 2, address) for rank in range(2)])
     assert [result.out for result in results] == ["[b'0', b'1']\n"] * 2, results
     (line,) = warnings(results[0].err)
-    assert "waiting for rank 1 in 'k'; every rank has to make the same calls" in line
+    assert (
+        "waiting for rank 1 to make a communicator together; every rank has to make the same calls"
+        in line
+    )
 
 
 def test_a_rank_of_mpis_that_never_joins(tmp_path: Path) -> None:

@@ -74,3 +74,28 @@ def test_ranks_without_samples_and_ranks_that_fail_leave_nobody_waiting_or_wrong
             assert "replica 1 raised UsageError" in bad[1]
             assert "label 9" in bad[1]
         assert after[0] == "ClosedError", "no step is mixed with another rank's other step"
+
+
+def leaves_before_the_first_step() -> None:
+    import numpy as np
+
+    import allreduce as ar
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    if strategy.communicator.rank == 1:
+        return
+    (batch,) = strategy.distribute_dataset([np.ones((4, 1), np.float32)])
+    try:
+        strategy.run(lambda x: ar.all_reduce(ar.ops.sum(x)), args=(batch,))
+    except ar.PeerLostError as error:
+        print(error)
+
+
+def test_a_rank_that_leaves_before_the_first_step_is_missed_at_once() -> None:
+    first, second = run_ranks(
+        leaves_before_the_first_step, 2, timeout=20, env={"ALLREDUCE_TIMEOUT": "10"}
+    )
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert "rank 1" in first.stdout
+    assert "left normally" in first.stdout
+    assert "making the replicas' communicator" in first.stdout
