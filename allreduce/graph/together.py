@@ -31,7 +31,7 @@ def exchange(
         node: The collective.
         specs: Of what it reads.
         said: What all ranks have done alike so far; None where there is one.
-        brought: …
+        brought: What each local replica has for it.
     """
     if said is not None:
         compare(host, said)
@@ -50,7 +50,7 @@ def update(
         node: `apply_gradients`.
         specs: Of the count and the gradients.
         said: What all ranks have to do alike; None where there is one.
-        brought: …
+        brought: What each local replica has for it.
     """
     assert node.device is not None, node
     plan = plan_for(host, node.attrs["rule"], node.attrs["variables"], node.device)

@@ -25,6 +25,17 @@ def record(function: Callable[..., Sequence[Tensor]], *specs: Spec) -> Graph:
     return trace.finish([output for output in outputs if isinstance(output, TracedTensor)])
 
 
+def trace_of(fn: Callable[..., Any], *shapes: tuple[Any, ...]) -> Graph:
+    """Trace a function of float32 tensors of these shapes; it returns one, or a tuple of them."""
+    trace = Trace()
+    with recording(trace):
+        specs = [Spec(shape, np.dtype(np.float32)) for shape in shapes]
+        outputs = fn(*(trace.placeholder(spec, f"x{i}") for i, spec in enumerate(specs)))
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    assert all(isinstance(each, TracedTensor) for each in outputs)
+    return trace.finish(outputs)
+
+
 def interpret(
     graph: Graph, feeds: Sequence[Any], batch: int = 0, runtime: Mapping[str, int] | None = None
 ) -> list[np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,10 @@ from allreduce.graph.passes import bucket, order_reads, prune
 from allreduce.graph.placement import place
 from allreduce.graph.program import Program
 from allreduce.graph.schedule import schedule
-from allreduce.graph.spec import BATCH, Spec
-from allreduce.graph.tensor import Tensor, TracedTensor
-from allreduce.graph.trace import Trace, recording
+from allreduce.graph.spec import BATCH
+from allreduce.graph.tensor import Tensor
 from allreduce.reduction import Bucket, Layout, lay_out, plan_buckets
+from tests.graph.interpret import trace_of
 
 CPUS = [DeviceName.parse(f"CPU:{index}").complete() for index in range(2)]
 
@@ -57,16 +57,6 @@ def _variable(name: str, *shape: int) -> Variable:
     return Variable(np.zeros(shape, np.float32), name=name)
 
 
-def _trace(fn: Callable[..., Any], *shapes: tuple[Any, ...]) -> Graph:
-    trace = Trace()
-    with recording(trace):
-        specs = [Spec(shape, np.dtype(np.float32)) for shape in shapes]
-        outputs = fn(*(trace.placeholder(spec, f"x{i}") for i, spec in enumerate(specs)))
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    assert all(isinstance(each, TracedTensor) for each in outputs)
-    return trace.finish(outputs)
-
-
 def _ops(graph: Graph) -> list[str]:
     return [node.op for node in graph.nodes]
 
@@ -79,12 +69,12 @@ def _two_layers(limit: int = 64) -> tuple[Graph, Plan, list[Variable]]:
         minimize(Rule(), loss, [w1, w2])
         return loss
 
-    graph = order_reads(prune(_trace(step, (BATCH, 4))))
+    graph = order_reads(prune(trace_of(step, (BATCH, 4))))
     return graph, Plan([w2, w1], limit), [w1, w2]
 
 
 def test_prune_drops_what_no_fetch_needs() -> None:
-    graph = prune(_trace(lambda x, y: (ops.exp(x), y * 2)[0], (2,), (2,)))
+    graph = prune(trace_of(lambda x, y: (ops.exp(x), y * 2)[0], (2,), (2,)))
     assert _ops(graph) == ["placeholder", "placeholder", "exp"]
 
 
@@ -96,7 +86,7 @@ def test_prune_drops_the_gradient_of_the_data() -> None:
 
 
 def test_a_fed_interior_tensor_cuts_everything_above_it() -> None:
-    graph = _trace(lambda x: ops.log(ops.exp(x) + 1), (2,))
+    graph = trace_of(lambda x: ops.log(ops.exp(x) + 1), (2,))
     interior = next(node.id for node in graph.nodes if node.op == "add")
     cut = prune(graph, feeds=[interior])
     assert _ops(cut) == ["placeholder", "placeholder", "log"]
@@ -120,7 +110,7 @@ def test_a_read_that_is_used_after_a_change_is_copied() -> None:
         v.assign(old + 1)
         return before + v  # the old value and the new one
 
-    graph = order_reads(_trace(step, (3,)))
+    graph = order_reads(trace_of(step, (3,)))
     reads = [node for node in graph.nodes if node.op == "read"]
     assert [node.attrs.get("copy", False) for node in reads] == [True, False]
 
@@ -192,7 +182,7 @@ def test_placement_follows_scopes_then_inputs_then_the_replica() -> None:
             y = ops.exp(x)
         return ops.log(y) + ops.tanh(x)
 
-    placed, log = place(_trace(fn, (2,)), CPUS[0], CPUS)
+    placed, log = place(trace_of(fn, (2,)), CPUS[0], CPUS)
     where = {node.op: node.device for node in placed.nodes}
     assert where["exp"] == CPUS[1]
     assert where["log"] == CPUS[1]
@@ -206,7 +196,7 @@ def test_one_transfer_per_tensor_and_destination() -> None:
         with device("CPU:1"):
             return ops.log(y) + ops.sqrt(y)
 
-    placed, _ = place(_trace(fn, (2,)), CPUS[0], CPUS)
+    placed, _ = place(trace_of(fn, (2,)), CPUS[0], CPUS)
     cut = partition(placed)
     assert _ops(cut).count("send") == _ops(cut).count("receive") == 1
     for node in cut.nodes:
@@ -218,7 +208,7 @@ def test_a_missing_device_is_an_error_that_lists_what_exists() -> None:
         with device("GPU:3"):
             return ops.exp(x)
 
-    graph = _trace(fn, (2,))
+    graph = trace_of(fn, (2,))
     with pytest.raises(DeviceError, match=r"test_passes\.py:\d+: exp .*GPU:3.*there are .*CPU:0"):
         place(graph, CPUS[0], CPUS)
 
@@ -230,7 +220,7 @@ def test_soft_placement_falls_back_and_says_so(caplog: pytest.LogCaptureFixture)
 
     options.set_soft_device_placement(True)
     try:
-        placed, log = place(_trace(fn, (2,)), CPUS[0], CPUS)
+        placed, log = place(trace_of(fn, (2,)), CPUS[0], CPUS)
     finally:
         options.set_soft_device_placement(False)
     assert placed.nodes[-1].device == CPUS[0]

@@ -13,12 +13,11 @@ import allreduce as ar
 from allreduce.devices import DeviceName, options
 from allreduce.errors import DeviceError, UsageError
 from allreduce.events import logger
-from allreduce.graph.node import Graph, Node
+from allreduce.graph.node import Node
 from allreduce.graph.placement import Placed, place
 from allreduce.graph.places import Places
-from allreduce.graph.spec import BATCH, Spec
-from allreduce.graph.tensor import TracedTensor
-from allreduce.graph.trace import Trace, recording
+from allreduce.graph.spec import BATCH
+from tests.graph.interpret import trace_of
 
 
 def _names(*texts: str) -> list[DeviceName]:
@@ -30,16 +29,6 @@ GPU = _names("GPU:0")[0]
 CLUSTER = [*CPUS, *_names("/job:worker/task:1/CPU:0", "/job:ps/task:0/CPU:0")]
 
 
-def _trace(fn: Callable[..., Any], *shapes: tuple[Any, ...]) -> Graph:
-    trace = Trace()
-    with recording(trace):
-        specs = [Spec(shape, np.dtype(np.float32)) for shape in shapes]
-        outputs = fn(*(trace.placeholder(spec, f"x{i}") for i, spec in enumerate(specs)))
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    assert all(isinstance(each, TracedTensor) for each in outputs)
-    return trace.finish(outputs)
-
-
 def _where(
     fn: Callable[..., Any],
     *,
@@ -48,7 +37,7 @@ def _where(
     shape: tuple[Any, ...] = (2,),
 ) -> dict[str, Placed]:
     """Place a function of one tensor; gives the last row of the log for each operator."""
-    _, log = place(_trace(fn, shape), home, available)
+    _, log = place(trace_of(fn, shape), home, available)
     return {row.op: row for row in log}
 
 
@@ -141,7 +130,7 @@ def test_values_are_colocated_outside_of_functions_and_with_variables() -> None:
         kept.append(x)
         return x
 
-    _trace(leak, (2,))
+    trace_of(leak, (2,))
     with pytest.raises(UsageError, match="whose trace has ended"):
         ar.colocate_with(kept[0])
     with pytest.raises(UsageError, match="takes a tensor or a variable, not 'CPU:0'"):
@@ -207,7 +196,7 @@ def test_gradients_are_computed_beside_what_they_are_of() -> None:
         (gradient,) = ar.gradients(loss, [w])
         return gradient
 
-    placed, _ = place(_trace(fn, (BATCH, 2)), CPUS[0], CLUSTER)
+    placed, _ = place(trace_of(fn, (BATCH, 2)), CPUS[0], CLUSTER)
     matmuls = [node for node in placed.nodes if node.op == "matmul"]
     assert len(matmuls) >= 2
     assert {node.device for node in matmuls} == {CPUS[1]}
