@@ -43,8 +43,8 @@ class Calling:
         mesh = self._mesh
         try:
             for mine, other, channel in sorted(mesh.expected(caller=True)):
-                family = interface.family(mesh.processes[mesh.owners[other]].host)
-                self._sockets[mine, other, channel] = socket.socket(family, socket.SOCK_STREAM)
+                host = mesh.processes[mesh.owners[other]].host
+                self._sockets[mine, other, channel] = interface.stream(host)
         except OSError as error:
             raise JoinError(
                 f"[tcp] {mesh.world.called()} cannot call the others: {error}; "

@@ -119,7 +119,7 @@ def _listen(world: World) -> socket.socket:
             "job has no secret: anybody on the network could join; set ALLREDUCE_SECRET to the "
             "same random text on all ranks"
         )
-    listener = socket.socket(interface.family(host), socket.SOCK_STREAM)
+    listener = interface.stream(host)
     try:
         listener.bind((host, 0))
         listener.listen(_BACKLOG)
