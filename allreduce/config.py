@@ -105,6 +105,19 @@ class _Threading:
         """Give the number that was set; 0 when the library chooses."""
         return options.current().intra_op_threads or 0
 
+    def set_inter_op_parallelism_threads(self, count: int) -> None:
+        """Let up to `count` operations of a step that do not depend on each other run at once.
+
+        It holds for what is traced from then on, on each replica; 1, which it is at first, is a
+        replica's own thread. Results are the same bits. Matrix products use the intra-op threads
+        besides. Under `enable_check_numerics` one thread runs all: there is a first operation then.
+        """
+        options.set_inter_op_threads(count)
+
+    def get_inter_op_parallelism_threads(self) -> int:
+        """Give the number that was set, or 1."""
+        return options.current().inter_op_threads
+
 
 threading = _Threading()
 

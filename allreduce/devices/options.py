@@ -20,6 +20,7 @@ class Options:
     functions_run_eagerly: bool = False  # compute steps op by op, with values to look at
     floatx: str = "float32"  # what layers compute in unless told otherwise
     intra_op_threads: int | None = None  # BLAS threads per process; None: the library chooses
+    inter_op_threads: int = 1  # that run operations of one replica
 
 
 _current = Options()
@@ -69,6 +70,11 @@ def set_intra_op_threads(count: int | None) -> None:
     """Choose how many threads BLAS may use in this process; None lets the library choose."""
     chosen = None if count is None else integer("an op's number of threads", count, 1)
     _replace(intra_op_threads=chosen)
+
+
+def set_inter_op_threads(count: int) -> None:
+    """Choose how many threads run a replica's operations that do not depend on each other."""
+    _replace(inter_op_threads=integer("the number of inter-op threads", count, 1))
 
 
 def _replace(**changes: bool | str | int | None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from allreduce.devices import options
 from allreduce.errors import UsageError
 from allreduce.graph.body import with_bodies
 from allreduce.graph.frame import Frame
@@ -77,7 +78,10 @@ class Executor:
                     "the step gathers the rows of all replicas, and how many there are is not "
                     "known; make the batches with strategy.distribute_dataset"
                 )
-            frame = Frame(program, self.replica, self.arenas, self.rendezvous, moment, self.outline)
+            frame = Frame(
+                *(program, self.replica, self.arenas, self.rendezvous, moment, self.outline),
+                threads=_threads(),
+            )
             self._frames[sizes] = frame
             if len(self._frames) > KEPT_FRAMES:
                 self._frames.popitem(last=False)
@@ -87,3 +91,8 @@ class Executor:
         except BaseException as error:
             self.rendezvous.abort(self.replica.generation, moment.step, error)
             raise
+
+
+def _threads() -> int:
+    chosen = options.current()  # one thread finds the first operation that makes a NaN
+    return 1 if chosen.check_numerics else chosen.inter_op_threads

@@ -16,11 +16,13 @@ from allreduce.graph.memory import Memory
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.outline import Outline
-from allreduce.graph.program import Instruction, Program
+from allreduce.graph.parallel import dependencies, is_free
+from allreduce.graph.program import Program
 from allreduce.graph.rendezvous import Rendezvous
 from allreduce.graph.replica import Moment, Replica
 from allreduce.graph.spec import Shape, concrete
 from allreduce.graph.stamp import Stamp
+from allreduce.graph.team import Team
 from allreduce.graph.watch import look_at
 from allreduce.reduction import Arena
 
@@ -35,6 +37,7 @@ class Frame:
         rendezvous: Where transfers between the replica's devices meet.
         moment: The first step that it is for; others have the same rows.
         outline: What all ranks have to run alike; None where there is one rank.
+        threads: How many run instructions that do not depend on each other.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Frame:
         rendezvous: Rendezvous,
         moment: Moment,
         outline: Outline | None,
+        threads: int = 1,
     ) -> None:
         self.program = program
         self.replica = replica
@@ -62,11 +66,29 @@ class Frame:
         self._give()
         self.in_place = self._find_in_place()
         self.memory = Memory(self.program, self.in_place, self.shape, self.device)
-        self.steps = [
-            self._after(instruction, build(self, instruction.node))
-            for instruction in program.instructions
-            if not (instruction.node.op == "store_gradient" and self._is_in_place(instruction.node))
-        ]
+        self._build(threads)
+
+    def _build(self, threads: int) -> None:
+        """Bind the instructions; one thread runs them where several could not help."""
+        instructions = self.program.instructions
+        made = [_nothing if self._is_made(i.node) else build(self, i.node) for i in instructions]
+        free = [is_free(each.node) for each in instructions]
+        if threads == 1 or sum(free) < 2:
+            self.steps = [
+                self._after(instruction.waits, step)
+                for instruction, step in zip(instructions, made, strict=True)
+                if step is not _nothing
+            ]
+            return
+        index = {each.node.id: i for i, each in enumerate(instructions)}
+        steps = []
+        for i, (instruction, step) in enumerate(zip(instructions, made, strict=True)):
+            # Which waits are covered by earlier ones' holds for one thread only.
+            before = [index[j] for j in instruction.node.before if j in index]
+            steps.append(self._after(before, step))
+            free[i] = free[i] and steps[i] is step
+        after = dependencies(self.program, self.memory.extent)
+        self.steps = [Team(steps, after, free, threads).run]
 
     def _give(self) -> None:
         for node in self.program.given.values():
@@ -125,8 +147,9 @@ class Frame:
                 places[node.inputs[0]] = self.gradient(node)
         return places
 
-    def _is_in_place(self, node: Node) -> bool:
-        return node.inputs[0] in self.in_place
+    def _is_made(self, node: Node) -> bool:
+        """Say whether a node has nothing to do: what it stores was computed where it goes."""
+        return node.op == "store_gradient" and node.inputs[0] in self.in_place
 
     def arena(self, node: Node) -> Arena:
         """Return where the optimizer of a node has its arrays."""
@@ -137,13 +160,11 @@ class Frame:
         arena = self.arena(node)
         return arena.view(arena.gradients, node.attrs["span"])
 
-    def _after(self, instruction: Instruction, step: Step) -> Step:
-        """Put the waits for collectives before a step; all else has ended when it was issued."""
+    def _after(self, before: Sequence[int], step: Step) -> Step:
+        """Put the waits for collectives before a step; all else has ended when it runs."""
         instructions = self.program.instructions
         waits = tuple(
-            instructions[i].node.id
-            for i in instruction.waits
-            if instructions[i].stream == "collective"
+            instructions[i].node.id for i in before if instructions[i].stream == "collective"
         )
         if not waits:
             return step
@@ -198,3 +219,7 @@ class Frame:
         place = arena.gradients[1 : arena.layout.header]
         stamp = Stamp(self.outline, node.attrs["rule"], arena.layout, place, communicator)
         return self.stamps.setdefault(id(node.attrs["plan"]), stamp)
+
+
+def _nothing() -> None:
+    pass

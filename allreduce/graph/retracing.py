@@ -23,6 +23,7 @@ _AROUND = (
     "it is called in another ar.device scope than before",
     "ar.config.passes were switched",
     "ar.config.enable_check_numerics was switched",
+    "the number of inter-op threads was changed",
 )
 
 

@@ -90,7 +90,11 @@ def take_apart(structure: Any, local_replicas: int) -> Arguments:
         array, key = _describe(leaf, found, local_replicas)
         found.inputs.append(array)
         found.keys.append(key)
-    found.around = (surroundings(), switched_off(), options.current().check_numerics)
+    chosen = options.current()
+    found.around = (
+        *(surroundings(), switched_off()),
+        *(chosen.check_numerics, chosen.inter_op_threads),
+    )
     found.key = (nest.outline(structure), tuple(found.keys), found.around)
     return found
 

@@ -1,0 +1,175 @@
+"""Operations that do not depend on each other run at once, and nothing else does."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import allreduce as ar
+from allreduce.devices import options
+from allreduce.errors import UsageError
+from allreduce.graph import frame
+from allreduce.graph.ops import base
+from tests.graph.eager_cases import NETWORKS, trained
+from tests.harness import run_ranks
+
+THREADS = 3
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    ar.config.set_logical_devices("CPU", 4)
+    monkeypatch.setattr(options, "_current", options.Options())
+    monkeypatch.setattr(base, "_TABLE", dict(base._TABLE))
+
+
+def _use(threads: int) -> None:
+    ar.config.threading.set_inter_op_parallelism_threads(threads)
+
+
+class _AnyOrder:
+    """Runs steps in any order that their dependencies allow, on one thread."""
+
+    def __init__(
+        self, steps: Sequence[Any], after: Sequence[frozenset[int]], free: object, threads: int
+    ) -> None:
+        assert threads == THREADS
+        self._steps, self._after = steps, after
+        self._random = random.Random(len(steps))
+
+    def run(self) -> None:
+        over: set[int] = set()
+        while len(over) < len(self._steps):
+            ready = [i for i, before in enumerate(self._after) if i not in over and before <= over]
+            chosen = self._random.choice(ready)
+            self._steps[chosen]()
+            over.add(chosen)
+
+
+class _Split(ar.nn.Model):
+    """A part of each replica on its second device, and a scan."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with ar.device("CPU:1"):
+            self.inner = ar.nn.Dense(8, activation="gelu")
+        self.branch = ar.nn.Dense(8)
+        self.out = ar.nn.Dense(3, activation="softmax")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        x = ar.ops.reshape(inputs, (inputs.shape[0], 72))
+        both = self.inner(x) * self.branch(x)
+        rows = ar.ops.transpose(ar.ops.reshape(both, (inputs.shape[0], 4, 2)), (1, 0, 2))
+        last, _ = ar.scan(lambda carry, row: (ar.ops.tanh(carry + row), None), rows[0] * 0, rows)
+        return self.out(ar.ops.concatenate([both, last], axis=1))
+
+
+@pytest.mark.parametrize("any_order", [False, True], ids=["threads", "any order"])
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("network", [*NETWORKS, "split"])
+def test_training_gives_the_same_bits(
+    network: str, replicas: int, any_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = network == "split"
+    make: Callable[[], Any] = _Split if split else NETWORKS[network]
+    owned = [f"CPU:{i}" for i in range(2 * replicas if split else replicas)]
+    strategy = ar.MirroredStrategy(owned, devices_per_replica=2 if split else 1)
+    wanted = trained(make, strategy, eagerly=False)
+    if any_order:
+        monkeypatch.setattr(frame, "Team", _AnyOrder)
+    _use(THREADS)
+    for one, other in zip(trained(make, strategy, eagerly=False), wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def ranks() -> None:
+    import numpy as np
+
+    import allreduce as ar
+    from tests.graph.eager_cases import NETWORKS, trained
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    for make in NETWORKS.values():
+        runs = []
+        for threads in (1, 2):
+            ar.config.threading.set_inter_op_parallelism_threads(threads)
+            runs.append(trained(make, strategy, eagerly=False))
+        assert all(np.array_equal(one, other) for one, other in zip(*runs, strict=True))
+
+
+def test_ranks_give_the_same_bits() -> None:
+    for result in run_ranks(ranks, 2):
+        assert result.returncode == 0, result
+
+
+def _meeting(name: str, meet: Callable[[], Any]) -> Any:
+    """Make an operation that copies its input after it has met another one."""
+
+    def kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: object) -> None:
+        meet()
+        out[...] = inputs[0]
+
+    return ar.register_op(name, shape=lambda specs, attrs: specs[0], cpu=kernel)
+
+
+def test_two_operations_run_at_the_same_time() -> None:
+    both = threading.Barrier(2)
+    one, other = (_meeting(name, lambda: both.wait(timeout=0.5)) for name in ("one", "other"))
+
+    @ar.function
+    def step(x: Any) -> Any:
+        return one(x) + other(x)
+
+    with pytest.raises(threading.BrokenBarrierError):
+        step(np.ones(3))
+    both.reset()
+    _use(2)
+    np.testing.assert_array_equal(step(np.ones(3)), np.full(3, 2.0))
+
+
+def test_an_error_ends_the_step_and_the_next_one_runs() -> None:
+    broken = [True]
+
+    def fail() -> None:
+        if broken:
+            raise ArithmeticError("it does not work")
+
+    one, other = _meeting("one", fail), _meeting("other", lambda: None)
+
+    @ar.function
+    def step(x: Any) -> Any:
+        return one(x) + other(x) * other(x + 1.0)
+
+    _use(THREADS)
+    with pytest.raises(ArithmeticError, match="it does not work"):
+        step(np.ones(3))
+    broken.clear()
+    np.testing.assert_array_equal(step(np.ones(3)), np.full(3, 3.0))
+
+
+def test_an_update_waits_for_all_that_read_the_variable() -> None:
+    slow = threading.Event()
+    late = _meeting("late", lambda: slow.wait(0.2))
+    v = ar.Variable(np.ones(3), name="v")
+
+    @ar.function
+    def step(x: Any) -> Any:
+        seen = late(x) * v
+        v.assign(v + x)
+        return seen
+
+    _use(THREADS)
+    np.testing.assert_array_equal(step(np.ones(3)), np.ones(3))
+    np.testing.assert_array_equal(v.numpy(), np.full(3, 2.0))
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, "2", True])
+def test_a_number_of_threads_that_is_none(count: Any) -> None:
+    with pytest.raises(UsageError, match=r"inter-op threads.*1"):
+        ar.config.threading.set_inter_op_parallelism_threads(count)
+    assert ar.config.threading.get_inter_op_parallelism_threads() == 1
