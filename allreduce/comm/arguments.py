@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import checks, scaling, typed
+from allreduce.comm.array import Array
 from allreduce.comm.arrays import borrow, borrow_out
-from allreduce.comm.base import Array
 from allreduce.comm.call import COUNT_LIMIT, ROOTED, Call
 from allreduce.comm.checks import UNSCALED, Context, Options
 from allreduce.comm.overlap import check_overlap

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm.base import Array
+from allreduce.comm.array import Array
 from allreduce.errors import UsageError
 
 _NUMBERS = (bool, int, float, complex)

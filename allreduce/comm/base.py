@@ -10,20 +10,18 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from allreduce.comm.array import Array
 from allreduce.comm.call import Call
+from allreduce.comm.failures import MemberInfo
 from allreduce.comm.locks import within
 from allreduce.comm.plan import Plan
 from allreduce.errors import AllreduceError, ClosedError, TimeoutError, UsageError
 
-if TYPE_CHECKING:
-    from allreduce.comm.failures import MemberInfo
-
-Array = NDArray[Any]
 _waiting = "_waiting"  # a work's lock; a child made by fork takes another, as nobody may free this
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.comm.array import Array
 from allreduce.comm.arrays import dtype_named
-from allreduce.comm.base import Array
 from allreduce.comm.call import CARRIES, COUNT_LIMIT, DTYPES, OPERATORS, remedy
 from allreduce.errors import (
     OutOfMemoryError,

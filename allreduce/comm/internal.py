@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from allreduce.comm.base import Array
+from allreduce.comm.array import Array
 from allreduce.comm.caller import Caller
 from allreduce.comm.checks import Options
 

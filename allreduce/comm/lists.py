@@ -12,8 +12,9 @@ import numpy as np
 
 from allreduce.comm import checks, scaling, typed
 from allreduce.comm.arguments import room
+from allreduce.comm.array import Array
 from allreduce.comm.arrays import Lent, borrow, borrow_out
-from allreduce.comm.base import Array, Work
+from allreduce.comm.base import Work
 from allreduce.comm.call import ROOTED
 from allreduce.comm.caller import Caller
 from allreduce.comm.checks import UNSCALED, Context, Options

@@ -8,8 +8,9 @@ import numpy as np
 
 from allreduce.comm import checks
 from allreduce.comm.arguments import Prepared, contiguous, room
+from allreduce.comm.array import Array
 from allreduce.comm.arrays import borrow, borrow_out
-from allreduce.comm.base import Array, Work
+from allreduce.comm.base import Work
 from allreduce.comm.call import ANY, COUNT_LIMIT, Call
 from allreduce.comm.checks import Context
 from allreduce.comm.overlap import check_own

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from allreduce.comm.base import Array, Transport, Work
+from allreduce.comm.array import Array
+from allreduce.comm.base import Transport, Work
 from allreduce.comm.failures import MemberInfo, Witness
 from allreduce.errors import AllreduceError, ClosedError, UsageError
 from allreduce.events import logger

@@ -11,8 +11,8 @@ import numpy as np
 
 from allreduce.comm import checks
 from allreduce.comm.arguments import room
+from allreduce.comm.array import Array
 from allreduce.comm.arrays import borrow, dtype_named
-from allreduce.comm.base import Array
 from allreduce.comm.caller import Caller
 from allreduce.comm.checks import Context, Options
 from allreduce.comm.order import Stages, as_it_is

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from allreduce.comm.base import Array
+from allreduce.comm.array import Array
 from allreduce.comm.checks import JOINS, Context, Options
 from allreduce.errors import UsageError
 

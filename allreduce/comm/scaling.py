@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm.base import Array
+from allreduce.comm.array import Array
 from allreduce.comm.checks import Context
 from allreduce.errors import UnsupportedError, UsageError
 

@@ -15,7 +15,7 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from allreduce.comm.base import Array
+from allreduce.comm.array import Array
 from allreduce.comm.typed import TEXT_BYTES
 
 NOTE_BYTES = 180  # native kNoteText

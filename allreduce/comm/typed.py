@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from allreduce.comm.base import Array
+from allreduce.comm.array import Array
 from allreduce.comm.checks import Context, Options
 from allreduce.comm.scaling import Factor
 

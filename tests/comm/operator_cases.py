@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from allreduce.comm import Communicator
+from allreduce.comm.array import Array
 from allreduce.comm.arrays import dtype_named
-from allreduce.comm.base import Array
 from allreduce.comm.call import CARRIES, DTYPES, OPERATORS
 from allreduce.errors import UnsupportedError
 

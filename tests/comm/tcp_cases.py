@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import Communicator
-from allreduce.comm.base import Array, Work
+from allreduce.comm.array import Array
+from allreduce.comm.base import Work
 from allreduce.comm.call import Call
 from tests.comm.cases import whole
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from allreduce.comm import Communicator
+from allreduce.comm.array import Array
 from allreduce.comm.arrays import dtype_named
-from allreduce.comm.base import Array
 from allreduce.comm.call import DTYPES
 from tests.comm.operator_cases import SENSE, assert_same, fold
 from tests.harness import run_threads

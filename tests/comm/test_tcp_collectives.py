@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from allreduce.comm import Communicator
-from allreduce.comm.base import Array, Work
+from allreduce.comm.array import Array
+from allreduce.comm.base import Work
 from allreduce.errors import MismatchError, UnsupportedError
 from tests.comm.cases import whole
 from tests.comm.tcp_cases import (

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from allreduce import _native
-from allreduce.comm.base import Array
+from allreduce.comm.array import Array
 from allreduce.comm.call import Call
 from allreduce.comm.choice.choosing import Table
 from allreduce.comm.tcp import calls as tcp_calls

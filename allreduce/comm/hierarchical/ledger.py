@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from allreduce import _native
-from allreduce.comm.base import Array
+from allreduce.comm.array import Array
 from allreduce.comm.call import Call
 from allreduce.comm.failures import group_text
 from allreduce.comm.tcp.calls import check, words

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from allreduce.comm.base import Array
+from allreduce.comm.array import Array
 from allreduce.comm.call import Call
 from allreduce.comm.failures import MemberInfo
 from allreduce.comm.plan import Plan

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from allreduce.cluster import World
-from allreduce.comm.base import Array
+from allreduce.comm.array import Array
 from allreduce.comm.call import Call
 from allreduce.comm.failures import MemberInfo
 from allreduce.comm.mpi.opener import mpi_transport

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from allreduce.comm import scaling
-from allreduce.comm.base import Array
+from allreduce.comm.array import Array
 from allreduce.comm.hierarchical.levels import Level, LevelWork, guarded
 from allreduce.comm.hierarchical.steps import MEMORY, Chain, Copies, Division, Part, Step
 from allreduce.comm.tcp.transport import TcpWork

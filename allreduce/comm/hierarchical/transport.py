@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.comm.base import Array, Transport, Work
+from allreduce.comm.array import Array
+from allreduce.comm.base import Transport, Work
 from allreduce.comm.call import Call
 from allreduce.comm.failures import MemberInfo
 from allreduce.comm.hierarchical import progress

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import scaling
-from allreduce.comm.base import Array
+from allreduce.comm.array import Array
 from allreduce.comm.call import CARRIES, Call, remedy
 from allreduce.comm.mpi.types import (
     MOVED,

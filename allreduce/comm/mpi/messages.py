@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm.base import Array
+from allreduce.comm.array import Array
 from allreduce.comm.call import ANY, Call
 from allreduce.comm.disagreement import Side, story
 from allreduce.comm.mpi.types import Library

@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from allreduce.cluster import World
 from allreduce.comm import sites
 from allreduce.comm.aligned import aligned
-from allreduce.comm.base import Array, Transport
+from allreduce.comm.array import Array
+from allreduce.comm.base import Transport
 from allreduce.comm.call import MESSAGES, Call
 from allreduce.comm.choice.stored import current
 from allreduce.comm.failures import MemberInfo, group_text

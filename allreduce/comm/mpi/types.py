@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm.base import Array
+from allreduce.comm.array import Array
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 TYPES = {

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from allreduce import _native
 from allreduce.comm import sites
-from allreduce.comm.base import Array
+from allreduce.comm.array import Array
 from allreduce.comm.call import COLLECTIVES, Call, digest, kind, shaped
 from allreduce.comm.failures import wait_text
 from allreduce.comm.native import NativeTransport, NativeWork

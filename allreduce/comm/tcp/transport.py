@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from allreduce import _native
 from allreduce.comm import sites
 from allreduce.comm.aligned import aligned
-from allreduce.comm.base import Array
+from allreduce.comm.array import Array
 from allreduce.comm.call import ANY, MESSAGES, Call, agreed_shape
 from allreduce.comm.choice.choosing import Choices
 from allreduce.comm.failures import wait_text
