@@ -40,6 +40,7 @@ class Attended(Protocol):
 _lock = threading.Lock()
 _known: weakref.WeakSet[Locked] = weakref.WeakSet()
 _attended: set[Attended] = set()
+_left: set[Attended] = set()  # what no thread of ours may go on with: who waits does
 _thread: threading.Thread | None = None
 _nap = _NAP_SECONDS
 
@@ -69,6 +70,24 @@ def attend(one: Attended) -> None:
             _thread = thread
 
 
+def leave_to_waits(one: Attended) -> None:
+    """Go on with these where threads of the program wait: none of ours may."""
+    with _lock:
+        _left.add(one)
+
+
+def go_on() -> bool:
+    """Do what can be done of what is left to waits; says whether any of it is under way."""
+    if not _left:
+        return False
+    with _lock:
+        _left.difference_update([one for one in _left if not one.busy])
+        under_way = list(_left)
+    for one in under_way:
+        one.attend()
+    return bool(under_way)
+
+
 def _run() -> None:
     global _nap
     while waiting := _waiting():
@@ -95,6 +114,7 @@ def leave() -> None:
     """End the thread before the interpreter ends: it may be in native code."""
     with _lock:
         _attended.clear()
+        _left.clear()
         thread = _thread
     if thread is not None:
         thread.join(_LEAVE_SECONDS)
@@ -104,6 +124,7 @@ def _after_fork() -> None:
     global _lock, _thread
     _lock, _thread = threading.Lock(), None
     _attended.clear()
+    _left.clear()
     for one in list(_known):
         one.lock = threading.RLock()
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from allreduce.comm.array import Array
 from allreduce.comm.call import Call
 from allreduce.comm.failures import MemberInfo
-from allreduce.comm.locks import within
+from allreduce.comm.locks import taken, within
 from allreduce.comm.plan import Plan
 from allreduce.errors import AllreduceError, ClosedError, TimeoutError, UsageError
 
@@ -51,6 +51,12 @@ class Work(ABC):
     def look(self) -> bool:
         """As `done`, but leave it to who waits to hear of a failure; transports' own works can."""
         raise AssertionError(f"{self!r} is no stage of a call")
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a thread is in the middle of a wait for it, be it this one."""
+        lock = self.__dict__.get(_waiting)
+        return lock is not None and taken(lock)
 
     @property
     @abstractmethod
@@ -196,10 +202,6 @@ class Transport(ABC):
     def pulls(self) -> bool:
         """Whether members may copy straight out of each other's memory."""
         return False
-
-    @abstractmethod
-    def progress(self) -> None:
-        """Do what can be done of all started calls of this process, without blocking."""
 
     @abstractmethod
     def empty(self, nbytes: int) -> NDArray[np.uint8]:

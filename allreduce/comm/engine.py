@@ -1,4 +1,9 @@
-"""What goes on of all started calls of this process while it waits for none of them.
+"""What goes on of all started calls of this process while a thread waits.
+
+Members may wait for calls of several communicators in any order, a different one on each: whoever
+waits for one does this member's share of all of them. Calls over tcp go on by themselves, and those
+in shared memory in any wait for one of these. All others are gone on with here, between slices of
+whatever a thread waits for.
 
 A member that makes a communicator waits for the others in the store and in sockets. These may first
 have to complete a call that needs this member's share of it: the attendant's thread does it.
@@ -7,20 +12,52 @@ have to complete a call that needs this member's share of it: the attendant's th
 from __future__ import annotations
 
 import contextlib
+import math
+import threading
 from collections.abc import Callable, Iterator
 
 from allreduce import _native
 from allreduce.comm import attendant, living
 
-# Each does what can be done of the calls of some kinds of transport, without blocking; the others'
-# are added where they are imported.
-drivers: list[Callable[[], object]] = [_native.progress]
+SLICE_SECONDS = 0.001  # of a wait while other calls need its thread
+IDLE_SECONDS = 0.02  # while none does, but another thread may start one
+
+# Each does what can be done of the calls of one kind of transport, without blocking, and says
+# whether some are under way. They are added where such transports are imported.
+drivers: list[Callable[[], bool]] = []
 
 
-def drive() -> None:
-    """Do what can be done of all calls, as far as this thread may."""
-    for driver in drivers:
-        driver()
+class _Here(threading.local):
+    inside = False  # what drives calls looks at others, which must not be driven from there
+
+
+_here = _Here()
+
+
+def go_on(shared: bool = True) -> float:
+    """Do what can be done of all calls now, as far as this thread may.
+
+    Args:
+        shared: Also of those in shared memory, if what the thread waits in does not do that.
+
+    Returns:
+        For how many seconds the thread may wait until it has to do so again.
+    """
+    if not shared and not drivers:
+        return math.inf
+    busy = _native.progress() if shared else False
+    return SLICE_SECONDS if _drive() or busy else IDLE_SECONDS
+
+
+def _drive() -> bool:
+    if _here.inside:
+        return True
+    try:
+        _here.inside = True
+        busy = [driver() for driver in drivers]
+        return attendant.go_on() or any(busy)
+    finally:
+        _here.inside = False
 
 
 class _Meeting:
@@ -29,7 +66,7 @@ class _Meeting:
     busy = True
 
     def attend(self) -> None:
-        drive()
+        go_on()
 
 
 @contextlib.contextmanager

@@ -110,7 +110,7 @@ class Gathering:
         missing = [rank for rank in wanted.ranks if rank != self._me]
         while missing := [rank for rank in missing if not self._joins(wanted, rank)]:
             self._look(wanted, missing)
-            engine.drive()  # what only this thread may, as of some MPIs
+            engine.go_on()  # what only this thread may, as of some MPIs
             absent = ", ".join(self._absent(rank) for rank in missing)
             if not wait.quiet and not wait.goes_on(f"{absent} in {wanted}; {_COME}"):
                 story = (

@@ -29,3 +29,14 @@ def within(lock: threading.RLock, seconds: float | None, do: Callable[[], object
         if held or (held is None and lock._is_owned()):  # type: ignore[attr-defined]
             lock.release()
     return held
+
+
+def owned(lock: threading.RLock) -> bool:
+    """Say whether this thread holds the lock."""
+    mine: bool = lock._is_owned()  # type: ignore[attr-defined]
+    return mine
+
+
+def taken(lock: threading.RLock) -> bool:
+    """Say whether a thread holds the lock, this one or another."""
+    return owned(lock) or not within(lock, 0.0, lambda: None)

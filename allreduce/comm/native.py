@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from allreduce.comm import engine
 from allreduce.comm.array import Array
 from allreduce.comm.base import Transport, Work
 from allreduce.comm.failures import MemberInfo, Witness
@@ -60,6 +62,7 @@ class NativeWork(Work, Generic[N]):
 
     def done(self) -> bool:
         if not self.native.done:
+            self._transport.go_on()
             self._transport.poll(self.native)
         return self.native.done
 
@@ -96,6 +99,7 @@ class NativeTransport(Transport, Generic[N]):
         timeout: Seconds that any wait may last.
     """
 
+    drives_shared: ClassVar[bool] = False  # whether its waits drive all calls in shared memory
     _closing = True  # until there is something to close
 
     def __init__(self, index: int, witness: Witness, timeout: float) -> None:
@@ -107,7 +111,7 @@ class NativeTransport(Transport, Generic[N]):
         self._failure: str | None = None
         self._closed = False
         self._lock = threading.RLock()  # a signal's handler may abort whatever it interrupts
-        self.quick_seconds = min(timeout, WARN_SECONDS)
+        self.quick_seconds = min(timeout, engine.IDLE_SECONDS)  # then Python drives other calls
         self._closing = False
 
     def __del__(self) -> None:
@@ -243,13 +247,30 @@ class NativeTransport(Transport, Generic[N]):
     def _waiting(self, native: N) -> str:
         """Say in which call a work waits, for whom, what they did last and whether they live."""
 
+    def go_on(self) -> float:
+        """Do what can be done of other calls; returns how long this thread may wait until then."""
+        return engine.go_on(shared=not self.drives_shared)
+
     def _wait(self, native: N, seconds: float) -> bool:
         self.admit()
         try:
-            return self._drive(native, seconds)
+            return self._drive_all(native, seconds) if seconds else self._drive(native, 0.0)
         except BaseException as error:  # a signal's handler raised in the middle of a collective
             self.abort(f"a wait was interrupted by {type(error).__name__}")
             raise
+
+    def _drive_all(self, native: N, seconds: float) -> bool:
+        """Wait for a work, and go on with other calls meanwhile."""
+        most = self.go_on()
+        if seconds <= most:
+            return self._drive(native, seconds)
+        limit = time.monotonic() + seconds
+        while not self._drive(native, min(seconds, most)):
+            if native.failed or seconds <= most:
+                return False
+            most = self.go_on()
+            seconds = max(0.0, limit - time.monotonic())
+        return True
 
     def admit(self) -> None:
         if self.inherited:

@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 
 from allreduce.comm import attendant
 from allreduce.comm.base import SharedWaitError, Transport, Work
-from allreduce.comm.locks import within
+from allreduce.comm.locks import owned, within
 from allreduce.comm.sites import Place, standing_at
-from allreduce.errors import AllreduceError, ClosedError, TimeoutError
+from allreduce.errors import AllreduceError, ClosedError, TimeoutError, UsageError
 
 # Yields each stage but the last, and is sent its result; returns the last stage, if there is one
 # more, and what makes the call's result of its.
@@ -48,7 +48,8 @@ class Staged(Work):
             with standing_at(self._place):
                 if self.stage is None:
                     self.stage = next(self._stages)
-                while self.stage.look():
+                # Who waits for it goes on; two that wait for each other.s would do so for ever.
+                while not self.stage.awaited and self.stage.look():
                     self.stage = self._stages.send(self.stage.wait())
             return False
         except StopIteration as end:
@@ -121,8 +122,9 @@ class Order:
             self.queue.append(work)
             self._tell()
             self._start()
-            if attended and self.queue and self._transport.any_thread:
-                attendant.attend(self)
+            if attended and self.queue:
+                go_on = attendant.attend if self._transport.any_thread else attendant.leave_to_waits
+                go_on(self)
         return work
 
     def advance(self) -> None:
@@ -164,8 +166,10 @@ class Order:
         self._ended = True
 
     def attend(self) -> None:
-        """Advance, if no other thread does."""
-        within(self.lock, 0.0, self.advance)
+        """Advance, if no thread is about to, this one included, and this one may."""
+        if not owned(self.lock):
+            with contextlib.suppress(UsageError):  # of who must not call
+                within(self.lock, 0.0, self.advance)
 
     def reach(self, work: Staged | None, until: float | None = None) -> None:
         """Wait until a call has started wholly, or without one until all have.

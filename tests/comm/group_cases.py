@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import weakref
 from typing import Any
@@ -222,6 +223,25 @@ def many_groups(comm: Communicator, count: int | str) -> None:
     assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)
 
 
+def crosswise(comm: Communicator) -> None:
+    """Who waits in one communicator does its share of the calls of others, of any transport."""
+    names = {"tcp", "hierarchical", comm.transport}
+    names |= {"shared"} if comm.local_size == comm.size else set()
+    parts = [comm.group(range(comm.size), transport=name) for name in sorted(names)]
+    x = np.ones(60_000, np.float32)
+    for first, second in itertools.permutations(parts, 2):
+        assert first is not None
+        assert second is not None
+        work = first.all_reduce(x, async_op=True)
+        if comm.rank:  # which makes the second call when rank 0, in its own, has done its share
+            work.wait(20)
+        assert (second.all_reduce(x) == comm.size).all()
+        assert (work.wait(20) == comm.size).all()
+    for part in parts:
+        assert part is not None
+        part.close()
+
+
 CASES = (
     *(
         "by_parity",
@@ -231,6 +251,7 @@ CASES = (
         "nested",
         "closed_in_any_order",
         "works_across_groups",
+        "crosswise",
     ),
     "per_host",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.comm.mpi_jobs import job
 
 PROGRAM = """
-import contextlib, os, threading, time, warnings
+import contextlib, itertools, os, threading, time, warnings
 import mpi4py
 mpi4py.rc.thread_level = "funneled"
 from mpi4py import MPI
@@ -97,6 +97,16 @@ if rank == 1:
     works += [comm.all_gather_object(rank, async_op=True) for comm in (lanes, plain)]
 assert (works[0].wait() == 2).all()
 assert [work.wait() for work in works[1:]] == [[0, 1]] * 2
+
+# Nor has that of MPI to: whoever waits sees to the stages of all.
+for pair in itertools.combinations((mpi, lanes, tcp, mpi.split(0)), 2):
+    works = [comm.all_gather_object(rank, async_op=True) for comm in pair]
+    for work in works if rank else reversed(works):
+        assert work.wait(5) == [0, 1]
+    works = [comm.all_gather_object(rank, async_op=True) for comm in pair]
+    order = works if rank else works[::-1]
+    while not all(work.done() for work in order):
+        pass
 os.write(1, b"fine\\n")
 """
 

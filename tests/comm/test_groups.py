@@ -46,7 +46,7 @@ class TestProcesses:
         run("forgotten")
 
     def test_nothing_is_left_of_closed_groups(self, run: Runner) -> None:
-        run("many_groups", 20)
+        run("many_groups", 10)
 
     @pytest.mark.torture
     def test_nothing_is_left_of_hundreds_of_groups(self, run: Runner) -> None:

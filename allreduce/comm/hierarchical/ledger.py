@@ -8,11 +8,9 @@ all members tell one story.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from allreduce import _native
 from allreduce.comm.array import Array
 from allreduce.comm.call import Call
 from allreduce.comm.failures import group_text
@@ -26,8 +24,6 @@ _ERRORS: dict[str, type[AllreduceError]] = {"mismatch": MismatchError, "timeout"
 _VERDICT_SECONDS = 0.3  # for this communicator to find out by itself; a mismatch takes its time:
 _MISMATCH_SECONDS = 0.8  # others may have to post their calls first
 _LOOK_SECONDS = 0.002
-_SLICE_SECONDS = 0.001  # between looks at calls of smaller communicators, while there are any
-_IDLE_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,6 @@ class Ledger(TcpTransport):
 
     name = "hierarchical"
     witness_class = HierarchicalWitness
-    drive: Callable[[], bool]  # does what can be done of all calls; says whether some wait
     _awaited = -1  # for whom the others think that this member waits
 
     def agree(self, call: Call, x: Array | None, out: Array | None) -> TcpWork:
@@ -136,16 +131,6 @@ class Ledger(TcpTransport):
     def give_up(self, agreed: TcpWork, blamed: int, reason: str) -> None:
         """End the communicator because a call takes too long; `blamed` keeps it."""
         self._member.blame_timeout(blamed, agreed.native.key, reason)
-
-    def _wait(self, native: _native.TcpWork, seconds: float) -> bool:
-        limit = time.monotonic() + seconds
-        while True:
-            slice_seconds = _SLICE_SECONDS if self.drive() else _IDLE_SECONDS
-            left = limit - time.monotonic()
-            if super()._wait(native, max(0.0, min(left, slice_seconds))):
-                return True
-            if native.failed or left <= slice_seconds:
-                return False
 
 
 def _nothing() -> None:

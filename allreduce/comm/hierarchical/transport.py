@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from allreduce.comm import engine
 from allreduce.comm.array import Array
 from allreduce.comm.base import Transport, Work
 from allreduce.comm.call import Call
@@ -40,8 +41,6 @@ from allreduce.errors import ClosedError, UsageError
 
 # Who waits for mpi drives the host's calls, too, which need this thread; tcp's need none.
 _URGENCY = ("mpi", "shared", "tcp")
-_SLICE_SECONDS = 0.001  # of a wait while other calls may need this thread
-_IDLE_SECONDS = 0.02
 _LOOK_SECONDS = 0.005  # between looks at whether all is well
 _YIELD_SECONDS = 2.0  # for another to give up first, who can tell more
 _END = "the hierarchical communicator that this belongs to has ended"
@@ -76,7 +75,6 @@ class HierarchicalTransport(Transport):
         self._dead = self._closed = False
         self._looked = 0.0  # when it was last asked whether all is well
         self._lock = threading.RLock()
-        ledger.drive = progress.drive
         progress.add(self)
 
     def __del__(self) -> None:
@@ -114,7 +112,7 @@ class HierarchicalTransport(Transport):
                     work.runs.append(run)
                     self._runs.add(run)
                 self._works.add(work)
-            self.drive()
+            engine.go_on()
         return work
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
@@ -128,15 +126,12 @@ class HierarchicalTransport(Transport):
     def poll(self) -> None:
         """Do what can be done now; raise if the communicator has failed."""
         self.admit()
-        progress.drive()
+        engine.go_on()
         self._check()
 
     @property
     def dead(self) -> bool:
         return self._dead or self._ledger.dead
-
-    def progress(self) -> None:
-        progress.drive()
 
     def drive(self) -> bool:
         """Do what can be done of this member's calls; returns whether some are under way."""
@@ -184,14 +179,14 @@ class HierarchicalTransport(Transport):
     def _attend(self, work: HierarchicalWork, vigil: Vigil) -> None:
         """Drive all calls of this process until a work is complete."""
         while True:
-            busy = progress.drive()
+            seconds = engine.go_on()
             if work.complete:
                 return
             self._check()
             vigil.look()
             if vigil.left <= 0:
                 self._give_up(work, vigil)
-            self._pause(work, min(_SLICE_SECONDS if busy else _IDLE_SECONDS, vigil.left))
+            self._pause(work, min(seconds, vigil.left))
 
     def _pause(self, work: HierarchicalWork, seconds: float) -> None:
         """Wait a moment for something that may let calls go on."""
@@ -204,7 +199,7 @@ class HierarchicalTransport(Transport):
             elif not work.agreed.native.done:
                 self._ledger.wait_for(work.agreed.native, seconds)
             else:  # another thread is about to see to it
-                time.sleep(min(seconds, _SLICE_SECONDS))
+                time.sleep(min(seconds, engine.SLICE_SECONDS))
         except LevelError as failure:
             with self._lock:
                 self._fail(failure)

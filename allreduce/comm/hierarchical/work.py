@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from allreduce.comm import engine
 from allreduce.comm.base import Work
 from allreduce.comm.hierarchical.runs import Run
 from allreduce.comm.tcp.transport import TcpWork
@@ -38,7 +39,7 @@ class HierarchicalWork(Work):
 
     def look(self) -> bool:
         if not self.complete:
-            self._transport.progress()
+            engine.go_on()
         return self.complete
 
     def finish(self, timeout: float | None) -> Any:

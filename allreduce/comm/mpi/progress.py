@@ -19,6 +19,8 @@ class Driven(Protocol):
     @property
     def moving(self) -> bool: ...
     @property
+    def busy(self) -> bool: ...
+    @property
     def admits(self) -> bool: ...
     def advance(self) -> None: ...
 
@@ -47,10 +49,13 @@ def drive() -> None:
     _native.progress()
 
 
-def _go_on() -> None:
-    """As `drive`, where MPI may be entered."""
-    if all(transport.admits for transport in tuple(_open)):
-        drive()
+def _go_on() -> bool:
+    """As `drive`, where MPI may be entered; returns whether calls are under way there."""
+    transports = tuple(_open)
+    if not all(transport.admits for transport in transports):
+        return False
+    drive()
+    return any(transport.busy for transport in transports)
 
 
 engine.drivers.append(_go_on)

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allreduce.cluster import World
-from allreduce.comm import sites
+from allreduce.comm import engine, sites
 from allreduce.comm.aligned import aligned
 from allreduce.comm.array import Array
 from allreduce.comm.base import Transport
@@ -142,6 +142,7 @@ class MpiTransport(Transport):
 
     def ask(self, work: MpiWork) -> bool:
         """As `poll`; one that only asks hears how the others end, too."""
+        engine.go_on()
         if self.poll(work):
             return True
         if work.vigil is None:
@@ -164,6 +165,7 @@ class MpiTransport(Transport):
                 polls += 1
                 if polls < _SPINS:
                     continue
+                engine.go_on()
                 waited = vigil.waited
                 vigil.arrived, vigil.last = work.posted, self._flight.last
                 if waited >= total and not self.poll(work):
@@ -219,11 +221,13 @@ class MpiTransport(Transport):
         return self._flight.moving
 
     @property
+    def busy(self) -> bool:
+        """Whether calls are under way, which go on with our polls only."""
+        return bool(self._flight.works) and not self._ending.here
+
+    @property
     def dead(self) -> bool:
         return self._ending.here
-
-    def progress(self) -> None:
-        progress.drive()
 
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
         self._check_usable()

@@ -37,6 +37,7 @@ class SharedTransport(NativeTransport[_native.Work]):
     """One member of a communicator whose members share memory."""
 
     name = "shared"
+    drives_shared = True
 
     def __init__(self, local: LocalGroup, index: int, name: str, timeout: float) -> None:
         self._told = MessageWitness(local.group, name, index, local.members)
@@ -171,9 +172,6 @@ class SharedTransport(NativeTransport[_native.Work]):
     def _leave(self) -> None:
         self._member.leave()
         self._local.leave()
-
-    def progress(self) -> None:
-        _native.progress()
 
     def close_inherited(self) -> None:
         """In a child made by fork: let go of the sockets, whose end of file tells of our parent."""

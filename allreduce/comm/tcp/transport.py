@@ -169,9 +169,6 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
     def payload_bytes(self) -> list[int]:
         return self._member.payload_bytes()
 
-    def progress(self) -> None:
-        """Nothing is left to do: the engine's thread drives all calls."""
-
     def close_inherited(self) -> None:
         """In a child made by fork: let go of the sockets, whose end of file tells of our parent."""
         super().close_inherited()
