@@ -171,6 +171,7 @@ def _call(context: Context, options: Options, dtype: np.dtype[Any], shape: tuple
         counts,
         receives,
         typed=options.typed or typed.of_array(context.collective, dtype, shape, options),
+        row=row,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 # Positions are the native enums' values (kernels/cpu/protocol.h, reduce_kernels.h).
@@ -86,6 +86,7 @@ class Call:
     receives: tuple[int, ...] | None = None  # of all_to_all with counts: what it gets from each
     tag: int | None = None  # of send and recv; -1 is any
     typed: str = ""  # what the caller wrote, where that is not just this (typed.py); it must agree
+    row: int = field(default=1, compare=False)  # elements of a row, in which callers give counts
 
     def __str__(self) -> str:
         """Say it as the caller wrote it: `all_reduce(float32[1000], op='sum')`."""
@@ -103,10 +104,13 @@ class Call:
         if self.tag is not None:
             text += f", tag={_any(self.tag)}"
         if self.counts is not None:
-            text += f", counts={list(self.counts)}"
+            text += f", counts={self._rows(self.counts)}"
         if self.receives is not None:
-            text += f", receives={list(self.receives)}"
+            text += f", receives={self._rows(self.receives)}"
         return f"{self.collective}({text})"
+
+    def _rows(self, counts: tuple[int, ...]) -> list[int]:
+        return [count // max(1, self.row) for count in counts]
 
 
 def shaped(call: Call, shape: str) -> str:

@@ -90,7 +90,8 @@ def _objects(comm: Communicator, odd: bool, _out: Any) -> None:
 
 def _listed(comm: Communicator, odd: bool, out: Any) -> None:
     counts = [4, 2, 3] if odd else [3, 3, 3]
-    comm.all_gather(np.ones(counts[comm.rank]), counts=counts, out=out)
+    x = np.ones((counts[comm.rank], 2), np.float32)
+    comm.all_gather(x, counts=counts, out=out.view(np.float32).reshape(9, 2))
 
 
 def _exchanges(comm: Communicator, odd: bool, out: Any) -> None:
@@ -130,8 +131,8 @@ def _scatters(comm: Communicator, odd: bool, out: Any) -> None:
         (
             _listed,
             (
-                "all_gather(float64[3], counts=[3, 3, 3])",
-                "all_gather(float64[3], counts=[4, 2, 3])",
+                "all_gather(float32[3, 2], counts=[3, 3, 3])",
+                "all_gather(float32[3, 2], counts=[4, 2, 3])",
             ),
         ),
         (_exchanges, ("all_to_all(float64[9])", "all_to_all(..., counts=[...])")),

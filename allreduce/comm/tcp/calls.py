@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import struct
 from dataclasses import replace
 
@@ -131,8 +132,9 @@ def decode(told: bytes, group: str) -> Call:
     signature = told[: -1 - told[-1]]
     (agreed,) = _AGREED.unpack_from(signature)
     fields = json.loads(signature[_AGREED.size : agreed])
-    collective, op, dtype, count, root, tag, listed, typed, _ = fields
+    collective, op, dtype, count, root, tag, listed, typed, shape = fields
     pairs = struct.unpack(f"<{(len(signature) - agreed) // 8}Q", signature[agreed:])
     half = len(pairs) // 2
     counts = pairs[:half] if pairs else (None if listed is None else tuple(listed))
-    return Call(collective, op, dtype, count, root, group, counts, pairs[half:] or None, tag, typed)
+    receives, row = pairs[half:] or None, math.prod(shape) if counts else 1
+    return Call(collective, op, dtype, count, root, group, counts, receives, tag, typed, row)
