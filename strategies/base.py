@@ -116,7 +116,7 @@ class Strategy(Replicator):
         if op == "sum":
             return self._sum(leaf.values, axis).astype(_sum_dtype(kind), copy=False)[()]
         parts = [_weighted(*each, axis) for each in zip(leaf.values, leaf.weights, strict=True)]
-        *total, count = self.sum_over_ranks(np.sum(parts, axis=0)).tolist()
+        *total, count = self.sum_over_ranks("a mean", np.sum(parts, axis=0)).tolist()
         if not count:
             raise UsageError("the mean of nothing was asked for: no replica had any rows")
         shape = _without(leaf.values[0].shape, axis)
@@ -128,9 +128,9 @@ class Strategy(Replicator):
         sums = wide if axis is None else [np.asarray(value.sum(axis=axis)) for value in wide]
         total = np.asarray(sum(sums[1:], start=sums[0]))
         if total.dtype != np.uint64:
-            return self.sum_over_ranks(total)
+            return self.sum_over_ranks("a sum", total)
         # Modulo 2**64 sums of int64 and uint64 have the same bits, and collectives know int64.
-        return self.sum_over_ranks(total.view(np.int64)).view(np.uint64)
+        return self.sum_over_ranks("a sum", total.view(np.int64)).view(np.uint64)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
         """Concatenate the replicas' parts along an axis, over all ranks; all of them call it.

@@ -1,11 +1,18 @@
-"""What ranks tell each other of the library's own accord, between the calls of a program."""
+"""What members tell each other of the library's own accord, between the calls of a program.
+
+Each has a purpose, in a few words that stand in errors and are the same on all members. It pairs
+with no call of a program and with nothing for another purpose, however alike the arrays are: those
+who have come to different places get a `MismatchError` instead of each other's bits.
+"""
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 
+from allreduce.comm import objects
 from allreduce.comm.array import Array
 from allreduce.comm.caller import Caller
 from allreduce.comm.checks import Options
@@ -14,13 +21,9 @@ from allreduce.comm.checks import Options
 def exchange(comm: Caller, purpose: str, mine: Array) -> Array:
     """Gather an array of every member's; a collective call.
 
-    It pairs with no call of a program and with no exchange for another purpose, however alike the
-    arrays are: ranks that have come to different places get a `MismatchError` instead of each
-    other's bits.
-
     Args:
         comm: Whose members take part.
-        purpose: What it is for, in a few words that stand in errors; the same on all members.
+        purpose: What it is for.
         mine: `(n, ...)`, of one shape on all members.
 
     Returns:
@@ -29,6 +32,38 @@ def exchange(comm: Caller, purpose: str, mine: Array) -> Array:
     Raises:
         MismatchError: A member makes another call.
     """
-    options = Options(typed=f"exchange({purpose})")
-    told = comm._call(functools.partial(comm._start, "all_gather", mine, options), False)
+    told = _called(comm, "all_gather", mine, Options(typed=f"exchange({purpose})"))
     return np.asarray(told).reshape(comm.size, *mine.shape)
+
+
+def exchange_plain(comm: Caller, purpose: str, mine: Any) -> list[Any]:
+    """Gather every member's plain data, as `all_gather_object` does; a collective call.
+
+    Raises:
+        MismatchError: A member makes another call.
+    """
+    context = comm._context("exchange")
+    told: list[Any] = comm._staged(context, objects.all_gather(comm, context, mine, purpose), False)
+    return told
+
+
+def total(comm: Caller, purpose: str, mine: Array) -> Array:
+    """Add up an array of every member's, of one shape and type on all; a collective call.
+
+    Raises:
+        MismatchError: A member makes another call.
+    """
+    return np.asarray(_called(comm, "all_reduce", mine, Options("sum", typed=f"total({purpose})")))
+
+
+def adopt(comm: Caller, purpose: str, array: Array) -> None:
+    """Give every member's array the values of member 0's; a collective call.
+
+    Raises:
+        MismatchError: A member makes another call.
+    """
+    _called(comm, "broadcast", array, Options(root=0, typed=f"adopt({purpose})"), array)
+
+
+def _called(comm: Caller, collective: str, x: Array, options: Options, out: Any = None) -> Any:
+    return comm._call(functools.partial(comm._start, collective, x, options, out), False)

@@ -108,9 +108,9 @@ def gather(comm: Caller, context: Context, value: Any, root: Any) -> Stages:
     return _join(comm, "gather", context, options, *_encoded(context, value))
 
 
-def all_gather(comm: Caller, context: Context, value: Any) -> Stages:
+def all_gather(comm: Caller, context: Context, value: Any, purpose: str = "") -> Stages:
     """Give every member every member's data."""
-    options = Options(typed=f"{context.collective}()")
+    options = Options(typed=f"{context.collective}({purpose})")
     return _join(comm, "all_gather", context, options, *_encoded(context, value))
 
 

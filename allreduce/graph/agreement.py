@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from allreduce.comm import Communicator, exchange, world
+from allreduce.comm import Communicator, adopt, exchange, exchange_plain, world
 from allreduce.errors import MismatchError, everywhere
 from allreduce.graph.outline import Outline, difference, own_part
 from allreduce.graph.spec import show
@@ -41,7 +41,7 @@ def check_same(communicator: Communicator, rank: int, variables: Sequence[Variab
     differing = differ(communicator, "the step's variables", json.dumps(compared))
     if not len(differing):
         return
-    told = communicator.all_gather_object([rank, rows])
+    told = exchange_plain(communicator, "the variables of the step", [rank, rows])
     found = _difference(*told[0], *told[int(differing[0])])
     raise everywhere(MismatchError(f"rank {rank}: {found}; {_REMEDY}"))
 
@@ -61,7 +61,7 @@ def check_program(communicator: Communicator, rank: int, program: Outline) -> No
     differing = differ(communicator, "the step", words)
     if not len(differing):
         return
-    told = communicator.all_gather_object([rank, program])
+    told = exchange_plain(communicator, "what ranks have traced", [rank, program])
     found = difference(*told[0], *told[int(differing[0])])
     raise everywhere(MismatchError(f"rank {rank}: {found}"))
 
@@ -134,7 +134,7 @@ def synchronize(host: Host, variables: Sequence[Variable]) -> None:
                 check_same(communicator, world().rank, fresh)
             for variable in fresh:
                 value = variable.storage[index]
-                communicator.broadcast(value, root=0, out=value)
+                adopt(communicator, f"the first value of {own_part(variable.name)}", value)
 
         host.on_replicas(receive)
     for variable in fresh:

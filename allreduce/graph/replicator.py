@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm import Communicator
+from allreduce.comm import Communicator, total
 from allreduce.devices import logical_devices, options
 from allreduce.devices.names import DeviceName
 from allreduce.errors import PeerLostError, UsageError
@@ -78,14 +78,9 @@ class Replicator:
         """Make the communicators of this process's replicas, of one member per replica."""
         raise UsageError("a single replica has nobody to communicate with")
 
-    def sum_over_ranks(self, array: np.ndarray) -> np.ndarray:
-        """Add up an array of every rank's."""
-        communicator = self.communicator
-        if communicator is None:
-            return array
-        result = communicator.all_reduce(np.asarray(array, order="C"), op="sum")
-        assert isinstance(result, np.ndarray)
-        return result
+    def sum_over_ranks(self, what: str, array: np.ndarray) -> np.ndarray:
+        """Add up an array of every rank's; `what` says which."""
+        return array if self.communicator is None else total(self.communicator, what, array)
 
     @property
     def replicas(self) -> list[Replica]:

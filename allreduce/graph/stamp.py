@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm import Communicator, world
+from allreduce.comm import Communicator, exchange_plain, world
 from allreduce.errors import MismatchError, everywhere
 from allreduce.graph.outline import Outline, difference, own_part
 from allreduce.graph.update import UpdateRule
@@ -92,7 +92,7 @@ class Stamp:
         """Have all members tell what they do; say where two of them differ first."""
         here = world().rank
         mine = [here, self._shown(), self._iterations, self._order, self._program]
-        told = self._communicator.all_gather_object(mine)
+        told = exchange_plain(self._communicator, "what ranks do in a step", mine)
         first = told[0]
         other = next((each for each in told if each[1:] != first[1:]), first)
         return everywhere(MismatchError(f"rank {here}: {_said(*first, *other)}"))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.comm import exchange_plain
 from allreduce.errors import MismatchError
 from allreduce.graph.agreement import differ
 from allreduce.graph.replicator import Replicator
@@ -129,7 +130,7 @@ def _compare(
     mine = {name: [fact.shown, fact.digest] for name, fact in facts.items()}
     if not len(differ(communicator, "what ranks were given", json.dumps([what, mine]))):
         return []
-    told = communicator.all_gather_object([what, mine])
+    told = exchange_plain(communicator, "what ranks were given", [what, mine])
     return [(called, {name: (*fact,) for name, fact in each.items()}) for called, each in told]
 
 

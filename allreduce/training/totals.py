@@ -53,7 +53,7 @@ class Totals:
         mine[:, 0] = self._counts
         for column, sums in enumerate(self._sums.values(), 1):
             mine[:, column] = sums
-        table = replicator.sum_over_ranks(table)
+        table = replicator.sum_over_ranks(f"the means of {', '.join(self._sums)}", table)
         count = float(table[:, 0].sum())
         return {name: _total(table[:, column]) / count for column, name in enumerate(self._sums, 1)}
 

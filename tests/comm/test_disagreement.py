@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from allreduce import errors
-from allreduce.comm import Communicator
+from allreduce.comm import Communicator, adopt, total
 from tests.harness import settle_threads
 
 
@@ -98,6 +98,14 @@ def _exchanges(comm: Communicator, odd: bool, out: Any) -> None:
     comm.all_to_all(np.ones(9), counts=[3, 3, 3] if odd else None, out=out)
 
 
+def _purposes(comm: Communicator, odd: bool, out: Any) -> None:
+    total(comm, "a mean" if odd else "a sum", np.ones(9))
+
+
+def _adoptions(comm: Communicator, odd: bool, out: Any) -> None:
+    adopt(comm, "the first value of b" if odd else "the first value of a", out)
+
+
 def _scatters(comm: Communicator, odd: bool, out: Any) -> None:
     comm.scatter(np.ones(9), root=int(odd), out=out[:3])
 
@@ -136,6 +144,8 @@ def _scatters(comm: Communicator, odd: bool, out: Any) -> None:
             ),
         ),
         (_exchanges, ("all_to_all(float64[9])", "all_to_all(..., counts=[...])")),
+        (_purposes, ("total(a sum)", "total(a mean)")),
+        (_adoptions, ("adopt(the first value of a)", "adopt(the first value of b)")),
         (_scatters, ("scatter(root=0)", "scatter(root=1)")),
         (_operators, ("all_reduce(float64[9], op='sum')", "all_reduce(float64[9], op='max')")),
         (_types, ("all_reduce(float64[9], op='sum')", "all_reduce(int64[9], op='sum')")),
