@@ -15,7 +15,7 @@ from allreduce.errors import ShapeError, UsageError, unknown_name
 from allreduce.events import counted
 from allreduce.graph import PerReplica, Replicator, nest, scope_of
 from allreduce.graph.trace import check_outside
-from allreduce.training.facts import Fact, check_equal, telling
+from allreduce.training.facts import Fact, check_equal, option, telling
 from allreduce.training.ranks import everyones, gather_rows
 
 REDUCTIONS = ("sum", "mean")
@@ -101,17 +101,27 @@ class Strategy(Replicator):
         Raises:
             UsageError: The operation is unknown, or no replica has anything to take the mean of.
             ShapeError: The parts have different shapes, or no such axis.
+            MismatchError: Ranks have parts of different dtypes or shapes, or one of them has asked
+                for what cannot be done; on all ranks.
         """
-        if op not in REDUCTIONS:
-            raise unknown_name("reduction", op, REDUCTIONS)
         check_outside("reduce", "use ar.all_reduce there")
+        with telling(self.communicator, "reduce"):
+            if op not in REDUCTIONS:
+                raise unknown_name("reduction", op, REDUCTIONS)
+            value = nest.map_leaves(self._per_replica, value)
+            for leaf in nest.leaves(value):
+                _check_parts(leaf.values, axis)
+        facts = {"op": option(op), "axis": option(axis), "the value": _kind(value, axis)}
+        check_equal(self.communicator, "reduce", facts)
         return nest.map_leaves(lambda leaf: self._reduce(op, leaf, axis), value)
 
-    def _reduce(self, op: str, leaf: Any, axis: int | None) -> Any:
-        if not isinstance(leaf, PerReplica):
-            one = (1,) * self.local_replicas
-            leaf = PerReplica((np.asarray(leaf),) * self.local_replicas, one, is_batch=False)
-        _check_parts(leaf.values, axis)
+    def _per_replica(self, leaf: Any) -> PerReplica:
+        if isinstance(leaf, PerReplica):
+            return leaf
+        one = (1,) * self.local_replicas
+        return PerReplica((np.asarray(leaf),) * self.local_replicas, one, is_batch=False)
+
+    def _reduce(self, op: str, leaf: PerReplica, axis: int | None) -> Any:
         kind = leaf.values[0].dtype
         if op == "sum":
             return self._sum(leaf.values, axis).astype(_sum_dtype(kind), copy=False)[()]
@@ -144,13 +154,13 @@ class Strategy(Replicator):
         return nest.map_leaves(lambda leaf: self._gather(leaf, axis), value)
 
     def _gather(self, leaf: Any, axis: int) -> np.ndarray:
-        with telling(self, "gather"):
+        with telling(self.communicator, "gather"):
             parts = [np.asarray(part) for part in self.local_results(leaf)]
             if any(part.ndim == 0 for part in parts):
                 raise UsageError("scalars cannot be gathered along an axis; reduce them instead")
             _check_parts(parts, axis)
             local = np.moveaxis(np.concatenate(parts, axis=axis), axis, 0)
-        check_equal(self, "gather", {"the dtype or shape of a part": _kind(local)})
+        check_equal(self.communicator, "gather", {"the dtype or shape of a part": _rows(local)})
         counts = everyones(self, "how many rows to gather", [len(local)])[:, 0].tolist()
         return np.moveaxis(np.concatenate(gather_rows(self, local, counts)), 0, axis)
 
@@ -158,9 +168,17 @@ class Strategy(Replicator):
     experimental_local_results = local_results
 
 
-def _kind(rows: np.ndarray) -> Fact:
+def _rows(rows: np.ndarray) -> Fact:
     sizes = ", ".join(["rows", *map(str, rows.shape[1:])])
     return Fact(f"{rows.dtype} ({sizes})", "cast or reshape it before gathering")
+
+
+def _kind(value: Any, axis: int | None) -> Fact:
+    """Make a fact of what the parts of a structure must have in common to be added up."""
+    parts = [leaf.values[0] for leaf in nest.leaves(value)]
+    shown = ", ".join(f"{part.dtype} {_without(part.shape, axis)}" for part in parts)
+    remedy = "reduce values of the same dtypes and shapes on every rank"
+    return Fact(shown, remedy, repr(nest.paths(value)))
 
 
 def _check_parts(parts: Sequence[np.ndarray], axis: int | None) -> None:

@@ -10,6 +10,9 @@ from allreduce import events
 from allreduce.comm import Communicator, exchange, init
 from allreduce.errors import MismatchError
 from allreduce.graph import seed
+from allreduce.training.facts import check_equal, option, telling
+
+_NAME = "MultiWorkerMirroredStrategy"
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -22,17 +25,18 @@ class MultiWorkerMirroredStrategy(Strategy):
             made: its step can place layers on each.
 
     Raises:
-        UsageError: A rank's devices cannot be dealt out evenly.
-        MismatchError: Ranks have set different seeds, or numbers of devices per replica.
+        UsageError: This rank's devices cannot be dealt out evenly.
+        MismatchError: Ranks have set different seeds, or numbers of devices per replica, or another
+            one cannot deal its devices out; on all ranks.
     """
 
     def __init__(self, *, devices_per_replica: int = 1) -> None:
         communicator = init()
-        owned = deal_out(local_devices(), devices_per_replica)
-        here = np.asarray([len(owned), devices_per_replica], np.int64)
-        counts, sizes = exchange(communicator, "the replicas of a strategy", here).T
-        if len(set(sizes)) > 1:
-            raise MismatchError(f"ranks have different numbers of devices per replica: {sizes}")
+        with telling(communicator, _NAME):
+            owned = deal_out(local_devices(), devices_per_replica)
+        check_equal(communicator, _NAME, {"devices_per_replica": option(devices_per_replica)})
+        here = np.asarray([len(owned)], np.int64)
+        counts = exchange(communicator, "the replicas of a strategy", here)[:, 0]
         first = int(counts[: communicator.rank].sum())
         super().__init__(owned, first, int(counts.sum()))
         self._communicator = communicator

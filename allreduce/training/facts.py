@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm import exchange_plain
+from allreduce.comm import Communicator, exchange_plain
 from allreduce.errors import MismatchError
 from allreduce.graph.agreement import differ
-from allreduce.graph.replicator import Replicator
-from allreduce.training.ranks import rank_of
 
 SAME_SAMPLES = "load the same on every rank, in the same order"
 SAME_ARRAYS = f'{SAME_SAMPLES}, or pass data="sharded" if each rank has rows of its own'
@@ -67,11 +65,11 @@ def digest(value: np.ndarray) -> str:
     return state.hexdigest()
 
 
-def check_equal(replicator: Replicator, what: str, facts: Mapping[str, Fact]) -> None:
+def check_equal(communicator: Communicator | None, what: str, facts: Mapping[str, Fact]) -> None:
     """Compare what ranks have: one small exchange where they agree, a second where they do not.
 
     Args:
-        replicator: Knows the ranks.
+        communicator: Has one member per rank; None where there is one rank.
         what: Who asks, and the same on every rank: "fit".
         facts: By name, what matters most first.
 
@@ -79,10 +77,10 @@ def check_equal(replicator: Replicator, what: str, facts: Mapping[str, Fact]) ->
         MismatchError: They differ; the message says what, and on which ranks. Or a rank is
             `telling` that it cannot come here. On all ranks.
     """
-    told = _compare(replicator, what, facts)
-    if not told:
+    told = _compare(communicator, what, facts)
+    if communicator is None or not told:
         return
-    rank, mine = rank_of(replicator), told[rank_of(replicator)][1]
+    rank, mine = communicator.rank, told[communicator.rank][1]
     called = _groups([each for each, _ in told])
     if len(called) > 1:
         raise MismatchError(
@@ -102,29 +100,28 @@ def check_equal(replicator: Replicator, what: str, facts: Mapping[str, Fact]) ->
 
 
 @contextmanager
-def telling(replicator: Replicator, what: str) -> Iterator[None]:
+def telling(communicator: Communicator | None, what: str) -> Iterator[None]:
     """Check what one rank alone may have to refuse; all ranks call `check_equal` after the block.
 
     A rank whose block raises tells those who come to `check_equal`, which raises there, too: nobody
     is left in an exchange with a rank that has gone on to something else.
 
     Args:
-        replicator: Knows the ranks.
+        communicator: Has one member per rank; None where there is one rank.
         what: As `check_equal` is told.
     """
     try:
         yield
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        _compare(replicator, what, {_REFUSAL: Fact(text, "")})
+        _compare(communicator, what, {_REFUSAL: Fact(text, "")})
         raise
 
 
 def _compare(
-    replicator: Replicator, what: str, facts: Mapping[str, Fact]
+    communicator: Communicator | None, what: str, facts: Mapping[str, Fact]
 ) -> list[tuple[str, dict[str, tuple[str, str]]]]:
     """Tell each other what ranks have, by rank; nothing where it is equal."""
-    communicator = replicator.communicator
     if communicator is None or communicator.size == 1:
         return []
     mine = {name: [fact.shown, fact.digest] for name, fact in facts.items()}

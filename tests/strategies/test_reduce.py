@@ -85,7 +85,17 @@ def combine() -> None:
     import allreduce as ar
 
     strategy = ar.MultiWorkerMirroredStrategy()
-    rank = strategy.communicator.rank
+    rank, refused = strategy.communicator.rank, []
+    for attempt in (
+        lambda: ar.MultiWorkerMirroredStrategy(devices_per_replica=1 + rank % 2),
+        lambda: strategy.reduce("sum" if rank else "add", np.ones(2)),
+        lambda: strategy.reduce("sum", np.ones(2 + rank % 2)),
+        lambda: strategy.gather(np.ones(2, "f4" if rank else "f8")),
+    ):
+        try:
+            attempt()
+        except ar.AllreduceError as error:
+            refused.append(f"{type(error).__name__}: {error}")
     small = ar.PerReplica((np.array([200, 100], np.uint8),))
     large = ar.PerReplica((np.array([2**62 + 1], np.uint64),))
     fine = np.full((2, rank), 0.5, np.longdouble) + np.finfo(np.longdouble).eps
@@ -99,17 +109,21 @@ def combine() -> None:
         gathered.shape,
         (nothing.shape, nothing.dtype.name),
     ]
-    try:
-        strategy.gather(np.ones(2, np.float32 if rank else np.float64))
-    except ar.MismatchError as error:
-        results.append(str(error))
-    print(json.dumps(results))
+    print(json.dumps([results, refused]))
 
 
 def test_ranks_combine_as_replicas_do() -> None:
     for rank, result in enumerate(run_ranks(combine, 3)):
         assert result.returncode == 0, result.stderr
-        *values, refusal = json.loads(result.stdout.splitlines()[-1])
+        values, refused = json.loads(result.stdout.splitlines()[-1])
         large = 3 * (2**62 + 1)
         assert values == [900, large, 150.0, True, [2, 3], [[0, 2], "float16"]]
-        assert refusal.startswith(f"gather on rank {rank}: the dtype or shape of a part")
+        made, asked, given, gathered = refused
+        where = f"MismatchError: MultiWorkerMirroredStrategy on rank {rank}: "
+        others = f"{where}rank 1 raised UsageError: 1 devices"
+        assert made.startswith("UsageError: 1 devices (" if rank == 1 else others)
+        lead = f"MismatchError: reduce on rank {rank}: "
+        others = f"{lead}rank 0 raised UsageError: unknown reduction 'add'"
+        assert asked.startswith(others if rank else "UsageError: unknown reduction 'add'")
+        assert given.startswith(f"{lead}the value is not the same on all ranks: float64 (3,) on")
+        assert gathered.startswith(f"MismatchError: gather on rank {rank}: the dtype or shape of a")
