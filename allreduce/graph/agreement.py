@@ -123,7 +123,7 @@ def synchronize(host: Host, variables: Sequence[Variable]) -> None:
     Raises:
         MismatchError: Ranks have different variables.
     """
-    fresh = [variable for variable in variables if not variable.in_step]
+    fresh = [variable for variable in variables if variable not in host.shared]
     if host.num_replicas_in_sync > 1 and fresh:
         several_ranks = len(host.devices) < host.num_replicas_in_sync
 
@@ -137,5 +137,4 @@ def synchronize(host: Host, variables: Sequence[Variable]) -> None:
                 adopt(communicator, f"the first value of {own_part(variable.name)}", value)
 
         host.on_replicas(receive)
-    for variable in fresh:
-        variable.in_step = True
+    host.shared.update(fresh)

@@ -31,6 +31,8 @@ class Host(Protocol):
     def replicas(self) -> Sequence[Replica]: ...
     @property
     def num_replicas_in_sync(self) -> int: ...
+    @property
+    def shared(self) -> weakref.WeakSet[Variable]: ...
 
     def on_replicas(self, work: Callable[[int], Any]) -> list[Any]: ...
 
@@ -87,11 +89,12 @@ class ArenaPlan:
         for place, variable in enumerate(self.variables):
             if variable.home is self:
                 continue
-            variable.home = self
+            variable.home = None  # until all is done: what is interrupted is done again
             for index, arena in enumerate(self.arenas):
                 view = arena.view(arena.parameters, place)
                 view[...] = variable.storage[index]
                 variable.storage[index] = view
+            variable.home = self
 
     def slots(self, arena: Arena) -> Iterator[tuple[str, np.ndarray]]:
         """Yield the optimizer's slots as views, keyed "<variable>/<slot>"."""
@@ -128,10 +131,13 @@ class ArenaPlan:
                     view[...] = state[key]
 
     def renew(self, host: Host, slots: Sequence[str]) -> None:
-        """Move to new memory, and make all replicas what the first one is."""
+        """Move to new memory, and make all replicas what the first one is.
+
+        What is interrupted can be done again: the old memory counts until all has moved.
+        """
         old = self.arenas[0]
-        self.arenas = host.on_replicas(lambda index: self._build(host, index, slots))
-        for index, arena in enumerate(self.arenas):
+        arenas: list[Arena] = host.on_replicas(lambda index: self._build(host, index, slots))
+        for index, arena in enumerate(arenas):
             arena.iterations = old.iterations
             arena.parameters[...] = old.parameters
             for name, array in arena.slots.items():
@@ -139,6 +145,7 @@ class ArenaPlan:
             for place, variable in enumerate(self.variables):
                 if variable.home is self:
                     variable.storage[index] = arena.view(arena.parameters, place)
+        self.arenas = arenas
 
 
 # How often a variable was updated, in an optimizer's state, where that is not "iterations": an
@@ -181,12 +188,13 @@ def plan_for(
             "are used twice"
         )
     plan = ArenaPlan(rule.slots, variables, host, device)
+    waiting = _waiting.get(rule)
+    if waiting is not None:
+        plan.load(waiting, rule.iterations)
     plans.append(plan)
-    if rule in _waiting:
-        plan.load(_waiting[rule], rule.iterations)
-        for variable in variables:
-            for key in (UPDATES, *rule.slots):
-                _waiting[rule].pop(f"{variable.name}/{key}", None)
+    if waiting is not None:
+        for key in [f"{v.name}/{slot}" for v in variables for slot in (UPDATES, *rule.slots)]:
+            waiting.pop(key, None)
     return plan
 
 

@@ -217,7 +217,7 @@ class EagerTrace(Trace):
     def _take_in(self, variables: Sequence[Variable]) -> None:
         """Let all replicas have the values of the first one before a variable's first step."""
         check_owner(self._host, variables)
-        fresh = [variable for variable in variables if not variable.in_step]
+        fresh = [each for each in variables if each not in self._host.shared]
         if not fresh or self._replica.communicator is None:
             return
 

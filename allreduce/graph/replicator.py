@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -22,7 +23,9 @@ from allreduce.graph.replica import Moment, Replica
 from allreduce.graph.returned import Returned
 from allreduce.graph.signature import Arguments, take_apart
 from allreduce.graph.tensor import ConcreteTensor
+from allreduce.graph.threads import Threads
 from allreduce.graph.trace import HOST, check_outside
+from allreduce.graph.variable import Variable
 
 
 class Replicator:
@@ -34,6 +37,7 @@ class Replicator:
         first_replica: The id of the first of them among all replicas.
         num_replicas_in_sync: How many replicas there are, over all ranks.
         generation: Of the world they are in.
+        shared: The variables of which all replicas have been given equal copies.
     """
 
     generation = 0
@@ -49,11 +53,13 @@ class Replicator:
         self.owned = tuple(map(tuple, owned))
         self.first_replica = first_replica
         self.num_replicas_in_sync = total
+        self.shared: WeakSet[Variable] = WeakSet()
         self._programs = ProgramCache()
         self._replicas: list[Replica] | None = None
         self._making = threading.Lock()
         self._running = threading.RLock()  # buffers belong to one step at a time
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: Threads | None = None
+        self._stale = False  # whether what a dead communicator leaves has still to be made anew
 
     def __repr__(self) -> str:
         return "the single replica outside of any strategy"
@@ -140,9 +146,21 @@ class Replicator:
         """Return this process's first replica as one that has nobody beside it."""
         return Replica(0, self.first_replica, None, self.places[0])
 
+    @contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        """Let the block alone use the replicas; what an error has left of them is made good."""
+        with self._running:
+            self._stop("an interrupt")  # which another one may have kept from it
+            self._renew()
+            try:
+                yield
+            except BaseException as error:
+                self._stop(repr(error))
+                raise
+
     def graph(self, fn: Callable[..., Any], arguments: Arguments) -> Graph:
         """Return the graph of a step, as each replica runs it, without running it."""
-        with self._running:
+        with self._exclusively():
             programs = self._programs.of(fn)
             return programs.get(fn, arguments, lambda: compile_step(self, fn, arguments)).graph
 
@@ -156,7 +174,7 @@ class Replicator:
         """Run a step; returns what it returned, each replica's values, and what it was told."""
         eagerly = eagerly or options.current().functions_run_eagerly
         alone = alone and self.num_replicas_in_sync > 1
-        with self._running:
+        with self._exclusively():
             programs = self._programs.of(fn)
 
             def make() -> Compiled:
@@ -164,18 +182,14 @@ class Replicator:
                     return compile_alone(self, fn, arguments, self._first())
                 return compile_step(self, fn, arguments)
 
-            try:
-                compiled = None if eagerly else programs.get(fn, arguments, make, alone)
-                moments = arguments.moments(
-                    self.local_replicas, self.num_replicas_in_sync, programs.count_step()
-                )
-                if compiled is not None:
-                    return compiled.returned, self._step(compiled, arguments, moments), moments
-                replicas = [self._first()] if alone else self.replicas
-                return *self._run_eagerly(replicas, fn, arguments, moments), moments
-            except BaseException:
-                self._recover()
-                raise
+            compiled = None if eagerly else programs.get(fn, arguments, make, alone)
+            moments = arguments.moments(
+                self.local_replicas, self.num_replicas_in_sync, programs.count_step()
+            )
+            if compiled is not None:
+                return compiled.returned, self._step(compiled, arguments, moments), moments
+            replicas = [self._first()] if alone else self.replicas
+            return *self._run_eagerly(replicas, fn, arguments, moments), moments
 
     def _run_eagerly(
         self,
@@ -212,18 +226,33 @@ class Replicator:
             publish_iterations(rule)
         return results
 
-    def _recover(self) -> None:
+    def _stop(self, cause: str) -> None:
+        """See to it that no replica goes on by itself after a signal's handler has raised."""
+        if self._threads is None or not self._threads.busy:
+            return
+        for replica in self._replicas or ():
+            assert replica.communicator is not None, "a single replica has no threads"
+            replica.communicator.abort(f"its step was ended by {cause}")
+        self._threads.end()
+        self._threads = None
+
+    def _renew(self) -> None:
         """Make replicas usable again after one has raised, if all of them live in this process.
 
-        The error has killed their communicator, and memory of a dead one is not used again.
+        The error has killed their communicator, and memory of a dead one is not used again. As it
+        may have come to some replicas before an assignment and to others behind it, variables are
+        those of the first replica from here on. What is interrupted is done again.
         """
-        members = [each.communicator for each in self._replicas or ()]
-        dead = any(member is not None and member.dead for member in members)
-        if self.local_replicas < self.num_replicas_in_sync or not dead:
+        if self.local_replicas < self.num_replicas_in_sync:
             return
-        self._close_communicators()
-        self._programs.clear()
-        renew(self)
+        members = [each.communicator for each in self._replicas or ()]
+        self._stale |= any(member is not None and member.dead for member in members)
+        if self._stale:
+            self._close_communicators()
+            self._programs.clear()
+            self.shared.clear()
+            renew(self)
+            self._stale = False
 
     def set_steps(self, fn: Callable[..., Any], steps: int) -> None:
         """Say how often a function has run so far, which is what its random draws depend on."""
@@ -255,18 +284,8 @@ class Replicator:
 
     def _in_threads(self, work: Callable[[int], Any]) -> list[Any]:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self.local_replicas, "allreduce-replica")
-        started: list[Future[Any]] = []
-        try:
-            for index in range(self.local_replicas):
-                started.append(self._threads.submit(work, index))
-            return [each.result() for each in started]
-        except BaseException as error:  # a signal's handler raised: no replica goes on by itself
-            for index, each in enumerate(started):
-                each.cancel()
-                self._tell(index, error)
-            wait(started)
-            raise
+            self._threads = Threads(self.local_replicas)
+        return self._threads.do(work)
 
     def _tell(self, index: int, error: BaseException) -> None:
         """Let the replicas that wait for this one know that it does not come."""
@@ -277,7 +296,7 @@ class Replicator:
     def close(self) -> None:
         """End the replicas' threads and communicators."""
         if self._threads is not None:
-            self._threads.shutdown()
+            self._threads.end()
             self._threads = None
         self._close_communicators()
 

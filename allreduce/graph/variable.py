@@ -65,7 +65,6 @@ class Variable(Operators):
         # One array per local replica. The first trace of an optimizer moves them into its arena.
         self.storage = [value.copy() for _ in range(self.replicator.local_replicas)]
         self.home: object | None = None  # whose arena the storage is a view of
-        self.in_step = False  # whether the replicas' copies have been made equal across ranks
 
     @property
     def shape(self) -> tuple[int, ...]:

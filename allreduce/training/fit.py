@@ -105,7 +105,7 @@ def _agree(
     sharded = options.get("data") == SHARDED
     remedy = SAME_ROWS if sharded else SAME_ARRAYS if "data" in options else SAME_SAMPLES
     # Variables that no step has met start as replica 0's, whatever they are here.
-    values = [variable.storage[0] for variable in model.variables if variable.in_step]
+    values = [each.storage[0] for each in model.variables if each in replicator.shared]
     facts = {
         **{name: option(value) for name, value in options.items()},
         "run_eagerly": option(model.run_eagerly),
