@@ -22,7 +22,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from allreduce.cluster import exits, lineage
+from allreduce.cluster import abrupt, exits, lineage, pmi
 from allreduce.cluster.base import World
 from allreduce.errors import PeerLostError
 
@@ -31,8 +31,6 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 # A death elsewhere shows here before its own traceback is out, and an interrupt of the whole job
 # may show as a peer's death first: a victim waits this long before it reports.
 _AFTER_YOU_SECONDS = 0.5
-# mpirun drops what it has not yet forwarded when a rank aborts (seen with MPICH 5's hydra).
-_REPORT_SECONDS = 0.1
 _LAST_SECONDS = 1.5  # for the interpreter to end by itself after an error
 
 
@@ -120,7 +118,7 @@ class Watch:
         """End the job where that is in our hands; else the others learn of this rank's loss."""
         _flush()
         if self._abort is not None:
-            time.sleep(_REPORT_SECONDS)
+            time.sleep(pmi.REPORT_SECONDS)
             self._abort(code)
         self._abandon(reason)
 
@@ -138,7 +136,7 @@ class Watch:
         _flush()
         self._abandon(reason)
         if self._abort is not None:
-            time.sleep(_REPORT_SECONDS)
+            time.sleep(pmi.REPORT_SECONDS)
             self._abort(code)
 
     def ending(self) -> tuple[int, str]:
@@ -225,4 +223,4 @@ def _flush() -> None:
 
 def _exit_now(code: int) -> None:
     _flush()
-    os._exit(code)
+    abrupt.exit_now(code)

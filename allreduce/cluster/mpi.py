@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import time
 from dataclasses import astuple
@@ -12,7 +11,7 @@ from importlib.util import find_spec
 from itertools import accumulate
 from typing import Any
 
-from allreduce.cluster import mpi_library, pmi
+from allreduce.cluster import abrupt, mpi_library, pmi
 from allreduce.cluster.address import joined
 from allreduce.cluster.alone import world_of_one
 from allreduce.cluster.base import World
@@ -25,8 +24,6 @@ from allreduce.cluster.waiting import Wait
 from allreduce.errors import AllreduceError, JoinError, TimeoutError
 
 _POLL_SECONDS = 0.002
-_KILL_SECONDS = 1.0  # for mpirun to kill all ranks
-
 
 _unjoined: Watch | None = None
 
@@ -80,6 +77,7 @@ def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> Wor
     rank, size = comm.Get_rank(), comm.Get_size()
     if _unjoined is not None:
         _unjoined.end()
+    abrupt.watch(rank, mpi_library.finalized)
     watch = Watch(rank, abort=partial(_abort, comm))
     hosted: Leader | None = None
     invitation = ""
@@ -141,8 +139,8 @@ def _abort(comm: Any, code: int) -> None:
     if code == INTERRUPTED:  # every rank has the signal: Abort would report it once for each
         if pmi.connected():
             pmi.abort(code)
-            time.sleep(_KILL_SECONDS)
-        os._exit(code)
+            time.sleep(pmi.KILL_SECONDS)
+        abrupt.exit_now(code)
     comm.Abort(code)
 
 

@@ -13,6 +13,10 @@ from pathlib import Path
 
 from allreduce.cluster.lineage import ancestors
 
+# mpirun drops what it has not yet forwarded when a rank aborts (seen with MPICH 5's hydra).
+REPORT_SECONDS = 0.1
+KILL_SECONDS = 1.0  # for mpirun to kill all ranks
+
 _LINE = "PMI_FD"
 
 

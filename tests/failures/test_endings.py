@@ -51,6 +51,21 @@ def test_a_rank_that_exits_gives_the_job_its_code(
         assert "rank 1 aborted the communicator: its program ended with exit code 3" in result.err
 
 
+@torture
+@LAUNCHERS
+@pytest.mark.parametrize("moment", ["fit", "collective", "compute"])
+def test_a_rank_that_exits_behind_everybodys_back_is_named(
+    broken: Break, launcher: str, moment: str
+) -> None:
+    if (launcher, moment) == ("run", "compute"):
+        pytest.skip("nobody waits for anybody")
+    with broken(launcher, moment, "os exit", size=3) as job:
+        result = job.finish_after_action(5)
+        job.assert_nothing_left()
+    assert result.code == 1, result
+    assert re.search(r"rank 1 .*os\._exit", result.err), result.err
+
+
 @LAUNCHERS
 @moments("fit")
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=torture), 1])
