@@ -19,7 +19,7 @@ from allreduce.graph.spec import Shape
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import as_tensor
 from allreduce.graph.variable import Variable
-from allreduce.nn import calls, initializers
+from allreduce.nn import calls, configs, initializers
 from allreduce.nn.naming import snake_case, unique_name
 from allreduce.nn.tracking import parts_in
 
@@ -222,10 +222,15 @@ class Layer:
         return {key: value for key, value in config.items() if key in taken}
 
     def describe(self) -> dict[str, Any]:
-        """Name the class and give the config, as plain data: what files hold of the layer."""
-        kind = type(self)
+        """Name the class and give the config, as plain data: what files hold of the layer.
+
+        Raises:
+            UsageError: The class cannot be made from the config; names the argument.
+        """
+        kind, config = type(self), self.get_config()
+        configs.check(self, config)
         own = {} if kind.__module__.startswith("allreduce.nn.") else {"own": True}
-        return {"class": kind.__name__, "config": self.get_config(), **own}
+        return {"class": kind.__name__, "config": config, **own}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Layer:

@@ -111,6 +111,8 @@ class Sequential(Model):
         """Make the model that `get_config` described; `make` makes a layer of its description."""
         if make is None:
             raise UsageError("Sequential.from_config needs a function that makes layers")
+        if cls is not Sequential and "layers" not in config:  # its constructor makes them
+            return cls(**config)
         if not isinstance(config.get("layers"), list):
             raise UsageError(f'Sequential\'s config has no list "layers": {config}')
         layers = [make(each) for each in config["layers"]]

@@ -95,6 +95,61 @@ def test_ones_own_classes_and_functions_come_back_as_custom_objects(tmp_path: Pa
     assert np.array_equal(loaded.predict(x, verbose=0), nested.predict(x, verbose=0))
 
 
+class Forgetful(nn.Layer):
+    def __init__(self, factor: float = 2.0) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def call(self, x: Any) -> Any:
+        return x * self.factor
+
+
+class Tall(nn.Sequential):
+    def __init__(self, units: int) -> None:
+        super().__init__([nn.Input((3,)), nn.Dense(units)])
+
+
+class Tower(Tall):
+    def __init__(self, units: int) -> None:
+        super().__init__(units)
+        self.units = units
+
+    def get_config(self) -> dict[str, Any]:
+        return {"units": self.units}
+
+
+class Strange(Scaled):
+    def get_config(self) -> dict[str, Any]:
+        return {"factor": np.float32(self.factor)}
+
+
+class Other(Scaled):
+    def get_config(self) -> dict[str, Any]:
+        return {"scale": self.factor}
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: nn.Sequential([nn.Input((3,)), Forgetful()]), "Forgetful .*takes 'factor', which"),
+        (lambda: Tall(4), "Tall .* takes 'units', which get_config leaves out; give it a get_conf"),
+        (lambda: nn.Sequential([nn.Input((3,)), Strange(2.0)]), "Strange .* no plain data"),
+        (lambda: nn.Sequential([nn.Input((3,)), Other(2.0)]), "Other .*missing a required argum"),
+    ],
+)
+def test_what_could_not_be_made_again_is_not_saved(make: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        make().save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    make().save_weights(tmp_path / "weights")
+
+
+def test_a_sequential_that_makes_its_own_layers_comes_back(tmp_path: Path) -> None:
+    Tower(4).save(tmp_path / "tower")
+    loaded = nn.load_model(tmp_path / "tower", {"Tower": Tower})
+    assert loaded.count_params() == 16
+
+
 def test_weights_fit_a_model_of_another_name_and_no_other_architecture(tmp_path: Path) -> None:
     model = nn.Sequential([nn.Input((4,)), nn.Dense(3), nn.Dense(2)], name="one")
     model.save_weights(tmp_path / "weights")
