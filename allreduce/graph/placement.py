@@ -14,8 +14,11 @@ from allreduce.devices.names import DeviceName
 from allreduce.errors import DeviceError
 from allreduce.graph.node import Graph, Node, Rewriter
 from allreduce.graph.ops.base import lookup
+from allreduce.graph.places import Places
+from allreduce.graph.scope import users_line
 
 _ANY = DeviceName()
+_MISSING = "which does not exist here"
 _spoken_of: set[str] = set()  # the fall-backs of soft placement that a warning was given for
 
 
@@ -70,6 +73,33 @@ def put(node: Node, device: DeviceName) -> Node:
         inner = tuple(put(each, device) for each in body.graph.nodes)
         attrs = {**attrs, "body": replace(body, graph=replace(body.graph, nodes=inner))}
     return replace(node, device=device, beside=None, attrs=attrs)
+
+
+def check_exists(what: str, asked: DeviceName, places: Places) -> None:
+    """Refuse a device that replicas do not have for what is made on it, before a step meets it.
+
+    Args:
+        what: Is made: "layer 'dense' (Dense)".
+        asked: A name, whole or in part.
+        places: A replica's devices.
+
+    Raises:
+        DeviceError: None of them is so called, and soft placement is off.
+    """
+    exists = any(map(asked.matches, places.names))
+    if not exists and not options.current().soft_device_placement:
+        raise _refusal(f"{users_line()}: {what}", asked, _MISSING, [*places.names], places.home)
+
+
+def _refusal(
+    what: str, asked: DeviceName, why: str, available: Sequence[DeviceName], back: DeviceName
+) -> DeviceError:
+    others = why == _MISSING and any(device.kind == asked.kind for device in available)
+    more = " (under a strategy, of each replica: devices_per_replica)" if others else ""
+    return DeviceError(
+        f"{what} was placed on {asked}, {why}; there are {', '.join(map(str, available))}{more}. "
+        f"ar.config.set_soft_device_placement(True) would use {back} instead"
+    )
 
 
 def report(log: Sequence[Placed], names: Mapping[DeviceName, DeviceName]) -> None:
@@ -157,15 +187,10 @@ def requested(
         if op.runs_on(device.kind):
             return device, f"ar.device({str(asked)!r})"
     back = home if op.runs_on(home.kind) else _host(home, available)
-    why = f"which has no kernel of {node.op}" if found else "which does not exist here"
+    why = f"which has no kernel of {node.op}" if found else _MISSING
     exists = ", ".join(str(device) for device in available)
     if not options.current().soft_device_placement:
-        others = not found and any(device.kind == asked.kind for device in available)
-        more = " (under a strategy, of each replica: devices_per_replica)" if others else ""
-        raise DeviceError(
-            f"{node.source}: {node.op} was placed on {asked}, {why}; there are {exists}{more}. "
-            f"ar.config.set_soft_device_placement(True) would use {back} instead"
-        )
+        raise _refusal(f"{node.source}: {node.op}", asked, why, available, back)
     key = f"{asked} {why} {back}"
     if key not in _spoken_of:
         _spoken_of.add(key)

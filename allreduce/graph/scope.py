@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,14 @@ def choose(node: Node, trace: object = None) -> Node:
             name = DeviceName.parse(said)
             asked = name if asked is None else asked.merge(name)
     return node if asked is None else replace(node, device=asked)
+
+
+def asked_for() -> DeviceName | None:
+    """Return the device that the scopes around the caller name; None where they leave it open."""
+    named = [scope for scope in _here.scopes if isinstance(scope, DeviceName)]
+    if not named or len(named) < len(_here.scopes):  # functions may, and values do, decide later
+        return None
+    return reduce(lambda outer, inner: inner.merge(outer), named)
 
 
 def device(name: str | DeviceName | Chooser) -> AbstractContextManager[None]:

@@ -10,6 +10,8 @@ import numpy as np
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.node import Node
+from allreduce.graph.placement import check_exists
+from allreduce.graph.places import Places
 from allreduce.graph.python_operators import Operators
 from allreduce.graph.scope import choose, users_line
 from allreduce.graph.spec import Spec, show
@@ -27,6 +29,9 @@ class Owner(Protocol):
 
     @property
     def local_replicas(self) -> int: ...
+
+    @property
+    def places(self) -> list[Places]: ...
 
 
 class Variable(Operators):
@@ -62,6 +67,8 @@ class Variable(Operators):
         # What the scopes ask for; None for its replica's first device.
         asked = {"name": name, "trainable": trainable}
         self.device = choose(Node(0, "variable", (), asked, self.spec)).device
+        if self.device is not None:
+            check_exists(f"variable {name!r}", self.device, self.replicator.places[0])
         # One array per local replica. The first trace of an optimizer moves them into its arena.
         self.storage = [value.copy() for _ in range(self.replicator.local_replicas)]
         self.home: object | None = None  # whose arena the storage is a view of

@@ -14,7 +14,8 @@ from allreduce.errors import UsageError, unknown_name
 from allreduce.graph.nest import map_leaves
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.owner import current_replicator, scope_of
-from allreduce.graph.scope import part, surroundings, users_line, within
+from allreduce.graph.placement import check_exists
+from allreduce.graph.scope import asked_for, part, surroundings, users_line, within
 from allreduce.graph.spec import Shape
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import as_tensor
@@ -49,6 +50,10 @@ class Layer:
         if self.dtype not in options.FLOATS:
             raise unknown_name("dtype of a layer", dtype, options.FLOATS)
         self.name = name or snake_case(type(self).__name__)
+        asked = asked_for()
+        if asked is not None:
+            what = f"layer {self.name!r} ({type(self).__name__})"
+            check_exists(what, asked, self.replicator.places[0])
         self.trainable = trainable
         self.path: str | None = None  # "model/0", once it is known where the layer stands
         self.built = False

@@ -240,3 +240,27 @@ def test_devices_are_dealt_out_to_replicas_evenly() -> None:
     ):
         strategy.run(lambda x: ar.ops.exp(x), args=(np.zeros(1),))
     strategy.close()
+
+
+def test_what_is_made_on_a_device_that_replicas_lack_is_refused_at_once() -> None:
+    strategy = ar.MirroredStrategy(devices_per_replica=2)
+    makers: dict[str, Callable[[], object]] = {
+        r"layer 'head' \(Dense\)": lambda: ar.nn.Dense(2, name="head"),
+        "variable 'v'": lambda: ar.Variable(1.0, name="v"),
+    }
+    with strategy.scope():
+        for what, make in makers.items():
+            with ar.device("CPU:1"):
+                make()
+            said = rf"test_placement.py:\d+: {what} was placed on .*CPU:2, which .*devices_per_rep"
+            with ar.device("/task:0"), ar.device("CPU:2"), pytest.raises(DeviceError, match=said):
+                make()
+            with ar.device(lambda node: "CPU:1"):  # may be asked for a layer's parts alone
+                make()
+
+
+def test_soft_placement_lets_layers_be_made_anywhere(soft: None) -> None:
+    strategy = ar.MirroredStrategy(["CPU:0"])
+    with strategy.scope(), ar.device("GPU:7"):
+        layer = ar.nn.Dense(2)
+    assert strategy.run(layer, args=(np.ones((1, 3), np.float32),)).values[0].shape == (1, 2)

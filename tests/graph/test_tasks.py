@@ -183,7 +183,7 @@ def test_parts_hold_their_own_tasks_nodes_and_null_programs_leave_out_both_ends(
 
 
 def test_an_order_between_tasks_is_kept_by_a_transfer_without_a_value() -> None:
-    with ar.device("/task:1/CPU:0"):
+    with scope_of(TwoTasks()), ar.device("/task:1/CPU:0"):
         v = ar.Variable(np.zeros(3, np.float32), name="v")
 
     def fn(x: ar.Tensor) -> list[ar.Tensor]:
