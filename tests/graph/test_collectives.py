@@ -77,6 +77,22 @@ def test_a_contrastive_losss_gradient_is_that_of_the_global_batch(strategy: ar.S
     np.testing.assert_allclose(w.numpy(), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("rows", [7, 2])
+def test_second_gradients_of_gathered_rows_are_those_of_the_global_batch(
+    strategy: ar.Strategy, rows: int
+) -> None:
+    def slope(x: Any) -> Any:
+        scores = ar.ops.tanh(x @ ar.ops.transpose(ar.all_gather(x)))
+        return ar.gradients(ar.ops.sum(scores), [x])[0]
+
+    def step(x: Any) -> Any:
+        return ar.gradients(ar.ops.sum(ar.ops.square(slope(x))), [x])[0]
+
+    wanted = ar.function(step)(X[:rows])
+    found = strategy.gather(_run(strategy, step, X[:rows]))
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
 def test_a_variable_may_be_assigned_what_all_replicas_share(strategy: ar.Strategy) -> None:
     with strategy.scope():
         total = ar.Variable(np.zeros(3), name="total")

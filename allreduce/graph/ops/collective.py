@@ -133,13 +133,41 @@ register(Op("all_gather", _gathered, gradient=_own_rows, kind="collective"))
 
 def _take_own(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     everyones, start = inputs
-    rows = attrs["shape"][0]
-    unit = rows.factor if isinstance(rows, Dim) else rows  # of replicas, or of samples
-    first = int(start) * unit
+    first = int(start) * _unit(attrs["shape"][0])
     out[...] = everyones[first : first + len(out)]
 
 
-register(Op("own_rows", lambda specs, attrs: Spec(attrs["shape"], specs[0].dtype), _take_own))
+def _put_own(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    rows, start = inputs
+    first = int(start) * _unit(attrs["rows"])
+    out.fill(0)
+    out[first : first + len(rows)] = rows
+
+
+def _unit(rows: Size) -> int:
+    """Tell how many rows a replica, or with a named dimension each sample, has."""
+    return rows.factor if isinstance(rows, Dim) else rows
+
+
+def _shape_asked(specs: Sequence[Spec], attrs: Attrs) -> Spec:
+    return Spec(attrs["shape"], specs[0].dtype)
+
+
+def _own_rows_gradient(
+    dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs
+) -> list[Tensor | None]:
+    rows = attrs["shape"][0]
+    return [apply("among_rows", dy, x[1], shape=x[0].shape, rows=rows), None]
+
+
+def _among_rows_gradient(
+    dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs
+) -> list[Tensor | None]:
+    return [apply("own_rows", dy, x[1], shape=x[0].shape), None]
+
+
+register(Op("own_rows", _shape_asked, _take_own, _own_rows_gradient))
+register(Op("among_rows", _shape_asked, _put_own, _among_rows_gradient))
 
 # What changes no result.
 _NEUTRAL: dict[str, Callable[[np.dtype[Any]], Any]] = {

@@ -56,6 +56,15 @@ PART = (slice(1, 5, 2), slice(None))
 INDICES = np.array([[0, 2, 2], [-1, 0, 1]])
 
 
+def _own_rows(x: Tensor) -> Tensor:
+    return apply("own_rows", x, np.int64(2), shape=(1, *x.shape[1:]))
+
+
+def _among_rows(x: Tensor) -> Tensor:
+    (rows, *others) = x.shape
+    return apply("among_rows", x, np.int64(1), shape=(3 * rows, *others), rows=rows)
+
+
 def _scatter(dy: Tensor) -> Tensor:
     return apply("scatter_add", dy, np.array([1, 0, 1, -2]), axis=1, shape=(dy.shape[0], 3))
 
@@ -209,6 +218,8 @@ CASES: tuple[Case, ...] = (
     Case("unslice", lambda dy: apply("unslice", dy, index=PART, shape=(5, 2)), [((2, 2),)]),
     Case("take", lambda x: ops.take(x, INDICES, axis=-1), [((2, 3),), ((3,),), ((0, 3),)]),
     Case("take", lambda x: x[INDICES], [((3, 2),), ((3,),), ((3, 0),), ((3, 2, 1),)]),
+    Case("own_rows", _own_rows, [((3, 2),), ((4,),)]),
+    Case("among_rows", _among_rows, [((2, 3),), ((1,),), ((0, 3),)]),
     Case("scatter_add", _scatter, [((2, 4),), ((1, 4),), ((0, 4),)]),
     Case("take_along_axis", _along, [((2, 3),), ((1, 5),), ((0, 3),)]),
     Case("add_along_axis", _add_along, [((2, 3),), ((1, 4),), ((0, 2),)]),
