@@ -56,7 +56,7 @@ clean:
 # The build backend also puts the clone and its parent folder on sys.path, where neighbours of the
 # clone would become importable: its import hook is all that is needed.
 .venv/.installed: .venv/.made pyproject.toml $(KERNELS)
-	@echo "installing allreduce from source into .venv ..."
+	@echo "installing allreduce from source into .venv: compiling its kernels takes a minute or more ..."
 	@$(PIP) --editable ".[mpich,examples]"
 	@grep -lsFx "$(CURDIR)" .venv/lib/python3*/site-packages/*.pth | xargs -rd '\n' grep -ls '^import ' \
 	  | xargs -rd '\n' sed -i '/^import /!d'
