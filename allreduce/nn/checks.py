@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from allreduce.graph.owner import default_replicator
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import show
 from allreduce.graph.tensor import Tensor
+from allreduce.graph.trace import Trace
 from allreduce.graph.variable import Variable
 from allreduce.nn import activations, losses
 from allreduce.nn.layer import Layer
@@ -109,11 +110,45 @@ def class_numbers(model: Layer, labels: np.ndarray, name: str) -> None:
     if labels.dtype.kind == "f":
         wrong |= labels != np.floor(labels)
     if wrong.any():
-        row = int(wrong.reshape(len(labels), -1).any(axis=1).argmax())
         raise UsageError(
-            f"label {labels[wrong][0]} in row {row} of {name} is no class: the model has {classes} "
-            f"outputs, so that labels are whole numbers from 0 to {classes - 1}"
+            f"label {labels[wrong][0]} in row {_first_row(wrong)} of {name} is no class: the model "
+            f"has {classes} outputs, so that labels are whole numbers from 0 to {classes - 1}"
         )
+
+
+def tables(trace: Trace) -> dict[str, int]:
+    """Find where a step's first input is looked up as it is: layers, and their tables' rows."""
+    found: dict[str, int] = {}
+    for node in trace.nodes:
+        if node.op == "take" and not node.attrs["wrap"] and node.inputs[1] == trace.inputs[0]:
+            rows = trace.nodes[node.inputs[0]].spec.shape[0]
+            if isinstance(rows, int):
+                found[node.part] = rows
+    return found
+
+
+def known_numbers(rows_of: Mapping[str, int], samples: np.ndarray, name: str) -> None:
+    """Refuse numbers that an Embedding has no vectors for, before a step meets them.
+
+    Args:
+        rows_of: What `tables` found.
+        samples: The whole array.
+        name: What errors call it.
+
+    Raises:
+        UsageError: Names the layer, the first of the numbers, and its row in the whole array.
+    """
+    for layer, rows in rows_of.items():
+        wrong = (samples < 0) | (samples >= rows)
+        if wrong.any():
+            raise UsageError(
+                f"number {samples[wrong][0]} in row {_first_row(wrong)} of {name} is out of range: "
+                f"layer {layer!r} has vectors for whole numbers from 0 to {rows - 1}"
+            )
+
+
+def _first_row(wrong: np.ndarray) -> int:
+    return int(wrong.reshape(len(wrong), -1).any(axis=1).argmax())
 
 
 def probabilities(model: Layer, loss: Any) -> str:

@@ -46,6 +46,7 @@ class Model(Weights):
         self._compiled: Steps | None = None
         self._run_eagerly = False
         self._prepared: set[tuple[Any, ...]] = set()
+        self._tables: dict[str, int] = {}  # in which samples are looked up as they are
         # One function for good, so that it is traced once.
         self.predict_step: Callable[[Any], Any] = lambda x: self(x, training=False)
 
@@ -190,6 +191,7 @@ class Model(Weights):
                 shapes = f"{kind}x has shape {x.shape}" + ("" if y is None else f" and y {y.shape}")
                 raise ShapeError(f"{error} ({shapes})") from None
             self._prepared.add(sample)
+        checks.known_numbers(self._tables, x, f"{kind}x")
         if y is not None and self._steps().takes_class_numbers:
             checks.class_numbers(self, y, f"{kind}y")
 
@@ -209,7 +211,9 @@ class Model(Weights):
                 trace.placeholder(Spec((BATCH, *array.shape[1:]), array.dtype), name)
                 for array, name in zip(arrays, ("x", "y"), strict=False)
             ]
-            return step(*inputs)
+            returned = step(*inputs)
+        self._tables = checks.tables(trace)
+        return returned
 
     def build(self, input_shape: Any, dtype: str | None = None) -> None:
         """Make the variables for samples of a shape, `(None, features)` or `(batch, features)`.

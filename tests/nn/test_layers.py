@@ -267,7 +267,7 @@ def test_attention_takes_a_mask_and_other_sequences() -> None:
         (lambda: nn.Conv2D(4, 9)(np.ones((2, 8, 8, 3))), "windows of 9×9 do not fit images of 8×8"),
         (lambda: nn.MaxPool2D(3)(np.ones((2, 2, 2, 1))), "windows of 3×3 do not fit"),
         (lambda: nn.BatchNorm(momentum=1.5), "BatchNorm takes momentum, a number from 0 to below"),
-        (lambda: nn.Embedding(4, 2)(np.array([1, -1])), "index -1 at place .1,. .* outside of 0…3"),
+        (lambda: nn.Embedding(4, 2)(np.array([1, -1])), "number -1 is outside of 0…3, the rows of"),
         (lambda: nn.Embedding(4, 2)(np.ones(2)), "Embedding. takes integers, got float32; before"),
         (lambda: nn.MultiHeadAttention(2, 2)(np.ones((2, 3))), "takes queries of shape"),
         (lambda: nn.MultiHeadAttention(2, 2)(np.float32(1)), "takes queries of shape"),
@@ -315,14 +315,18 @@ def test_where_a_number_is_out_of_range_is_said() -> None:
     model = nn.Sequential([nn.Embedding(8, 4), nn.Flatten(), nn.Dense(1)], name="words")
     model.compile("sgd", "mse")
     x = np.array([[1, 2], [3, 9]])
-    said = r"test_layers.py:\d+: layer 'words/0': take: index 9 at place \(1, 1\) of .* of 0…7"
+    said = r"test_layers.py:\d+: layer 'words/0': take: number 9 is outside of 0…7, the rows of .*"
+    model.compile("sgd", "mse", run_eagerly=True)
     calls: Any = (lambda: model(x), lambda: model.predict(x, verbose=0))
     for call in calls:
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=rf"{said}place \(1, 1\) of \("):
             call()
-    model.compile("sgd", "mse", run_eagerly=True)
-    with pytest.raises(UsageError, match=said):
+    model.compile("sgd", "mse")
+    said = "number 9 in row 1 of {} is out of range: layer 'words/0' has vectors for .* from 0 to 7"
+    with pytest.raises(UsageError, match=said.format("x")):
         model.predict(x, verbose=0)
+    with pytest.raises(UsageError, match=said.format("validation x")):
+        model.fit(x % 8, x[:, :1], validation_data=(x, x[:, :1]), verbose=0)
 
 
 def test_keras_names_of_layers_lead_to_ours() -> None:

@@ -74,6 +74,11 @@ def _checked(indices: np.ndarray, size: int, wrap: bool = True) -> np.ndarray:
     bad = (indices < first) | (indices >= size)
     if bad.any():
         place = tuple(int(i) for i in np.argwhere(bad)[0])
+        if not wrap:
+            raise UsageError(
+                f"number {indices[place]} is outside of 0…{size - 1}, the rows of the table; it "
+                f"stands at place {show(place)} of {show(indices.shape)}"
+            )
         raise UsageError(
             f"index {indices[place]} at place {show(place)} of {show(indices.shape)} is outside of "
             f"{first}…{size - 1}, an axis of {size} elements"
