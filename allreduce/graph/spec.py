@@ -116,6 +116,14 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
     return tuple(result)
 
 
+def broadcasts_to(shape: Shape, target: Shape) -> bool:
+    """Tell whether a shape becomes another one by NumPy's rule, which stays as it is."""
+    try:
+        return broadcast([shape, target]) == target
+    except ShapeError:
+        return False
+
+
 def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     """Turn an axis argument into sorted, non-negative, distinct axes; None means all.
 

@@ -7,7 +7,7 @@ from typing import Any
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.scope import users_line
-from allreduce.graph.spec import show
+from allreduce.graph.spec import broadcasts_to, show
 from allreduce.graph.tensor import Tensor
 from allreduce.nn.checks import between, whole
 from allreduce.nn.dense import Dense
@@ -107,9 +107,19 @@ class MultiHeadAttention(Layer):
                     f"(batch, length, features), not {each if each is None else each.spec}; a mask "
                     "comes fourth: (query, value, None, mask)"
                 )
-        if mask is not None and mask.ndim == 3:  # the same for all heads
-            mask = ops.expand_dims(mask, 1)
-        return query, value, key, mask
+        return query, value, key, None if mask is None else self._for_heads(mask, query, key)
+
+    def _for_heads(self, mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Check a mask, and let one of three axes be the same for all heads."""
+        scores = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
+        wide = ops.expand_dims(mask, 1) if mask.ndim == 3 else mask
+        if not broadcasts_to(wide.shape, scores):
+            raise ShapeError(
+                f"{users_line()}: layer {self.path!r} (MultiHeadAttention) takes a mask (queries, "
+                "keys), (batch, queries, keys), or what broadcasts to (batch, heads, queries, "
+                f"keys), here {show(scores)}, but got one of shape {show(mask.shape)}"
+            )
+        return wide
 
     def _heads(self, x: Tensor) -> Tensor:
         """Cut the features into heads: `(batch, heads, length, features)`."""

@@ -276,6 +276,10 @@ def test_attention_takes_a_mask_and_other_sequences() -> None:
             lambda: nn.MultiHeadAttention(2, 2)((SEQUENCE, SEQUENCE, np.ones((2, 3, 3), bool))),
             r"takes a key .* not bool\(2, 3, 3\); a mask comes fourth",
         ),
+        (
+            lambda: nn.MultiHeadAttention(4, 2)((SEQUENCE, SEQUENCE, None, np.ones((2, 7), bool))),
+            r"'multi_head_attention.*' .* takes a mask .* here \(2, 4, 3, 3\), but got .* \(2, 7\)",
+        ),
         (lambda: nn.GlobalAveragePooling2D()(SEQUENCE), "takes images .batch, height, width, chan"),
         (lambda: nn.LayerNorm(epsilon=0), "LayerNorm takes epsilon, a number above 0"),
         (lambda: nn.BatchNorm(epsilon=0.0), "BatchNorm takes epsilon, a number above 0"),

@@ -16,7 +16,7 @@ from allreduce.graph.ops.matmul import matmul
 from allreduce.graph.ops.random import dropout as drop
 from allreduce.graph.ops.softmax import softmax
 from allreduce.graph.scope import users_line
-from allreduce.graph.spec import show
+from allreduce.graph.spec import broadcasts_to, show
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import as_tensor
 
@@ -46,7 +46,8 @@ def scaled_dot_product_attention(
         `(…, queries, values)`.
 
     Raises:
-        ShapeError: The features, or the numbers of keys and values, differ.
+        ShapeError: The features, or the numbers of keys and values, differ; or the mask does not
+            fit.
     """
     q, k, v = promote_together(query, key, value)
     if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
@@ -76,10 +77,19 @@ def _lower(scores: Tensor) -> np.ndarray:
     return np.tri(queries, keys, dtype=bool)
 
 
+def _check_fits(mask: Tensor, scores: Tensor) -> None:
+    if not broadcasts_to(mask.shape, scores.shape):
+        raise ShapeError(
+            f"{users_line()}: the mask of an attention has shape {show(mask.shape)}, which does "
+            f"not broadcast to (…, queries, keys): {show(scores.shape)} here"
+        )
+
+
 def _masked(scores: Tensor, masks: Sequence[Tensor]) -> Tensor:
     for mask in masks:
         if mask.dtype != bool:
             raise ShapeError(f"{users_line()}: a mask holds booleans, not {mask.dtype}")
+        _check_fits(mask, scores)
     # The lowest number instead of an infinity: rows without any key stay numbers. A score that has
     # overflowed to -inf is still above it.
     lowest = float(np.finfo(scores.dtype).min)

@@ -218,6 +218,10 @@ def test_a_named_batch_goes_through() -> None:
         (lambda: ops.normalize(X, epsilon=0), "epsilon of a normalisation is positive"),
         (lambda: ops.scaled_dot_product_attention(X, X[..., :2], X), "attention takes queries"),
         (lambda: ops.scaled_dot_product_attention(X, X, X, X), "a mask holds booleans"),
+        (
+            lambda: ops.scaled_dot_product_attention(X, X, X, X[0] > 0),
+            r"the mask .* has shape \(6,",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(call: Any, said: str) -> None:
