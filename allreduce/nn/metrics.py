@@ -1,4 +1,4 @@
-"""Metrics: functions `(y_true, y_pred)` that give one value per sample, to be averaged."""
+"""Metrics: functions `(y_true, y_pred)` that give one value per sample, to be averaged; classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import as_tensor
 from allreduce.nn import losses, objects
 
-Metric = Callable[[Any, Any], Tensor]
+Measure = Callable[[Any, Any], Tensor]
 
 
 def sparse_categorical_accuracy(y_true: Any, y_pred: Any) -> Tensor:
@@ -54,7 +54,49 @@ def _hits(labels: Tensor, prediction: Tensor) -> Tensor:
     return ops.cast(ops.equal(chosen, ops.cast(labels, "int64")), "float32")
 
 
-TABLE: Mapping[str, Metric] = {
+class Metric:
+    """A metric function with a name, usable wherever the function is.
+
+    It keeps nothing: `fit` and `evaluate` average what it gives for each sample.
+
+    Args:
+        function: Takes (y_true, y_pred).
+        name: What histories call it.
+    """
+
+    def __init__(self, function: Measure, name: str | None = None) -> None:
+        self.function = function
+        self.name = str(name or getattr(function, "__name__", type(function).__name__))
+
+    def __call__(self, y_true: Any, y_pred: Any) -> Tensor:
+        return self.function(y_true, y_pred)
+
+    def __repr__(self) -> str:
+        return f"<metric {self.name}>"
+
+
+class Accuracy(Metric):
+    """`accuracy` as an object: as the name "accuracy", it compares classes, not values."""
+
+    def __init__(self, name: str = "accuracy") -> None:
+        super().__init__(accuracy, name)
+
+
+class CategoricalAccuracy(Metric):
+    """`categorical_accuracy` as an object."""
+
+    def __init__(self, name: str = "categorical_accuracy") -> None:
+        super().__init__(categorical_accuracy, name)
+
+
+class SparseCategoricalAccuracy(Metric):
+    """`sparse_categorical_accuracy` as an object."""
+
+    def __init__(self, name: str = "sparse_categorical_accuracy") -> None:
+        super().__init__(sparse_categorical_accuracy, name)
+
+
+TABLE: Mapping[str, Measure] = {
     "accuracy": accuracy,
     "categorical_accuracy": categorical_accuracy,
     "categorical_crossentropy": losses.categorical_crossentropy,
@@ -63,18 +105,19 @@ TABLE: Mapping[str, Metric] = {
     "sparse_categorical_accuracy": sparse_categorical_accuracy,
     "sparse_categorical_crossentropy": losses.sparse_categorical_crossentropy,
 }
+_CLASSES = (Metric, Accuracy, CategoricalAccuracy, SparseCategoricalAccuracy)
 # What "accuracy" means beside these losses; beside others the shapes decide.
-_ACCURACY_OF: Mapping[Any, Metric] = {
+_ACCURACY_OF: Mapping[Any, Measure] = {
     losses.categorical_crossentropy: categorical_accuracy,
     losses.sparse_categorical_crossentropy: sparse_categorical_accuracy,
 }
 
 
-def get(identifier: Any, loss: Any = None) -> tuple[str, Metric]:
+def get(identifier: Any, loss: Any = None) -> tuple[str, Measure]:
     """Return a metric's name in histories, and its function.
 
     Args:
-        identifier: A name, or a function (y_true, y_pred).
+        identifier: A name, a Metric, or a function (y_true, y_pred).
         loss: The loss beside it, which says what "accuracy" means.
 
     Raises:
@@ -87,7 +130,7 @@ def get(identifier: Any, loss: Any = None) -> tuple[str, Metric]:
             kind = loss.function if isinstance(loss, losses.Loss) else loss
             return identifier, _ACCURACY_OF.get(kind, accuracy)
         return identifier, TABLE[identifier]
-    if isinstance(identifier, losses.Loss):
+    if isinstance(identifier, (losses.Loss, Metric)):
         return identifier.name, identifier
     if callable(identifier) and not isinstance(identifier, type):
         return getattr(identifier, "__name__", type(identifier).__name__), identifier
@@ -105,6 +148,9 @@ def serialize(identifier: Any) -> Any:
         return identifier
     if isinstance(identifier, losses.Loss):
         return losses.serialize(identifier)
+    if type(identifier) in _CLASSES:
+        described = objects.describe(identifier.function, TABLE)
+        return {"metric": described, "name": identifier.name}
     return objects.describe(identifier, TABLE)
 
 
@@ -118,4 +164,7 @@ def deserialize(config: Any, custom: Mapping[str, Any]) -> Any:
         return config
     if isinstance(config, Mapping) and "loss" in config:
         return losses.deserialize(config, custom)
+    if isinstance(config, Mapping) and "metric" in config:
+        function = objects.restore("metric", config["metric"], TABLE, custom)
+        return objects.make(Metric, {"function": function, "name": config.get("name")})
     return objects.restore("metric", config, TABLE, custom)

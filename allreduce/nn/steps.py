@@ -36,7 +36,7 @@ class Steps:
         self.loss = losses.get(loss)
         if isinstance(wanted, str):
             raise UsageError(f"metrics is a list: [{wanted!r}]")
-        self.metrics: dict[str, metrics.Metric] = {}
+        self.metrics: dict[str, metrics.Measure] = {}
         self._wanted = list(wanted or ())
         for each in self._wanted:
             name, function = metrics.get(each, self.loss)

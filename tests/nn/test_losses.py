@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,21 @@ SHARES = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
 LABELS = np.array([0, 3, 1, 1, 2])
 ONE_HOT = np.eye(4)[LABELS]
 WANTED = -np.log(SHARES[np.arange(5), LABELS])
+
+
+def test_metrics_are_objects_with_names_too(tmp_path: Path) -> None:
+    model = nn.Sequential([nn.Input((4,)), nn.Activation("softmax")])
+    own = [metrics.SparseCategoricalAccuracy("hits"), metrics.Metric(losses.mse, "error")]
+    model.compile("sgd", "sparse_categorical_crossentropy", [metrics.Accuracy(), own[0]])
+    found = model.evaluate(LOGITS, LABELS, verbose=0, return_dict=True)
+    wanted = np.mean(LOGITS.argmax(axis=1) == LABELS)
+    assert (found["accuracy"], found["hits"]) == (pytest.approx(wanted), pytest.approx(wanted))
+    model.compile("sgd", "mse", [metrics.CategoricalAccuracy(), metrics.Accuracy(), own[1]])
+    model.save(tmp_path / "model")
+    for each in (model, nn.load_model(tmp_path / "model")):
+        found = each.evaluate(LOGITS, ONE_HOT, verbose=0, return_dict=True)
+        assert list(found) == ["loss", "categorical_accuracy", "accuracy", "error"]
+        assert (found["accuracy"], found["error"]) == (pytest.approx(wanted), found["loss"])
 
 
 @pytest.mark.parametrize(
