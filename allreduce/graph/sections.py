@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from allreduce.devices.names import DeviceName
+from allreduce.graph.body import with_bodies
 from allreduce.graph.node import GRADIENT, Graph, Node
 from allreduce.graph.partition import ANYWHERE
 from allreduce.graph.spec import Spec
@@ -100,6 +101,9 @@ class _Grouping:
                 self._of[node.id] = section = self._section(node)
                 section.ops.update(_said(node))
                 section.notes += _notes(node)
+                for inner in with_bodies([node]):
+                    if inner is not node and inner.op not in (*ANYWHERE, "placeholder"):
+                        self._repeated(inner, node).ops.update(_said(inner))
         for node in nodes:
             if node.id in self._of:
                 for i in node.inputs:
@@ -126,6 +130,15 @@ class _Grouping:
             name = self._between
         row = self._rows.setdefault(name, len(self._rows))
         return self._get((node.device, kind, name), Section(node.device, kind, name, row))
+
+    def _repeated(self, inner: Node, scan: Node) -> Section:
+        """Find the section of what a scan repeats: its layer's, or the scan's own."""
+        part = inner.part
+        if not part.removeprefix(GRADIENT):
+            return self._of[scan.id]
+        if scan.part.startswith(GRADIENT) and not part.startswith(GRADIENT):  # computed again
+            part = f"{GRADIENT}{part}"
+        return self._section(replace(inner, part=part, device=scan.device))
 
     def _bucket(self, node: Node) -> Section:
         """Find the section of a bucket, or the one that a gradient is stored for."""
@@ -161,7 +174,7 @@ class _Grouping:
 
 def _depth(graph: Graph) -> int:
     """Choose how far layers inside of layers are told apart."""
-    paths = {node.part.removeprefix(GRADIENT) for node in graph.nodes}
+    paths = {node.part.removeprefix(GRADIENT) for node in with_bodies(graph.nodes)}
     deepest = max(path.count("/") + 1 for path in paths)
     for depth in range(deepest, 1, -1):
         if len({tuple(path.split("/")[:depth]) for path in paths}) <= _MOST:

@@ -71,6 +71,41 @@ def test_layers_and_their_gradients_are_sections_of_their_device(graph: StepGrap
     assert "2 variables" in buckets[1].notes[0]
 
 
+class Recurrent(ar.nn.Model):
+    """A layer in the steps of a scan."""
+
+    def __init__(self) -> None:
+        super().__init__(name="recurrent")
+        self.cell = ar.nn.Dense(3, "tanh")
+
+    def call(self, x: Any) -> Any:
+        def step(h: Any, x: Any) -> Any:
+            return self.cell(ar.ops.concatenate([x, h], axis=-1)), None
+
+        start = ar.ops.zeros((x.shape[0], 3), x.dtype)
+        return ar.scan(step, start, ar.ops.transpose(x, (1, 0, 2)))[0]
+
+
+def test_layers_in_a_scan_are_sections_with_what_they_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = Recurrent()
+
+    @ar.function
+    def step(x: ar.Tensor) -> Any:
+        return ar.gradients(ar.ops.sum(model(x)), model.trainable_variables)
+
+    found = step.graph(np.zeros((2, 4, 5), np.float32))
+    by_name = {(each.name, each.kind): each for each in sections(found._graph).all}
+    assert "tanh" in by_name["recurrent/cell", 0].does
+    assert "matmul" in by_name["recurrent/cell", 1].does
+    assert "scan" in by_name["recurrent", 0].ops
+    assert "concatenate" in by_name["recurrent", 0].ops
+    found.summary()
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("  recurrent/cell ")]
+    assert "tanh" in line
+
+
 def test_a_transfer_is_there_once_for_all_its_readers(graph: StepGraph) -> None:
     found = sections(graph._graph)
     forward = [each for each in found.transfers if each.source.kind == 0]
