@@ -8,25 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 from xml.sax.saxutils import escape
 
 from allreduce.devices.names import DeviceName
-from allreduce.graph.sections import BACKWARD, FORWARD, UPDATE, Section, Sections, Transfer, amount
+from allreduce.graph.sections import (
+    AFTER,
+    BACKWARD,
+    FORWARD,
+    UPDATE,
+    Section,
+    Sections,
+    Transfer,
+    amount,
+)
 
 # In pixels.
-WIDTH, HEIGHT = 190, 62  # of a section
+WIDTH, HEIGHT = 210, 62  # of a section
 GAP, RISE = 46, 30  # between lanes, between rows
 MARGIN, TITLE = 34, 40  # around a device's lanes, above them
+TITLE_INSET = 16  # of a device's name
+LEGEND = 510  # the legend's end
 APART = 110  # between devices: room for what is said of transfers
-LETTERS = 30  # that fit in a section, of the small ones
+PADDING = 10  # on either side of a section's text
 COLORS = {FORWARD: "#dbeafe", BACKWARD: "#ffedd5", UPDATE: "#dcfce7"}
 EDGE, MOVED = "#64748b", "#be123c"
 _CENTRED = ' text-anchor="middle"'
+# Of texts: their size in pixels, and how much wider they are for being bold.
+_FONTS = {"n": (13, 1.12), "s": (10.5, 1), "d": (16, 1.12), "t": (11, 1)}
 _STYLE = (
     "text{font-family:sans-serif;fill:#0f172a}.n{font-size:13px;font-weight:600}"
     ".s{font-size:10.5px;fill:#475569}.d{font-size:16px;font-weight:600}"
     f".t{{font-size:11px;fill:{MOVED}}}"
 )
+# Widths of letters, in font sizes, in the widest of the usual fonts (DejaVu Sans); others are
+# narrower, and leave some room.
+_LETTERS = dict.fromkeys("fijlrt.,:;'|!()[]/-· ", 0.42) | dict.fromkeys("mwMW=×+→…", 1.0)
+_CAPITAL, _OTHER = 0.72, 0.64
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +61,8 @@ def draw(found: Sections) -> str:
     """Return the picture, an SVG document."""
     boxes = _lay_out(found)
     columns = _columns(found)
-    width = max(start + wide for start, wide in columns.values()) + MARGIN
+    right = max(start + wide for start, wide in columns.values())
+    width = max(right, LEGEND) + MARGIN
     bottom = max(box.y for box in boxes.values()) + HEIGHT + MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{bottom + 54:.0f}" '
@@ -52,9 +71,10 @@ def draw(found: Sections) -> str:
         f'<rect width="{width:.0f}" height="{bottom + 54:.0f}" fill="white"/>',
     ]
     for device, (x, wide) in columns.items():
+        title = _text(x + TITLE_INSET, MARGIN + 26, "d", _name(device))
         parts.append(
             f'<rect x="{x}" y="{MARGIN}" width="{wide}" height="{bottom - MARGIN}" rx="12" '
-            f'fill="#f8fafc" stroke="#cbd5e1"/>{_text(x + 16, MARGIN + 26, "d", _name(device))}'
+            f'fill="#f8fafc" stroke="#cbd5e1"/>{title}'
         )
     curves, texts = _transfers(found.transfers, boxes)
     # Lines pass behind what they cross.
@@ -79,7 +99,8 @@ def _columns(found: Sections) -> dict[DeviceName, tuple[int, int]]:
     columns, x = {}, MARGIN
     for device in found.devices:
         lanes = len(_lanes(found, device))
-        wide = max(2 * MARGIN + lanes * WIDTH + (lanes - 1) * GAP, 300)
+        title = 2 * TITLE_INSET + ceil(extent(_name(device), "d"))
+        wide = max(2 * MARGIN + lanes * WIDTH + (lanes - 1) * GAP, title)
         columns[device] = (x, wide)
         x += wide + APART
     return columns
@@ -105,19 +126,20 @@ def _lay_out(found: Sections) -> dict[int, Box]:
 
 
 def _section(section: Section, box: Box) -> str:
-    name = f"∇ {section.name}" if section.kind == BACKWARD else section.name
+    mark, name = "∇ " if section.kind == BACKWARD else "", section.name
     lines = [section.does, *section.notes] if section.does else section.notes
-    about = escape("\n".join([name, *lines]))
-    shown = [_short(line) for line in lines[:2]]
-    if len(lines) > 2:
-        shown[-1] = _short(f"{lines[1]}; {'; '.join(lines[2:])}")
+    about = escape("\n".join([f"{mark}{name}", *lines]))
+    shown = [lines[0], "; ".join(lines[1:])] if lines[1:] else _over_two("".join(lines))
     return "".join(
         [
             f"<g><title>{about}</title>",
             f'<rect x="{box.x}" y="{box.y}" width="{WIDTH}" height="{HEIGHT}" rx="8" '
             f'fill="{COLORS[section.kind]}" stroke="#94a3b8"/>',
-            _text(box.x + 10, box.y + 20, "n", _short(name, LETTERS - 5)),
-            *(_text(box.x + 10, box.y + 38 + 15 * i, "s", line) for i, line in enumerate(shown)),
+            _text(box.x + PADDING, box.y + 20, "n", _short_name(mark, name)),
+            *(
+                _text(box.x + PADDING, box.y + 38 + 15 * i, "s", _short(line, "s"))
+                for i, line in enumerate(shown)
+            ),
             "</g>",
         ]
     )
@@ -164,7 +186,7 @@ def _transfers(transfers: list[Transfer], boxes: dict[int, Box]) -> tuple[list[s
         curve = f"M{x},{y} C{x + lean},{y} {end - lean},{to} {end},{to}"
         curves.append(_path(curve, "m", MOVED, ' stroke-dasharray="5 3"'))
         text = ", ".join(dict.fromkeys(amounts))
-        middle, height, wide = (x + end) / 2, (y + to) / 2, 7 * len(text)
+        middle, height, wide = (x + end) / 2, (y + to) / 2, extent(text, "t") + 4
         texts.append(
             f'<rect x="{middle - wide / 2}" y="{height - 8}" width="{wide}" height="15" '
             f'fill="white"/>{_text(middle, height + 4, "t", text, _CENTRED)}'
@@ -201,5 +223,41 @@ def _text(x: float, y: float, kind: str, text: str, more: str = "") -> str:
     return f'<text x="{x}" y="{y}" class="{kind}"{more}>{escape(text)}</text>'
 
 
-def _short(text: str, letters: int = LETTERS) -> str:
-    return text if len(text) <= letters else f"{text[: letters - 1]}…"
+def _short(text: str, kind: str) -> str:
+    """Cut off what does not fit into a section."""
+    if _fits(text, kind):
+        return text
+    while not _fits(f"{text}…", kind):
+        text = text[:-1]
+    return f"{text}…"
+
+
+def _short_name(mark: str, name: str) -> str:
+    """Write a layer's name; where it is long, its end says more than its model's name."""
+    if _fits(f"{mark}{name}", "n"):
+        return f"{mark}{name}"
+    if name.startswith(AFTER):
+        mark, name = f"{mark}{AFTER}", name.removeprefix(AFTER)
+    while not _fits(f"{mark}…{name}", "n"):
+        name = name[1:]
+    return f"{mark}…{name}"
+
+
+def _over_two(line: str) -> list[str]:
+    """Break a line that is too long, at a comma."""
+    first, rest = line, ""
+    while not _fits(first, "s") and ", " in first:
+        first, _, last = first.rpartition(", ")
+        rest = f"{last}, {rest}" if rest else last
+    return [f"{first},", rest] if rest else [line]
+
+
+def _fits(text: str, kind: str) -> bool:
+    return extent(text, kind) <= WIDTH - 2 * PADDING
+
+
+def extent(text: str, kind: str) -> float:
+    """Estimate the width of a text, in pixels."""
+    size, bold = _FONTS[kind]
+    ems = (_LETTERS.get(each, _CAPITAL if each.isupper() else _OTHER) for each in text)
+    return size * bold * sum(ems)

@@ -18,6 +18,7 @@ from allreduce.graph.partition import ANYWHERE
 from allreduce.graph.spec import Spec
 
 FORWARD, BACKWARD, UPDATE = range(3)
+AFTER = "after "  # what the name of a section between layers begins with
 # More layers than this are too many to be seen at once: inner ones then count as their model.
 _MOST = 10
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -125,7 +126,7 @@ class _Grouping:
             name = "inputs"
         elif not name and kind == FORWARD:
             latest = next(reversed(self._rows), "nothing")
-            name = self._between = latest if latest == self._between else f"after {latest}"
+            name = self._between = latest if latest == self._between else f"{AFTER}{latest}"
         elif not name:
             name = self._between
         row = self._rows.setdefault(name, len(self._rows))

@@ -11,6 +11,7 @@ import pytest
 
 import allreduce as ar
 from allreduce.errors import UsageError
+from allreduce.graph import drawing
 from allreduce.graph.sections import amount, sections
 from allreduce.graph.spec import BATCH, Spec
 from allreduce.graph.step_graph import StepGraph
@@ -152,6 +153,10 @@ def test_the_picture_has_every_section_inside_of_its_devices_column(
         assert 0 < y < float(root.get("height", 0)) - 62
         places.add((x, y))
     assert len(places) == len(drawn), "no two in one place"
+    for group in root.iter(f"{space}g"):
+        for text in group.iter(f"{space}text"):
+            kind, words = text.get("class", ""), text.text or ""
+            assert drawing.extent(words, kind) <= drawing.WIDTH - 2 * drawing.PADDING
     dashed = [each for each in root.iter(f"{space}path") if each.get("stroke-dasharray")]
     ends = {(id(each.source), id(each.readers[0])) for each in expected.transfers}
     assert len(dashed) == len(ends) + 1, "and one in the legend"
