@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -68,13 +69,23 @@ def imports(root: Path, known: dict[str, Path]) -> list[Import]:
     """List everything that the modules in `known` import of this project."""
     found = []
     for module, path in known.items():
-        tree = ast.parse(path.read_text(), str(path))
         package = module if path.stem == "__init__" else module.rpartition(".")[0]
-        for node, at_load in _walk(tree, True):
+        for node, at_load in _naming(path.read_text()):
             for name in _named(node, package, known):
                 place = f"{path.relative_to(root)}:{getattr(node, 'lineno', 1)}"
                 found.append(Import(module, name, place, at_load))
     return found
+
+
+@cache
+def _naming(source: str) -> list[tuple[ast.AST, bool]]:
+    """Give the nodes that may name modules: several tests read the same sources."""
+    kinds = ast.Import | ast.ImportFrom | ast.Constant
+    return [
+        (node, at_load)
+        for node, at_load in _walk(ast.parse(source), True)
+        if isinstance(node, kinds)
+    ]
 
 
 def _walk(node: ast.AST, at_load: bool) -> Iterator[tuple[ast.AST, bool]]:
