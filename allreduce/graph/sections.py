@@ -104,7 +104,9 @@ class _Grouping:
                 section.notes += _notes(node)
                 for inner in with_bodies([node]):
                     if inner is not node and inner.op not in (*ANYWHERE, "placeholder"):
-                        self._repeated(inner, node).ops.update(_said(inner))
+                        repeated = self._repeated(inner, node)
+                        repeated.ops.update(_said(inner))
+                        self._link(repeated, section)
         for node in nodes:
             if node.id in self._of:
                 for i in node.inputs:
@@ -160,9 +162,12 @@ class _Grouping:
             readers = self._readers.setdefault(source.id, [])
             if reader not in readers:
                 readers.append(reader)
-        elif source.id in self._of and self._of[source.id] is not reader:
-            pair = self._of[source.id], reader
-            self._edges.setdefault((id(pair[0]), id(pair[1])), pair)
+        elif source.id in self._of:
+            self._link(self._of[source.id], reader)
+
+    def _link(self, source: Section, reader: Section) -> None:
+        if source is not reader:
+            self._edges.setdefault((id(source), id(reader)), (source, reader))
 
     def _transfer(self, receive: Node, readers: list[Section]) -> Transfer:
         nodes = self._graph.nodes
@@ -185,7 +190,7 @@ def _depth(graph: Graph) -> int:
 
 def _said(node: Node) -> list[str]:
     """Name what a node does, as far as people want to know."""
-    if node.op in ("store_gradient", "store_count", "read", "placeholder"):
+    if node.op in ("store_gradient", "store_count", "read", "placeholder", "scan_result"):
         return []
     if "chain" in node.attrs:  # of several, joined
         return [str(node.attrs["chain"])]

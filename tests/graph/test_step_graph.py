@@ -97,7 +97,10 @@ def test_layers_in_a_scan_are_sections_with_what_they_do(
         return ar.gradients(ar.ops.sum(model(x)), model.trainable_variables)
 
     found = step.graph(np.zeros((2, 4, 5), np.float32))
-    by_name = {(each.name, each.kind): each for each in sections(found._graph).all}
+    seen = sections(found._graph)
+    by_name = {(each.name, each.kind): each for each in seen.all}
+    for kind in (0, 1):
+        assert (by_name["recurrent/cell", kind], by_name["recurrent", kind]) in seen.edges
     assert "tanh" in by_name["recurrent/cell", 0].does
     assert "matmul" in by_name["recurrent/cell", 1].does
     assert "scan" in by_name["recurrent", 0].ops
