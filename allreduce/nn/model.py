@@ -138,8 +138,9 @@ class Model(Weights):
             MismatchError: Ranks passed different things, or have different models.
             NumericsError: The loss became NaN; names the epoch and the step.
         """
-        self._steps()
-        options = FitOptions(batch_size, epochs, verbose, validation_data, shuffle, data)
+        with training.telling(self.replicator.communicator, "fit"):
+            self._steps()
+            options = FitOptions(batch_size, epochs, verbose, validation_data, shuffle, data)
         return training.fit(self, x, y, options)
 
     def evaluate(
@@ -158,7 +159,8 @@ class Model(Weights):
             `[loss, *metrics]`, the loss alone if there are no metrics, or a dict with
             `return_dict`.
         """
-        self._steps()
+        with training.telling(self.replicator.communicator, "evaluate"):
+            self._steps()
         values = training.evaluate(self, x, y, batch_size=batch_size, verbose=verbose, data=data)
         if return_dict:
             return values

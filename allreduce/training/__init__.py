@@ -1,6 +1,6 @@
 """The fit loop: exact means over all ranks, progress for people, agreement between ranks."""
 
-from allreduce.training.facts import Fact, check_equal
+from allreduce.training.facts import Fact, check_equal, telling
 from allreduce.training.fit import evaluate, fit, predict
 from allreduce.training.history import History
 from allreduce.training.options import FitOptions
@@ -18,4 +18,5 @@ __all__ = [
     "fit",
     "predict",
     "rank_of",
+    "telling",
 ]

@@ -113,8 +113,9 @@ def telling(communicator: Communicator | None, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        _compare(communicator, what, {_REFUSAL: Fact(text, "")})
+        if communicator is not None and not (communicator.closed or communicator.dead):
+            text = f"{type(error).__name__}: {error}"
+            _compare(communicator, what, {_REFUSAL: Fact(text, "")})
         raise
 
 

@@ -104,23 +104,26 @@ def _agree(
         return
     sharded = options.get("data") == SHARDED
     remedy = SAME_ROWS if sharded else SAME_ARRAYS if "data" in options else SAME_SAMPLES
-    # Variables that no step has met start as replica 0's, whatever they are here.
-    values = [each.storage[0] for each in model.variables if each in replicator.shared]
-    facts = {
-        **{name: option(value) for name, value in options.items()},
-        "run_eagerly": option(model.run_eagerly),
-        **{name: array(value, remedy, contents=not sharded) for name, value in arrays.items()},
-        **{
-            name: array(value, _SAME_VALIDATION, contents=not sharded)
-            for name, value in (validation or {}).items()
-        },
-        **{name: Fact(shown, _SAME_MODEL) for name, shown in model.facts(what).items()},
-        "the seed": Fact(str(get_seed()), "call ar.set_seed with one number on every rank"),
-        "the value of the model's variables": Fact("", _SAME_VALUES, ",".join(map(digest, values))),
-        "the number of epochs that the model was trained for": Fact(
-            str(model.epochs_done), "train the model, or load it with load_model, on every rank"
-        ),
-    }
+    with telling(replicator.communicator, what):  # a config of one's own may raise
+        # Variables that no step has met start as replica 0's, whatever they are here.
+        values = [each.storage[0] for each in model.variables if each in replicator.shared]
+        facts = {
+            **{name: option(value) for name, value in options.items()},
+            "run_eagerly": option(model.run_eagerly),
+            **{name: array(value, remedy, contents=not sharded) for name, value in arrays.items()},
+            **{
+                name: array(value, _SAME_VALIDATION, contents=not sharded)
+                for name, value in (validation or {}).items()
+            },
+            **{name: Fact(shown, _SAME_MODEL) for name, shown in model.facts(what).items()},
+            "the seed": Fact(str(get_seed()), "call ar.set_seed with one number on every rank"),
+            "the value of the model's variables": Fact(
+                "", _SAME_VALUES, ",".join(map(digest, values))
+            ),
+            "the number of epochs that the model was trained for": Fact(
+                str(model.epochs_done), "train the model, or load it with load_model, on every rank"
+            ),
+        }
     check_equal(replicator.communicator, what, facts)
 
 

@@ -14,6 +14,7 @@ from allreduce.errors import UsageError
 from allreduce.graph import nest
 from allreduce.graph.per_replica import PerReplica
 from allreduce.graph.replicator import Replicator
+from allreduce.training.facts import check_equal, telling
 from allreduce.training.progress import Epoch
 from allreduce.training.ranks import everyones, gather_rows
 from allreduce.training.totals import LossWatch, Totals
@@ -119,31 +120,37 @@ def predict(model: Trainable, rows: Rows, shown: Epoch) -> Any:
     """Compute the outputs of all rows, in their order, on every rank."""
     replicator = model.replicator
     structure: Any = None
-    parts: list[list[np.ndarray]] = []  # for each output, one array per step and local replica
+    parts: list[list[PerReplica]] = []  # for each output, that of each step
     with _batches(rows, replicator) as batches:
         for step, batch in enumerate(batches):
             structure = _run(model, model.predict_step, batch)
             found = nest.leaves(structure)
             parts = parts or [[] for _ in found]
             for kept, result in zip(parts, found, strict=True):
-                kept += _rows_of(result)
+                kept.append(result)
             shown.step(step + 1, dict)
     shown.measured()
-    whole = iter([_in_order(replicator, rows.plan, kept) for kept in parts])
+    with telling(replicator.communicator, "predict"):
+        outputs = [_rows_of(kept) for kept in parts]
+    check_equal(replicator.communicator, "predict", {})
+    whole = iter([_in_order(replicator, rows.plan, each) for each in outputs])
     return nest.replace_leaves(structure, whole)
 
 
-def _rows_of(result: PerReplica) -> tuple[np.ndarray, ...]:
-    for value, rows in zip(result.values, result.weights, strict=True):
+def _rows_of(results: Sequence[PerReplica]) -> np.ndarray:
+    """Join the rows that this process's replicas gave, step by step."""
+    parts = [part for result in results for part in result.values]
+    counts = [rows for result in results for rows in result.weights]
+    for value, rows in zip(parts, counts, strict=True):
         if not value.ndim or len(value) != rows:
             raise UsageError(
                 f"predict needs one output row per sample, but {rows} samples gave shape "
                 f"{value.shape}"
             )
-    return result.values
+    return np.concatenate(parts)
 
 
-def _in_order(replicator: Replicator, plan: Plan, parts: Sequence[np.ndarray]) -> np.ndarray:
+def _in_order(replicator: Replicator, plan: Plan, mine: np.ndarray) -> np.ndarray:
     """Put every rank's rows where the plan took them from."""
     pieces = [plan.pieces(step) for step in range(plan.steps)]
     here = [replicator.first_replica, replicator.local_replicas]
@@ -153,7 +160,6 @@ def _in_order(replicator: Replicator, plan: Plan, parts: Sequence[np.ndarray]) -
         taken = [piece for step in pieces for piece in step[first : first + count]]
         spans = [np.arange(piece.source, piece.source + piece.rows) for piece in taken]
         sources.append(np.concatenate(spans))
-    mine = np.concatenate(parts)
     gathered = gather_rows(replicator, mine, [len(places) for places in sources])
     result = np.empty((sum(map(len, gathered)), *mine.shape[1:]), mine.dtype)
     for places, part in zip(sources, gathered, strict=True):

@@ -285,14 +285,28 @@ def refused_on_one_rank() -> None:
     x, y = blobs(24)
     wrong = np.where(np.arange(24) == 5, 7, y) if bad else y
     short = y[:-1] if bad else y
+
+    class TwoRows(ar.nn.Model):
+        def call(self, inputs: ar.Tensor) -> ar.Tensor:
+            return ar.ops.ones((2, 3)) + ar.ops.sum(inputs)
+
+    class Secretive(ar.nn.Dense):
+        def get_config(self) -> dict[str, object]:
+            assert not bad, "what it is made of is nobody's business"
+            return super().get_config()
+
     with strategy.scope():
         model = classifier()
+        two_rows, raw = TwoRows(), ar.nn.Sequential([ar.nn.Dense(3)])
+        secretive = ar.nn.Sequential([Secretive(3)])
+    if not bad:
+        raw.compile("sgd", "mse")
     found: list[object] = []
 
     def tell(call: Callable[[], object]) -> None:
         try:
             found.append(call())
-        except ar.AllreduceError as error:
+        except (ar.AllreduceError, AssertionError) as error:
             found.append([type(error).__name__, str(error)])
 
     def fit(labels: object, tests: object = y) -> object:
@@ -310,6 +324,10 @@ def refused_on_one_rank() -> None:
         tell(partial(evaluate, labels))
     tell(lambda: fit(y, wrong))
     tell(lambda: strategy.gather(ar.PerReplica((x[:2],)), axis=2 if bad else 0))
+    tell(lambda: model.fit(x, y, epochs=-1 if bad else 1, verbose=0))
+    tell(lambda: raw.evaluate(x, y, verbose=0))
+    tell(lambda: secretive.predict(x, verbose=0))
+    tell(lambda: two_rows.predict(x[:3], verbose=0))  # one of them is rank 1's
     tell(lambda: fit(y))
     tell(lambda: evaluate(y))
     # What ranks exchange by themselves is no call of theirs, alike as the arrays may be.
@@ -321,12 +339,14 @@ def test_what_one_rank_refuses_is_raised_on_all_and_all_go_on() -> None:
     first, second = printed(run_ranks(refused_on_one_rank, 2))
     said = ["x and y need one row", "label 7 in row 5 of y"]
     said = [said[0], said[0], said[1], said[1], "label 7 in row 5 of validation y", "there is no"]
+    said += ["epochs is an integer", "is not compiled", "nobody's business", "1 samples gave shape"]
     for words, here, there in zip(said, first, second, strict=False):
         assert words in there[1]
         assert here[0] == "MismatchError"
         assert here[1].endswith(f"on rank 0: rank 1 raised {there[0]}: {there[1]}")
-    assert first[6:8] == second[6:8]
-    assert np.isfinite(first[6]["val_loss"]).all()
+    trained = slice(len(said), len(said) + 2)
+    assert first[trained] == second[trained]
+    assert np.isfinite(first[len(said)]["val_loss"]).all()
     for kind, text in (first[-1], second[-1]):
         assert kind == "MismatchError"
         assert "exchange(a comparison of what ranks were given)" in text
