@@ -175,7 +175,9 @@ class Layer:
     def children(self) -> Iterator[tuple[str, Layer]]:
         """Go through the layers among the attributes, in lists and dicts too, with their keys."""
         for attribute, value in vars(self).items():
-            yield from parts_in(attribute, value, Layer)
+            for key, layer in parts_in(attribute, value, Layer):
+                calls.check_made(layer)
+                yield key, layer
 
     @property
     def layers(self) -> list[Layer]:

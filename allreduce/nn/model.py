@@ -15,6 +15,7 @@ from allreduce.graph.spec import BATCH, Shape, Spec
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import Trace, recording
 from allreduce.nn import checks, facts, saving
+from allreduce.nn.calls import check_made
 from allreduce.nn.naming import snake_case, unique_name
 from allreduce.nn.steps import Steps
 from allreduce.nn.summary import print_summary
@@ -73,6 +74,7 @@ class Model(Weights):
         Raises:
             UsageError: A name is unknown; the message lists those that exist.
         """
+        check_made(self)
         if not isinstance(run_eagerly, bool | np.bool_):
             raise UsageError(f"run_eagerly is True or False, not {run_eagerly!r}")
         self._compiled = Steps(self, optimizer, loss, metrics)
@@ -169,6 +171,7 @@ class Model(Weights):
 
     def predict(self, x: Any, *, batch_size: int | None = None, verbose: Any = "auto") -> Any:
         """Compute the outputs in inference mode; every rank gets all rows, in order."""
+        check_made(self)
         return training.predict(self, x, batch_size=batch_size, verbose=verbose)
 
     def prepare(self, x: np.ndarray, y: np.ndarray | None, kind: str = "") -> None:

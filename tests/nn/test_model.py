@@ -236,11 +236,29 @@ def test_layers_that_forget_what_python_lets_them_forget_are_told_so() -> None:
         def __init__(self) -> None:
             pass
 
+    class Around(nn.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Unmade()
+
+        def call(self, inputs: Any) -> Any:
+            return self.inner(inputs)
+
+    class Without(nn.Model):
+        def __init__(self) -> None:
+            self.inner = nn.Dense(1)
+
     class Mute(nn.Layer):
         def call(self, inputs: Any) -> None:
             inputs * 2.0
 
     with pytest.raises(UsageError, match=r"Unmade.__init__ has to call super\(\).__init__\(\)"):
         nn.Sequential([Unmade()])
+    with pytest.raises(UsageError, match=r"Unmade\.__init__ has to call"):
+        Around().predict(np.ones((2, 3), np.float32))
+    x = np.ones((2, 3), np.float32)
+    for use in (lambda: Without().compile("sgd", "mse"), lambda: Without().predict(x)):
+        with pytest.raises(UsageError, match=r"Without\.__init__ has to call"):
+            use()
     with pytest.raises(UsageError, match=r"layer '.*/0' gave None; return .* from Mute.call"):
         nn.Sequential([Mute()]).predict(np.ones((2, 3), np.float32))
