@@ -18,7 +18,7 @@ _PLACES = ("axis", "axes", "depth", "groups", "k", "key")
 
 
 def outline(graph: Graph) -> Outline:
-    """List the operations that changes and collectives depend on, in the order of their recording.
+    """List changes of variables, collectives, and what they depend on, in the order of recording.
 
     What a rank may have for itself is left out: the values of constants, shapes, devices, and what
     it returns beside.
@@ -26,7 +26,7 @@ def outline(graph: Graph) -> Outline:
     shared = (
         node.id
         for node in graph.nodes
-        if node.op == "apply_gradients" or lookup(node.op).kind == "collective"
+        if node.op in ("apply_gradients", "assign") or lookup(node.op).kind == "collective"
     )
     return tuple(_lines(graph, _numbers(graph, shared)))
 
@@ -97,7 +97,7 @@ def _words(graph: Graph, node: Node, numbers: dict[int, int]) -> str:
     reads = [f"%{numbers[i]}" for i in node.inputs]
     told = ((key, _without_sizes(value)) for key, value in sorted(node.attrs.items()))
     said = [f"{key}={value!r}" for key, value in told if _is_said(key, value)]
-    if node.op == "read":
+    if node.op in ("read", "assign"):
         said = [repr(own_part(node.attrs["variable"].name))]
     elif node.op == "scan":
         said = _of_scan(node.attrs["body"])

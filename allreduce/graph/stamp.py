@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -121,11 +122,12 @@ def _said(
     if optimizer != other_optimizer:
         remedy = "give it the same settings on every rank, and change them on all"
         return differ("the optimizer is", optimizer, other_optimizer, remedy)
-    if order != other_order:
-        remedy = "let the optimizer's first step be the same on every rank"
-        return differ(
-            "the optimizer's variables lie in the order", str(order), str(other_order), remedy
-        )
+    pairs = zip_longest(order, other_order, fillvalue="none")
+    for place, (name, other_name) in enumerate(pairs):
+        if name != other_name:
+            what = f"by the optimizer's first step, its variable {place} is"
+            remedy = "make the optimizer anew, and let its first step be the same on every rank"
+            return differ(what, repr(name), repr(other_name), remedy)
     return differ(
         "the optimizer has done",
         f"{iterations} steps",

@@ -33,12 +33,14 @@ def steps() -> None:
         """Take four steps; what is `own` holds for rank 1, from step `at` on."""
         with strategy.scope():
             weights = ar.Variable(np.ones(3, dtype), name="m/weights")
+            seen, other = (ar.Variable(np.zeros(3), name=f"m/{name}") for name in ("seen", "other"))
             optimizer = own["optimizer"] if rank and "optimizer" in own else ar.optim.SGD(0.5)
 
         @ar.function
         def step(x: Any) -> Any:
             y = ops.tanh(x * weights) if rank and "tanh" in own else ops.relu(x * weights)
             loss = ops.mean(ops.dropout(y, rate), axis=-1)
+            (other if rank and "assigned" in own else seen).assign(seen + other)
             optimizer.minimize(loss, [weights])
             return (loss, y) if rank else loss  # what is only looked at may differ
 
@@ -72,6 +74,7 @@ def steps() -> None:
         run(optimizer=ar.optim.Adam(0.5)),
         run(tanh=True),
         run(rate=0.5 + rank / 4),
+        run(assigned=True),
         run(at=2, learning_rate=0.25),
         run(at=2, iterations=40),
         exchanged(),
@@ -83,6 +86,7 @@ NAMED = [
     (0, "the optimizer is SGD(learning_rate=0.5, momentum=0.0, nesterov=False) on rank 0 but Adam"),
     (0, "operation 3 of the step is relu("),
     (0, "operation 6 of the step is dropout("),
+    (0, "operation 11 of the step is assign(%10, 'seen') int64 ("),
     (2, "the optimizer is SGD(learning_rate=0.5, momentum=0.0, nesterov=False) on rank 0 but SGD("),
     (2, "the optimizer has done 2 steps on rank 0 but 40 on rank 1; load its state on every rank"),
     (0, "operation 1 of the step is relu("),
