@@ -12,6 +12,9 @@ NATIVE := $(filter %.cpp %.h %.hpp %.cu %.cuh,$(KERNELS))
 
 # Tests and benchmarks start processes: they have to find this mpirun before any other.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# And hundreds of them: where the environment forbids to keep bytecode (as images of containers do), each
+# would compile the package anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help train test bench lint torture clean
 .DELETE_ON_ERROR:
