@@ -11,9 +11,10 @@ FAILURES = """
 import numpy as np, os, sys, time
 import pytest
 from allreduce import errors
-from allreduce.comm import init
+from allreduce.comm import init, world
 from tests.comm.mpi_cases import start, transport
 
+world()  # however late the others are started
 comm = init(transport="mpi", timeout={timeout})
 rank, size = comm.rank, comm.size
 began = time.monotonic()
