@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import abc
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 
 from tests import netns
 from tests.harness import Result, clean_environment, run_commands, run_ranks, script_of
+
+Told = abc.Mapping[str, list[Any]]  # what the ranks printed, by the function that they called
 
 
 def printed(results: list[Result]) -> list[Any]:
@@ -67,11 +70,13 @@ def same_as_alone(ranks: list[Any], alone: list[Any], transport: str) -> None:
     np.testing.assert_allclose(ranks[0][1], alone[1], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("hosts", "transport"), [("", "shared"), ("aab", "hierarchical")])
-def test_ranks_agree_with_each_other_and_with_one(
-    alone: list[Any], hosts: str, transport: str
-) -> None:
-    same_as_alone(printed(run_ranks(train, 3, arguments=(hosts,))), alone, transport)
+def test_ranks_agree_with_each_other_and_with_one(told: Told, alone: list[Any]) -> None:
+    same_as_alone(told["train"], alone, "shared")
+
+
+def test_ranks_on_two_hosts_agree_with_each_other_and_with_one(alone: list[Any]) -> None:
+    ranks = printed(run_ranks(train, 3, arguments=("aab",)))
+    same_as_alone(ranks, alone, "hierarchical")
 
 
 @pytest.mark.torture  # with the hosts made up, above, it is the same
@@ -103,10 +108,9 @@ def replicas_in_threads_or_processes(threads: int) -> None:
     print(json.dumps([history.history, weights]))
 
 
-def test_threads_and_processes_agree_to_the_bit() -> None:
+def test_threads_and_processes_agree_to_the_bit(told: Told) -> None:
     (threads,) = printed(run_ranks(replicas_in_threads_or_processes, 1, arguments=(3,)))
-    processes = printed(run_ranks(replicas_in_threads_or_processes, 3, arguments=(0,)))
-    assert all(rank == threads for rank in processes)
+    assert told["replicas_in_threads_or_processes"] == [threads] * 3
 
 
 def differ() -> None:
@@ -174,14 +178,14 @@ NOT_THE_SAME = [
 ]
 
 
-def test_ranks_that_pass_or_made_different_things_are_told_which() -> None:
-    for rank, messages in enumerate(printed(run_ranks(differ, 3))):
+def test_ranks_that_pass_or_made_different_things_are_told_which(told: Told) -> None:
+    for rank, messages in enumerate(told["differ"]):
         for message, named in zip(messages, NOT_THE_SAME, strict=True):
             method = "evaluate" if rank == 1 and "different methods" in named else "fit"
             assert message.startswith(f"{method} on rank {rank}: {named}")
 
 
-def weights_of_one_rank(when: str) -> None:
+def weights_of_one_rank() -> None:
     import json
 
     import allreduce as ar
@@ -192,27 +196,27 @@ def weights_of_one_rank(when: str) -> None:
     with strategy.scope():
         model = classifier()
     model.build((None, 6))
-    if when == "after the first step":
-        model.fit(x, y, verbose=0)
-    if strategy.communicator.rank == 1:
-        model.set_weights([weight + 1 for weight in model.get_weights()])
+
+    def set_on_one_rank() -> None:
+        if strategy.communicator.rank == 1:
+            model.set_weights([weight + 1 for weight in model.get_weights()])
+
+    set_on_one_rank()
+    model.fit(x, y, verbose=0)
+    weights = [value.tolist() for value in model.get_weights()]
+    set_on_one_rank()
     try:
         model.fit(x, y, verbose=0)
-        weights = [value.tolist() for value in model.get_weights()]
-        print(json.dumps(weights))
     except ar.MismatchError as error:
-        print(json.dumps(str(error)))
+        print(json.dumps([weights, str(error)]))
 
 
-def test_weights_set_on_one_rank_are_noticed() -> None:
-    found = printed(run_ranks(weights_of_one_rank, 3, arguments=("after the first step",)))
-    for rank, message in enumerate(found):
+def test_weights_set_on_one_rank_are_noticed(told: Told) -> None:
+    weights, messages = zip(*told["weights_of_one_rank"], strict=True)
+    assert all(each == weights[0] for each in weights)  # before a first step all take replica 0's
+    for rank, message in enumerate(messages):
         assert message.startswith(f"fit on rank {rank}: the value of the model's variables is not")
         assert "that of rank 1 differs from that of rank 0, 2; call set_weights" in message
-    # Before the first step all take replica 0's.
-    found = printed(run_ranks(weights_of_one_rank, 2, arguments=("before",)))
-    assert found[0] == found[1]
-    assert not isinstance(found[0], str)
 
 
 def nan_on_one_rank() -> None:
@@ -234,10 +238,10 @@ def nan_on_one_rank() -> None:
         print(json.dumps(str(error)))
 
 
-def test_a_nan_on_one_rank_is_raised_on_all() -> None:
-    for rank, message in enumerate(printed(run_ranks(nan_on_one_rank, 2))):
+def test_a_nan_on_one_rank_is_raised_on_all(told: Told) -> None:
+    for rank, message in enumerate(told["nan_on_one_rank"]):
         assert message.startswith(
-            f"fit on rank {rank}: the loss became NaN in epoch 1, step 2 (first on rank 1)"
+            f"fit on rank {rank}: the loss became NaN in epoch 1, step 2 (first on rank 2)"
         )
 
 
@@ -263,9 +267,9 @@ def no_strategy() -> None:
     print(json.dumps(found))
 
 
-def test_training_without_a_strategy_or_its_communicator_is_refused() -> None:
-    for rank, (none, closed) in enumerate(printed(run_ranks(no_strategy, 2))):
-        assert none.startswith(f"fit on rank {rank} of 2")
+def test_training_without_a_strategy_or_its_communicator_is_refused(told: Told) -> None:
+    for rank, (none, closed) in enumerate(told["no_strategy"]):
+        assert none.startswith(f"fit on rank {rank} of 3")
         assert "ar.MultiWorkerMirroredStrategy().scope()" in none
         assert closed.startswith(f"fit on rank {rank}: the communicator of MultiWorkerMirrored")
 
@@ -353,8 +357,9 @@ def test_what_one_rank_refuses_is_raised_on_all_and_all_go_on() -> None:
         assert "all_gather(int64[2])" in text
 
 
-def save_everywhere(folder: str) -> None:
+def save_everywhere() -> None:
     import json
+    import os
 
     import allreduce as ar
     from tests.nn.common import blobs, classifier
@@ -364,17 +369,42 @@ def save_everywhere(folder: str) -> None:
     with strategy.scope():
         model = classifier()
     model.fit(x, y, verbose=0)
+    path = f"{os.environ['SAVED']}/model"
     for _ in range(5):
-        model.save(f"{folder}/model")
+        model.save(path)
     strategy.communicator.barrier()
     with strategy.scope():
-        loaded = ar.nn.load_model(f"{folder}/model")
+        loaded = ar.nn.load_model(path)
     same = (loaded.predict(x, verbose=0) == model.predict(x, verbose=0)).all()
     again = model.fit(x, y, verbose=0).history == loaded.fit(x, y, verbose=0).history
-    print(json.dumps([bool(same), again]))
+    strategy.communicator.barrier()
+    print(json.dumps([bool(same), again, os.listdir(os.environ["SAVED"])]))
 
 
-def test_all_ranks_may_save_at_once_and_load(tmp_path: Any) -> None:
-    results = printed(run_ranks(save_everywhere, 3, arguments=(str(tmp_path),)))
-    assert results == [[True, True]] * 3
-    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+def test_all_ranks_may_save_at_once_and_load(told: Told) -> None:
+    assert told["save_everywhere"] == [[True, True, ["model"]]] * 3
+
+
+ON_THREE_RANKS: tuple[tuple[abc.Callable[..., None], tuple[Any, ...]], ...] = (
+    (train, ("",)),
+    (replicas_in_threads_or_processes, (0,)),
+    (differ, ()),
+    (weights_of_one_rank, ()),
+    (nan_on_one_rank, ()),
+    (save_everywhere, ()),
+    (no_strategy, ()),  # closes the communicator
+)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """What three ranks of one job printed in each of these functions."""
+    program = "\n".join(script_of(function, *given) for function, given in ON_THREE_RANKS)
+    results = run_ranks(program, 3, env={"SAVED": str(tmp_path_factory.mktemp("saved"))})
+    for result in results:
+        assert result.returncode == 0, result.stderr
+    lines = [[json.loads(line) for line in result.stdout.splitlines()] for result in results]
+    return {
+        function.__name__: [rank[number] for rank in lines]
+        for number, (function, _) in enumerate(ON_THREE_RANKS)
+    }
