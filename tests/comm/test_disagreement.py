@@ -246,7 +246,7 @@ def test_a_mismatch_does_not_wait_for_a_straggler() -> None:
     def member(comm: Communicator) -> float:
         start = time.monotonic()
         if comm.rank == 0:
-            time.sleep(1.5)
+            time.sleep(1.1)
         with pytest.raises(errors.MismatchError):
             comm.all_reduce(np.ones(3 + comm.rank))
         return time.monotonic() - start

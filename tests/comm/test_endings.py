@@ -71,7 +71,7 @@ def _interrupted() -> None:
     if comm.rank == 1:
         time.sleep(1)
     else:
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     start = time.monotonic()
     try:
         comm.all_reduce(np.ones(10))

@@ -119,7 +119,7 @@ def test_a_timeout_names_the_missing_member_its_last_call_and_the_time() -> None
     def member(comm: Communicator) -> None:
         comm.broadcast(np.ones(3), root=1)
         if comm.rank == 1:
-            time.sleep(1.5)
+            time.sleep(0.8)
         comm.all_reduce(np.ones(10))
 
     first, second, third = settle_threads(member, 3, comm_timeout=0.3)

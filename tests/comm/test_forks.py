@@ -129,8 +129,10 @@ def _forked_while_joining() -> None:
     import warnings
 
     from allreduce import errors
+    from allreduce.cluster import meeting
     from allreduce.comm import init
 
+    meeting.PATIENCE = 2.5
     warnings.simplefilter("ignore")  # of forks beside threads
     for name in [name for name in os.environ if name.startswith("ALLREDUCE_")]:
         del os.environ[name]

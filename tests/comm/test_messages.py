@@ -158,7 +158,7 @@ def test_every_wait_for_a_message_ends(transport: str, call: Callable[[Any], Any
     def member(comm: Communicator) -> None:
         if comm.rank == 0:
             call(comm)
-        time.sleep(0.8)
+        time.sleep(0.5)
         comm.barrier()
 
     for text in texts(settle_threads(member, 2, comm_timeout=0.3), errors.AllreduceError):
