@@ -87,18 +87,30 @@ def test_nothing_arrives_on_standard_input(script: Write) -> None:
     assert launch(2, script("print(repr(input()))")).code == 1
 
 
+WAITS = "world.store.barrier('never', 60)"
+ENDINGS = {
+    "raise ValueError('boom')": 1,
+    "sys.exit(7)": 7,
+    "raise SystemExit(9)": 9,
+    "os._exit(11)": 11,
+    "os.kill(os.getpid(), signal.SIGKILL)": 128 + signal.SIGKILL,
+    "os.kill(os.getpid(), signal.SIGSEGV)": 128 + signal.SIGSEGV,
+}
+WHILE_WAITING = ("raise ValueError('boom')", "os.kill(os.getpid(), signal.SIGKILL)")
+
+
 @pytest.mark.parametrize(
-    ("ending", "code"),
+    ("ending", "code", "busy"),
     [
-        ("raise ValueError('boom')", 1),
-        ("sys.exit(7)", 7),
-        ("raise SystemExit(9)", 9),
-        ("os._exit(11)", 11),
-        ("os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", 128 + signal.SIGSEGV),
+        *((ending, code, "time.sleep(60)") for ending, code in ENDINGS.items()),
+        *((ending, ENDINGS[ending], WAITS) for ending in WHILE_WAITING),
+        *(
+            pytest.param(ending, code, WAITS, marks=pytest.mark.torture)
+            for ending, code in ENDINGS.items()
+            if ending not in WHILE_WAITING
+        ),
     ],
 )
-@pytest.mark.parametrize("busy", ["time.sleep(60)", "world.store.barrier('never', 60)"])
 def test_the_first_failing_ranks_code_is_returned(
     script: Write, ending: str, code: int, busy: str
 ) -> None:
@@ -113,7 +125,7 @@ def test_the_first_failing_ranks_code_is_returned(
     assert result.seconds < 8  # 5 s from the failure, and the start
 
 
-def test_the_others_have_time_to_report(script: Write) -> None:
+def test_the_others_have_time_to_report(script: Write, tmp_path: Path) -> None:
     path = script(
         """
         import os, signal, sys, time
@@ -122,28 +134,32 @@ def test_the_others_have_time_to_report(script: Write) -> None:
             sys.exit(0)
         signal.signal(signal.SIGTERM, report)
         if os.environ["ALLREDUCE_RANK"] == "1":
-            time.sleep(1)
+            while not os.path.exists(sys.argv[1]):
+                time.sleep(0.01)
             sys.exit(4)
+        open(sys.argv[1], "w").close()
         time.sleep(60)
         """
     )
-    result = launch(2, path, deadline=15)
+    result = launch(2, path, str(tmp_path / "ready"), deadline=15)
     assert (result.code, result.out) == (4, "[0] saved\n")
 
 
-def test_a_rank_that_ignores_signals_is_killed(script: Write) -> None:
+def test_a_rank_that_ignores_signals_is_killed(script: Write, tmp_path: Path) -> None:
     path = script(
         """
         import os, signal, sys, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.mkdir(f"{sys.argv[1]}/ready-{os.environ['ALLREDUCE_RANK']}")
         if os.environ["ALLREDUCE_RANK"] == "1":
-            time.sleep(1)
+            while sum(name.startswith("ready") for name in os.listdir(sys.argv[1])) < 3:
+                time.sleep(0.01)
             sys.exit(4)
         time.sleep(60)
         """
     )
-    assert launch(3, path, deadline=10).code == 4
+    assert launch(3, path, str(tmp_path), deadline=10).code == 4
 
 
 @pytest.mark.parametrize("joined", [True, False])
@@ -338,9 +354,9 @@ def test_ranks_that_never_join_end_as_any_program(script: Write) -> None:
 
 FLOOD = """
     import os
-    os.write(2, b"%d\\n" % os.getpid())
+    os.write({told}, b"%d\\n" % os.getpid())
     while True:
-        os.write(1, b"x" * 1000 + b"\\n")
+        os.write({flooded}, b"x" * 1000 + b"\\n")
     """
 
 
@@ -348,12 +364,12 @@ FLOOD = """
 def test_a_signal_ends_a_job_whose_output_nobody_reads(
     script: Write, number: signal.Signals
 ) -> None:
-    command = [*LAUNCH, "-n", "2", str(script(FLOOD))]
+    command = [*LAUNCH, "-n", "2", str(script(FLOOD.format(told=2, flooded=1)))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             assert process.stderr is not None
             pids = [int(process.stderr.readline().split()[1]) for _ in range(2)]
-            time.sleep(1)  # the pipe is full, and what is kept for it
+            time.sleep(0.5)  # the pipe is full, and what is kept for it
             process.send_signal(number)
             assert process.wait(3) == 128 + number
             assert wait_gone(pids, 0) == []
@@ -366,7 +382,7 @@ def test_a_slow_reader_gets_everything(script: Write) -> None:
     command = [*LAUNCH, "-n", "1", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
-        time.sleep(1.5)
+        time.sleep(0.5)
         lines = process.stdout.read().splitlines()
         assert process.wait(10) == 0
     assert [int(line.split()[1]) for line in lines] == list(range(30000))
@@ -394,8 +410,10 @@ def test_user_signals_reach_the_ranks_and_end_nothing(script: Write) -> None:
 
 
 def test_quit_ends_the_job(script: Write) -> None:
-    with running([*LAUNCH, "-n", "2", str(script(FLOOD.replace("(1,", "(2,")))]) as process:
-        time.sleep(1)
+    path = script(FLOOD.format(told=1, flooded=2))
+    with running([*LAUNCH, "-n", "2", str(path)]) as process:
+        assert all(process.line() for _ in range(2))
+        time.sleep(0.3)  # the pipe is full
         process.signal(signal.SIGQUIT)
         assert process.finish(5).code == 128 + signal.SIGQUIT
 

@@ -107,8 +107,7 @@ def test_explicit_beats_the_schedulers_and_the_log_line_says_so(
     world.close()
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("secret", [{}, {"SECRET": "s"}])
+@pytest.mark.parametrize(("size", "secret"), [(2, {}), (4, {"SECRET": "s"})])
 def test_rank_0_hosts_where_ranks_are_given(
     script: Write, size: int, secret: dict[str, str]
 ) -> None:
@@ -134,7 +133,7 @@ def test_a_second_generation_after_closing(script: Write) -> None:
 def test_two_processes_claiming_one_rank(script: Write) -> None:
     address = free_address()
     ranks = [0, 1, 1]
-    results = run_together(script(SHOW), [said(rank, 3, address, TIMEOUT="5") for rank in ranks])
+    results = run_together(script(SHOW), [said(rank, 3, address, TIMEOUT="3") for rank in ranks])
     assert all(result.code != 0 for result in results)  # the third rank never comes
     refusals = [r.err for r in results if "is claimed twice: by process" in r.err]
     assert len(refusals) == 1, results
@@ -143,7 +142,7 @@ def test_two_processes_claiming_one_rank(script: Write) -> None:
 
 def test_two_processes_claiming_rank_0(script: Write) -> None:
     address = free_address()
-    told = [said(0, 2, address, TIMEOUT="5") for _ in range(2)]
+    told = [said(0, 2, address, TIMEOUT="3") for _ in range(2)]
     results = run_together(script(SHOW), told)
     refusals = [r.err.splitlines()[-1] for r in results if "is claimed twice" in r.err]
     assert len(refusals) == 1, results
@@ -153,7 +152,9 @@ def test_two_processes_claiming_rank_0(script: Write) -> None:
 
 def test_wrong_secret_between_processes(script: Write) -> None:
     address = free_address()
-    told = [said(rank, 2, address, SECRET=secret, TIMEOUT="4") for rank, secret in enumerate("ab")]
+    told = [
+        said(rank, 2, address, SECRET=secret, TIMEOUT="2.5") for rank, secret in enumerate("ab")
+    ]
     results = run_together(script(SHOW), told)
     assert "does not know this process's secret" in results[1].err
     assert "rank 0: rank 1 did not join" in results[0].err
@@ -161,7 +162,7 @@ def test_wrong_secret_between_processes(script: Write) -> None:
 
 def test_wrong_size_between_processes(script: Write) -> None:
     address = free_address()
-    told = [said(0, 2, address, TIMEOUT="4"), said(1, 3, address, TIMEOUT="4")]
+    told = [said(0, 2, address, TIMEOUT="2.5"), said(1, 3, address, TIMEOUT="2.5")]
     results = run_together(script(SHOW), told)
     assert "rank 1 says that the job has 3 ranks, but its leader expects 2" in results[1].err
 

@@ -45,7 +45,7 @@ def test_a_step_whose_first_task_does_not_come(tmp_path: Path) -> None:
 
 def test_ranks_that_do_not_join_are_named_by_the_leaders_process(tmp_path: Path) -> None:
     address = free_address()
-    told = [said(rank, 4, address, TIMEOUT="3") for rank in (0, 2)]
+    told = [said(rank, 4, address, TIMEOUT="2") for rank in (0, 2)]
     first, other = run_together(script(tmp_path), told)
     (line,) = warnings(first.err)
     assert line.startswith("[allreduce] rank 0: waiting for ranks 1, 3 of 4 to join; every rank")
@@ -54,7 +54,7 @@ def test_ranks_that_do_not_join_are_named_by_the_leaders_process(tmp_path: Path)
 
 def test_a_rank_that_comes_late_is_waited_for(tmp_path: Path) -> None:
     address = free_address()
-    late = "import os, time\nif os.environ['ALLREDUCE_RANK'] == '1': time.sleep(2)"
+    late = "import os, time\nif os.environ['ALLREDUCE_RANK'] == '1': time.sleep(1.2)"
     path = script(tmp_path, late, "world.store.barrier('end', 20)")
     results = run_together(path, [said(rank, 2, address) for rank in range(2)])
     assert [result.code for result in results] == [0, 0], results
@@ -62,7 +62,7 @@ def test_a_rank_that_comes_late_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_an_exchange_that_a_rank_comes_late_to(tmp_path: Path) -> None:
-    after = "if world.rank == 1: time.sleep(1.5)\nprint(world.exchange('k', b'%d' % world.rank, 9))"
+    after = "if world.rank == 1: time.sleep(1)\nprint(world.exchange('k', b'%d' % world.rank, 9))"
     address = free_address()
     path = script(tmp_path, after=after)
     results = run_together(path, [said(rank, 2, address) for rank in range(2)])
@@ -92,7 +92,7 @@ def test_a_wait_that_ends_sooner_is_not_reported() -> None:
 
 
 def test_the_launcher_says_it_among_its_own_lines(tmp_path: Path) -> None:
-    late = "import os, time\nif os.environ['ALLREDUCE_RANK'] == '1': time.sleep(1.5)"
+    late = "import os, time\nif os.environ['ALLREDUCE_RANK'] == '1': time.sleep(1.2)"
     launch = "from allreduce.cluster import waiting\nwaiting.WARN_SECONDS = 0.5\n"
     launch += "from allreduce.run import app\napp()"
     result = run([sys.executable, "-c", launch, "-n", "2", str(script(tmp_path, late))])
