@@ -94,7 +94,7 @@ def in_join() -> None:
     rank = int(os.environ.get("PMI_RANK") or os.environ["ALLREDUCE_RANK"])
     say(f"ready {os.getpid()}")
     if rank == int(VICTIM):
-        time.sleep(1.5)  # the others are joining now
+        time.sleep(1)  # the others are joining now
         act()
         time.sleep(600)
     ar.init()

@@ -1,6 +1,6 @@
 """Trains on the digits and prints what it saw as JSON; run under every launcher by a test.
 
-python tests/strategies/steps.py multi|mirrored:N  float32|float64  BATCH  DROPOUT
+python tests/strategies/steps.py multi|mirrored:N  float32|float64  BATCH  DROPOUT  DIGITS.npz
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ import json
 import sys
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 import allreduce as ar
 
 EPOCHS = 5
 
 
-def main(which: str, dtype: str, batch_size: int, dropout: float) -> None:
+def main(which: str, dtype: str, batch_size: int, dropout: float, path: str) -> None:
     ar.set_seed(7)
     ar.config.set_floatx(dtype)
     strategy = make_strategy(which)
-    digits = load_digits()
-    images, labels = (digits.data / 16).astype(dtype), digits.target
+    with np.load(path) as digits:
+        images, labels = (digits["data"] / 16).astype(dtype), digits["target"]
     with strategy.scope():
         model = make_model(dropout)
     # 1,797 rows: the last batch is uneven for every number of replicas, and too small for many.
@@ -68,4 +67,4 @@ def make_model(dropout: float) -> ar.nn.Sequential:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5])
