@@ -20,7 +20,6 @@ A message names the rank, the object, what was expected, what came, and what to 
 from __future__ import annotations
 
 import builtins
-import difflib
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -114,6 +113,8 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     A name may have been meant in another case, cut short, with letters mistaken, or as others than
     this library call it.
     """
+    import difflib  # which few programs need
+
     by_folded = {each.casefold(): each for each in sorted(known, reverse=True)}
     folded = str(name).casefold()
     elsewhere = _ELSEWHERE.get(folded)

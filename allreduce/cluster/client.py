@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent import futures
+from typing import TYPE_CHECKING
 
 from allreduce.cluster import forks
 from allreduce.cluster import leader_pb2 as pb
@@ -22,8 +23,10 @@ from allreduce.cluster.rpc import (
     grpc,
     leader_pb2_grpc,
 )
-from allreduce.cluster.service import Leader
 from allreduce.errors import ClosedError, InternalError, PeerLostError, TimeoutError, UsageError
+
+if TYPE_CHECKING:  # the leader's side is imported where one is hosted
+    from allreduce.cluster.service import Leader
 
 _GOODBYE_SECONDS = 2.0
 _DRAIN_SECONDS = 10.0  # how long a member that hosts the leader stays for the others

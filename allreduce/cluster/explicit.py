@@ -60,10 +60,11 @@ def _checked(request: Request) -> tuple[int, int]:
 
 def _meet(request: Request, rank: int, size: int, address: str, why: str) -> World:
     from allreduce.cluster.meeting import PATIENCE, Meeting
-    from allreduce.cluster.service import Leader
 
     secret, hosted, deaf = request.secret or b"", None, ""
     if rank == 0 and not request.launched:
+        from allreduce.cluster.service import Leader
+
         wanted = "[cluster] rank 0: cannot host the group leader"
         descriptors.check(descriptors.leader_files(size), wanted)
         try:

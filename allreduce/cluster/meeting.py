@@ -8,6 +8,7 @@ import queue
 import socket
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from allreduce.cluster import descriptors, proof
 from allreduce.cluster import leader_pb2 as pb
@@ -17,10 +18,12 @@ from allreduce.cluster.client import LeaderStore, Line
 from allreduce.cluster.interfaces import towards
 from allreduce.cluster.machine import identity
 from allreduce.cluster.rpc import PROTOCOL
-from allreduce.cluster.service import Leader
 from allreduce.cluster.waiting import Wait
 from allreduce.errors import JoinError, TimeoutError
 from allreduce.events import logger
+
+if TYPE_CHECKING:  # the leader's side is imported where one is hosted
+    from allreduce.cluster.service import Leader
 
 PATIENCE = 8.0  # seconds to reach a leader; with the rest of joining this stays below 10
 _AGAIN_SECONDS = 0.1

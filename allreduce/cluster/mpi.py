@@ -9,7 +9,7 @@ from dataclasses import astuple
 from functools import partial
 from importlib.util import find_spec
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from allreduce.cluster import abrupt, mpi_library, pmi
 from allreduce.cluster.address import joined
@@ -22,6 +22,9 @@ from allreduce.cluster.machine import identity
 from allreduce.cluster.resolver import Request, Resolver, explain
 from allreduce.cluster.waiting import Wait
 from allreduce.errors import AllreduceError, JoinError, TimeoutError
+
+if TYPE_CHECKING:  # gRPC is imported when a leader is needed
+    from allreduce.cluster.service import Leader
 
 _POLL_SECONDS = 0.002
 
@@ -71,8 +74,6 @@ class Mpi(Resolver):
 
 def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> World:
     """Join all ranks of `mpi.COMM_WORLD`, which is initialised."""
-    from allreduce.cluster.service import Leader
-
     comm = mpi.COMM_WORLD
     rank, size = comm.Get_rank(), comm.Get_size()
     if _unjoined is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm import checks, lists, objects
+from allreduce.comm import checks, objects
 from allreduce.comm.arguments import result_shape
 from allreduce.comm.arrays import borrow
 from allreduce.comm.base import Work
@@ -182,6 +182,8 @@ class Collectives(PointToPoint, Objects):
 
     def _finish(self, collective: str, x: Any, options: Options, out: Any, async_op: bool) -> Any:
         if isinstance(x, list | tuple):
+            from allreduce.comm import lists  # which few programs use
+
             begin = functools.partial(lists.start, self, collective, x, options, out)
             return self._call(begin, async_op)
         return self._call(functools.partial(self._start, collective, x, options, out), async_op)

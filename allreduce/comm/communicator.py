@@ -13,7 +13,7 @@ from typing import Any
 
 from numpy.typing import DTypeLike, NDArray
 
-from allreduce.comm import checks, messages, planning
+from allreduce.comm import checks, messages
 from allreduce.comm.arguments import Prepared, prepare
 from allreduce.comm.base import Transport, Work
 from allreduce.comm.call import Call
@@ -138,6 +138,8 @@ class Communicator(Groups):
         Raises:
             UsageError, UnsupportedError: As the call itself would.
         """
+        from allreduce.comm import planning  # which few programs use
+
         given: dict[str, Any] = {
             "op": op,
             "prescale": prescale,
