@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 from allreduce import _native
@@ -21,6 +22,8 @@ from allreduce.comm import attendant, living
 
 SLICE_SECONDS = 0.001  # of a wait while other calls need its thread
 IDLE_SECONDS = 0.02  # while none does, but another thread may start one
+
+_TURN_SECONDS = 0.05  # one after the other: the attendant goes on with others, too
 
 # Each does what can be done of the calls of one kind of transport, without blocking, and says
 # whether some are under way. They are added where such transports are imported.
@@ -66,7 +69,10 @@ class _Meeting:
     busy = True
 
     def attend(self) -> None:
-        go_on()
+        """Go on as a wait does, while calls are under way."""
+        end = time.monotonic() + _TURN_SECONDS
+        while self.busy and go_on() == SLICE_SECONDS and time.monotonic() < end:
+            time.sleep(SLICE_SECONDS)
 
 
 @contextlib.contextmanager

@@ -203,7 +203,7 @@ void bind_comm(nb::module_& m) {
   m.attr("MESSAGE") = kMessage;
   m.attr("MAX_MEMBERS") = kMaxMembers;
   m.def(
-      "progress", [] { return Engine::instance().drive_others(nullptr) != Others::idle; },
+      "progress", [] { return Engine::instance().drive_all() != Others::idle; },
       nb::call_guard<nb::gil_scoped_release>());
   m.def(
       "read_process",

@@ -24,6 +24,11 @@ constexpr auto kYieldTime = std::chrono::microseconds(500);
 constexpr int kSleepMicroseconds = 10000;
 constexpr int kShortSleepMicroseconds = 500;
 constexpr auto kSignalInterval = std::chrono::milliseconds(50);
+// What a thread that waits for something else gives to all members at once. With a step each per
+// millisecond, 256 MB between 2 processes took 11 s instead of 0.3.
+constexpr auto kTurn = std::chrono::milliseconds(1);
+// In which a peer that waits has seen a step, and done the next one.
+constexpr auto kAnswer = std::chrono::microseconds(100);
 
 Engine* engine = nullptr;
 std::once_flag engine_once;
@@ -102,6 +107,22 @@ Others Engine::drive_others(const Member* except) {
       others = Others::blocked;
   }
   return others;
+}
+
+Others Engine::drive_all() {
+  auto now = Clock::now(), until = now;
+  const auto end = now + kTurn;
+  for (;;) {
+    const Others others = drive_others(nullptr);
+    now = Clock::now();
+    if (others == Others::moved)
+      until = now + kAnswer;
+    else if (others == Others::idle || now >= until)
+      return others;
+    else
+      sched_yield();
+    if (now >= end) return others;
+  }
 }
 
 Outcome Engine::wait(Member& member, Work& work, double seconds,

@@ -39,6 +39,9 @@ class Engine {
                const std::function<bool()>& interrupted);
   // One round over all members that nobody waits for.
   Others drive_others(const Member* except);
+  // Rounds over all of them as long as there is something to do, and until who waits for that has
+  // answered; for a millisecond at most.
+  Others drive_all();
 
  private:
   std::mutex mutex_;
