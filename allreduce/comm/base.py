@@ -223,7 +223,7 @@ class Transport(ABC):
         """
 
     @contextlib.contextmanager
-    def _uninterrupted(self, doing: str = "a wait") -> Iterator[None]:
+    def uninterrupted(self, doing: str = "a wait") -> Iterator[None]:
         """Make the communicator dead if a signal's handler raises in the middle of something."""
         try:
             yield

@@ -98,7 +98,7 @@ class Communicator(Groups):
         """
         lengths, kind = checks.check_empty(self._context("empty"), shape, dtype)
         nbytes = math.prod(lengths) * kind.itemsize
-        with self._order.alone():
+        with self._order.alone(), self._transport.uninterrupted("a call"):
             if self.size > 1:
                 self._meet(f"empty({lengths}, dtype={str(kind)!r})").wait()
             try:
@@ -171,7 +171,8 @@ class Communicator(Groups):
 
         def begin() -> Work:
             self._check_open()
-            return self._in_order(context, start)
+            work: Work = self._call(functools.partial(self._in_order, context, start), True)
+            return work
 
         return begin
 

@@ -76,7 +76,7 @@ def test_a_call_that_is_interrupted_after_its_start_touches_no_array_later(
     transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALLREDUCE_TRANSPORT", transport)
-    over = threading.Event()
+    over, late = threading.Event(), threading.Event()
 
     def call(comm: Communicator) -> str:
         x = np.ones(COUNT)
@@ -84,6 +84,7 @@ def test_a_call_that_is_interrupted_after_its_start_touches_no_array_later(
             over.wait(10)
             with pytest.raises(errors.PeerLostError, match=INTERRUPTED):
                 comm.all_reduce(x, prescale=2.0)
+            late.set()
             return "told"
         me = threading.current_thread()
         monkeypatch.setattr(Work, "wait", once(Work.wait, False, me))
@@ -92,9 +93,40 @@ def test_a_call_that_is_interrupted_after_its_start_touches_no_array_later(
         over.set()
         with pytest.raises(errors.ClosedError, match=INTERRUPTED):
             comm.barrier()
+        late.wait(10)
+        assert x.max() < 4  # as after the factor at most: nothing has been added
         return "dead"
 
     assert run_threads(call, 2) == ["dead", "told"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm: comm.empty(COUNT),
+        lambda comm: comm.all_reduce_init(np.ones(COUNT), out=np.ones(COUNT))().wait(),
+    ],
+)
+def test_a_call_of_several_steps_that_is_interrupted_between_them_ends_on_all(
+    call: Callable[[Communicator], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on(comm: Communicator) -> None:
+        call(comm)
+        comm.barrier()
+
+    def member(comm: Communicator) -> None:
+        if comm.rank == 0:
+            first = once(comm._in_order, True, threading.current_thread())
+            monkeypatch.setattr(comm, "_in_order", first)
+            with pytest.raises(KeyboardInterrupt):
+                call(comm)
+            with pytest.raises(errors.ClosedError, match=INTERRUPTED):
+                comm.barrier()
+        else:
+            with pytest.raises(errors.PeerLostError, match=INTERRUPTED):
+                on(comm)
+
+    run_threads(member, 2)
 
 
 @pytest.mark.parametrize("async_op", [False, True])

@@ -101,7 +101,7 @@ class HierarchicalTransport(Transport):
         chains = make_chains(call, self.layout, self.index)
         if "every" not in self._levels and any("every" in chain.levels for chain in chains):
             return self._ledger.start(call, x, out, result)
-        with self._uninterrupted("a start"):
+        with self.uninterrupted("a start"):
             with self._lock:  # calls of several threads get one order
                 agreed = self._ledger.agree(call, x, out)
                 work = HierarchicalWork(self, agreed, result)
@@ -144,7 +144,7 @@ class HierarchicalTransport(Transport):
     def _advance(self) -> bool:
         if self._dead or self._closed:
             return False
-        with self._uninterrupted("a call"):  # it would be left half done
+        with self.uninterrupted("a call"):  # it would be left half done
             try:
                 return self._runs.advance()
             except LevelError as failure:
@@ -168,7 +168,7 @@ class HierarchicalTransport(Transport):
             timeout: Seconds from now, or None for the transport's own.
         """
         total = self._timeout if timeout is None else timeout
-        with self._uninterrupted():  # it would stay under way, and touch its arrays later
+        with self.uninterrupted():  # it would stay under way, and touch its arrays later
             self.admit()
             vigil = Vigil(self._ledger, work.agreed, partial(self._absent, work), total)
             try:

@@ -160,7 +160,7 @@ class MpiTransport(Transport):
         total = self._timeout if timeout is None else timeout
         polls = 0
         vigil = Vigil(self._news, self._where, work.seq, work.call, total)
-        with self._uninterrupted():
+        with self.uninterrupted():
             while not self.poll(work):
                 polls += 1
                 if polls < _SPINS:
