@@ -229,6 +229,26 @@ def test_an_interrupt_in_the_middle_of_a_call_ends_it_on_all(
         assert "interrupted by KeyboardInterrupt" in str(outcome)
 
 
+def test_a_call_is_settled_when_its_parts_have_ended_not_when_another_member_says_so() -> None:
+    started = threading.Event()
+
+    def call(comm: Communicator) -> None:
+        if comm.rank:
+            started.wait(10)
+            comm.abort("enough")
+            return
+        work = comm.all_reduce(np.ones(1000), async_op=True)
+        started.set()
+        while not comm.dead:
+            time.sleep(0.001)
+        assert not work.settled  # its parts may still write to the array
+        with pytest.raises(errors.PeerLostError, match="enough"):
+            work.wait()
+        assert work.settled
+
+    assert settle_threads(call, 3) == [None] * 3
+
+
 def test_communicators_may_be_made_while_others_are_driven() -> None:
     class Idle:
         def drive(self) -> bool:

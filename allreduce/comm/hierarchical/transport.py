@@ -133,6 +133,11 @@ class HierarchicalTransport(Transport):
     def dead(self) -> bool:
         return self._dead or self._ledger.dead
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of the arrays is touched any more: it has seen that it is dead."""
+        return self._dead
+
     def drive(self) -> bool:
         """Do what can be done of this member's calls; returns whether some are under way."""
         if not self._admits():  # who must not call a level must not make it fail

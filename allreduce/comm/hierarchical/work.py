@@ -30,7 +30,7 @@ class HierarchicalWork(Work):
 
     @property
     def settled(self) -> bool:
-        return self.complete or self._transport.dead
+        return self.complete or self._transport.ended
 
     def done(self) -> bool:
         if not self.complete:
