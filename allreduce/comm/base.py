@@ -22,6 +22,8 @@ from allreduce.comm.locks import taken, within
 from allreduce.comm.plan import Plan
 from allreduce.errors import AllreduceError, ClosedError, TimeoutError, UsageError
 
+_ABOUT_SECONDS = 0.5  # in which a thread waits for what it has just started
+_LOOK_SECONDS = 0.002
 _waiting = "_waiting"  # a work's lock; a child made by fork takes another, as nobody may free this
 
 
@@ -62,6 +64,23 @@ class Work(ABC):
     @abstractmethod
     def settled(self) -> bool:
         """Whether no more of it is to come: it is complete, or has failed."""
+
+    @property
+    def unmet(self) -> bool:
+        """Whether it is a recv whose message has not come; transports' own works can tell."""
+        return False
+
+    def left_to_who_waits(self) -> bool:
+        """Say whether another thread waits for an unmet recv, or is about to: it hears of the end.
+
+        Or what a signal's handler has interrupted does, if that is who asks.
+        """
+        until = time.monotonic() + _ABOUT_SECONDS
+        while self.unmet and not self.awaited:
+            if self.look() or time.monotonic() >= until:
+                return False
+            time.sleep(_LOOK_SECONDS)
+        return self.unmet
 
     @abstractmethod
     def finish(self, timeout: float | None) -> Any:

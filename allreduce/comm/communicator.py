@@ -187,7 +187,8 @@ class Communicator(Groups):
     def close(self) -> None:
         """Complete what was started, and leave; `local` and `across`, too.
 
-        Not collective: the others may go on without us, until they need us.
+        But a recv that another thread waits for, and whose message has not come, ends by a
+        `ClosedError`. Not collective: the others may go on without us, until they need us.
         """
         self._close(drain=True)
 

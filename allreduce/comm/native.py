@@ -36,6 +36,8 @@ class Started(Protocol):
     def done(self) -> bool: ...
     @property
     def failed(self) -> bool: ...
+    @property
+    def unmet(self) -> bool: ...
 
 
 N = TypeVar("N", bound=Started)
@@ -59,6 +61,10 @@ class NativeWork(Work, Generic[N]):
     @property
     def settled(self) -> bool:
         return self.native.done or self.native.failed
+
+    @property
+    def unmet(self) -> bool:
+        return self.native.unmet
 
     def done(self) -> bool:
         if not self.native.done:
@@ -316,7 +322,8 @@ class NativeTransport(Transport, Generic[N]):
                 pending = [work for work in self._pending if not work.settled]
             if drain and self._failure is None:
                 for work in pending:
-                    work.wait()
+                    if not work.left_to_who_waits():
+                        work.wait()
                 self._drain()
         finally:  # nobody else does it any more, whatever a signal's handler has interrupted
             if mine:

@@ -86,6 +86,10 @@ void bind_member(nb::module_& m) {
       .def_prop_ro("seq", [](const Work& work) { return work.seq; })
       .def_prop_ro("done", [](const Work& work) { return work.state.load() == State::done; })
       .def_prop_ro("failed", [](const Work& work) { return work.state.load() == State::failed; })
+      .def_prop_ro("unmet",  // a recv without a message
+                   [](const Work& work) {
+                     return work.call.collective == Collective::recv && !work.met.load();
+                   })
       .def_prop_ro("call", [](const Work& work) { return describe(work.call); })
       .def_prop_ro("way",  // path, bytes of a step, whether these, and from where on outputs, are
                            // stored past the caches

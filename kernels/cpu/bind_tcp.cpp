@@ -217,6 +217,10 @@ void bind_work(nb::module_& m) {
       .def_prop_ro("seq", [](const Work& work) { return work.key & ~tcp::kMessage; })
       .def_prop_ro("done", [](const Work& work) { return work.state() == tcp::State::done; })
       .def_prop_ro("failed", [](const Work& work) { return work.state() == tcp::State::failed; })
+      .def_prop_ro("unmet",  // a recv without a message
+                   [](const Work& work) {
+                     return work.request.collective == tcp::Collective::recv && !work.met.load();
+                   })
       .def_prop_ro("source", [](const Work& work) { return work.request.root; })
       .def_prop_ro("tag", [](const Work& work) { return work.request.tag; })
       .def_prop_ro("path", [](const Work& work) { return static_cast<int>(work.request.path); })

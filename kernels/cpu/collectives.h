@@ -65,6 +65,7 @@ struct Work {
   // send and recv: `call.root` is the other member, `cursor` the bytes that have been moved. What a
   // recv that takes any knows of its message when they have met, it keeps here.
   std::int64_t tag = 0;
+  std::atomic<bool> met{false};  // a recv and its message
 };
 
 // What the steps of one member work with.

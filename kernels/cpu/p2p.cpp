@@ -111,6 +111,7 @@ void Messages::meet(const std::shared_ptr<Work>& recv, const Incoming& message) 
   }
   recv->call.root = letter.from;
   recv->tag = letter.tag;
+  recv->met.store(true, std::memory_order_release);
   if (letter.kind == Mail::offer) return meet_offer(recv, letter);
   const std::byte* source = message.own ? message.own->in : message.payload;
   if (bytes_of(*recv) != 0) std::memmove(recv->out, source, bytes_of(*recv));

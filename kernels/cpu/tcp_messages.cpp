@@ -145,6 +145,7 @@ void Member::match(const std::shared_ptr<Work>& work, Arrival arrival) {
   }
   request.root = arrival.source;
   request.tag = arrival.tag;
+  work->met.store(true, std::memory_order_release);
   if (arrival.own) {
     if (bytes_of(request) != 0)
       std::memmove(request.out, arrival.own->request.in, bytes_of(request));

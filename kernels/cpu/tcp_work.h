@@ -20,6 +20,7 @@ class Work {
   // Its arrays, which the engine reads and writes until it is settled, and what it is.
   Request request;
   std::atomic<std::uint64_t> key{0};  // given by the engine
+  std::atomic<bool> met{false};       // a recv and its message
 
   State state() const { return state_.load(std::memory_order_acquire); }
   bool settled() const { return state() != State::pending; }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,11 +13,11 @@ import numpy as np
 import pytest
 
 from allreduce import ANY, errors
-from allreduce.comm import Communicator, Work, native
+from allreduce.comm import Communicator, Work, native, replica_communicators
 from tests.comm.hosts import lay_out
 from tests.comm.message_cases import CASES
 from tests.comm.pool import ProcessPool, Runner, in_threads, placed
-from tests.harness import run_ranks, run_threads, settle_threads
+from tests.harness import run_ranks, run_threads, settle_threads, world_of_one
 
 THREADS = [("shared", 1), ("shared", 2), ("shared", 5), ("tcp", 1), ("tcp", 3)]
 PROCESSES = [("shared", "aa"), ("shared", "aaaa"), ("tcp", "aa"), ("hierarchical", "aab")]
@@ -255,6 +257,82 @@ def test_an_abort_ends_messages_that_wait() -> None:
     assert isinstance(first, errors.ClosedError)
     assert isinstance(second, errors.PeerLostError)
     assert "aborted the communicator: enough" in str(second)
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp", "hierarchical"])
+def test_close_ends_a_recv_in_which_another_thread_waits_in_vain(
+    monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    monkeypatch.setenv("ALLREDUCE_TRANSPORT", transport)
+    if transport == "hierarchical":
+        lay_out(monkeypatch, "ab")
+    over = threading.Event()
+
+    def member(comm: Communicator) -> list[type[BaseException]]:
+        if comm.rank:
+            over.wait(20)
+            return []
+        raised: list[type[BaseException]] = []
+        started = threading.Barrier(3)
+
+        def receive() -> None:
+            work = comm.recv(np.zeros(3), 1, async_op=True)
+            started.wait()
+            try:
+                work.wait()
+            except errors.AllreduceError as error:
+                raised.append(type(error))
+
+        threads = [threading.Thread(target=receive) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        started.wait()
+        began = time.monotonic()
+        comm.close()
+        assert time.monotonic() - began < 5
+        for thread in threads:
+            thread.join(5)
+        over.set()
+        return raised
+
+    assert run_threads(member, 2)[0] == [errors.ClosedError] * 2
+
+
+def test_close_completes_a_message_that_is_on_its_way_to_another_thread() -> None:
+    offered, met = threading.Event(), threading.Event()
+
+    def member(comm: Communicator) -> None:
+        x = np.full(1_000_000, 7 if comm.rank else 0)
+        if comm.rank:
+            work = comm.send(x, 0, async_op=True)
+            offered.set()
+            met.wait(20)
+            work.wait()
+            return
+        work = comm.recv(x, 1, async_op=True)
+        offered.wait(20)
+        while work._work.unmet:
+            work.done()
+        waiting = threading.Thread(target=work.wait)
+        waiting.start()
+        met.set()
+        comm.close()
+        waiting.join(20)
+        assert (x == 7).all()
+
+    run_threads(member, 2)
+
+
+def test_a_signals_handler_may_close_the_communicator_of_the_recv_that_it_has_interrupted() -> None:
+    comm, peer = replica_communicators(world_of_one(), 2, name="handler", timeout=20)
+    before = signal.signal(signal.SIGALRM, lambda *_: comm.close())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(errors.ClosedError, match="is closed"):
+            comm.recv(np.zeros(3), 1)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        peer.close()
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp", "hierarchical"])

@@ -146,7 +146,7 @@ say("fine")
     assert said == ["fine"] * 3
 
 
-def test_several_threads_may_close() -> None:
+def test_several_threads_may_close_beside_one_that_receives_in_vain() -> None:
     said = failing("""
 import threading
 works = [comm.all_reduce(np.full(3000, 1.0 + i), async_op=True) for i in range(20)]
@@ -158,12 +158,17 @@ def close():
         comm.close()
     except BaseException as error:
         raised.append(repr(error))
-threads = [threading.Thread(target=close) for _ in range(3)]
+def receive():
+    with pytest.raises(errors.ClosedError, match="is closed"):
+        received.wait()
+    raised.append("closed")
+received = comm.recv(np.zeros(3), rank, async_op=True)
+threads = [threading.Thread(target=target) for target in (receive, close, close, close)]
 for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-assert not raised
+assert raised == ["closed"]
 assert all((work.wait() == 3 * (1.0 + i)).all() for i, work in enumerate(works))
 say("fine")
 """)

@@ -259,7 +259,7 @@ class MpiTransport(Transport):
                 mine = self._leaving = True
             if drain and self._ending.failure is None:
                 for work in self._flight.works:
-                    if not work.complete:
+                    if not work.complete and not work.left_to_who_waits():
                         self.complete(work, None)
         finally:  # nobody else does it any more, whatever a signal's handler has interrupted
             if mine:

@@ -47,6 +47,10 @@ class MpiWork(Work):
     def settled(self) -> bool:
         return self.complete or self._transport.dead
 
+    @property
+    def unmet(self) -> bool:
+        return isinstance(self.task, Message) and self.task.incoming and self.task.found is None
+
     def done(self) -> bool:
         return self.complete or self._transport.ask(self)
 
