@@ -409,7 +409,8 @@ def test_a_wait_keeps_its_time_while_another_thread_waits_for_the_stage_before_i
                 target=lambda: said.append(comm.broadcast_object(None, root=1))
             )
             waiting.start()
-            while not comm._order.queue:
+            queue = comm._order.queue
+            while not (queue and queue[0].stage and queue[0].stage.awaited):
                 time.sleep(0.001)
             plain = comm.all_reduce(np.ones(3), async_op=True)
             began = time.monotonic()
