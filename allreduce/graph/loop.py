@@ -8,6 +8,7 @@ import numpy as np
 
 from allreduce.graph.body import Body
 from allreduce.graph.node import Node
+from allreduce.graph.passes.plan_buffers import plan_buffers
 from allreduce.graph.schedule import schedule
 from allreduce.graph.spec import Spec
 
@@ -25,7 +26,10 @@ class Loop:
     def __init__(self, frame: Frame, node: Node) -> None:
         body: Body = node.attrs["body"]
         self._frame, self._node, self._body = frame, node, body
-        self._inner = frame.inside(schedule(body.graph))
+        program = schedule(body.graph)
+        if frame.program.blocks is not None:  # the pass is on
+            program = plan_buffers(program)
+        self._inner = frame.inside(program)
         asked = {
             each.node.attrs["index"]
             for each in frame.program.instructions

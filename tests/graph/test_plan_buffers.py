@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from allreduce import config, nn
 from allreduce.devices import DeviceName, lookup
-from allreduce.graph import Variable, device, function, minimize, ops, passes, set_seed
+from allreduce.graph import Variable, device, function, minimize, ops, passes, scan, set_seed
 from allreduce.graph.arenas import plan_for
 from allreduce.graph.memory import Memory, least, pack
 from allreduce.graph.ops.collective import all_reduce
@@ -208,6 +209,27 @@ def test_a_deep_network_takes_hardly_more_than_it_needs_at_its_worst_moment() ->
     assert memory.nbytes < len(values) * 32 * 64 * FLOAT.itemsize / 2
     made = [each.node for each in program.instructions if each.node.id == values[0]]
     assert memory.array(made[0]).shape == apart.array(made[0]).shape == (32, 64)
+
+
+def test_values_of_a_scans_step_share_memory_too() -> None:
+    start, weights = np.full((64, 64), 0.5), np.eye(64)
+
+    def step(h: Tensor, _: Any) -> tuple[Tensor, None]:
+        for _ in range(8):
+            h = ops.tanh(h) @ weights
+        return h, None
+
+    def takes(planned: bool) -> tuple[int, np.ndarray]:
+        passes.switch("plan_buffers", planned)
+        run = function(lambda h: scan(step, h, length=3)[0])
+        gc.collect()  # frames of other tests
+        before = config.get_memory_info("CPU:0")["current"]
+        result = np.asarray(run(start))
+        return config.get_memory_info("CPU:0")["current"] - before, result
+
+    (shared, found), (apart, wanted) = takes(True), takes(False)
+    assert shared < 4 * start.nbytes < apart
+    np.testing.assert_array_equal(found, wanted)
 
 
 def _dense() -> list[nn.Layer]:
