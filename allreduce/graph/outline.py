@@ -122,7 +122,7 @@ def _without_sizes(value: Any) -> Any:
     if not isinstance(value, Windows):
         return value
     around = zip(value.strides, value.before, value.after, strict=True)
-    padding = [each[1:] if each[0] == 1 else None for each in around]
+    padding = ["same" if value.same and each[0] > 1 else each[1:] for each in around]
     return f"{value.size} strides={value.strides} dilation={value.dilation} padding={padding}"
 
 

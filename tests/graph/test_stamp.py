@@ -127,6 +127,11 @@ def _said(pool: Callable[[Tensor], Tensor], height: int = 8) -> list[str]:
             lambda x: ops.max_pool2d(x, 2, 1, ((1, 0), (0, 0))),
             lambda x: ops.max_pool2d(x, 2, 1, ((0, 1), (0, 0))),
         ),
+        (
+            lambda x: ops.max_pool2d(x, 3, 2, ((1, 0), (0, 0))),
+            lambda x: ops.max_pool2d(x, 3, 2, ((0, 1), (0, 0))),
+        ),
+        (lambda x: ops.max_pool2d(x, 3, 2, "same"), lambda x: ops.max_pool2d(x, 3, 2)),
         (lambda x: ops.top_k(x, 1)[0], lambda x: ops.top_k(x, 2)[0]),
     ],
 )

@@ -34,6 +34,7 @@ class Windows:
         dilation: From one tap to the next.
         before: Rows and columns that are put in front of the image.
         after: And behind it.
+        same: Whether both follow from the image's size, by "same".
     """
 
     size: Pair
@@ -41,6 +42,7 @@ class Windows:
     dilation: Pair = (1, 1)
     before: Pair = (0, 0)
     after: Pair = (0, 0)
+    same: bool = False
 
     @property
     def is_padded(self) -> bool:
@@ -161,7 +163,8 @@ def windows_on(
     steps = as_pair(f"the strides of {what}", strides)
     gaps = as_pair(f"the dilation of {what}", dilation)
     before, after = _padding(what, padding, image, Windows(sizes, steps, gaps))
-    return Windows(sizes, steps, gaps, before, after)
+    same = isinstance(padding, str) and padding == "same"
+    return Windows(sizes, steps, gaps, before, after, same)
 
 
 def _image(what: str, x: Tensor) -> Pair:
