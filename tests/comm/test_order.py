@@ -143,10 +143,20 @@ def test_who_waits_hears_the_cause_and_not_who_only_goes_on(
 ) -> None:
     """The thread that goes on with stages is the first to notice."""
     monkeypatch.setenv("ALLREDUCE_TRANSPORT", transport)
+    started: list[Any] = []  # which nobody looks after before all have, as a start may notice, too
+    attend = attendant.attend
+    monkeypatch.setattr(attendant, "attend", started.append)
+    first, both = threading.Event(), threading.Barrier(2)
 
     def member(comm: Communicator) -> None:
+        if comm.rank:
+            first.wait(10)
         before = comm.all_reduce(np.ones(3 + comm.rank), async_op=True)
         stages = comm.all_gather_object(1, async_op=True)
+        first.set()
+        both.wait(10)
+        for order in started:
+            attend(order)
         time.sleep(0.1)
         with pytest.raises(errors.MismatchError):
             before.wait()
