@@ -26,6 +26,7 @@ from tests.comm.hosts import lay_out
 from tests.harness import run_ranks, settle_threads
 
 Lay = Callable[[str], None]
+_DEADLINE = 4.0  # a second is promised, to who has the cores for itself
 
 # What is promised of any transport.
 test_both_calls = test_disagreement.test_members_that_disagree_all_say_so_and_no_output_is_touched
@@ -52,12 +53,12 @@ def _types(comm: Communicator, odd: bool, out: Any) -> None:
 
 
 def _counts(comm: Communicator, odd: bool, out: Any) -> None:
-    big = np.full(2_000_000, 5.0)  # the first chunks of both are alike
-    count = 1_500_000 if odd else 2_000_000
+    big = np.full(750_000, 5.0)  # the first two chunks of both are alike
+    count = 500_000 if odd else 750_000
     try:
         comm.all_reduce(np.ones(count), out=big[:count])
     finally:
-        out[:] = big[:9]
+        out[:] = big[:9] if (big == 5.0).all() else np.nan
 
 
 def _collectives(comm: Communicator, odd: bool, out: Any) -> None:
@@ -81,7 +82,7 @@ def test_members_that_disagree_are_both_named_and_no_output_is_touched(
         try:
             call(comm, comm.rank == odd, outs[comm.rank])
         finally:
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < _DEADLINE
 
     outcomes = settle_threads(disagree, 4)
     for rank, outcome in enumerate(outcomes):
