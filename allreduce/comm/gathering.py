@@ -65,7 +65,7 @@ class Gathering:
             transport: What is to carry their calls, if they say it.
 
         Raises:
-            MismatchError: Members wait for each other in different groups, or name different
+            MismatchError: Members wait for each other to make different groups, or name different
                 transports.
             TimeoutError: A member did not come.
             PeerLostError: A process died.

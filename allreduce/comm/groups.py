@@ -146,7 +146,7 @@ class Groups(Collectives):
 
         Raises:
             UsageError: There is no such rank, or one comes twice.
-            MismatchError: Members wait for each other in different groups, or name different
+            MismatchError: Members wait for each other to make different groups, or name different
                 transports.
             TimeoutError: A member did not come.
             UnsupportedError: Members are replicas of which a process may have several.
