@@ -69,8 +69,9 @@ def init(
 ) -> Communicator:
     """Join the job and return the communicator with one member per process.
 
-    Blocks until all ranks have called. Called again it returns the same communicator; after its
-    `close()` it makes a new one, and only another rank, size, leader or secret leaves the world.
+    Blocks until all ranks have called. Called again it returns the same communicator, also a dead
+    one; after its `close()` it makes a new one, and only another rank, size, leader or secret
+    leaves the world.
     What is left out is as it was, or read from `ALLREDUCE_<NAME>`.
 
     Args:

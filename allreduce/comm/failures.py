@@ -11,7 +11,13 @@ from allreduce.cluster.base import rank_text
 from allreduce.comm.call import MESSAGES, Call
 from allreduce.comm.disagreement import Side, story
 from allreduce.comm.sites import Note
-from allreduce.errors import AllreduceError, MismatchError, PeerLostError, TimeoutError
+from allreduce.errors import (
+    AllreduceError,
+    ClosedError,
+    MismatchError,
+    PeerLostError,
+    TimeoutError,
+)
 
 # What members that left too early had to do.
 ORDERED = "every rank must make the same calls"
@@ -73,6 +79,13 @@ class MemberInfo:
     def lost(self) -> str:
         """Say what may have become of it when its connection ends without a word."""
         return "it was killed, crashed or called os._exit; what started it tells its exit status"
+
+
+def dead(where: str, cause: object) -> ClosedError:
+    """Build the error for each call after the one that has heard why its communicator died."""
+    return ClosedError(
+        f"{where}: the communicator is dead since: {cause}; close() it before you make a new one"
+    )
 
 
 def wait_text(seconds: float, missing: str = "") -> str:

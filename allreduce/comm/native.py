@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from allreduce.comm import engine
 from allreduce.comm.array import Array
 from allreduce.comm.base import Transport, Work
-from allreduce.comm.failures import MemberInfo, Witness
+from allreduce.comm.failures import MemberInfo, Witness, dead
 from allreduce.errors import AllreduceError, ClosedError, UsageError
 from allreduce.events import logger
 
@@ -296,9 +296,7 @@ class NativeTransport(Transport, Generic[N]):
             if self._failure is None and error is not None:
                 self._failure = str(error)
                 return error
-            return ClosedError(
-                f"{self._witness.where}: the communicator is dead since: {self._failure}"
-            )
+            return dead(self._witness.where, self._failure)
 
     def abort(self, reason: str) -> None:
         if self.inherited:

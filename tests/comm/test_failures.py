@@ -23,6 +23,7 @@ def test_a_dead_communicator_says_so_and_why() -> None:
             with pytest.raises(errors.ClosedError, match="dead since") as second:
                 again()
             assert str(first.value) in str(second.value)
+            assert str(second.value).endswith("; close() it before you make a new one")
         comm.close()
         with pytest.raises(errors.ClosedError, match="is closed"):
             comm.all_reduce(np.ones(3))

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from allreduce.comm.failures import dead
 from allreduce.comm.mpi.flight import Flight
 from allreduce.comm.mpi.news import News, Notice
 from allreduce.comm.mpi.work import MpiWork
@@ -42,7 +43,7 @@ class Ending:
         if self.failure is None:
             return
         if self._raised:
-            raise ClosedError(f"{self._where}: the communicator is dead since: {self.failure}")
+            raise dead(self._where, self.failure)
         self._raised = True
         raise self.failure
 
