@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -11,7 +12,7 @@ Work = Callable[[int], Any]
 
 
 class Threads:
-    """One thread for each replica of this process.
+    """One thread for each replica of this process; they end with what they stand by for.
 
     A signal's handler may raise anywhere in the thread that asks. Futures and conditions, which are
     Python, can stay locked for ever then; what these threads share with it is locked in C only.
@@ -23,13 +24,18 @@ class Threads:
     def __init__(self, count: int) -> None:
         self._asked: list[SimpleQueue[Work | None]] = [SimpleQueue() for _ in range(count)]
         self._done: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        self._busy = False
+        # They know the queues alone, so that nothing keeps this object but who uses it.
         self._threads = [
             threading.Thread(
-                target=self._live, args=(index,), name=f"allreduce-replica_{index}", daemon=True
+                target=_live,
+                args=(index, asked, self._done),
+                name=f"allreduce-replica_{index}",
+                daemon=True,
             )
-            for index in range(count)
+            for index, asked in enumerate(self._asked)
         ]
-        self._busy = False
+        weakref.finalize(self, _dismiss, self._asked).atexit = False
         for each in self._threads:
             each.start()
 
@@ -41,19 +47,25 @@ class Threads:
     def do(self, work: Work) -> list[Any]:
         """Call `work(index)` in each; returns what they returned. It must not raise."""
         self._busy = True
-        for queue in self._asked:
-            queue.put(work)
+        for asked in self._asked:
+            asked.put(work)
         results = dict(self._done.get() for _ in self._asked)
         self._busy = False
         return [results[index] for index in range(len(self._asked))]
 
     def end(self) -> None:
         """End them, and wait for that: each does first what it was asked for."""
-        for queue in self._asked:
-            queue.put(None)
+        _dismiss(self._asked)
         for each in self._threads:
             each.join()
 
-    def _live(self, index: int) -> None:
-        while (work := self._asked[index].get()) is not None:
-            self._done.put((index, work(index)))
+
+def _live(index: int, asked: SimpleQueue[Work | None], done: SimpleQueue[tuple[int, Any]]) -> None:
+    while (work := asked.get()) is not None:
+        done.put((index, work(index)))
+        del work  # it would keep who asks while nothing is to do
+
+
+def _dismiss(queues: Sequence[SimpleQueue[Work | None]]) -> None:
+    for asked in queues:
+        asked.put(None)
