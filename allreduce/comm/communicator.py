@@ -64,6 +64,7 @@ class Communicator(Groups):
         self._quick = transport.quick()  # read by native methods
         self._closed = False
         self._placing = threading.Lock()
+        self._here = threading.local()  # `starts`: whether this thread's call is behind its checks
         self._order = Order(transport, weakref.WeakMethod(self._hold))
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -250,20 +251,26 @@ class Communicator(Groups):
         return self._begin(context, prepare(context, x, options, out, whole))
 
     def _staged(self, context: Context, stages: Stages, async_op: bool) -> Any:
-        add = self._order.add
-        begin = functools.partial(add, stages, context.where, place(), attended=async_op)
+        at = place()
+
+        def begin() -> Work:
+            self._here.starts = True
+            return self._order.add(stages, context.where, at, attended=async_op)
+
         return self._call(begin, async_op)
 
     def _call(self, begin: Callable[[], Work], async_op: bool) -> Any:
         work: Work | None = None
+        self._here.starts = False
         try:
             work = begin()
             return work if async_op else work.wait()
         except AllreduceError:
             raise
         except BaseException as error:  # a signal's handler raised, and nobody goes on with it
-            # Without a work it may have started, unless the caller's array raised it.
-            if isinstance(error, Exception) if work is None else work.settled:
+            # Without a work it may have started, unless the caller's array raised it before that.
+            of_array = isinstance(error, Exception) and not self._here.starts
+            if of_array if work is None else work.settled:
                 raise
             self._transport.abort(f"a call was interrupted by {type(error).__name__}")
             raise
@@ -287,6 +294,7 @@ class Communicator(Groups):
 
     def _in_order(self, context: Context, start: Callable[..., Work], *arguments: Any) -> Work:
         """Start a collective, after the calls in stages that were made before."""
+        self._here.starts = True
         order = self._order
         with order.lock:
             if order.queue:
@@ -299,6 +307,7 @@ class Communicator(Groups):
 
     def _begin(self, context: Context, ready: Prepared) -> Work:
         """Start a message, which has no place in the order, or what has its turn."""
+        self._here.starts = True
         work = self._transport.start(ready.call, ready.x, ready.out, ready.result)
         work.where = context.where
         return work

@@ -22,13 +22,23 @@ INTERRUPTED = "interrupted by KeyboardInterrupt"
 COUNT = 50_000
 
 
-def once(before: Callable[..., Any], after: bool, where: threading.Thread) -> Callable[..., Any]:
+class _LateError(Exception):
+    """What a handler raises that is not the one of Ctrl-C."""
+
+
+def once(
+    before: Callable[..., Any],
+    after: bool,
+    where: threading.Thread,
+    kind: type[BaseException] = KeyboardInterrupt,
+) -> Callable[..., Any]:
     """Return a function that is interrupted when it is first called in a thread.
 
     Args:
         before: What it does otherwise.
         after: Whether it does that before the interrupt, too.
         where: The thread.
+        kind: What is raised.
     """
     left = [where]
 
@@ -38,7 +48,7 @@ def once(before: Callable[..., Any], after: bool, where: threading.Thread) -> Ca
         left.clear()
         if after:
             before(*arguments, **options)
-        raise KeyboardInterrupt
+        raise kind
 
     return interrupted
 
@@ -100,30 +110,36 @@ def test_a_call_that_is_interrupted_after_its_start_touches_no_array_later(
     assert run_threads(call, 2) == ["dead", "told"]
 
 
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, _LateError])
 @pytest.mark.parametrize(
     "call",
     [
         lambda comm: comm.empty(COUNT),
         lambda comm: comm.all_reduce_init(np.ones(COUNT), out=np.ones(COUNT))().wait(),
+        lambda comm: comm.all_reduce(np.ones(COUNT), prescale=2.0),
     ],
 )
-def test_a_call_of_several_steps_that_is_interrupted_between_them_ends_on_all(
-    call: Callable[[Communicator], Any], monkeypatch: pytest.MonkeyPatch
+def test_a_call_that_is_interrupted_between_its_start_and_what_follows_ends_on_all(
+    call: Callable[[Communicator], Any],
+    kind: type[BaseException],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    says = f"interrupted by {kind.__name__}"
+
     def on(comm: Communicator) -> None:
         call(comm)
         comm.barrier()
 
     def member(comm: Communicator) -> None:
         if comm.rank == 0:
-            first = once(comm._in_order, True, threading.current_thread())
+            first = once(comm._in_order, True, threading.current_thread(), kind)
             monkeypatch.setattr(comm, "_in_order", first)
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(kind):
                 call(comm)
-            with pytest.raises(errors.ClosedError, match=INTERRUPTED):
+            with pytest.raises(errors.ClosedError, match=says):
                 comm.barrier()
         else:
-            with pytest.raises(errors.PeerLostError, match=INTERRUPTED):
+            with pytest.raises(errors.PeerLostError, match=says):
                 on(comm)
 
     run_threads(member, 2)
@@ -224,3 +240,21 @@ def test_calls_are_quick_again_after_an_interrupt_at_the_end_of_a_turn(
         assert comm.all_reduce(np.ones(3)).tolist() == [1, 1, 1]
         assert comm._quick is not None
     comm.close()
+
+
+def test_what_a_callers_array_raises_before_the_start_ends_nothing() -> None:
+    class Foreign:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            raise _LateError
+
+        def __dlpack__(self, **_: Any) -> Any:
+            raise AssertionError("the device is asked for first")
+
+    def call(comm: Communicator) -> Any:
+        comm.barrier()
+        comm.all_reduce_init(np.ones(3), out=np.ones(3))().wait()  # which has started
+        with pytest.raises(_LateError):
+            comm.all_reduce(Foreign())
+        return comm.all_reduce(1)
+
+    assert run_threads(call, 2) == [2, 2]
