@@ -75,7 +75,7 @@ def interrupted(eagerly: bool) -> None:
 def test_an_interrupted_step_leaves_replicas_usable_and_equal(eagerly: bool) -> None:
     (result,) = run_ranks(interrupted, 1, arguments=[eagerly], timeout=40)
     assert result.returncode == 0, result.stderr
-    assert int(result.stdout) > 5
+    assert int(result.stdout) > 2  # a traced step takes less than 2 ms, of up to 8
 
 
 @pytest.mark.parametrize("eagerly", [False, True])
