@@ -11,13 +11,21 @@ from tests.failures.conftest import Break
 
 torture = pytest.mark.torture
 LAUNCHERS = pytest.mark.parametrize("launcher", ["mpirun", "run"])
+MOMENTS = ("join", "fit", "collective", "compute")
 
 
 def moments(*quick: str) -> pytest.MarkDecorator:
     """Run these moments in every test run, and the others in the long one."""
-    every = ("join", "fit", "collective", "compute")
-    cases = [m if m in quick else pytest.param(m, marks=torture) for m in every]
+    cases = [m if m in quick else pytest.param(m, marks=torture) for m in MOMENTS]
     return pytest.mark.parametrize("moment", cases)
+
+
+def scenes(*quick: str) -> pytest.MarkDecorator:
+    """Run these launchers with these moments ("run join") in every test run; as `moments`."""
+    every = [f"{launcher} {moment}" for launcher in ("mpirun", "run") for moment in MOMENTS]
+    assert set(quick) <= {*every}
+    cases = [pytest.param(*e.split(), marks=() if e in quick else torture) for e in every]
+    return pytest.mark.parametrize(("launcher", "moment"), cases)
 
 
 def mpichs(moment: str) -> str | None:
@@ -25,8 +33,7 @@ def mpichs(moment: str) -> str | None:
     return "mpich_shm_" if moment == "join" else None
 
 
-@LAUNCHERS
-@moments("join", "fit")
+@scenes("mpirun join", "run fit")
 def test_a_rank_that_raises_ends_the_job_with_its_traceback(
     broken: Break, launcher: str, moment: str
 ) -> None:
@@ -38,8 +45,7 @@ def test_a_rank_that_raises_ends_the_job_with_its_traceback(
     assert "in boom" in result.err
 
 
-@LAUNCHERS
-@moments("collective", "compute")
+@scenes("mpirun compute", "run collective")
 @pytest.mark.parametrize("action", [pytest.param("exit", marks=torture), "bare exit"])
 def test_a_rank_that_exits_gives_the_job_its_code(
     broken: Break, launcher: str, moment: str, action: str

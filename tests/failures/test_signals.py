@@ -7,11 +7,10 @@ import signal
 import pytest
 
 from tests.failures.conftest import Break
-from tests.failures.test_endings import LAUNCHERS, moments, mpichs
+from tests.failures.test_endings import LAUNCHERS, moments, mpichs, scenes
 
 
-@LAUNCHERS
-@moments("join", "fit", "collective")
+@scenes("mpirun fit", "run join", "run collective")
 def test_ctrl_c_ends_the_job_with_one_line(broken: Break, launcher: str, moment: str) -> None:
     with broken(launcher, moment, size=3) as job:
         job.ready()
