@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import heapq
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 import numpy as np
 
 Step = Callable[[], None]
 
+_asked: SimpleQueue[Step] = SimpleQueue()  # what the process's helpers are to do
+_helpers: list[threading.Thread] = []
 
-@functools.lru_cache(maxsize=1)
-def _helpers(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, "allreduce-op")
+
+def _help() -> None:
+    while True:
+        _asked.get()()
 
 
 class Team:
@@ -38,26 +40,33 @@ class Team:
         free: Sequence[bool],
         threads: int,
     ) -> None:
-        self._steps, self._free, self._threads = steps, free, threads
+        self._steps, self._free, self._helpers = steps, free, threads - 1
         self._missing = [len(before) for before in after]
         self._then: list[list[int]] = [[] for _ in steps]
         for index, before in enumerate(after):
             for i in before:
                 self._then[i].append(index)
+        while len(_helpers) < self._helpers:
+            _helpers.append(threading.Thread(target=_help, name="allreduce-op", daemon=True))
+            _helpers[-1].start()
 
     def run(self) -> None:
-        """Run all steps; raises what the first of them to fail has raised, when none runs."""
+        """Run all steps; raises what one of them has raised, when none runs any more."""
         run = _Run(self._steps, self._free, list(self._missing), self._then)
-        for _ in range(self._threads - 1):
-            _helpers(self._threads - 1).submit(run.help)
         try:
+            for _ in range(self._helpers):
+                _asked.put(run.help)
             run.lead()
         finally:
-            run.end()
+            run.end(self._helpers)
 
 
 class _Run:
-    """One time through all steps."""
+    """One time through all steps.
+
+    A signal's handler may raise anywhere in the own thread. What it shares with helpers is locked
+    in C only, where that leaves no lock held: conditions are Python.
+    """
 
     def __init__(
         self,
@@ -67,10 +76,13 @@ class _Run:
         then: Sequence[Sequence[int]],
     ) -> None:
         self._steps, self._free, self._missing, self._then = steps, free, missing, then
-        self._changed = threading.Condition()
-        self._ready: tuple[list[int], list[int]] = ([], [])  # the own thread's, and anybody's
+        self._lock = threading.Lock()
+        self._own: list[int] = []  # heaps of steps that are ready: for the own thread, for anybody
+        self._anybodys: list[int] = []
+        self._offers: SimpleQueue[bool] = SimpleQueue()  # to helpers: a step, or the end
+        self._news: SimpleQueue[None] = SimpleQueue()  # to the own thread: a helper has done one
         self._left = len(steps)
-        self._helping = 0  # steps that helpers run
+        self._helping = 0  # helpers in the middle of a step
         self._error: BaseException | None = None
         self._over = False
         for index, count in enumerate(missing):
@@ -78,59 +90,68 @@ class _Run:
                 self._put(index)
 
     def _put(self, index: int) -> None:
-        heapq.heappush(self._ready[self._free[index]], index)
+        if self._free[index]:
+            heapq.heappush(self._anybodys, index)
+            self._offers.put(True)
+        else:
+            heapq.heappush(self._own, index)
 
     def lead(self) -> None:
         """Run steps until all are over, as the replica's own thread."""
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: any(self._ready) or self._error or not self._left)
+            with self._lock:
                 if self._error is not None:
                     raise self._error
                 if not self._left:
                     return
-                index = heapq.heappop(self._ready[0] or self._ready[1])
+                ready = self._own or self._anybodys
+                index = heapq.heappop(ready) if ready else None
+            if index is None:
+                self._news.get()
+                continue
             self._steps[index]()
-            self._finish(index)
+            with self._lock:
+                self._finish(index)
 
     def help(self) -> None:
         """Run steps that any thread may run, until there are none left."""
         with np.errstate(all="ignore"):
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._ready[1] or self._over)
+            while self._offers.get():
+                with self._lock:
                     if self._over:
                         return
-                    index = heapq.heappop(self._ready[1])
+                    if not self._anybodys:  # the own thread was first
+                        continue
+                    index = heapq.heappop(self._anybodys)
                     self._helping += 1
-                try:
-                    self._steps[index]()
-                except BaseException as error:
-                    self._fail(error)
-                else:
-                    self._finish(index)
-                finally:
-                    with self._changed:
-                        self._helping -= 1
-                        self._changed.notify_all()
+                self._take(index)
+
+    def _take(self, index: int) -> None:
+        error = None
+        try:
+            self._steps[index]()
+        except BaseException as caught:
+            error = caught
+        with self._lock:
+            self._helping -= 1
+            if error is None:
+                self._finish(index)
+            else:
+                self._error, self._over = self._error or error, True
+        self._news.put(None)
 
     def _finish(self, index: int) -> None:
-        with self._changed:
-            self._left -= 1
-            for following in self._then[index]:
-                self._missing[following] -= 1
-                if not self._missing[following]:
-                    self._put(following)
-            self._changed.notify_all()
+        self._left -= 1
+        for following in self._then[index]:
+            self._missing[following] -= 1
+            if not self._missing[following]:
+                self._put(following)
 
-    def _fail(self, error: BaseException) -> None:
-        with self._changed:
-            self._error = self._error or error
-            self._over = True
-
-    def end(self) -> None:
+    def end(self, helpers: int) -> None:
         """Have helpers start nothing any more, and wait for what they run."""
-        with self._changed:
+        with self._lock:
             self._over = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._helping)
+        for _ in range(helpers):
+            self._offers.put(False)
+        while self._helping:
+            self._news.get()

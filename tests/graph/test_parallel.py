@@ -107,6 +107,53 @@ def test_ranks_give_the_same_bits() -> None:
         assert result.returncode == 0, result
 
 
+def interrupted() -> None:
+    import random
+    import signal
+
+    import numpy as np
+
+    import allreduce as ar
+
+    ar.config.threading.set_inter_op_parallelism_threads(3)
+    weights = [np.random.default_rng(i).normal(size=(64, 64)) / 8 for i in range(6)]
+
+    @ar.function
+    def step(x: ar.Tensor) -> ar.Tensor:
+        for each in weights:
+            x = ar.ops.tanh(x @ each) + ar.ops.tanh(x @ each.T)
+        return x
+
+    x = np.random.default_rng(9).normal(size=(64, 64))
+    wanted = np.asarray(step(x))
+    raises = False
+
+    def handler(*_: object) -> None:
+        nonlocal raises
+        if raises:
+            raises = False
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, handler)
+    hits, draw = 0, random.Random(3)
+    for _ in range(200):
+        raises = True
+        try:
+            signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 2e-3))
+            step(x)
+        except (KeyboardInterrupt, RuntimeError):  # Python's own `with lock:` may raise the latter
+            hits += 1
+        raises = False
+        np.testing.assert_array_equal(np.asarray(step(x)), wanted)
+    print(hits)
+
+
+def test_an_interrupted_step_leaves_the_helpers_usable() -> None:
+    (result,) = run_ranks(interrupted, 1, timeout=40)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) > 10
+
+
 def _meeting(name: str, meet: Callable[[], Any]) -> Any:
     """Make an operation that copies its input after it has met another one."""
 
