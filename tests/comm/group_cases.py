@@ -251,7 +251,6 @@ CASES = (
         "nested",
         "closed_in_any_order",
         "works_across_groups",
-        "crosswise",
     ),
     "per_host",
 )

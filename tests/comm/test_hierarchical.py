@@ -102,6 +102,7 @@ def test_hosts_are_told_apart_by_the_name_that_is_set() -> None:
         *([["hierarchical", 1, 2]]),
     ]
     pool.run("layouts")
+    pool.run("crosswise")
     assert pool.close() == [0] * 3
 
 

@@ -21,7 +21,7 @@ SHARED = (  # of tests.comm.cases and its neighbours; "bits" is the shared trans
     *("scaled", "foreign", "threads_in_order", "threads_in_turn"),
 )
 MESSAGES = (*message_cases.CASES, "symmetric")
-GROUPS = (*group_cases.CASES, "many_groups:10")
+GROUPS = (*group_cases.CASES, "crosswise", "many_groups:10")
 OWN = (
     "moved",
     "reduced",
