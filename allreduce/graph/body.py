@@ -10,12 +10,13 @@ import numpy as np
 
 from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
+from allreduce.graph.dispatch import as_tensor
 from allreduce.graph.node import Graph, Node
 from allreduce.graph.ops.base import Attrs, lookup
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Spec
 from allreduce.graph.tensor import TracedTensor
-from allreduce.graph.trace import Trace, as_tensor
+from allreduce.graph.trace import Trace
 
 # What a scan's results read instead of a value. As it counts as a float, gradients find their way.
 HANDLE = Spec((), np.dtype(np.float64))

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import UnsupportedError, UsageError
+from allreduce.graph.dispatch import as_tensor
 from allreduce.graph.node import GRADIENT, Node
 from allreduce.graph.ops import functions
 from allreduce.graph.ops.base import cut, lookup
 from allreduce.graph.scope import Beside, part, users_line, within
 from allreduce.graph.tensor import Tensor, TracedTensor
-from allreduce.graph.trace import Trace, as_tensor, current_trace
+from allreduce.graph.trace import Trace, current_trace
 
 
 def backward(output: Any, inputs: Sequence[Any], seed: Any) -> list[Tensor]:

@@ -11,8 +11,9 @@ import numpy as np
 
 from allreduce.devices.names import DeviceName
 from allreduce.graph import nest
+from allreduce.graph.dispatch import as_tensor
 from allreduce.graph.tensor import ConcreteTensor, Tensor, TracedTensor
-from allreduce.graph.trace import as_tensor, current_trace
+from allreduce.graph.trace import current_trace
 from allreduce.graph.variable import Variable
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from allreduce.graph import nest
+from allreduce.graph.dispatch import as_tensor
 from allreduce.graph.per_replica import PerReplica
 from allreduce.graph.replica import Moment
 from allreduce.graph.spec import BATCH, Dim, Spec
 from allreduce.graph.tensor import TracedTensor
-from allreduce.graph.trace import as_tensor
 
 
 @dataclass(frozen=True, slots=True)

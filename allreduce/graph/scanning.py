@@ -13,12 +13,13 @@ from typing import Any
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import nest, scan_gradient  # noqa: F401  (its rows)
 from allreduce.graph.body import Body, BodyTrace, record
+from allreduce.graph.dispatch import as_tensor
 from allreduce.graph.node import Graph
 from allreduce.graph.ops import functions
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Spec, show
 from allreduce.graph.tensor import Tensor, TracedTensor
-from allreduce.graph.trace import Trace, as_tensor, current_trace, recording
+from allreduce.graph.trace import Trace, current_trace, recording
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 

@@ -9,12 +9,13 @@ import numpy as np
 
 from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
+from allreduce.graph.dispatch import as_tensor
 from allreduce.graph.gradient import backward
 from allreduce.graph.ops import functions
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import show
 from allreduce.graph.tensor import Tensor, TracedTensor
-from allreduce.graph.trace import Trace, as_tensor, current_trace
+from allreduce.graph.trace import Trace, current_trace
 from allreduce.graph.variable import Variable
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.dispatch import apply, as_tensor, current_place
 from allreduce.graph.node import Node
 from allreduce.graph.placement import check_exists
 from allreduce.graph.places import Places
@@ -16,7 +17,7 @@ from allreduce.graph.python_operators import Operators
 from allreduce.graph.scope import choose, users_line
 from allreduce.graph.spec import Spec, show
 from allreduce.graph.tensor import ConcreteTensor, Tensor, TracedTensor
-from allreduce.graph.trace import apply, as_tensor, current_place, current_trace
+from allreduce.graph.trace import current_trace
 
 _DTYPES = (
     *("float64", "float32", "float16", "bool"),

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from allreduce.graph.body import Body
+from allreduce.graph.dispatch import as_tensor
 from allreduce.graph.node import Graph
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.spec import Spec, concrete
 from allreduce.graph.tensor import Tensor, TracedTensor
-from allreduce.graph.trace import Trace, as_tensor, recording
+from allreduce.graph.trace import Trace, recording
 
 
 def record(function: Callable[..., Sequence[Tensor]], *specs: Spec) -> Graph:

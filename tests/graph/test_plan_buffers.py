@@ -16,6 +16,7 @@ from allreduce import config, nn
 from allreduce.devices import DeviceName, lookup
 from allreduce.graph import Variable, device, function, minimize, ops, passes, scan, set_seed
 from allreduce.graph.arenas import plan_for
+from allreduce.graph.dispatch import as_tensor
 from allreduce.graph.memory import Memory, least, pack
 from allreduce.graph.ops.collective import all_reduce
 from allreduce.graph.owner import default_replicator
@@ -26,7 +27,7 @@ from allreduce.graph.program import Program
 from allreduce.graph.schedule import schedule
 from allreduce.graph.spec import BATCH, Spec, concrete
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import Trace, as_tensor, recording
+from allreduce.graph.trace import Trace, recording
 from allreduce.optim import SGD
 from tests.graph.interpret import record
 from tests.nn.common import blobs

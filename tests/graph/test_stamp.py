@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from allreduce.graph import gradients, scan
+from allreduce.graph.dispatch import apply
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.outline import Outline, outline
 from allreduce.graph.spec import BATCH, Spec
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply
 from tests.graph.interpret import record
 from tests.harness import run_ranks
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from allreduce import _native
+from allreduce.graph.dispatch import apply
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import (
     as_floats,
@@ -19,7 +20,6 @@ from allreduce.graph.ops.common import (
     zeros_like,
 )
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply
 
 _float_like = floats_only(same_spec)
 

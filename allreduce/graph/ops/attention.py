@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError
+from allreduce.graph.dispatch import as_tensor
 from allreduce.graph.ops.common import promote_together, swap_axes
 from allreduce.graph.ops.comparison import logical_and, where
 from allreduce.graph.ops.elementwise import maximum
@@ -18,7 +19,6 @@ from allreduce.graph.ops.softmax import softmax
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import broadcasts_to, show
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import as_tensor
 
 
 def scaled_dot_product_attention(

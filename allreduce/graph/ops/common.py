@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.dispatch import apply, as_tensor
 from allreduce.graph.ops.arguments import as_dtype
 from allreduce.graph.ops.base import Attrs, Gradient, Kernel, Op, ShapeRule, register
 from allreduce.graph.scope import users_line
@@ -24,7 +25,6 @@ from allreduce.graph.spec import (
     size_of,
 )
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply, as_tensor
 
 # A Python number adapts to the dtype of what it meets (NumPy's NEP 50); all else has its own.
 _WEAK = (int, float)

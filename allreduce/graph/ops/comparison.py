@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.graph.dispatch import apply
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import (
     cast,
@@ -18,7 +19,6 @@ from allreduce.graph.ops.common import (
 )
 from allreduce.graph.spec import Spec, broadcast
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply
 
 
 def less(a: Any, b: Any) -> Tensor:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError
+from allreduce.graph.dispatch import apply
 from allreduce.graph.ops.arguments import as_shape
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import promote_together
@@ -25,7 +26,6 @@ from allreduce.graph.ops.windows import Pair, Windows, windows_on, windows_shape
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Spec, show
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply
 
 # Bytes of rows that are made at a time: with the kernel they stay in a level-2 cache.
 _ROWS_BYTES = 1 << 20

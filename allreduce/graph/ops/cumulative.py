@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.graph.dispatch import apply, as_tensor
 from allreduce.graph.ops.arguments import as_axis
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import cast, same_spec
 from allreduce.graph.ops.shape import reshape
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply, as_tensor
 
 
 def cumsum(x: Any, axis: int | None = None, reverse: bool = False) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.dispatch import apply, as_tensor, next_draw, runtime
 from allreduce.graph.ops.arguments import as_dtype, as_number, as_shape
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import swap_axes
@@ -25,7 +26,6 @@ from allreduce.graph.scope import users_line
 from allreduce.graph.seed import checked, get_seed
 from allreduce.graph.spec import Size, Spec, own_axes, show
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply, as_tensor, next_draw, runtime
 
 _PER_COUNTER = 4  # 64-bit numbers that the generator makes of one counter
 

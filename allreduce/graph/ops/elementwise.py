@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from allreduce.graph.dispatch import apply, as_tensor
 from allreduce.graph.ops.arguments import as_number
 from allreduce.graph.ops.base import Attrs, Op, cut, register
 from allreduce.graph.ops.common import (
@@ -19,7 +20,6 @@ from allreduce.graph.ops.common import (
 )
 from allreduce.graph.spec import Spec
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply, as_tensor
 
 # --- arithmetic of two operands -------------------------------------------------------------------
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.dispatch import apply, as_tensor
 from allreduce.graph.ops.arguments import as_axis, as_dtype, as_shape
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Spec, show
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply, as_tensor
 
 
 def argmax(x: Any, axis: int = -1) -> Tensor:

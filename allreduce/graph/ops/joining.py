@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.dispatch import apply, as_tensor
 from allreduce.graph.ops.arguments import as_axis, as_held, as_shape
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import promote_together, reshaped
@@ -19,7 +20,6 @@ from allreduce.graph.ops.slicing import part_of_axis
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Dim, Shape, Size, Spec, show
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply, as_tensor
 
 
 def concatenate(tensors: Sequence[Any], axis: int = 0) -> Tensor:

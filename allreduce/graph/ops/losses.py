@@ -9,6 +9,7 @@ import numpy as np
 
 from allreduce import _native
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.dispatch import apply, as_tensor
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import as_floats, promote_together, reshaped, through_float32
 from allreduce.graph.ops.indexing import one_hot
@@ -16,7 +17,6 @@ from allreduce.graph.ops.reduce import sum
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Spec, show
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply, as_tensor
 
 
 def sparse_softmax_cross_entropy(labels: Any, logits: Any) -> Tensor:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError
+from allreduce.graph.dispatch import apply
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import promote_together, reshaped, swap_axes, unbroadcast
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Spec, broadcast, show
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply
 
 
 def matmul(a: Any, b: Any) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.dispatch import apply
 from allreduce.graph.ops.arguments import as_axes, as_number, as_shape
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import as_floats, reshaped, same_spec
@@ -16,7 +17,6 @@ from allreduce.graph.ops.reduce import mean, var
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import show
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply
 
 
 def normalize(x: Any, axis: int | Sequence[int] | None = -1, epsilon: float = 1e-5) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import UsageError
+from allreduce.graph.dispatch import as_tensor
 from allreduce.graph.numpy_calls import OPERATOR_OF
 from allreduce.graph.ops import (
     activation,
@@ -29,7 +30,6 @@ from allreduce.graph.ops.arguments import as_axes
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Shape, Size
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import as_tensor
 
 Axes = int | Sequence[int] | None
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError
+from allreduce.graph.dispatch import apply, as_tensor
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import as_floats, zeros_like
 from allreduce.graph.ops.reduce import counting, mean
@@ -16,7 +17,6 @@ from allreduce.graph.ops.windows import Pair, Windows, windows_on, windows_shape
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Spec, show
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply, as_tensor
 
 
 def max_pool2d(

@@ -15,6 +15,7 @@ import numpy as np
 
 from allreduce import _native
 from allreduce.errors import UsageError
+from allreduce.graph.dispatch import apply, as_tensor, next_draw, runtime
 from allreduce.graph.ops.arguments import as_number
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import as_floats, floats_only, same_spec, swap_axes, through_float32
@@ -22,7 +23,6 @@ from allreduce.graph.scope import users_line
 from allreduce.graph.seed import checked, get_seed
 from allreduce.graph.spec import Spec, own_axes
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply, as_tensor, next_draw, runtime
 
 
 def dropout(x: Any, rate: float, seed: int | None = None) -> Tensor:

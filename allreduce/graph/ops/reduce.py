@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.dispatch import apply, as_tensor
 from allreduce.graph.ops.arguments import as_axes, as_number, as_shape
 from allreduce.graph.ops.base import Attrs, Kernel, Op, ShapeRule, register
 from allreduce.graph.ops.common import as_floats, cast, kept_shape, reshaped
 from allreduce.graph.ops.elementwise import sqrt, square
 from allreduce.graph.spec import Spec, broadcast, show
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply, as_tensor
 
 Axes = int | Sequence[int] | None
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError
+from allreduce.graph.dispatch import apply, as_tensor
 from allreduce.graph.ops.arguments import as_axes, as_axis, as_dtype, as_held, as_shape
 from allreduce.graph.ops.base import Attrs, Op, cut, register
 from allreduce.graph.ops.common import (
@@ -26,7 +27,6 @@ from allreduce.graph.spec import (
     size_of,
 )
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply, as_tensor
 
 
 def reshape(x: Any, shape: Sequence[Size] | Size) -> Tensor:

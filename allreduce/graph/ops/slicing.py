@@ -10,13 +10,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from allreduce.errors import ShapeError
+from allreduce.graph.dispatch import apply, as_tensor
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import reshaped
 from allreduce.graph.ops.gather import take
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Dim, Size, Spec, show
 from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import apply, as_tensor
 
 
 @dataclass(frozen=True, slots=True)

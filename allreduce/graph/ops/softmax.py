@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError
+from allreduce.graph.dispatch import apply
 from allreduce.graph.ops.arguments import as_axis
 from allreduce.graph.ops.base import Attrs, Kernel, Op, register
 from allreduce.graph.ops.common import as_floats, floats_only, same_spec, swap_axes
 from allreduce.graph.scope import users_line
 from allreduce.graph.tensor import Tensor, TracedTensor
-from allreduce.graph.trace import apply, current_trace
+from allreduce.graph.trace import current_trace
 
 
 def softmax(x: Any, axis: int = -1) -> Tensor:

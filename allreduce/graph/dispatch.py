@@ -1,0 +1,144 @@
+"""Operators: `apply` appends a node inside `ar.function`, and runs the kernel outside of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from allreduce.devices import logical_devices, options
+from allreduce.devices.names import DeviceName
+from allreduce.errors import ShapeError, UnsupportedError, UsageError
+from allreduce.graph import numerics, seed
+from allreduce.graph.node import Node
+from allreduce.graph.ops.base import Attrs, Op, located, lookup
+from allreduce.graph.placement import requested
+from allreduce.graph.scope import choose, current_part, surroundings, users_line
+from allreduce.graph.spec import Dim, Spec, concrete
+from allreduce.graph.tensor import ConcreteTensor, EagerTensor, Tensor, TracedTensor
+from allreduce.graph.trace import HOST, current_trace
+
+
+def as_tensor(value: Any, dtype: Any = None) -> Tensor:
+    """Make a tensor of what an operator takes: a tensor, variable, array, number or nested list.
+
+    Raises:
+        UsageError: The value is nothing that has elements of one number type.
+    """
+    if isinstance(value, ConcreteTensor):
+        return value if current_trace() is None else _constant(value.value)
+    if isinstance(value, EagerTensor) and value.trace is not current_trace():
+        return _constant(value.value)  # kept from a step that has ended
+    if isinstance(value, Tensor):
+        return value
+    if hasattr(value, "__tensor__"):
+        result = value.__tensor__()
+        assert isinstance(result, Tensor)
+        return result
+    if isinstance(value, Dim):
+        raise UsageError(
+            f"{users_line()}: the size {value} is known only when the step runs; "
+            "ar.ops.size(x, axis) gives it as a tensor"
+        )
+    array = np.asarray(value, dtype=dtype)
+    if array.dtype == object or array.dtype.kind in "USOMm":
+        raise UsageError(
+            f"{users_line()}: cannot make a tensor of {type(value).__name__} {value!r:.60}"
+        )
+    return _constant(array)
+
+
+def _constant(array: np.ndarray) -> Tensor:
+    trace = current_trace()
+    if trace is None:
+        return ConcreteTensor(array, current_place("constant", array))
+    # A copy, because the caller may change the array after tracing.
+    value = array.copy()
+    return trace.add("constant", (), {"value": value}, Spec(value.shape, value.dtype))
+
+
+def current_place(op: str, value: np.ndarray) -> DeviceName:
+    """Return where an operator outside of functions gives its value."""
+    if not surroundings():
+        return HOST
+    node = choose(Node(0, op, (), {}, Spec(value.shape, value.dtype), source=users_line()))
+    if node.device is None:
+        return HOST
+    available = [device.name for device in logical_devices()]
+    return requested(node, node.device, HOST, available)[0]
+
+
+def apply(name: str, *inputs: Any, **attrs: Any) -> Tensor:
+    """Record one operator, or run it at once outside of functions.
+
+    Raises:
+        ShapeError: The inputs do not fit the operator; the message has the user's line.
+    """
+    op = lookup(name)
+    tensors = [as_tensor(value) for value in inputs]
+    try:
+        spec = op.shape([tensor.spec for tensor in tensors], attrs)
+    except ShapeError as error:
+        raise ShapeError(f"{users_line()}: {name}: {error}") from None
+    trace = current_trace()
+    if trace is None:
+        return _run_now(op, [_concrete(tensor, name) for tensor in tensors], attrs, spec)
+    return trace.add(name, [_traced(tensor) for tensor in tensors], attrs, spec)
+
+
+def _traced(tensor: Tensor) -> TracedTensor:
+    assert isinstance(tensor, TracedTensor)
+    return tensor
+
+
+def _concrete(tensor: Tensor, name: str) -> ConcreteTensor:
+    if isinstance(tensor, ConcreteTensor):
+        return tensor
+    raise UsageError(
+        f"{users_line()}: {name} got a tensor of a traced function after its trace had ended; "
+        "return the tensor from the function instead of keeping it"
+    )
+
+
+def _run_now(op: Op, inputs: Sequence[ConcreteTensor], attrs: Attrs, spec: Spec) -> ConcreteTensor:
+    if op.view is not None:
+        value = op.view(inputs[0].value, attrs)
+        return ConcreteTensor(value, current_place(op.name, value))
+    if op.cpu is None:
+        raise UnsupportedError(f"{users_line()}: {op.name} works inside ar.function only")
+    out = np.empty(concrete(spec.shape, 0), spec.dtype)
+    with np.errstate(all="ignore"):
+        try:
+            op.cpu(out, [tensor.value for tensor in inputs], attrs)
+        except UsageError as error:
+            raise located(error, op.name, users_line(), current_part()) from None
+    if options.current().check_numerics:
+        values = [tensor.value for tensor in inputs]
+        numerics.check(op.name, users_line(), out, values, "outside of steps")
+    return ConcreteTensor(out, current_place(op.name, out))
+
+
+_eager_draws = itertools.count()
+_drawn_since = 0
+
+
+def runtime(name: str) -> Tensor:
+    """Return what the executor tells a step; outside of functions, one replica at row 0."""
+    trace = current_trace()
+    if trace is not None:
+        return trace.runtime(name)
+    value = np.asarray(0, np.int64)
+    return ConcreteTensor(value, current_place("runtime", value))
+
+
+def next_draw() -> int:
+    """Number a random operator: by place in the trace, by call since `set_seed` outside of it."""
+    global _eager_draws, _drawn_since
+    trace = current_trace()
+    if trace is not None:
+        return trace.next_draw()
+    if _drawn_since != seed.times_set():
+        _drawn_since, _eager_draws = seed.times_set(), itertools.count()
+    return next(_eager_draws)
