@@ -108,9 +108,11 @@ class _Threading:
     def set_inter_op_parallelism_threads(self, count: int) -> None:
         """Let up to `count` operations of a step that do not depend on each other run at once.
 
-        It holds for what is traced from then on, on each replica; 1, which it is at first, is a
-        replica's own thread. Results are the same bits. Matrix products use the intra-op threads
-        besides. Under `enable_check_numerics` one thread runs all: there is a first operation then.
+        It holds for what is traced from then on; 1, which it is at first, is a replica's own
+        thread. The others are the process's: its replicas share them. Results are the same bits;
+        values share no memory then, so that a step needs more of it. Matrix products use the
+        intra-op threads besides. Under `enable_check_numerics` one thread runs all: there is a
+        first operation then.
         """
         options.set_inter_op_threads(count)
 

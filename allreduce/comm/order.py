@@ -48,7 +48,7 @@ class Staged(Work):
             with standing_at(self._place):
                 if self.stage is None:
                     self.stage = next(self._stages)
-                # Who waits for it goes on; two that wait for each other.s would do so for ever.
+                # Who waits for it goes on; two that wait for each other would do so for ever.
                 while not self.stage.awaited and self.stage.look():
                     self.stage = self._stages.send(self.stage.wait())
             return False

@@ -87,7 +87,7 @@ class Frame:
             before = [index[j] for j in instruction.node.before if j in index]
             steps.append(self._after(before, step))
             free[i] = free[i] and steps[i] is step
-        after = dependencies(self.program, self.memory.extent)
+        after = dependencies(self.program)
         self.steps = [Team(steps, after, free, threads).run]
 
     def _give(self) -> None:

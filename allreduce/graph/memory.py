@@ -65,13 +65,6 @@ class Memory:
         self.nbytes += total
         self.least += least(sizes, lives)
 
-    def extent(self, node: Node) -> tuple[int, int, int] | None:
-        """Return a pool, and the bytes of it where a node's value goes; None if it is alone."""
-        if node.id not in self._places:
-            return None
-        pool, offset = self._places[node.id]
-        return id(pool), offset, offset + self._bytes(node)
-
     def array(self, node: Node) -> np.ndarray:
         """Return where a node's value goes; it may hold anything."""
         if node.id in self._places:

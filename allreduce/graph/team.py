@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import os
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -11,13 +12,39 @@ import numpy as np
 
 Step = Callable[[], None]
 
-_asked: SimpleQueue[Step] = SimpleQueue()  # what the process's helpers are to do
-_helpers: list[threading.Thread] = []
+
+class _Helpers:
+    """The process's helpers, and what they are to do."""
+
+    def __init__(self) -> None:
+        self.asked: SimpleQueue[Step] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def ask(self, work: Step, count: int) -> None:
+        """Have `count` threads do some work as soon as they can."""
+        while len(self._threads) < count:
+            asked = self.asked
+            thread = threading.Thread(target=_help, args=(asked,), name="allreduce-op", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        for _ in range(count):
+            self.asked.put(work)
 
 
-def _help() -> None:
+def _help(asked: SimpleQueue[Step]) -> None:
     while True:
-        _asked.get()()
+        asked.get()()
+
+
+_helpers = _Helpers()
+
+
+def _after_fork() -> None:
+    global _helpers
+    _helpers = _Helpers()  # the threads are the parent's
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Team:
@@ -40,25 +67,30 @@ class Team:
         free: Sequence[bool],
         threads: int,
     ) -> None:
-        self._steps, self._free, self._helpers = steps, free, threads - 1
+        self._steps, self._free, self._count = steps, free, threads - 1
         self._missing = [len(before) for before in after]
         self._then: list[list[int]] = [[] for _ in steps]
         for index, before in enumerate(after):
             for i in before:
                 self._then[i].append(index)
-        while len(_helpers) < self._helpers:
-            _helpers.append(threading.Thread(target=_help, name="allreduce-op", daemon=True))
-            _helpers[-1].start()
 
     def run(self) -> None:
         """Run all steps; raises what one of them has raised, when none runs any more."""
         run = _Run(self._steps, self._free, list(self._missing), self._then)
+        failure: BaseException | None = None
         try:
-            for _ in range(self._helpers):
-                _asked.put(run.help)
+            _helpers.ask(run.help, self._count)
             run.lead()
         finally:
-            run.end(self._helpers)
+            # What a helper is in the middle of writes into memory that the next step uses: however
+            # often a signal's handler raises here, nobody leaves before it is over.
+            while not run.ended:
+                try:
+                    run.end(self._count)
+                except BaseException as error:
+                    failure = error
+            if failure is not None:
+                raise failure
 
 
 class _Run:
@@ -85,6 +117,8 @@ class _Run:
         self._helping = 0  # helpers in the middle of a step
         self._error: BaseException | None = None
         self._over = False
+        self._dismissed = 0  # helpers that will hear of the end
+        self.ended = False
         for index, count in enumerate(missing):
             if not count:
                 self._put(index)
@@ -148,10 +182,12 @@ class _Run:
                 self._put(following)
 
     def end(self, helpers: int) -> None:
-        """Have helpers start nothing any more, and wait for what they run."""
+        """Have helpers start nothing any more, and wait for what they run; it can be repeated."""
         with self._lock:
             self._over = True
-        for _ in range(helpers):
+        while self._dismissed < helpers:
             self._offers.put(False)
+            self._dismissed += 1
         while self._helping:
             self._news.get()
+        self.ended = True

@@ -110,10 +110,12 @@ def test_ranks_give_the_same_bits() -> None:
 def interrupted() -> None:
     import random
     import signal
+    import threading
 
     import numpy as np
 
     import allreduce as ar
+    from tests.graph.test_parallel import _meeting
 
     ar.config.threading.set_inter_op_parallelism_threads(3)
     weights = [np.random.default_rng(i).normal(size=(64, 64)) / 8 for i in range(6)]
@@ -126,25 +128,29 @@ def interrupted() -> None:
 
     x = np.random.default_rng(9).normal(size=(64, 64))
     wanted = np.asarray(step(x))
-    raises = False
+    left = 0
 
     def handler(*_: object) -> None:
-        nonlocal raises
-        if raises:
-            raises = False
+        nonlocal left
+        if left:
+            left -= 1
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGALRM, handler)
     hits, draw = 0, random.Random(3)
-    for _ in range(200):
-        raises = True
+    for number in range(200):
+        left = 1 + number % 2
         try:
-            signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 2e-3))
+            signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 2e-3), 1e-4)
             step(x)
         except (KeyboardInterrupt, RuntimeError):  # Python's own `with lock:` may raise the latter
             hits += 1
-        raises = False
+        left = 0
         np.testing.assert_array_equal(np.asarray(step(x)), wanted)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    both = threading.Barrier(2)
+    one, other = (_meeting(name, lambda: both.wait(timeout=5)) for name in ("one", "other"))
+    ar.function(lambda x: one(x) + other(x))(x)  # needs a helper
     print(hits)
 
 

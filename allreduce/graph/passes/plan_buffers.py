@@ -17,7 +17,7 @@ def plan_buffers(program: Program) -> Program:
     its last; blocks whose times do not overlap may lie in the same memory. A value takes over the
     block of an input that nothing needs afterwards, where its kernel can work in place.
     """
-    uses = Uses.of(program)
+    uses = _Uses.of(program)
     places: dict[int, int] = {}
     blocks: list[Block] = []
     for index, instruction in enumerate(program.instructions):
@@ -45,7 +45,7 @@ def _makes(node: Node) -> bool:
 
 
 @dataclass(slots=True)
-class Uses:
+class _Uses:
     """When values are read for the last time.
 
     Attributes:
@@ -54,19 +54,16 @@ class Uses:
         nodes: What makes each value.
         bases: For each value in a block the value that the block was made for: a view's is what it
             looks at.
-        all: For each such value the instructions at which what makes it, or reads it or a view of
-            it, has ended.
-        last: The last of them.
+        last: For each such value the last instruction that reads it, or a view of it.
     """
 
     ends: list[int]
     nodes: dict[int, Node] = field(default_factory=dict)
     bases: dict[int, int] = field(default_factory=dict)
-    all: dict[int, list[int]] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, program: Program) -> Uses:
+    def of(cls, program: Program) -> _Uses:
         """Read a program through once."""
         found = cls(_ends(program))
         received = _receptions(program)
@@ -78,16 +75,16 @@ class Uses:
                 end = received(node)
             for i in node.inputs:
                 if i in found.bases:
-                    found.all[found.bases[i]].append(end)
+                    base = found.bases[i]
+                    found.last[base] = max(found.last[base], end)
             if _makes(node):
                 found.bases[node.id] = node.id
-                found.all[node.id] = [end]
+                found.last[node.id] = end
             elif lookup(node.op).view is not None and node.inputs[0] in found.bases:
                 found.bases[node.id] = found.bases[node.inputs[0]]
         for node in program.outputs:
             if node.id in found.bases:
-                found.all[found.bases[node.id]].append(len(program.instructions))
-        found.last = {base: max(ends) for base, ends in found.all.items()}
+                found.last[found.bases[node.id]] = len(program.instructions)
         return found
 
     def taken_over(self, node: Node, index: int) -> int | None:
