@@ -11,6 +11,7 @@ from weakref import WeakSet
 import numpy as np
 
 from allreduce.comm import Communicator, total
+from allreduce.comm.locks import owned
 from allreduce.devices import logical_devices, options
 from allreduce.devices.names import DeviceName
 from allreduce.errors import PeerLostError, UsageError
@@ -149,10 +150,19 @@ class Replicator:
     @contextmanager
     def _exclusively(self) -> Iterator[None]:
         """Let the block alone use the replicas; what an error has left of them is made good."""
+        inside = owned(self._running)  # of a step, by its Python or by a signal's handler
         with self._running:
-            self._stop("an interrupt")  # which another one may have kept from it
-            self._renew()
+            if inside:
+                if self._threads is not None and self._threads.busy:
+                    raise UsageError(
+                        f"a step of {self!r} was called in the middle of another one, by a "
+                        "signal's handler; call it when that has returned"
+                    )
+                yield
+                return
             try:
+                self._stop("an interrupt")  # which another one may have kept from it
+                self._renew()
                 yield
             except BaseException as error:
                 self._stop(repr(error))

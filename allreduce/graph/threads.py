@@ -25,19 +25,24 @@ class Threads:
         self._asked: list[SimpleQueue[Work | None]] = [SimpleQueue() for _ in range(count)]
         self._done: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         self._busy = False
-        # They know the queues alone, so that nothing keeps this object but who uses it.
-        self._threads = [
+        # Each is let go of by a thread that ends. An interrupted `join` takes one for ended that is
+        # not (Python 3.11, Thread._wait_for_tstate_lock).
+        self._alive = [threading.Lock() for _ in range(count)]
+        for each in self._alive:
+            each.acquire()
+        # They know queues and locks alone, so that nothing keeps this object but who uses it.
+        threads = [
             threading.Thread(
                 target=_live,
-                args=(index, asked, self._done),
+                args=(index, asked, self._done, self._alive[index]),
                 name=f"allreduce-replica_{index}",
                 daemon=True,
             )
             for index, asked in enumerate(self._asked)
         ]
         weakref.finalize(self, _dismiss, self._asked).atexit = False
-        for each in self._threads:
-            each.start()
+        for thread in threads:
+            thread.start()
 
     @property
     def busy(self) -> bool:
@@ -56,14 +61,21 @@ class Threads:
     def end(self) -> None:
         """End them, and wait for that: each does first what it was asked for."""
         _dismiss(self._asked)
-        for each in self._threads:
-            each.join()
+        for each in self._alive:
+            with each:
+                pass
 
 
-def _live(index: int, asked: SimpleQueue[Work | None], done: SimpleQueue[tuple[int, Any]]) -> None:
+def _live(
+    index: int,
+    asked: SimpleQueue[Work | None],
+    done: SimpleQueue[tuple[int, Any]],
+    alive: threading.Lock,
+) -> None:
     while (work := asked.get()) is not None:
         done.put((index, work(index)))
         del work  # it would keep who asks while nothing is to do
+    alive.release()
 
 
 def _dismiss(queues: Sequence[SimpleQueue[Work | None]]) -> None:
