@@ -11,6 +11,7 @@ import numpy as np
 from allreduce.comm import Communicator, exchange, init, replica_communicators, world
 from allreduce.data import DistributedDataset
 from allreduce.devices import DeviceName, blas_threads, limit_blas_threads
+from allreduce.devices.integers import integer
 from allreduce.errors import ShapeError, UsageError, unknown_name
 from allreduce.events import counted
 from allreduce.graph import PerReplica, Replicator, nest, scope_of
@@ -35,6 +36,7 @@ class Strategy(Replicator):
     ) -> None:
         super().__init__([own[0] for own in owned], first_replica, total, owned)
         self._communicator: Communicator | None = None
+        self._agreed: set[tuple[str, int | None, Fact]] = set()  # what ranks have reduced alike
         self.generation = world().generation
         # All ranks of a host bring as many replicas as this one, so that many share its cores.
         limit_blas_threads(blas_threads(len(owned) * world().local_size))
@@ -108,11 +110,16 @@ class Strategy(Replicator):
         with telling(self.communicator, "reduce"):
             if op not in REDUCTIONS:
                 raise unknown_name("reduction", op, REDUCTIONS)
+            if axis is not None:
+                axis = integer("reduce's axis", axis, None)
             value = nest.map_leaves(self._per_replica, value)
             for leaf in nest.leaves(value):
                 _check_parts(leaf.values, axis)
-        facts = {"op": option(op), "axis": option(axis), "the value": _kind(value, axis)}
-        check_equal(self.communicator, "reduce", facts)
+        kind = _kind(value, axis)
+        if (op, axis, kind) not in self._agreed:  # an exchange costs as much as what it guards
+            facts = {"op": option(op), "axis": option(axis), "the value": kind}
+            check_equal(self.communicator, "reduce", facts)
+            self._agreed.add((op, axis, kind))
         return nest.map_leaves(lambda leaf: self._reduce(op, leaf, axis), value)
 
     def _per_replica(self, leaf: Any) -> PerReplica:
