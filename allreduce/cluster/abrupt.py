@@ -9,6 +9,7 @@ itself, and ends the job as failed.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ def watch(rank: int, over: Callable[[], bool]) -> None:
     _watched = pid
 
     def leave(status: int) -> NoReturn:
+        status = operator.index(status)
         if os.getpid() == pid and not over() and pmi.connected():
             text = (
                 f"[allreduce] rank {rank} (process {pid}) ends by os._exit({status}) while MPI "
