@@ -88,7 +88,7 @@ class Frame:
             steps.append(self._after(before, step))
             free[i] = free[i] and steps[i] is step
         after = dependencies(self.program)
-        self.steps = [Team(steps, after, free, threads).run]
+        self.steps = [Team(steps, after, free, min(threads, sum(free))).run]
 
     def _give(self) -> None:
         for node in self.program.given.values():

@@ -38,7 +38,7 @@ class _AnyOrder:
     def __init__(
         self, steps: Sequence[Any], after: Sequence[frozenset[int]], free: object, threads: int
     ) -> None:
-        assert threads == THREADS
+        assert 2 <= threads <= THREADS
         self._steps, self._after = steps, after
         self._random = random.Random(len(steps))
 

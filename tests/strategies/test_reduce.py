@@ -63,6 +63,9 @@ def test_parts_have_to_fit(strategy: ar.MirroredStrategy) -> None:
             strategy.reduce(op, crossed, axis=2)
         with pytest.raises(ShapeError, match="no axis 0"):
             strategy.reduce(op, 3.0, axis=0)
+        for axis in ("x", (0,), 0.5, True):
+            with pytest.raises(UsageError, match="axis is an integer, not"):
+                strategy.reduce(op, crossed, axis=axis)  # type: ignore[arg-type]
     np.testing.assert_array_equal(strategy.reduce("mean", np.ones((2, 3)), axis=-1), np.ones(2))
     with pytest.raises(UsageError, match="not complex128"):
         strategy.reduce("sum", 1j)
