@@ -231,13 +231,18 @@ class Layer:
     def describe(self) -> dict[str, Any]:
         """Name the class and give the config, as plain data: what files hold of the layer.
 
+        What all layers have and this config leaves out stands beside it.
+
         Raises:
             UsageError: The class cannot be made from the config; names the argument.
         """
         kind, config = type(self), self.get_config()
         configs.check(self, config)
         own = {} if kind.__module__.startswith("allreduce.nn.") else {"own": True}
-        return {"class": kind.__name__, "config": config, **own}
+        every = {"name": self.name, "dtype": self.dtype, "trainable": self.trainable}
+        options = {key: value for key, value in every.items() if key not in config}
+        beside = {"options": options} if options else {}
+        return {"class": kind.__name__, "config": config, **beside, **own}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Layer:

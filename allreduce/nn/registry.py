@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from allreduce.errors import UsageError, unknown_name
+from allreduce.nn import configs
 
 if TYPE_CHECKING:
     from allreduce.nn.layer import Layer
@@ -65,13 +66,22 @@ def deserialize(config: Any, custom: Mapping[str, Any]) -> Layer:
     if not parts or not isinstance(parts[0], str) or not isinstance(parts[1], Mapping):
         raise UsageError(f'a layer is described by its "class" and "config", not {config!r:.60}')
     kind, settings = layer_class(parts[0], custom, config.get("own", False)), dict(parts[1])
+    options = config.get("options", {})  # older files have none
+    if not isinstance(options, Mapping) or not options.keys() <= {"name", "dtype", "trainable"}:
+        raise UsageError(f"the options of layer {parts[0]!r} are described as {options!r:.60}")
+    settings = {key: options[key] for key in options if configs.takes(kind, key)} | settings
     try:
         if kind.holds_layers:
             make = partial(deserialize, custom=custom)
-            return kind.from_config(settings, make)  # type: ignore[call-arg]
-        return kind.from_config(settings)
+            made = kind.from_config(settings, make)  # type: ignore[call-arg]
+        else:
+            made = kind.from_config(settings)
     except TypeError as error:
         raise UsageError(
             f"{kind.__name__} cannot be made from its config {settings}: {error}; give it a "
             "get_config(self) that returns its constructor's arguments"
         ) from None
+    for key, value in options.items():  # those that the constructor does not take
+        if getattr(made, key) != value:
+            setattr(made, key, value)
+    return made

@@ -118,6 +118,48 @@ class Tower(Tall):
         return {"units": self.units}
 
 
+class Doubled(nn.Layer):
+    def __init__(self, k: float, **options: Any) -> None:
+        super().__init__(**options)
+        self.k = k
+
+    def build(self, input_shape: Any) -> None:
+        self.add_variable("factors", (input_shape[-1],), "ones")
+
+    def call(self, x: Any) -> Any:
+        return x * self.factors * self.k  # type: ignore[attr-defined]
+
+    def get_config(self) -> dict[str, Any]:
+        return {"k": self.k}
+
+
+class Halved(Doubled):
+    def __init__(self) -> None:
+        super().__init__(0.5)
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+def test_options_that_a_config_leaves_out_come_back(tmp_path: Path) -> None:
+    frozen = Doubled(2.0, name="frozen", dtype="float64", trainable=False)
+    bare = Halved()
+    bare.trainable, bare.name = False, "bare"
+    nn.Sequential([nn.Input((3,)), frozen, bare, nn.Dense(1)]).save(tmp_path / "model")
+    custom = {"Doubled": Doubled, "Halved": Halved}
+    loaded = nn.load_model(tmp_path / "model", custom)
+    first, second = loaded.layers[:2]
+    assert (first.name, first.dtype, first.trainable) == ("frozen", "float64", False)
+    assert first.variables[0].dtype == np.float64
+    assert (second.name, second.dtype, second.trainable) == ("bare", "float32", False)
+    assert len(loaded.trainable_variables) == 2
+    tensors, described = saving.read(tmp_path / "model")
+    for layer in described["model"]["config"]["layers"]:
+        layer.pop("options", None)  # as files were before
+    saving.write(tmp_path / "old", tensors, described)
+    assert nn.load_model(tmp_path / "old", custom).layers[0].trainable
+
+
 class Strange(Scaled):
     def get_config(self) -> dict[str, Any]:
         return {"factor": np.float32(self.factor)}
