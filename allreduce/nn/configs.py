@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dis
 import inspect
 import json
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 from allreduce.errors import UsageError
@@ -51,32 +49,13 @@ def check(layer: Any, config: Any) -> None:
 
 
 def takes(kind: type, option: str) -> bool:
-    """Tell whether a class's constructor takes an option: named, or handed on to its base.
+    """Tell whether a class's constructor has an argument of that name, and is given it by us.
 
     A class with a `from_config` of its own is given what its config says alone.
     """
     if not _definer(kind, "from_config").__module__.startswith("allreduce.nn."):
         return False
-    parameters = inspect.signature(kind).parameters
-    if option in parameters:
-        return True
-    rest = [each.name for each in parameters.values() if each.kind is each.VAR_KEYWORD]
-    return bool(rest) and _only_handed_on(kind, rest[0])
-
-
-def _only_handed_on(kind: type, name: str) -> bool:
-    """Tell whether a constructor does nothing with its **name but to pass it on as **name."""
-    instructions = list(dis.get_instructions(vars(_definer(kind, "__init__"))["__init__"]))
-    uses = [
-        following.opname
-        for each, following in pairwise(instructions)
-        if each.opname.startswith("LOAD_") and name in _names(each.argval)
-    ]
-    return bool(uses) and all(opname == "DICT_MERGE" for opname in uses)
-
-
-def _names(argument: Any) -> tuple[Any, ...]:
-    return argument if isinstance(argument, tuple) else (argument,)  # a pair loaded at once
+    return option in inspect.signature(kind).parameters
 
 
 def _definer(kind: type, name: str) -> type:
