@@ -100,8 +100,10 @@ void check_posts(Share& share, Work& work);
 
 Progress step_small(Share& share, Work& work);
 Progress step_direct(Share& share, Work& work);
-// Says where the others find this member's input; false if they cannot read it there.
-bool lend(Share& share, const Work& work, Lent& lent);
+// What a member's post says of its input, once it is there: of a staged or pulled call.
+Lent lent_by(const Share& share, const Work& work, int member);
+// Whether the others can read this member's input where it lies.
+bool readable_by_all(const Share& share, const Work& work);
 // Advances `position`, the member's place in the ring, past this call when it is finished.
 Progress step_staged(Share& share, Work& work, std::uint64_t& position);
 // As step_staged, which it is if somebody's input cannot be read.

@@ -32,6 +32,8 @@ inline constexpr std::size_t kSmall = 4096;
 // turns. (choices.h says how many places a chunk takes.)
 inline constexpr std::size_t kRing = 128;
 inline constexpr std::size_t kPlace = 4 << 10;
+// What a place takes: one line more, for a chunk may begin anywhere in its first one (staged.cpp).
+inline constexpr std::size_t kPlaceStride = kPlace + kLine;
 
 enum class Collective : std::uint8_t {
   barrier,
@@ -96,7 +98,8 @@ struct Placement {
 };
 static_assert(sizeof(Placement) <= kInline);
 
-// Where a member's input lies in its own memory, for the others to read.
+// Where a member's input lies in its own memory, for the others to read, or to know its place in
+// the rings.
 struct Lent {
   std::uint64_t address = 0;
   std::uint64_t longest = 0;   // elements of its longest segment, should the call go through rings
@@ -201,7 +204,7 @@ class Control {
                          seq % kSlots);
   }
   std::byte* place(int member, std::uint64_t position) const {
-    return own(member) + kSlots * kPerSlot + position % kRing * kPlace;
+    return own(member) + kSlots * kPerSlot + position % kRing * kPlaceStride;
   }
   Mailbox& mailbox(int member) const {
     std::byte* end = own(member + 1);
@@ -217,7 +220,7 @@ class Control {
     return (bytes + kPage - 1) / kPage * kPage;
   }
   static std::size_t per_member(int members) {
-    return kSlots * kPerSlot + (members > 1 ? kRing * kPlace + sizeof(Mailbox) : 0);
+    return kSlots * kPerSlot + (members > 1 ? kRing * kPlaceStride + sizeof(Mailbox) : 0);
   }
   std::byte* own(int member) const {
     return base_ + sizeof_states(members_) +

@@ -23,12 +23,6 @@
 namespace allreduce {
 namespace {
 
-std::uint64_t address_of(const Share& share, const Work& work, int member) {
-  Lent lent;
-  std::memcpy(&lent, share.control().slot(member, work.seq).payload, sizeof(lent));
-  return lent.address;
-}
-
 void lose(Share& share, const Work& work, int member, int error) {
   share.group.check_left(share.me, work.seq);
   share.group.check_peers(share.me, work.seq);
@@ -57,7 +51,7 @@ bool pull(Share& share, Work& work, int from, const Segment& to, std::uint64_t c
     if (work.in + offset == target) return true;
     copy(target, work.in + offset, bytes);
   } else {
-    const std::uint64_t source = address_of(share, work, from) + offset;
+    const std::uint64_t source = lent_by(share, work, from).address + offset;
     const int pid = share.group.process_of(from);
     const int error = pid == 0 ? read_thread(share, copy, from, target, source, bytes)
                                : read_process(pid, target, source, bytes);
@@ -108,12 +102,11 @@ bool reads(const Share& share, const Work& work) {
 
 }  // namespace
 
-bool lend(Share& share, const Work& work, Lent& lent) {
+bool readable_by_all(const Share& share, const Work& work) {
   std::uint64_t count = 0;
   for (int member = 0; member < share.members; ++member)
     if (member != share.me && given(work, share.me, member).count != 0)
       count = input_elements(work, share.members, share.me);
-  lent.address = reinterpret_cast<std::uint64_t>(work.in);
   return !share.group.has_processes() || readable(work.in, count * size_of(work.call.type));
 }
 

@@ -72,7 +72,11 @@ void reduce(const void* const* in, int n, void* const* out, int m, std::size_t c
                                                  count * Format::kSize,
                                                  Finish<typename Format::Lane>(n)};
   constexpr std::size_t kTimes = kUnroll / Format::kVectors;
-  std::size_t at = 0;
+  std::size_t at = bytes_to_line(out[0], span.bytes);
+  if (at % Format::kSize != 0) at = 0;
+  Span head = span;
+  head.bytes = at;
+  tail<Format, Fold, kWidth / 2>(head, 0);
   for (; at + kTimes * kWidth <= span.bytes; at += kTimes * kWidth)
     step<Format, Fold, kWidth, kTimes>(span, at);
   for (; at + kWidth <= span.bytes; at += kWidth) step<Format, Fold, kWidth, 1>(span, at);

@@ -36,23 +36,26 @@ void explain(Share& share, std::string_view reason) {
     std::memcpy(own.reason, reason.data(), fitting(reason, sizeof(own.reason) - 1));
 }
 
+Lent lent_by(const Share& share, const Work& work, int member) {
+  Lent lent;
+  std::memcpy(&lent, share.control().slot(member, work.seq).payload, sizeof(lent));
+  return lent;
+}
+
 void post(Share& share, Work& work) {
   Slot& slot = share.control().slot(share.me, work.seq);
   slot.signature = work.call.pack();
   slot.detail = work.details.hash;
   if (work.call.path == Path::direct) {
     std::memcpy(slot.payload, &work.place, sizeof(work.place));
-  } else if (work.call.path == Path::staged) {
-    work.longest = longest_segment(work, share.members, share.me);
-    std::memcpy(slot.payload, &work.longest, sizeof(work.longest));
-  } else if (work.call.path == Path::pulled) {
-    work.longest = longest_segment(work, share.members, share.me);
-    Lent lent{.longest = work.longest};
-    lent.withheld = lend(share, work, lent) ? 0 : 1;
-    std::memcpy(slot.payload, &lent, sizeof(lent));
-  } else {
+  } else if (work.call.path == Path::small) {
     const std::size_t bytes = contribution(share, work, share.me);
     if (bytes > 0) std::memcpy(payload(share, work, share.me), work.in, bytes);
+  } else {
+    work.longest = longest_segment(work, share.members, share.me);
+    const bool withheld = work.call.path == Path::pulled && !readable_by_all(share, work);
+    const Lent lent{reinterpret_cast<std::uint64_t>(work.in), work.longest, withheld ? 1u : 0u};
+    std::memcpy(slot.payload, &lent, sizeof(lent));
   }
   if (!work.details.note.empty())
     share.control().note(share.me, work.seq).write(work.seq, work.details.note);
@@ -88,13 +91,8 @@ bool agreed(Share& share, Work& work) {
       blame_mismatch(share, work, work.agreed);
       return false;
     }
-    if (work.call.path == Path::staged) {
-      std::uint64_t longest;
-      std::memcpy(&longest, slot.payload, sizeof(longest));
-      work.longest = std::max(work.longest, longest);
-    } else if (work.call.path == Path::pulled) {
-      Lent lent;
-      std::memcpy(&lent, slot.payload, sizeof(lent));
+    if (work.call.path == Path::staged || work.call.path == Path::pulled) {
+      const Lent lent = lent_by(share, work, work.agreed);
       work.longest = std::max(work.longest, lent.longest);
       work.withheld |= lent.withheld != 0;
     }

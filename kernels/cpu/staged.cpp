@@ -47,9 +47,13 @@ void count(Work& work, std::uint64_t read, std::uint64_t written) {
   work.written += written;
 }
 
-// Where a chunk of what `from` gives to `to` lies in the ring of `from`.
+// Where a chunk of what `from` gives to `to` lies in the ring of `from`: as far into a cache line
+// as in its array, so that no vector of either lies in two lines. NumPy's large arrays begin 16
+// bytes into one: 2 processes, Zen 4, all_reduce of 1 MiB 39 us instead of 43, 4 MiB 165 instead of
+// 180.
 std::byte* ring(const Share& share, const Work& work, std::uint64_t chunk, int from, int to) {
-  std::byte* place = share.control().place(from, place_of(work, chunk));
+  std::byte* place = share.control().place(from, place_of(work, chunk)) +
+                     lent_by(share, work, from).address % kLine;
   if (!personal(work.call.collective)) return place;
   return place +
          static_cast<std::uint64_t>(to) * chunk_elements(share, work) * size_of(work.call.type);

@@ -43,6 +43,12 @@ inline void store(void* to, V value) {
   __builtin_memcpy(to, &value, sizeof(V));
 }
 
+// How many of `bytes` bytes come before the next whole cache line, or vector where that is shorter;
+// 0 where there are too few for it to be worth it.
+inline std::size_t bytes_to_line(const void* from, std::size_t bytes) {
+  return bytes < 16 * kWidth ? 0 : -reinterpret_cast<std::uintptr_t>(from) % kWidth;
+}
+
 // The same bits as lanes of another type.
 template <class To, class V>
 inline To bits(V value) {

@@ -163,8 +163,10 @@ void test_collectives(int size) {
                             std::size_t{5003}, std::size_t{100003}}) {
     const std::size_t room = std::max<std::size_t>(1, count * static_cast<std::size_t>(size));
     ranks(size, [&](Member& member) {
-      std::vector<float> in(room), out(room);
-      collectives(member, in.data(), out.data(), count);
+      // Elsewhere in a cache line on every member.
+      const std::size_t skipped = static_cast<std::size_t>(member.index()) * 5;
+      std::vector<float> in(skipped + room), out(skipped + room);
+      collectives(member, in.data() + skipped, out.data() + skipped, count);
     });
   }
 }
