@@ -85,6 +85,8 @@ void copy_others(const Share& share, Work& work, Copy copy, std::byte* to, const
 
 // Copies the others' slices out of the own ring, and those of the chunk that is due there into it.
 // One pass over the ring's lines instead of two: 2 processes, Zen 4, 4 MiB 275 us instead of 360.
+// Past the caches it is slower: 4 MiB 395 us instead of 380, 16 MiB 1.54 ms instead of 1.41; there
+// a pass of each process over its own array, that reads and writes it, takes 0.90 ms of 1.15.
 void swap_others(const Share& share, Work& work, std::byte* out, std::byte* ring,
                  const std::byte* next, std::uint64_t elements) {
   const std::size_t unit = size_of(work.call.type);
