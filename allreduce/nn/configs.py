@@ -9,6 +9,11 @@ from typing import Any
 
 from allreduce.errors import UsageError
 
+# What every layer has, and its type.
+OPTIONS: Mapping[str, type] = {"name": str, "dtype": str, "trainable": bool}
+
+_BASE = "allreduce.nn.layer"
+_NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 _REMEDY = "give it a get_config(self) that returns its constructor's arguments, as plain data"
 
 
@@ -16,7 +21,8 @@ def check(layer: Any, config: Any) -> None:
     """Refuse a config that does not bring its layer back.
 
     A class that has its own constructor, and whose `get_config` is one that knew nothing of it,
-    has to say all its arguments, also those with defaults: they may have been given.
+    has to say all its arguments, also those with defaults: they may have been given. What it takes
+    as `**` it is believed to hand on.
 
     Args:
         layer: What is described.
@@ -36,9 +42,8 @@ def check(layer: Any, config: Any) -> None:
         return  # what it makes of the config is its own affair
     signature = inspect.signature(kind)
     if not issubclass(_definer(kind, "get_config"), _definer(kind, "__init__")):
-        named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-        for name, each in signature.parameters.items():
-            if each.kind in named and name not in config:
+        for name in _to_be_told(kind, signature):
+            if name not in config:
                 raise _refusal(
                     layer, f"its constructor takes {name!r}, which get_config leaves out"
                 )
@@ -48,14 +53,26 @@ def check(layer: Any, config: Any) -> None:
         raise _refusal(layer, f"its constructor does not take its config ({error})") from None
 
 
-def takes(kind: type, option: str) -> bool:
-    """Tell whether a class's constructor has an argument of that name, and is given it by us.
+def _to_be_told(kind: type, signature: inspect.Signature) -> list[str]:
+    """List what a config has to name: "*factors" for arguments that have no names."""
+    parameters = signature.parameters.values()
+    names = [each.name for each in parameters if each.kind in _NAMED]
+    if _definer(kind, "get_config").__module__ == _BASE:
+        # No class between takes arguments by place, which its own get_config would tell.
+        names += [f"*{each.name}" for each in parameters if each.kind is each.VAR_POSITIONAL]
+    return names
+
+
+def given_to(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick the options that a class's constructor is given beside its config.
 
     A class with a `from_config` of its own is given what its config says alone.
     """
     if not _definer(kind, "from_config").__module__.startswith("allreduce.nn."):
-        return False
-    return option in inspect.signature(kind).parameters
+        return {}
+    taken = inspect.signature(kind).parameters
+    every = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+    return {name: value for name, value in options.items() if every or name in taken}
 
 
 def _definer(kind: type, name: str) -> type:

@@ -49,6 +49,8 @@ class Layer:
         self.dtype = dtype or options.current().floatx
         if self.dtype not in options.FLOATS:
             raise unknown_name("dtype of a layer", dtype, options.FLOATS)
+        if name is not None and not isinstance(name, str):
+            raise UsageError(f"the name of a layer is a string, not {name!r}")
         self.name = name or snake_case(type(self).__name__)
         asked = asked_for()
         if asked is not None:
@@ -222,7 +224,7 @@ class Layer:
 
         A subclass whose constructor takes more than these adds its own.
         """
-        config = {"name": self.name, "dtype": self.dtype, "trainable": self.trainable}
+        config = {key: getattr(self, key) for key in configs.OPTIONS}
         taken = inspect.signature(type(self)).parameters
         if any(each.kind is each.VAR_KEYWORD for each in taken.values()):
             return config
@@ -239,8 +241,11 @@ class Layer:
         kind, config = type(self), self.get_config()
         configs.check(self, config)
         own = {} if kind.__module__.startswith("allreduce.nn.") else {"own": True}
-        every = {"name": self.name, "dtype": self.dtype, "trainable": self.trainable}
-        options = {key: value for key, value in every.items() if key not in config}
+        options = {
+            key: kind_of(getattr(self, key))
+            for key, kind_of in configs.OPTIONS.items()
+            if key not in config
+        }
         beside = {"options": options} if options else {}
         return {"class": kind.__name__, "config": config, **beside, **own}
 

@@ -30,6 +30,8 @@ def load_model(path: str | PathLike[str], custom_objects: Mapping[str, Any] | No
     if "model" not in described:
         raise UsageError(f"{path} has weights only; make the model and use model.load_weights")
     saving.check_whole(described, path)
+    if not isinstance(custom_objects or {}, Mapping):
+        raise UsageError(f"custom_objects is a dict of classes by name, not {custom_objects!r:.60}")
     custom = dict(custom_objects or {})
     model = registry.deserialize(described["model"], custom)
     if not isinstance(model, Model):

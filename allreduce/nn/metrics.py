@@ -65,6 +65,10 @@ class Metric:
     """
 
     def __init__(self, function: Measure, name: str | None = None) -> None:
+        if not callable(function):
+            raise UsageError(f"a Metric's function takes (y_true, y_pred), and is not {function!r}")
+        if name is not None and not isinstance(name, str):
+            raise UsageError(f"the name of a metric is a string, not {name!r}")
         self.function = function
         self.name = str(name or getattr(function, "__name__", type(function).__name__))
 

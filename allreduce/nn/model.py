@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -46,8 +46,9 @@ class Model(Weights):
         self.sample: tuple[Shape, str] | None = None  # what it was built for
         self._compiled: Steps | None = None
         self._run_eagerly = False
-        self._prepared: set[tuple[Any, ...]] = set()
-        self._tables: dict[str, int] = {}  # in which samples are looked up as they are
+        # Of what kinds of samples and targets a step was sketched, and the tables in which such
+        # samples are looked up as they are.
+        self._prepared: dict[tuple[Any, ...], Mapping[str, int]] = {}
         # One function for good, so that it is traced once.
         self.predict_step: Callable[[Any], Any] = lambda x: self(x, training=False)
 
@@ -189,14 +190,14 @@ class Model(Weights):
         if sample not in self._prepared and not self.run_eagerly:
             try:
                 if y is None:
-                    self._sketch(self.predict_step, x)
+                    tables = self._sketch(self.predict_step, x)
                 else:
-                    self._sketch(self.test_step, x, y)
+                    tables = self._sketch(self.test_step, x, y)
             except ShapeError as error:
                 shapes = f"{kind}x has shape {x.shape}" + ("" if y is None else f" and y {y.shape}")
                 raise ShapeError(f"{error} ({shapes})") from None
-            self._prepared.add(sample)
-        checks.known_numbers(self._tables, x, f"{kind}x")
+            self._prepared[sample] = tables
+        checks.known_numbers(self._prepared.get(sample, {}), x, f"{kind}x")
         if y is not None and self._steps().takes_class_numbers:
             checks.class_numbers(self, y, f"{kind}y")
 
@@ -208,17 +209,20 @@ class Model(Weights):
         """Say if the outputs are no probabilities where the loss takes such."""
         return checks.probabilities(self, self._steps().loss)
 
-    def _sketch(self, step: Callable[..., Any], *arrays: np.ndarray) -> Any:
-        """Trace a step for its shapes alone; the first time makes the variables."""
+    def _sketch(self, step: Callable[..., Any], *arrays: np.ndarray) -> Mapping[str, int]:
+        """Trace a step for its shapes alone; the first time makes the variables.
+
+        Returns:
+            The tables in which samples are looked up as they are, and how many rows each has.
+        """
         trace = Trace()
         with recording(trace):
             inputs = [
                 trace.placeholder(Spec((BATCH, *array.shape[1:]), array.dtype), name)
                 for array, name in zip(arrays, ("x", "y"), strict=False)
             ]
-            returned = step(*inputs)
-        self._tables = checks.tables(trace)
-        return returned
+            step(*inputs)
+        return checks.tables(trace)
 
     def build(self, input_shape: Any, dtype: str | None = None) -> None:
         """Make the variables for samples of a shape, `(None, features)` or `(batch, features)`.

@@ -8,6 +8,8 @@ from typing import Any
 
 from allreduce.errors import UsageError, unknown_name
 
+_NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+
 Table = Mapping[str, Callable[..., Any]]
 
 
@@ -36,23 +38,27 @@ def config_of(value: Any) -> dict[str, Any]:
     """Give an object's `get_config()`, or its constructor's arguments from attributes of that name.
 
     Raises:
-        UsageError: An argument is no attribute.
+        UsageError: An argument is no attribute, or the class does not tell its arguments.
     """
     if hasattr(value, "get_config"):
         return dict(value.get_config())
     kind = type(value)
-    named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    taken = [
-        name for name, each in inspect.signature(kind).parameters.items() if each.kind in named
-    ]
-    for name in taken:
-        if not hasattr(value, name):
+    try:
+        parameters = inspect.signature(kind).parameters.values()
+    except ValueError:  # of a class in C, such as functools.partial
+        raise UsageError(
+            f"{value!r:.60} cannot be saved: a {kind.__name__} does not tell how it was made; make "
+            "it a function with a name (def), or an object whose class has a get_config(self)"
+        ) from None
+    for each in parameters:
+        if each.kind not in _NAMED or not hasattr(value, each.name):
+            argument = str(each.replace(annotation=each.empty, default=each.empty))
             raise UsageError(
-                f"{kind.__name__} cannot be saved: its constructor takes {name!r}, which is not "
-                f"kept as self.{name}; keep it, or give the class a get_config(self) that returns "
-                "its constructor's arguments"
+                f"{kind.__name__} cannot be saved: its constructor takes {argument!r}, which is "
+                f"not kept as self.{each.name} to be given by name; keep it so, or give the class "
+                "a get_config(self) that returns its constructor's arguments"
             )
-    return {name: getattr(value, name) for name in taken}
+    return {each.name: getattr(value, each.name) for each in parameters}
 
 
 def restore(kind: str, config: Any, table: Table, custom: Mapping[str, Any]) -> Any:
@@ -79,6 +85,8 @@ def restore(kind: str, config: Any, table: Table, custom: Mapping[str, Any]) -> 
             f"custom_objects={{{name!r}: …}}"
         )
     found = custom[name]
+    if not callable(found):
+        raise UsageError(f"custom_objects[{name!r}] is no {kind}, but {found!r:.60}")
     return make(found, config.get("config") or {}) if isinstance(found, type) else found
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from allreduce.devices.options import FLOATS
 from allreduce.errors import UsageError, unknown_name
 from allreduce.nn import configs
 
@@ -44,8 +46,7 @@ def layer_class(name: str, custom: Mapping[str, Any], own: bool = False) -> type
         UsageError: There is none; the message lists those that exist.
     """
     if name in custom:
-        found: type[Layer] = custom[name]
-        return found
+        return _layer_class(name, custom[name])
     if own or name not in TABLE:
         error = unknown_name("layer", name, [*TABLE, *custom])
         known = f"unknown layer {name!r}: it is none of the library's" if own else error
@@ -54,6 +55,14 @@ def layer_class(name: str, custom: Mapping[str, Any], own: bool = False) -> type
         )
     built_in: type[Layer] = getattr(import_module(TABLE[name]), name)
     return built_in
+
+
+def _layer_class(name: str, found: Any) -> type[Layer]:
+    from allreduce.nn.layer import Layer  # which needs this module
+
+    if isinstance(found, type) and issubclass(found, Layer):
+        return found
+    raise UsageError(f"custom_objects[{name!r}] is the class of a layer, not {found!r:.60}")
 
 
 def deserialize(config: Any, custom: Mapping[str, Any]) -> Layer:
@@ -66,22 +75,51 @@ def deserialize(config: Any, custom: Mapping[str, Any]) -> Layer:
     if not parts or not isinstance(parts[0], str) or not isinstance(parts[1], Mapping):
         raise UsageError(f'a layer is described by its "class" and "config", not {config!r:.60}')
     kind, settings = layer_class(parts[0], custom, config.get("own", False)), dict(parts[1])
-    options = config.get("options", {})  # older files have none
-    if not isinstance(options, Mapping) or not options.keys() <= {"name", "dtype", "trainable"}:
-        raise UsageError(f"the options of layer {parts[0]!r} are described as {options!r:.60}")
-    settings = {key: options[key] for key in options if configs.takes(kind, key)} | settings
+    options = _checked(parts[0], config.get("options", {}))  # older files have none
+    made = _made_with(configs.given_to(kind, options), kind, settings, custom)
+    for key, value in options.items():  # those that the constructor does not take
+        if getattr(made, key) != value and not (key == "name" and made.path):
+            setattr(made, key, value)
+    return made
+
+
+def _made_with(
+    options: Mapping[str, Any],
+    kind: type[Layer],
+    settings: Mapping[str, Any],
+    custom: Mapping[str, Any],
+) -> Layer:
+    """Construct a layer with as many of the options as its constructor's ** stands for."""
+    unnamed = {key: value for key, value in options.items() if key != "name"}
+    for given in (options, unnamed) if options else ():
+        with suppress(TypeError):
+            return _made(kind, {**given, **settings}, custom)
     try:
-        if kind.holds_layers:
-            make = partial(deserialize, custom=custom)
-            made = kind.from_config(settings, make)  # type: ignore[call-arg]
-        else:
-            made = kind.from_config(settings)
+        return _made(kind, settings, custom)
     except TypeError as error:
         raise UsageError(
             f"{kind.__name__} cannot be made from its config {settings}: {error}; give it a "
             "get_config(self) that returns its constructor's arguments"
         ) from None
-    for key, value in options.items():  # those that the constructor does not take
-        if getattr(made, key) != value:
-            setattr(made, key, value)
+
+
+def _made(kind: type[Layer], settings: Mapping[str, Any], custom: Mapping[str, Any]) -> Layer:
+    if not kind.holds_layers:
+        return kind.from_config(settings)
+    make = partial(deserialize, custom=custom)
+    made: Layer = kind.from_config(settings, make)  # type: ignore[call-arg]
     return made
+
+
+def _checked(name: str, options: Any) -> Mapping[str, Any]:
+    """Refuse options that no layer has."""
+    kinds = configs.OPTIONS
+    if (
+        not isinstance(options, Mapping)
+        or not all(isinstance(each, kinds.get(key, ())) for key, each in options.items())
+        or options.get("dtype", FLOATS[0]) not in FLOATS
+    ):
+        raise UsageError(
+            f"the file is damaged: it describes the options of layer {name!r} as {options!r:.60}"
+        )
+    return options

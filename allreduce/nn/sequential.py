@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -101,6 +102,11 @@ class Sequential(Model):
         return inputs
 
     def get_config(self) -> dict[str, Any]:
+        taken = inspect.signature(type(self)).parameters
+        if "layers" not in taken and not any(
+            each.kind is each.VAR_KEYWORD for each in taken.values()
+        ):
+            return super().get_config()  # its constructor makes them
         listed = [self._input, *self._layers] if self._input else self._layers
         return super().get_config() | {"layers": [layer.describe() for layer in listed]}
 

@@ -16,6 +16,8 @@ TABLE: Mapping[str, tuple[str, str]] = {
     "sgd": ("allreduce.optim.sgd", "SGD"),
 }
 
+_NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+
 
 def optimizer_class(name: str) -> type[Optimizer]:
     """Return an optimizer's class by its name, in any case ("adam", "Adam").
@@ -49,21 +51,48 @@ def get(identifier: Any) -> Optimizer:
 
 
 def _made(kind: type[Optimizer], config: Any) -> Optimizer:
-    takes = list(inspect.signature(kind).parameters)
+    parameters = inspect.signature(kind).parameters
+    takes = list(parameters)
     if not isinstance(config, Mapping):
         raise UsageError(f"{kind.__name__}'s config is a dict of {takes}, not {config!r:.60}")
     unknown = [name for name in config if name not in takes]
-    if unknown:
+    if unknown and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         raise unknown_name(f"argument of {kind.__name__}", unknown[0], takes)
     return kind.from_config(config)
 
 
 def serialize(optimizer: Optimizer) -> dict[str, Any]:
-    """Describe an optimizer as plain data; one's own class as "custom"."""
-    kind = type(optimizer)
+    """Describe an optimizer as plain data; one's own class as "custom".
+
+    Raises:
+        UsageError: It could not be made of that again; names the class and the argument.
+    """
+    kind, config = type(optimizer), optimizer.get_config()
+    wrong = _lack(kind, config)
+    if wrong:
+        raise UsageError(
+            f"{kind.__name__} cannot be saved: {wrong} (its config is {config}); name its "
+            "constructor's arguments in hyperparameters = (…), or give the class a "
+            "get_config(self) that returns them"
+        )
     row = TABLE.get(kind.__name__.lower())
     key = "name" if row == (kind.__module__, kind.__name__) else "custom"
-    return {key: kind.__name__, "config": optimizer.get_config()}
+    return {key: kind.__name__, "config": config}
+
+
+def _lack(kind: type[Optimizer], config: Mapping[str, Any]) -> str:
+    """Say why a class's own constructor cannot be called again with a config, or nothing."""
+    if vars(Optimizer)["from_config"] is not inspect.getattr_static(kind, "from_config"):
+        return ""  # what it makes of the config is its own affair
+    taken = inspect.signature(kind)
+    for name, each in taken.parameters.items():
+        if each.kind in _NAMED and name not in config:
+            return f"its constructor takes {name!r}, which its config leaves out"
+    try:
+        taken.bind(**config)
+    except TypeError as error:
+        return f"its constructor does not take its config ({error})"
+    return ""
 
 
 def deserialize(config: Any, custom: Mapping[str, Any]) -> Optimizer:

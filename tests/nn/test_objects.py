@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,46 @@ def test_losses_of_ones_own_class_are_made_as_they_were(tmp_path: Path) -> None:
     _again(_compiled(Huber(0.01), [Huber(0.5)]), tmp_path / "huber", {"Huber": Huber})
     with pytest.raises(UsageError, match=r"takes 'factor', which is not kept as self\.factor"):
         _compiled(Forgets(2.0)).save(tmp_path / "forgets")
+    halved = functools.partial(absolute)
+    with pytest.raises(UsageError, match="cannot be saved: a partial does not tell how it was"):
+        _compiled(halved).save(tmp_path / "partial")
+
+
+class Warm(optim.SGD):
+    def __init__(self, warmup: int = 3, **others: Any) -> None:
+        super().__init__(0.1, **others)
+        self.warmup = warmup
+
+
+class Fixed(optim.SGD):
+    def __init__(self) -> None:
+        super().__init__(0.5)
+
+
+def test_optimizers_that_could_not_be_made_again_are_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"Warm cannot be saved: .* takes 'warmup', which its config"
+    ):
+        _compiled("mse", optimizer=Warm()).save(tmp_path / "warm")
+    with pytest.raises(UsageError, match=r"Fixed cannot be saved: .*unexpected keyword argument"):
+        _compiled("mse", optimizer=Fixed()).save(tmp_path / "fixed")
+
+
+def test_custom_objects_of_another_kind_are_named(tmp_path: Path) -> None:
+    own_dense = type("Dense", (nn.Dense,), {"__module__": __name__})
+    model = nn.Sequential([nn.Input((3,)), own_dense(2)])
+    model.compile("sgd", absolute)
+    model.save(tmp_path / "model")
+    for custom, said in (
+        ([own_dense], "custom_objects is a dict of classes by name"),
+        (
+            {"Dense": own_dense(2), "absolute": absolute},
+            r"\['Dense'\] is the class of a layer, not <",
+        ),
+        ({"Dense": own_dense, "absolute": 3}, r"custom_objects\['absolute'\] is no loss, but 3"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            nn.load_model(tmp_path / "model", custom)  # type: ignore[arg-type]
 
 
 def test_classes_of_ones_own_are_not_mistaken_for_the_librarys(tmp_path: Path) -> None:

@@ -160,6 +160,57 @@ def test_options_that_a_config_leaves_out_come_back(tmp_path: Path) -> None:
     assert nn.load_model(tmp_path / "old", custom).layers[0].trainable
 
 
+class Double(nn.Layer):
+    """Uses its options in its constructor, which its config leaves out."""
+
+    def __init__(self, units: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.units = units
+        self.inner = nn.Dense(units, dtype=self.dtype)
+
+    def call(self, x: Any) -> Any:
+        return self.inner(x)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"units": self.units}
+
+
+class Closed(Double):
+    """Does not take all options that its `**` seems to take."""
+
+    def __init__(self, units: int, **others: Any) -> None:
+        super().__init__(units, name="closed", **others)
+
+
+class Ready(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__([nn.Input((3,)), nn.Dense(2)])
+
+
+def test_options_are_given_to_constructors_that_use_them(tmp_path: Path) -> None:
+    layers = [nn.Input((3,)), Double(4, dtype="float64"), Closed(2, dtype="float64")]
+    model = nn.Sequential(layers, dtype="float64")
+    model.save(tmp_path / "model")
+    loaded = nn.load_model(tmp_path / "model", {"Double": Double, "Closed": Closed})
+    assert {variable.dtype.name for variable in loaded.variables[:2]} == {"float64"}
+    x = np.ones((1, 3))
+    assert np.array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+    ready = Ready()
+    ready.save(tmp_path / "ready")
+    again = nn.load_model(tmp_path / "ready", {"Ready": Ready})
+    assert again.name == again.path  # not the name of the first, which still lives
+    assert np.array_equal(again.get_weights()[0], ready.get_weights()[0])
+
+
+class Listed(nn.Layer):
+    def __init__(self, *factors: float) -> None:
+        super().__init__()
+        self.factors = factors
+
+    def call(self, x: Any) -> Any:
+        return x * sum(self.factors)
+
+
 class Strange(Scaled):
     def get_config(self) -> dict[str, Any]:
         return {"factor": np.float32(self.factor)}
@@ -177,6 +228,7 @@ class Other(Scaled):
         (lambda: Tall(4), "Tall .* takes 'units', which get_config leaves out; give it a get_conf"),
         (lambda: nn.Sequential([nn.Input((3,)), Strange(2.0)]), "Strange .* no plain data"),
         (lambda: nn.Sequential([nn.Input((3,)), Other(2.0)]), "Other .*missing a required argum"),
+        (lambda: nn.Sequential([nn.Input((3,)), Listed(2.0)]), r"Listed .*takes '\*factors', whic"),
     ],
 )
 def test_what_could_not_be_made_again_is_not_saved(make: Any, said: str, tmp_path: Path) -> None:
@@ -271,6 +323,16 @@ def test_damaged_descriptions_are_named(tmp_path: Path, text: str) -> None:
     metadata = {"format": saving.FORMAT, "allreduce": text}
     save_file({"weights/0/kernel": np.ones((3, 2))}, tmp_path / "damaged", metadata=metadata)
     with pytest.raises(UsageError, match=r"is damaged|is described by"):
+        nn.load_model(tmp_path / "damaged")
+
+
+@pytest.mark.parametrize("options", ['{"trainable": "no"}', '{"dtype": "int7"}', '{"x": 1}', "3"])
+def test_damaged_options_are_named(tmp_path: Path, options: str) -> None:
+    text = f'{{"model": {{"class": "Flatten", "config": {{}}, "options": {options}}}, '
+    text += '"sample": [[3], "float32"], "epochs_done": 0, "compiled": null}'
+    metadata = {"format": saving.FORMAT, "allreduce": text}
+    save_file({"weights/0/kernel": np.ones((3, 2))}, tmp_path / "damaged", metadata=metadata)
+    with pytest.raises(UsageError, match="damaged: it describes the options of layer 'Flatten'"):
         nn.load_model(tmp_path / "damaged")
 
 
