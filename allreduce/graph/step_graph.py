@@ -46,13 +46,18 @@ class StepGraph:
         """Draw it as an SVG file: devices as columns, with layers, gradients and buckets.
 
         Raises:
-            UsageError: The path's ending is another format's.
+            UsageError: It is no path, its ending is another format's, or its folder does not exist.
         """
-        if Path(path).suffix.lower() != ".svg":
+        if not isinstance(path, str | PathLike):
+            raise UsageError(f"a step's graph is drawn to a file; name one, not {path!r:.60}")
+        file = Path(path)
+        if file.suffix.lower() != ".svg":
             raise UsageError(
-                f"a step's graph is drawn as SVG; call the file .svg, not {str(path)!r}"
+                f"a step's graph is drawn as SVG; call the file .svg, not {str(file)!r}"
             )
-        Path(path).write_text(draw(sections(self._graph)), encoding="utf-8")
+        if not file.parent.is_dir():
+            raise UsageError(f"cannot draw to {file}: there is no folder {file.parent}")
+        file.write_text(draw(sections(self._graph)), encoding="utf-8")
 
 
 def _line(section: Section) -> str:

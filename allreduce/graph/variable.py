@@ -10,6 +10,7 @@ import numpy as np
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.dispatch import apply, as_tensor, current_place
+from allreduce.graph.naming import unique_name
 from allreduce.graph.node import Node
 from allreduce.graph.placement import check_exists
 from allreduce.graph.places import Places
@@ -40,7 +41,8 @@ class Variable(Operators):
 
     Args:
         initial: Its first value, or a function without arguments that makes it.
-        name: Its path, "model/0/kernel": what errors and saved files call it.
+        name: Its path, "model/0/kernel": what errors and saved files call it; "variable", numbered,
+            if not given.
         trainable: Whether optimizers are to change it.
         replicator: The replicas it lives on.
     """
@@ -49,12 +51,14 @@ class Variable(Operators):
         self,
         initial: Any,
         *,
-        name: str,
+        name: str | None = None,
         trainable: bool = True,
         replicator: Owner | None = None,
     ) -> None:
         maker: Callable[[], Any] = initial if callable(initial) else lambda: initial
-        if not isinstance(name, str):
+        if name is None:
+            name = unique_name("variable")
+        elif not isinstance(name, str):
             raise UsageError(f"a variable's name is text, not {name!r}")
         value = np.asarray(maker(), order="C")
         if value.dtype.name not in _DTYPES:

@@ -12,6 +12,7 @@ import numpy as np
 from allreduce.devices import options
 from allreduce.errors import UsageError, unknown_name
 from allreduce.graph.dispatch import as_tensor
+from allreduce.graph.naming import snake_case, unique_name
 from allreduce.graph.nest import map_leaves
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.owner import current_replicator, scope_of
@@ -21,7 +22,6 @@ from allreduce.graph.spec import Shape
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.variable import Variable
 from allreduce.nn import calls, configs, initializers
-from allreduce.nn.naming import snake_case, unique_name
 from allreduce.nn.tracking import parts_in
 
 

@@ -11,12 +11,12 @@ import numpy as np
 from allreduce import training
 from allreduce.devices import options
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.naming import snake_case, unique_name
 from allreduce.graph.spec import BATCH, Shape, Spec
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import Trace, recording
 from allreduce.nn import checks, facts, saving
 from allreduce.nn.calls import check_made
-from allreduce.nn.naming import snake_case, unique_name
 from allreduce.nn.steps import Steps
 from allreduce.nn.summary import print_summary
 from allreduce.nn.weights import Weights

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from allreduce.graph.naming import snake_case
 from allreduce.graph.spec import show
 
 if TYPE_CHECKING:
@@ -20,9 +21,10 @@ def print_summary(model: Layer) -> None:
     table.add_column("output shape")
     table.add_column("params", justify="right")
     for key, layer in model.children():
-        shape = layer.output_shape
+        shape, kind = layer.output_shape, type(layer).__name__
+        named = "" if layer.name == snake_case(kind) else f" {layer.name!r}"
         table.add_row(
-            f"{key} ({type(layer).__name__})",
+            f"{key} ({kind}{named})",
             "?" if shape is None else show(shape) if isinstance(shape, tuple) else str(shape),
             f"{layer.count_params():,}" if layer.built else "?",
         )

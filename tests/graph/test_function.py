@@ -315,6 +315,8 @@ def test_variables_hold_what_steps_can_compute_with() -> None:
         Variable("abc", name="x")
     with pytest.raises(UsageError, match="a variable's name is text, not 3"):
         Variable(1.0, name=3)  # type: ignore[arg-type]
+    first, second = Variable(1.0), Variable(2.0)
+    assert first.name != second.name  # optimizers tell them apart by name
 
 
 def test_a_traced_function_is_forgotten_with_its_owner() -> None:

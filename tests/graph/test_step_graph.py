@@ -139,6 +139,9 @@ def test_the_picture_has_every_section_inside_of_its_devices_column(
 ) -> None:
     with pytest.raises(UsageError, match=r"call the file .svg, not '.*step.png'"):
         graph.draw(tmp_path / "step.png")
+    for path, said in ((3, "to a file; name one, not 3"), ("no/x.svg", "there is no folder no")):
+        with pytest.raises(UsageError, match=said):
+            graph.draw(path)  # type: ignore[arg-type]
     graph.draw(tmp_path / "step.svg")
     root = ElementTree.parse(tmp_path / "step.svg").getroot()
     space = "{http://www.w3.org/2000/svg}"

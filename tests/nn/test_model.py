@@ -119,6 +119,9 @@ def test_summary_shows_layers_shapes_and_parameters(capsys: pytest.CaptureFixtur
     assert "(batch, 16)" in printed
     assert "112" in printed
     assert "parameters: 163 (163 trainable)" in printed
+    named = nn.Sequential([nn.Input((2,)), nn.Dense(1, name="head")])
+    named.summary()
+    assert "0 (Dense 'head')" in capsys.readouterr().out
 
 
 class HidesItsLayer(nn.Model):

@@ -1,4 +1,4 @@
-"""Names of models and layers that were not given one."""
+"""Names of variables, models and layers that were not given one."""
 
 from __future__ import annotations
 
