@@ -36,7 +36,6 @@ class Strategy(Replicator):
     ) -> None:
         super().__init__([own[0] for own in owned], first_replica, total, owned)
         self._communicator: Communicator | None = None
-        self._agreed: set[tuple[str, int | None, Fact]] = set()  # what ranks have reduced alike
         self.generation = world().generation
         # All ranks of a host bring as many replicas as this one, so that many share its cores.
         limit_blas_threads(blas_threads(len(owned) * world().local_size))
@@ -115,11 +114,9 @@ class Strategy(Replicator):
             value = nest.map_leaves(self._per_replica, value)
             for leaf in nest.leaves(value):
                 _check_parts(leaf.values, axis)
-        kind = _kind(value, axis)
-        if (op, axis, kind) not in self._agreed:  # an exchange costs as much as what it guards
-            facts = {"op": option(op), "axis": option(axis), "the value": kind}
-            check_equal(self.communicator, "reduce", facts)
-            self._agreed.add((op, axis, kind))
+        # In every call: who remembers what was agreed on would not meet a rank that differs.
+        facts = {"op": option(op), "axis": option(axis), "the value": _kind(value, axis)}
+        check_equal(self.communicator, "reduce", facts)
         return nest.map_leaves(lambda leaf: self._reduce(op, leaf, axis), value)
 
     def _per_replica(self, leaf: Any) -> PerReplica:

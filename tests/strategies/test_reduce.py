@@ -11,7 +11,7 @@ import pytest
 
 import allreduce as ar
 from allreduce.errors import ShapeError, UsageError
-from tests.harness import run_ranks
+from tests.harness import run_ranks, script_of
 
 
 @pytest.fixture
@@ -88,17 +88,7 @@ def combine() -> None:
     import allreduce as ar
 
     strategy = ar.MultiWorkerMirroredStrategy()
-    rank, refused = strategy.communicator.rank, []
-    for attempt in (
-        lambda: ar.MultiWorkerMirroredStrategy(devices_per_replica=1 + rank % 2),
-        lambda: strategy.reduce("sum" if rank else "add", np.ones(2)),
-        lambda: strategy.reduce("sum", np.ones(2 + rank % 2)),
-        lambda: strategy.gather(np.ones(2, "f4" if rank else "f8")),
-    ):
-        try:
-            attempt()
-        except ar.AllreduceError as error:
-            refused.append(f"{type(error).__name__}: {error}")
+    rank = strategy.communicator.rank
     small = ar.PerReplica((np.array([200, 100], np.uint8),))
     large = ar.PerReplica((np.array([2**62 + 1], np.uint64),))
     fine = np.full((2, rank), 0.5, np.longdouble) + np.finfo(np.longdouble).eps
@@ -112,21 +102,64 @@ def combine() -> None:
         gathered.shape,
         (nothing.shape, nothing.dtype.name),
     ]
-    print(json.dumps([results, refused]))
+    print(json.dumps(results))
 
 
-def test_ranks_combine_as_replicas_do() -> None:
-    for rank, result in enumerate(run_ranks(combine, 3)):
-        assert result.returncode == 0, result.stderr
-        values, refused = json.loads(result.stdout.splitlines()[-1])
-        large = 3 * (2**62 + 1)
-        assert values == [900, large, 150.0, True, [2, 3], [[0, 2], "float16"]]
-        made, asked, given, gathered = refused
+def disagree() -> None:
+    import json
+
+    import numpy as np
+
+    import allreduce as ar
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    rank, refused = strategy.communicator.rank, []
+    table, loss, count = np.arange(4.0).reshape(2, 2), np.float32(0.5), 128
+    for value, axis in ((loss, None), (count, None), (table, 0), (table, 1)):
+        strategy.reduce("mean", value, axis)  # what was agreed on once says nothing of a later call
+    for attempt in (
+        lambda: ar.MultiWorkerMirroredStrategy(devices_per_replica=1 + rank % 2),
+        lambda: strategy.reduce("sum" if rank else "add", np.ones(2)),
+        lambda: strategy.reduce("sum", np.ones(2 + rank % 2)),
+        lambda: strategy.gather(np.ones(2, "f4" if rank else "f8")),
+        lambda: strategy.reduce("mean", count if rank == 1 else loss),
+        lambda: strategy.reduce("mean", table, axis=int(rank == 1)),
+        lambda: strategy.reduce("mean", table, axis=5 if rank == 1 else 0),
+    ):
+        try:
+            attempt()
+        except ar.AllreduceError as error:
+            refused.append(f"{type(error).__name__}: {error}")
+    print(json.dumps(refused))
+
+
+@pytest.fixture(scope="module")
+def told() -> list[tuple[Any, Any]]:
+    """What each of three ranks printed in `combine` and in `disagree`."""
+    results = run_ranks("\n".join(map(script_of, (combine, disagree))), 3)
+    assert not any(result.returncode for result in results), results
+    first, second = zip(*(result.stdout.splitlines() for result in results), strict=True)
+    return list(zip(map(json.loads, first), map(json.loads, second), strict=True))
+
+
+def test_ranks_combine_as_replicas_do(told: list[tuple[Any, Any]]) -> None:
+    for values, _ in told:
+        assert values == [900, 3 * (2**62 + 1), 150.0, True, [2, 3], [[0, 2], "float16"]]
+
+
+def test_ranks_that_differ_are_told_how_in_every_call(told: list[tuple[Any, Any]]) -> None:
+    for rank, (_, refused) in enumerate(told):
+        made, asked, shaped, gathered, typed, axes, absent = refused
         where = f"MismatchError: MultiWorkerMirroredStrategy on rank {rank}: "
         others = f"{where}rank 1 raised UsageError: 1 devices"
         assert made.startswith("UsageError: 1 devices (" if rank == 1 else others)
         lead = f"MismatchError: reduce on rank {rank}: "
         others = f"{lead}rank 0 raised UsageError: unknown reduction 'add'"
         assert asked.startswith(others if rank else "UsageError: unknown reduction 'add'")
-        assert given.startswith(f"{lead}the value is not the same on all ranks: float64 (3,) on")
         assert gathered.startswith(f"MismatchError: gather on rank {rank}: the dtype or shape of a")
+        differs = "is not the same on all ranks:"
+        assert shaped.startswith(f"{lead}the value {differs} float64 (3,) on rank 1 but float64")
+        assert typed.startswith(f"{lead}the value {differs} int64 () on rank 1 but float32 () on")
+        assert axes.startswith(f"{lead}axis {differs} 1 on rank 1 but 0 on rank 0, 2;")
+        own = "ShapeError: the replicas' parts have shapes (2, 2); there is no axis 5 in all"
+        assert absent == (own if rank == 1 else f"{lead}rank 1 raised {own}")
