@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import Communicator, exchange_plain
-from allreduce.errors import MismatchError
+from allreduce.errors import AllreduceError, MismatchError
 from allreduce.graph.agreement import differ
 
 SAME_SAMPLES = "load the same on every rank, in the same order"
@@ -104,7 +104,8 @@ def telling(communicator: Communicator | None, what: str) -> Iterator[None]:
     """Check what one rank alone may have to refuse; all ranks call `check_equal` after the block.
 
     A rank whose block raises tells those who come to `check_equal`, which raises there, too: nobody
-    is left in an exchange with a rank that has gone on to something else.
+    is left in an exchange with a rank that has gone on to something else. Where one of them makes
+    another call, or none, the rank still raises its own error, with a note that says what came.
 
     Args:
         communicator: Has one member per rank; None where there is one rank.
@@ -115,7 +116,10 @@ def telling(communicator: Communicator | None, what: str) -> Iterator[None]:
     except Exception as error:
         if communicator is not None and not (communicator.closed or communicator.dead):
             text = f"{type(error).__name__}: {error}"
-            _compare(communicator, what, {_REFUSAL: Fact(text, "")})
+            try:
+                _compare(communicator, what, {_REFUSAL: Fact(text, "")})
+            except AllreduceError as failure:
+                error.add_note(f"the other ranks could not be told: {failure}")
         raise
 
 

@@ -1,0 +1,25 @@
+"""What a rank is told that refuses something while the others are elsewhere."""
+
+from __future__ import annotations
+
+from allreduce.comm import Communicator
+from allreduce.errors import MismatchError, ShapeError
+from allreduce.training import telling
+from tests.harness import settle_threads
+
+
+def test_a_rank_keeps_its_own_error_where_the_others_make_another_call() -> None:
+    def one(comm: Communicator) -> None:
+        if comm.rank == 1:
+            comm.barrier()
+        with telling(comm, "fit"):
+            raise ShapeError("there is no axis 5")
+
+    refused, elsewhere = settle_threads(one, 2)
+    assert isinstance(refused, ShapeError)
+    assert str(refused) == "there is no axis 5"
+    (note,) = refused.__notes__
+    assert note.startswith("the other ranks could not be told: [shared] replica 0 (rank 0): ")
+    assert "barrier() at " in note
+    assert isinstance(elsewhere, MismatchError)
+    assert "exchange(a comparison of what ranks were given) at " in str(elsewhere)
