@@ -21,7 +21,7 @@ from allreduce.comm.typed import TEXT_BYTES
 NOTE_BYTES = 180  # native kNoteText
 _SHAPE_BYTES = 60
 _PACKAGE = __name__.partition(".")[0]
-_ROOM = __name__.rpartition(".")[0]  # where no line tells who wanted a call
+_SILENT = (__name__.rpartition(".")[0], "contextlib")  # where no line tells who wanted a call
 _RUNNERS = ("threading", "concurrent.futures.thread")  # they call nothing by themselves
 
 Place = tuple[types.CodeType, int]  # a function's code, and the offset of the instruction in it
@@ -69,7 +69,7 @@ def shape_text(array: Array) -> str:
 
 
 def place() -> Place:
-    """Find the caller: the nearest frame outside this package.
+    """Find the caller: the nearest frame outside this package and contextlib.
 
     A thread that the package itself has started has none: then it is the nearest that is not of the
     collectives.
@@ -80,12 +80,12 @@ def place() -> Place:
     nearest = first = frame
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if not module.startswith(_ROOM) and nearest is first:
-            nearest = frame
-        if not module.startswith(_PACKAGE) or module[len(_PACKAGE) :][:1] not in ("", "."):
-            if module not in _RUNNERS:
-                return frame.f_code, frame.f_lasti
-            break
+        if not module.startswith(_SILENT):
+            nearest = frame if nearest is first else nearest
+            if not module.startswith(_PACKAGE) or module[len(_PACKAGE) :][:1] not in ("", "."):
+                if module not in _RUNNERS:
+                    return frame.f_code, frame.f_lasti
+                break
         frame = frame.f_back
     assert nearest is not None, "this function has a frame"
     return nearest.f_code, nearest.f_lasti
