@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -79,12 +78,9 @@ class Executor:
                     "the step gathers the rows of all replicas, and how many there are is not "
                     "known; make the batches with strategy.distribute_dataset"
                 )
-            threads = _threads()
-            if threads > 1:  # values that share memory are not made at once
-                program = replace(program, blocks=None)
             frame = Frame(
                 *(program, self.replica, self.arenas, self.rendezvous, moment, self.outline),
-                threads=threads,
+                threads=_threads(),
             )
             self._frames[sizes] = frame
             if len(self._frames) > KEPT_FRAMES:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -65,30 +66,44 @@ class Frame:
         self.runtime: dict[str, np.ndarray] = {}
         self._give()
         self.in_place = self._find_in_place()
-        self.memory = Memory(self.program, self.in_place, self.shape, self.device)
-        self._build(threads)
+        free = self._find_free()
+        threads = min(threads, sum(free))
+        # Values that share memory are not made at once.
+        planned = replace(program, blocks=None) if threads > 1 else program
+        self.memory = Memory(planned, self.in_place, self.shape, self.device)
+        made = [
+            _nothing if self._is_made(each.node) else build(self, each.node)
+            for each in program.instructions
+        ]
+        self.steps = self._at_once(made, free, threads) if threads > 1 else self._in_order(made)
 
-    def _build(self, threads: int) -> None:
-        """Bind the instructions; one thread runs them where several could not help."""
+    def _in_order(self, made: Sequence[Step]) -> list[Step]:
+        """Have one thread run the instructions."""
         instructions = self.program.instructions
-        made = [_nothing if self._is_made(i.node) else build(self, i.node) for i in instructions]
-        free = [is_free(each.node) for each in instructions]
-        if threads == 1 or sum(free) < 2:
-            self.steps = [
-                self._after(instruction.waits, step)
-                for instruction, step in zip(instructions, made, strict=True)
-                if step is not _nothing
-            ]
-            return
-        index = {each.node.id: i for i, each in enumerate(instructions)}
-        steps = []
-        for i, (instruction, step) in enumerate(zip(instructions, made, strict=True)):
-            # Which waits are covered by earlier ones' holds for one thread only.
-            before = [index[j] for j in instruction.node.before if j in index]
-            steps.append(self._after(before, step))
-            free[i] = free[i] and steps[i] is step
+        return [
+            self._after(self._collectives(instructions[i].node.id for i in each.waits), step)
+            for each, step in zip(instructions, made, strict=True)
+            if step is not _nothing
+        ]
+
+    def _at_once(self, made: Sequence[Step], free: Sequence[bool], threads: int) -> list[Step]:
+        """Have several run those that do not depend on each other."""
+        # Which waits are covered by earlier ones' holds for one thread only.
+        steps = [
+            self._after(self._collectives(each.node.before), step)
+            for each, step in zip(self.program.instructions, made, strict=True)
+        ]
         after = dependencies(self.program)
-        self.steps = [Team(steps, after, free, min(threads, sum(free))).run]
+        return [Team(steps, after, free, threads).run]
+
+    def _find_free(self) -> list[bool]:
+        """Find out which instructions any thread may run: one alone waits for collectives."""
+        nodes = [each.node for each in self.program.instructions]
+        return [is_free(node) and not self._collectives(node.before) for node in nodes]
+
+    def _collectives(self, nodes: Iterable[int]) -> tuple[int, ...]:
+        made = (self._made.get(i) for i in nodes)
+        return tuple(each.id for each in made if each and lookup(each.op).kind == "collective")
 
     def _give(self) -> None:
         for node in self.program.given.values():
@@ -160,12 +175,8 @@ class Frame:
         arena = self.arena(node)
         return arena.view(arena.gradients, node.attrs["span"])
 
-    def _after(self, before: Sequence[int], step: Step) -> Step:
+    def _after(self, waits: Sequence[int], step: Step) -> Step:
         """Put the waits for collectives before a step; all else has ended when it runs."""
-        instructions = self.program.instructions
-        waits = tuple(
-            instructions[i].node.id for i in before if instructions[i].stream == "collective"
-        )
         if not waits:
             return step
 

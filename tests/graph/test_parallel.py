@@ -221,6 +221,28 @@ def test_an_update_waits_for_all_that_read_the_variable() -> None:
     np.testing.assert_array_equal(v.numpy(), np.full(3, 2.0))
 
 
+def test_the_body_of_a_scan_shares_memory_whatever_is_chosen() -> None:
+    def body(carry: Any, row: Any) -> tuple[Any, None]:
+        for _ in range(8):
+            carry = carry @ carry + row
+        return carry, None
+
+    def step(x: Any) -> Any:
+        last, _ = ar.scan(body, x * 0.0, ar.ops.reshape(x, (32, 1, 32)))
+        return ar.ops.sum(last)
+
+    def taken() -> int:
+        strategy = ar.MirroredStrategy(["CPU:0"])
+        before = ar.config.get_memory_info("CPU:0")["current"]
+        strategy.run(step, (np.ones((32, 32)),))
+        return ar.config.get_memory_info("CPU:0")["current"] - before
+
+    alone = taken()
+    assert alone > 0
+    _use(2)
+    assert taken() <= alone + 2 * 32 * 32 * 8  # of the step's own values
+
+
 @pytest.mark.parametrize("count", [0, -1, 1.5, "2", True])
 def test_a_number_of_threads_that_is_none(count: Any) -> None:
     with pytest.raises(UsageError, match=r"inter-op threads.*1"):
