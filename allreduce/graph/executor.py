@@ -17,6 +17,7 @@ from allreduce.graph.program import Program
 from allreduce.graph.rendezvous import LocalRendezvous, Rendezvous
 from allreduce.graph.replica import Moment, Replica
 from allreduce.graph.spec import GLOBAL_BATCH, Dim
+from allreduce.graph.team import end
 from allreduce.reduction import Arena
 
 # Buffers are kept for this many batch sizes: the usual one and the last, smaller one, for two
@@ -69,6 +70,7 @@ class Executor:
         Returns:
             The fetched values, in new arrays.
         """
+        end(self.replica.runs)  # what an interrupt has left
         sizes = (moment.rows, moment.everyone if self._joins_rows else None)
         frame = self._frames.get(sizes)
         if frame is None:

@@ -94,7 +94,7 @@ class Frame:
             for each, step in zip(self.program.instructions, made, strict=True)
         ]
         after = dependencies(self.program)
-        return [Team(steps, after, free, threads).run]
+        return [Team(steps, after, free, threads, self.replica.runs).run]
 
     def _find_free(self) -> list[bool]:
         """Find out which instructions any thread may run: one alone waits for collectives."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from allreduce.comm import Communicator
 from allreduce.graph.places import Places
+from allreduce.graph.team import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class Replica:
         communicator: Its member of theirs; None where it runs alone.
         places: What the device names in its program mean.
         generation: Of the world that it is in.
+        runs: Its times through steps in which helpers may still be.
     """
 
     index: int
@@ -25,6 +27,7 @@ class Replica:
     communicator: Communicator | None
     places: Places
     generation: int = 0
+    runs: list[Run] = field(default_factory=list, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import heapq
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from functools import partial
 from queue import SimpleQueue
-
-import numpy as np
 
 Step = Callable[[], None]
 
@@ -17,18 +17,23 @@ class _Helpers:
     """The process's helpers, and what they are to do."""
 
     def __init__(self) -> None:
-        self.asked: SimpleQueue[Step] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._asked: SimpleQueue[Step] = SimpleQueue()
+        self._starting = threading.RLock()  # a signal's handler may run a step meanwhile
+        self._started = 0
 
-    def ask(self, work: Step, count: int) -> None:
-        """Have `count` threads do some work as soon as they can."""
-        while len(self._threads) < count:
-            asked = self.asked
-            thread = threading.Thread(target=_help, args=(asked,), name="allreduce-op", daemon=True)
-            thread.start()
-            self._threads.append(thread)
-        for _ in range(count):
-            self.asked.put(work)
+    def start(self, count: int) -> None:
+        """See to it that there are as many."""
+        while self._started < count:
+            with self._starting:
+                if self._started < count:
+                    threading.Thread(
+                        target=_help, args=(self._asked,), name="allreduce-op", daemon=True
+                    ).start()
+                    self._started += 1
+
+    def ask(self, work: Step) -> None:
+        """Have one do some work as soon as it can, with the caller's context variables."""
+        self._asked.put(partial(copy_context().run, work))
 
 
 def _help(asked: SimpleQueue[Step]) -> None:
@@ -58,6 +63,7 @@ class Team:
         after: For each step those that have to be over before it.
         free: Whether any thread may run it; the others run on the replica's own.
         threads: How many there are, with the replica's own.
+        runs: The replica's times through steps that may not have ended.
     """
 
     def __init__(
@@ -66,8 +72,9 @@ class Team:
         after: Sequence[frozenset[int]],
         free: Sequence[bool],
         threads: int,
+        runs: list[Run],
     ) -> None:
-        self._steps, self._free, self._count = steps, free, threads - 1
+        self._steps, self._free, self._most, self._runs = steps, free, threads - 1, runs
         self._missing = [len(before) for before in after]
         self._then: list[list[int]] = [[] for _ in steps]
         for index, before in enumerate(after):
@@ -76,24 +83,27 @@ class Team:
 
     def run(self) -> None:
         """Run all steps; raises what one of them has raised, when none runs any more."""
-        run = _Run(self._steps, self._free, list(self._missing), self._then)
-        failure: BaseException | None = None
+        _helpers.start(self._most)
+        run = Run(self._steps, self._free, self._most, list(self._missing), self._then)
+        self._runs.append(run)
         try:
-            _helpers.ask(run.help, self._count)
             run.lead()
         finally:
-            # What a helper is in the middle of writes into memory that the next step uses: however
-            # often a signal's handler raises here, nobody leaves before it is over.
-            while not run.ended:
-                try:
-                    run.end(self._count)
-                except BaseException as error:
-                    failure = error
-            if failure is not None:
-                raise failure
+            end(self._runs)
 
 
-class _Run:
+def end(runs: list[Run]) -> None:
+    """Wait until no helper is in the middle of one of a replica's times through steps.
+
+    What it writes is memory that the next step uses. A signal's handler that raises may come in
+    between, how often it may be tried: so the next step waits, too.
+    """
+    while runs:
+        runs[-1].end()
+        runs.pop()
+
+
+class Run:
     """One time through all steps.
 
     A signal's handler may raise anywhere in the own thread. What it shares with helpers is locked
@@ -104,34 +114,26 @@ class _Run:
         self,
         steps: Sequence[Step],
         free: Sequence[bool],
+        most: int,
         missing: list[int],
         then: Sequence[Sequence[int]],
     ) -> None:
         self._steps, self._free, self._missing, self._then = steps, free, missing, then
+        self._most = most  # helpers at once
         self._lock = threading.Lock()
         self._own: list[int] = []  # heaps of steps that are ready: for the own thread, for anybody
         self._anybodys: list[int] = []
-        self._offers: SimpleQueue[bool] = SimpleQueue()  # to helpers: a step, or the end
         self._news: SimpleQueue[None] = SimpleQueue()  # to the own thread: a helper has done one
         self._left = len(steps)
         self._helping = 0  # helpers in the middle of a step
         self._error: BaseException | None = None
         self._over = False
-        self._dismissed = 0  # helpers that will hear of the end
-        self.ended = False
-        for index, count in enumerate(missing):
-            if not count:
-                self._put(index)
-
-    def _put(self, index: int) -> None:
-        if self._free[index]:
-            heapq.heappush(self._anybodys, index)
-            self._offers.put(True)
-        else:
-            heapq.heappush(self._own, index)
 
     def lead(self) -> None:
         """Run steps until all are over, as the replica's own thread."""
+        with self._lock:
+            for first in [i for i, count in enumerate(self._missing) if not count]:
+                self._put(first)
         while True:
             with self._lock:
                 if self._error is not None:
@@ -147,18 +149,22 @@ class _Run:
             with self._lock:
                 self._finish(index)
 
-    def help(self) -> None:
-        """Run steps that any thread may run, until there are none left."""
-        with np.errstate(all="ignore"):
-            while self._offers.get():
-                with self._lock:
-                    if self._over:
-                        return
-                    if not self._anybodys:  # the own thread was first
-                        continue
-                    index = heapq.heappop(self._anybodys)
-                    self._helping += 1
-                self._take(index)
+    def _put(self, index: int) -> None:
+        if self._free[index]:
+            heapq.heappush(self._anybodys, index)
+            _helpers.ask(self._help)
+        else:
+            heapq.heappush(self._own, index)
+
+    def _help(self) -> None:
+        """Run steps that any thread may run, as long as there are some."""
+        while True:
+            with self._lock:
+                if self._over or not self._anybodys or self._helping == self._most:
+                    return  # the own thread was first, or helpers come back to it
+                index = heapq.heappop(self._anybodys)
+                self._helping += 1
+            self._take(index)
 
     def _take(self, index: int) -> None:
         error = None
@@ -181,13 +187,9 @@ class _Run:
             if not self._missing[following]:
                 self._put(following)
 
-    def end(self, helpers: int) -> None:
+    def end(self) -> None:
         """Have helpers start nothing any more, and wait for what they run; it can be repeated."""
         with self._lock:
             self._over = True
-        while self._dismissed < helpers:
-            self._offers.put(False)
-            self._dismissed += 1
         while self._helping:
             self._news.get()
-        self.ended = True

@@ -13,7 +13,7 @@ import pytest
 import allreduce as ar
 from allreduce.devices import options
 from allreduce.errors import UsageError
-from allreduce.graph import frame
+from allreduce.graph import frame, team
 from allreduce.graph.ops import base
 from tests.graph.eager_cases import NETWORKS, trained
 from tests.harness import run_ranks
@@ -36,7 +36,12 @@ class _AnyOrder:
     """Runs steps in any order that their dependencies allow, on one thread."""
 
     def __init__(
-        self, steps: Sequence[Any], after: Sequence[frozenset[int]], free: object, threads: int
+        self,
+        steps: Sequence[Any],
+        after: Sequence[frozenset[int]],
+        free: object,
+        threads: int,
+        runs: object,
     ) -> None:
         assert 2 <= threads <= THREADS
         self._steps, self._after = steps, after
@@ -111,10 +116,12 @@ def interrupted() -> None:
     import random
     import signal
     import threading
+    from types import FrameType
 
     import numpy as np
 
     import allreduce as ar
+    from allreduce.graph import team
     from tests.graph.test_parallel import _meeting
 
     ar.config.threading.set_inter_op_parallelism_threads(3)
@@ -128,29 +135,30 @@ def interrupted() -> None:
 
     x = np.random.default_rng(9).normal(size=(64, 64))
     wanted = np.asarray(step(x))
-    left = 0
+    left, anywhere = 0, True
 
-    def handler(*_: object) -> None:
+    def handler(_: int, frame: FrameType | None) -> None:
         nonlocal left
-        if left:
+        if left and (anywhere or (frame and frame.f_code.co_filename == team.__file__)):
             left -= 1
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGALRM, handler)
     hits, draw = 0, random.Random(3)
-    for number in range(200):
-        left = 1 + number % 2
+    for number in range(100):
+        anywhere = number % 4 == 0
+        left = 1 if anywhere else 30  # however often: some leave while helpers are in the step
         try:
-            signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 2e-3), 1e-4)
+            signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 2e-3), 1.5e-5)
             step(x)
-        except (KeyboardInterrupt, RuntimeError):  # Python's own `with lock:` may raise the latter
+        except KeyboardInterrupt:
             hits += 1
         left = 0
+        signal.setitimer(signal.ITIMER_REAL, 0)
         np.testing.assert_array_equal(np.asarray(step(x)), wanted)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    both = threading.Barrier(2)
-    one, other = (_meeting(name, lambda: both.wait(timeout=5)) for name in ("one", "other"))
-    ar.function(lambda x: one(x) + other(x))(x)  # needs a helper
+    all_three = threading.Barrier(3)
+    one, two, three = (_meeting(f"m{i}", lambda: all_three.wait(timeout=5)) for i in range(3))
+    ar.function(lambda x: one(x) + two(x) + three(x))(x)  # needs both helpers
     print(hits)
 
 
@@ -168,6 +176,24 @@ def _meeting(name: str, meet: Callable[[], Any]) -> Any:
         out[...] = inputs[0]
 
     return ar.register_op(name, shape=lambda specs, attrs: specs[0], cpu=kernel)
+
+
+def test_threads_that_come_together_start_no_more_helpers_than_asked_for() -> None:
+    def count() -> int:
+        return sum(thread.name == "allreduce-op" for thread in threading.enumerate())
+
+    helpers, together, before = team._Helpers(), threading.Barrier(4), count()
+
+    def start() -> None:
+        together.wait(timeout=10)
+        helpers.start(3)
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(10)
+    assert count() == before + 3
 
 
 def test_two_operations_run_at_the_same_time() -> None:
