@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
+
+from allreduce.errors import UsageError
 
 Work = Callable[[int], Any]
 
@@ -25,6 +28,7 @@ class Threads:
         self._asked: list[SimpleQueue[Work | None]] = [SimpleQueue() for _ in range(count)]
         self._done: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         self._busy = False
+        self._process = os.getpid()
         # Each is let go of by a thread that ends. An interrupted `join` takes one for ended that is
         # not (Python 3.11, Thread._wait_for_tstate_lock).
         self._alive = [threading.Lock() for _ in range(count)]
@@ -49,8 +53,24 @@ class Threads:
         """Whether they may be in the middle of something: nobody has waited for all of them."""
         return self._busy
 
+    @property
+    def _inherited(self) -> bool:
+        return os.getpid() != self._process
+
     def do(self, work: Work) -> list[Any]:
-        """Call `work(index)` in each; returns what they returned. It must not raise."""
+        """Call `work(index)` in each; it must not raise.
+
+        Returns:
+            What they returned.
+
+        Raises:
+            UsageError: This process was made by fork, from the one whose threads they are.
+        """
+        if self._inherited:
+            raise UsageError(
+                f"process {os.getpid()} was forked from the process whose replicas these are, and "
+                "cannot run their steps"
+            )
         self._busy = True
         for asked in self._asked:
             asked.put(work)
@@ -60,6 +80,8 @@ class Threads:
 
     def end(self) -> None:
         """End them, and wait for that: each does first what it was asked for."""
+        if self._inherited:  # the parent's process has them, and this one nothing to wait for
+            return
         _dismiss(self._asked)
         for each in self._alive:
             with each:

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
 
+import numpy as np
+import pytest
+
+import allreduce as ar
+from allreduce.devices import options
+from allreduce.errors import UsageError
 from allreduce.graph.threads import Threads
 
 
@@ -19,3 +31,100 @@ def test_each_does_its_part_at_the_same_time_and_all_end_with_their_owner() -> N
     for _, _, each in found:
         each.join(10)
         assert not each.is_alive()
+
+
+class _InterruptError(Exception):
+    """What the test's handler raises."""
+
+
+@pytest.fixture
+def _handler() -> Iterator[None]:
+    def handler(*_: object) -> NoReturn:
+        raise _InterruptError
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("_handler")
+def test_they_are_waited_for_however_often_that_is_interrupted() -> None:
+    main, waits, over = threading.get_ident(), threading.Semaphore(0), [False, False]
+    threads = Threads(2)
+
+    def work(index: int) -> None:
+        for _ in range(3 if index == 0 else 0):
+            waits.acquire(timeout=10)
+            time.sleep(0.02)  # it waits by then
+            signal.pthread_kill(main, signal.SIGUSR1)
+        time.sleep(0.05)
+        over[index] = True
+
+    for wait in (lambda: threads.do(work), threads.end, threads.end):
+        waits.release()
+        with pytest.raises(_InterruptError):
+            wait()
+        assert threads.busy
+        assert not over[0]
+    threads.end()
+    assert over == [True, True]
+
+
+def _child(do: Callable[[], None]) -> int:
+    """Call something in a child made by fork; returns how that ended."""
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(10)
+            do()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_gets_an_error_and_can_close(tmp_path: Path) -> None:
+    strategy = ar.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    def step(x: Any) -> Any:
+        return ar.all_reduce(x)
+
+    def child() -> None:
+        for eagerly in (False, True):
+            with pytest.raises(UsageError, match="forked from the process whose replicas these"):
+                strategy.run(step, (np.ones(2),), eagerly=eagerly)
+        strategy.close()
+
+    for _ in range(2):
+        values = strategy.run(step, (np.ones(2),)).values
+        np.testing.assert_array_equal(values, [[2.0, 2.0]] * 2)
+        assert _child(child) == 0
+    strategy.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_helpers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "_current", options.Options())
+    ar.config.threading.set_inter_op_parallelism_threads(2)
+    seen: set[int] = set()
+    both = threading.Barrier(2)
+
+    def kernel(out: np.ndarray, inputs: Any, attrs: object) -> None:
+        both.wait(timeout=5)
+        seen.add(threading.get_native_id())
+        out[...] = inputs[0]
+
+    one, other = (
+        ar.register_op(f"forked_{i}", shape=lambda specs, attrs: specs[0], cpu=kernel)
+        for i in range(2)
+    )
+    step = ar.function(lambda x: one(x) + other(x))
+
+    def run() -> None:
+        np.testing.assert_array_equal(np.asarray(step(np.ones(2))), [2.0, 2.0])
+
+    run()
+    assert len(seen) == 2
+    assert _child(run) == 0
