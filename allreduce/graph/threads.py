@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from queue import SimpleQueue
 from typing import Any
 
@@ -58,7 +59,7 @@ class Threads:
         return os.getpid() != self._process
 
     def do(self, work: Work) -> list[Any]:
-        """Call `work(index)` in each; it must not raise.
+        """Call `work(index)` in each, with the caller's context variables; it must not raise.
 
         Returns:
             What they returned.
@@ -73,7 +74,7 @@ class Threads:
             )
         self._busy = True
         for asked in self._asked:
-            asked.put(work)
+            asked.put(_in_context(work))
         results = dict(self._done.get() for _ in self._asked)
         self._busy = False
         return [results[index] for index in range(len(self._asked))]
@@ -98,6 +99,11 @@ def _live(
         done.put((index, work(index)))
         del work  # it would keep who asks while nothing is to do
     alive.release()
+
+
+def _in_context(work: Work) -> Work:
+    context = copy_context()  # one thread alone can be in it
+    return lambda index: context.run(work, index)
 
 
 def _dismiss(queues: Sequence[SimpleQueue[Work | None]]) -> None:

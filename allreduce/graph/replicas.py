@@ -1,0 +1,205 @@
+"""The replicas of this process: where they are, their threads, and what an error leaves of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+import numpy as np
+
+from allreduce.comm import Communicator, total
+from allreduce.comm.locks import owned
+from allreduce.devices import logical_devices
+from allreduce.devices.names import DeviceName
+from allreduce.errors import PeerLostError, UsageError
+from allreduce.graph.places import Places
+from allreduce.graph.replica import Replica
+from allreduce.graph.scope import users_line
+from allreduce.graph.threads import Threads
+
+T = TypeVar("T")
+
+# The steps that the caller is a part of: its thread's, or, in a thread that helps, the asker's.
+_steps: ContextVar[tuple[object, ...]] = ContextVar("steps", default=())
+
+
+class Replicas:
+    """The replicas that this process has of a program, for one step at a time.
+
+    Attributes:
+        devices: This process's replicas' devices, in order; of several that one owns, the first.
+        owned: All devices of each; empty where a replica may use what the process has.
+        first_replica: The id of the first of them among all replicas.
+        num_replicas_in_sync: How many replicas there are, over all ranks.
+        generation: Of the world they are in.
+    """
+
+    generation = 0
+
+    def __init__(
+        self,
+        devices: Sequence[DeviceName],
+        first_replica: int,
+        total: int,
+        owned: Sequence[Sequence[DeviceName]],
+    ) -> None:
+        self.devices = tuple(devices)
+        self.owned = tuple(map(tuple, owned))
+        self.first_replica = first_replica
+        self.num_replicas_in_sync = total
+        self._replicas: list[Replica] | None = None
+        self._making = threading.Lock()
+        self._running = threading.RLock()  # buffers belong to one step at a time
+        self._step: object = None  # the one that runs
+        self._threads: Threads | None = None
+        self._stale = False  # whether what a dead communicator leaves has still to be made anew
+
+    @property
+    def local_replicas(self) -> int:
+        return len(self.devices)
+
+    @property
+    def places(self) -> list[Places]:
+        """What the device names in each local replica's program mean."""
+        everyones = [device.name for device in logical_devices()]
+        owned = self.owned or [dict.fromkeys((home, *everyones)) for home in self.devices]
+        return [Places.of(list(own), everyones) for own in owned]
+
+    @property
+    def communicator(self) -> Communicator | None:
+        """The communicator with one member per process; None where there is only this process."""
+        return None
+
+    def replica_communicators(self) -> list[Communicator]:
+        """Make the communicators of this process's replicas, of one member per replica."""
+        raise UsageError("a single replica has nobody to communicate with")
+
+    def sum_over_ranks(self, what: str, array: np.ndarray) -> np.ndarray:
+        """Add up an array of every rank's; `what` says which."""
+        return array if self.communicator is None else total(self.communicator, what, array)
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """This process's replicas; their communicators are made when first needed."""
+        with self._making:  # replicas' threads may ask at the same time
+            if self._replicas is None:
+                several = self.num_replicas_in_sync > 1
+                members = self.replica_communicators() if several else [None]
+                ids = range(self.first_replica, self.first_replica + self.local_replicas)
+                each = zip(ids, members, self.places, strict=True)
+                self._replicas = [
+                    Replica(index, id, member, places, self.generation)
+                    for index, (id, member, places) in enumerate(each)
+                ]
+            return self._replicas
+
+    def _first(self) -> Replica:
+        """Return this process's first replica as one that has nobody beside it."""
+        return Replica(0, self.first_replica, None, self.places[0])
+
+    def on_replicas(self, work: Callable[[int], Any]) -> list[Any]:
+        """Call `work(index)` for all local replicas at once, each in its own thread if several.
+
+        If one raises, all others, of other ranks too, are released from their collectives, unless
+        they raise it as well; the first error is raised.
+        """
+        failures: list[BaseException] = []
+        guard = threading.Lock()
+
+        def guarded(index: int) -> Any:
+            try:
+                return work(index)
+            except BaseException as error:
+                with guard:
+                    failures.append(error)
+                self._tell(index, error)
+                return None
+
+        results = [guarded(0)] if self.local_replicas == 1 else self._in_threads(guarded)
+        if failures:
+            # What the others raise because their communicator was aborted only echoes the cause.
+            raise next((e for e in failures if not isinstance(e, PeerLostError)), failures[0])
+        return results
+
+    def _in_threads(self, work: Callable[[int], Any]) -> list[Any]:
+        if self._threads is None:
+            self._threads = Threads(self.local_replicas)
+        return self._threads.do(work)
+
+    def _tell(self, index: int, error: BaseException) -> None:
+        """Let the replicas that wait for this one know that it does not come."""
+        member = self._replicas[index].communicator if self._replicas else None
+        if member is not None and not getattr(error, "everywhere", False):
+            member.abort(f"replica {self.first_replica + index} raised {error!r}")
+
+    def _exclusively(self, work: Callable[[], T]) -> T:
+        """Call `work`, which alone uses the replicas; what an error has left is made good.
+
+        It is no context manager: these are Python, and a signal's handler that raises as one is
+        left would have it hold the lock for as long as the traceback lives.
+
+        Raises:
+            UsageError: The caller is in the middle of a step of these replicas.
+        """
+        outer = _steps.get()
+        if owned(self._running) or self._step in outer:
+            raise UsageError(
+                f"{users_line()}: a step of {self!r} was called in the middle of another one, by a "
+                "signal's handler or an operation's kernel; call it when that one is over"
+            )
+        with self._running:
+            step = self._step = object()
+            try:
+                _steps.set((*outer, step))
+                self._stop("an interrupt")  # which another one may have kept from it
+                self._renew()
+                return work()
+            except BaseException as error:
+                self._stop(repr(error))
+                raise
+            finally:
+                self._step = None
+                _steps.set(outer)
+
+    def _stop(self, cause: str) -> None:
+        """See to it that no replica goes on by itself after a signal's handler has raised."""
+        if self._threads is None or not self._threads.busy:
+            return
+        for replica in self._replicas or ():
+            assert replica.communicator is not None, "a single replica has no threads"
+            replica.communicator.abort(f"its step was ended by {cause}")
+        self._threads.end()
+        self._threads = None
+
+    def _renew(self) -> None:
+        """Make replicas usable again after one has raised, if all of them live in this process.
+
+        The error has killed their communicator, and memory of a dead one is not used again. What is
+        interrupted is done again.
+        """
+        if self.local_replicas < self.num_replicas_in_sync:
+            return
+        members = [each.communicator for each in self._replicas or ()]
+        self._stale |= any(member is not None and member.dead for member in members)
+        if self._stale:
+            self._close_communicators()
+            self._forget()
+            self._stale = False
+
+    def _forget(self) -> None:
+        """Let go of all memory of a dead communicator."""
+
+    def close(self) -> None:
+        """End the replicas' threads and communicators."""
+        if self._threads is not None:
+            self._threads.end()
+            self._threads = None
+        self._close_communicators()
+
+    def _close_communicators(self) -> None:
+        for replica in self._replicas or ():
+            if replica.communicator is not None:
+                replica.communicator.close()
+        self._replicas = None
