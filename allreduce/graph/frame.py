@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ import numpy as np
 from allreduce.comm import Work
 from allreduce.devices import Device, DeviceName, options
 from allreduce.devices import lookup as lookup_device
+from allreduce.graph.footprint import stored_in_place
 from allreduce.graph.instructions import Step, build
 from allreduce.graph.loop import Loop
 from allreduce.graph.memory import Memory
@@ -65,7 +65,9 @@ class Frame:
         self._made = {each.node.id: each.node for each in program.instructions}
         self.runtime: dict[str, np.ndarray] = {}
         self._give()
-        self.in_place = self._find_in_place()
+        # Gradients that are computed where they are reduced.
+        stored = stored_in_place(program)
+        self.in_place = {value: self.gradient(node) for value, node in stored.items()}
         free = self._find_free()
         threads = min(threads, sum(free))
         # Values that share memory are not made at once.
@@ -146,21 +148,6 @@ class Frame:
             return self.values[node.id].copy()
         # Left out of the null program: there are no rows of it.
         return np.zeros(self.shape(node), node.spec.dtype)
-
-    def _find_in_place(self) -> dict[int, np.ndarray]:
-        """Find the gradients that can be computed where they are reduced, and where that is."""
-        uses = Counter(i for each in self.program.instructions for i in each.node.inputs)
-        uses.update(node.id for node in self.program.outputs)
-        places: dict[int, np.ndarray] = {}
-        for instruction in self.program.instructions:
-            node = instruction.node
-            if node.op != "store_gradient" or uses[node.inputs[0]] > 1:
-                continue
-            made = self._made.get(node.inputs[0])
-            op = None if made is None else lookup(made.op)
-            if op is not None and op.kind == "compute" and not op.view:
-                places[node.inputs[0]] = self.gradient(node)
-        return places
 
     def _is_made(self, node: Node) -> bool:
         """Say whether a node has nothing to do: what it stores was computed where it goes."""

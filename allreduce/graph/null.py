@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from allreduce.graph.dependence import dependents, of_samples
 from allreduce.graph.node import Node
+from allreduce.graph.ops.base import lookup
 from allreduce.graph.program import Program
 from allreduce.graph.schedule import bind
 
@@ -35,13 +36,26 @@ def null_program(program: Program) -> Program:
                 continue
             node = replace(node, op="clear_gradients", inputs=())
         elif node.id in dependent:
-            stands[node.id] = _kept(node.before, stands)
+            # Who was to change what it reads does not wait for that to be made, either.
+            waited = node.control if lookup(node.op).kind == "compute" else node.before
+            stands[node.id] = _kept(waited, stands)
             continue
         elif node.op == "all_reduce" or not dependent.isdisjoint(node.inputs):
             node = replace(node, inputs=(), attrs={**node.attrs, "absent": True})
         kept[node.id] = replace(node, control=_kept(node.control, stands))
-    instructions = bind(kept.values(), program.given)
+    instructions = bind(_needed(program, kept).values(), program.given)
     return replace(program, instructions=instructions, blocks=None)
+
+
+def _needed(program: Program, kept: dict[int, Node]) -> dict[int, Node]:
+    """Leave out what was computed of everybody's values for this replica's samples alone."""
+    read = {node.id for node in program.outputs}
+    needed: dict[int, Node] = {}
+    for node in reversed(kept.values()):
+        if lookup(node.op).kind != "compute" or node.id in read:
+            needed[node.id] = node
+            read.update(node.before)
+    return dict(reversed(needed.items()))
 
 
 def _kept(nodes: Iterable[int], stands: dict[int, tuple[int, ...]]) -> tuple[int, ...]:

@@ -56,7 +56,7 @@ class _AnyOrder:
             over.add(chosen)
 
 
-class _Split(ar.nn.Model):
+class Split(ar.nn.Model):
     """A part of each replica on its second device, and a scan."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ def test_training_gives_the_same_bits(
     network: str, replicas: int, any_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split = network == "split"
-    make: Callable[[], Any] = _Split if split else NETWORKS[network]
+    make: Callable[[], Any] = Split if split else NETWORKS[network]
     owned = [f"CPU:{i}" for i in range(2 * replicas if split else replicas)]
     strategy = ar.MirroredStrategy(owned, devices_per_replica=2 if split else 1)
     wanted = trained(make, strategy, eagerly=False)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from allreduce.devices.names import DeviceName
+from allreduce.graph.clocks import Clock, clocks
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.program import Block, Program
@@ -13,9 +16,10 @@ from allreduce.graph.program import Block, Program
 def plan_buffers(program: Program) -> Program:
     """Give every value that an instruction makes a place in a block of memory.
 
-    A block is in use from the instruction that writes its first value to the last one that reads
-    its last; blocks whose times do not overlap may lie in the same memory. A value takes over the
-    block of an input that nothing needs afterwards, where its kernel can work in place.
+    A block is in use from the instruction that writes its first value until all uses of its last
+    are over for whatever may write there next, on any stream; blocks whose times do not overlap
+    may lie in the same memory. A value takes over the block of an input that nothing needs
+    afterwards, where its kernel can work in place.
     """
     uses = _Uses.of(program)
     places: dict[int, int] = {}
@@ -24,16 +28,15 @@ def plan_buffers(program: Program) -> Program:
         node = instruction.node
         if not _makes(node):
             continue
-        last = uses.last.get(node.id, uses.ends[index])
         taken = uses.taken_over(node, index)
         if taken is None:
             places[node.id] = len(blocks)
             assert node.device is not None, node
-            blocks.append(Block((node.id,), index, last, node.device))
+            blocks.append(Block((node.id,), index, uses.over(node), node.device))
         else:
             place = places[node.id] = places[taken]
             old = blocks[place]
-            blocks[place] = replace(old, values=(*old.values, node.id), last=last)
+            blocks[place] = replace(old, values=(*old.values, node.id), last=uses.over(node))
     return replace(program, blocks=tuple(blocks))
 
 
@@ -46,46 +49,68 @@ def _makes(node: Node) -> bool:
 
 @dataclass(slots=True)
 class _Uses:
-    """When values are read for the last time.
+    """When values are used for the last time.
 
     Attributes:
-        ends: For each instruction the one at which it has surely ended: a collective is under way
-            until another instruction waits for it, or to the end of the step.
+        times: The clock of each instruction.
         nodes: What makes each value.
         bases: For each value in a block the value that the block was made for: a view's is what it
             looks at.
-        last: For each such value the last instruction that reads it, or a view of it.
+        last: For each such value the last instruction on each stream that uses it, or a view of it.
+        writers: For each device and stream the instructions that write a value to a block.
     """
 
-    ends: list[int]
+    times: list[Clock]
     nodes: dict[int, Node] = field(default_factory=dict)
     bases: dict[int, int] = field(default_factory=dict)
-    last: dict[int, int] = field(default_factory=dict)
+    last: dict[int, dict[str, int]] = field(default_factory=dict)
+    writers: dict[DeviceName, dict[str, list[int]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, program: Program) -> _Uses:
         """Read a program through once."""
-        found = cls(_ends(program))
+        found = cls(clocks(program.instructions))
         received = _receptions(program)
         for index, instruction in enumerate(program.instructions):
-            node = instruction.node
+            node, stream = instruction.node, instruction.stream
             found.nodes[node.id] = node
-            end = found.ends[index]
-            if node.op == "send":
-                end = received(node)
             for i in node.inputs:
-                if i in found.bases:
-                    base = found.bases[i]
-                    found.last[base] = max(found.last[base], end)
+                found._use(i, stream, index)
+                if node.op == "send":
+                    found._use(i, "transfer", received(node))
             if _makes(node):
+                assert node.device is not None, node
                 found.bases[node.id] = node.id
-                found.last[node.id] = end
+                found._use(node.id, stream, index)
+                found.writers.setdefault(node.device, {}).setdefault(stream, []).append(index)
             elif lookup(node.op).view is not None and node.inputs[0] in found.bases:
                 found.bases[node.id] = found.bases[node.inputs[0]]
         for node in program.outputs:
-            if node.id in found.bases:
-                found.last[found.bases[node.id]] = len(program.instructions)
+            found._use(node.id, "compute", len(program.instructions))
         return found
+
+    def _use(self, value: int, stream: str, index: int) -> None:
+        if value in self.bases:
+            last = self.last.setdefault(self.bases[value], {})
+            last[stream] = max(last.get(stream, -1), index)
+
+    def over(self, node: Node) -> int:
+        """Find the last instruction that must not write where a value lies."""
+        assert node.device is not None, node
+        last = self.last[node.id]
+        latest = max(last.values())
+        for own, writers in self.writers[node.device].items():
+            known = [
+                self._unaware(writers, stream, use) for stream, use in last.items() if stream != own
+            ]
+            if known and max(known) > 0:
+                latest = max(latest, writers[max(known) - 1])
+        return latest
+
+    def _unaware(self, writers: list[int], stream: str, use: int) -> int:
+        """Count the instructions of a stream that do not know that another stream's one is over."""
+        # Clocks only go forward along a stream.
+        return bisect_left(writers, use, key=lambda i: self.times[i][stream])
 
     def taken_over(self, node: Node, index: int) -> int | None:
         """Find an input that a node can write its value over."""
@@ -93,7 +118,7 @@ class _Uses:
             same = [j for j in node.inputs if self.bases.get(j, -1) == i]
             if (
                 self.bases.get(i) == i
-                and self.last[i] == index
+                and all(self._is_over(use, stream, index) for stream, use in self.last[i].items())
                 and all(j == i for j in same)  # no view of it, whose elements lie elsewhere
                 and self.nodes[i].spec == node.spec
                 and self.nodes[i].device == node.device
@@ -102,16 +127,9 @@ class _Uses:
                 return i
         return None
 
-
-def _ends(program: Program) -> list[int]:
-    count = len(program.instructions)
-    pending = [each.stream == "collective" for each in program.instructions]
-    ends = [count if waits else index for index, waits in enumerate(pending)]
-    for index, instruction in enumerate(program.instructions):
-        for i in instruction.waits:
-            if pending[i]:
-                ends[i] = min(ends[i], index)
-    return ends
+    def _is_over(self, use: int, stream: str, index: int) -> bool:
+        """Say whether nothing but an instruction itself still uses a value when it runs."""
+        return use == index or self.times[index][stream] >= use
 
 
 def _receptions(program: Program) -> Callable[[Node], int]:
