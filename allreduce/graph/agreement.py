@@ -46,22 +46,33 @@ def check_same(communicator: Communicator, rank: int, variables: Sequence[Variab
     raise everywhere(MismatchError(f"rank {rank}: {found}; {_REMEDY}"))
 
 
-def check_program(communicator: Communicator, rank: int, program: Outline) -> None:
+class Agreement:
+    """What all ranks have to mean alike by a step, of which they compare a digest in every run.
+
+    Args:
+        program: The step in words.
+    """
+
+    def __init__(self, program: Outline) -> None:
+        self.program = program
+        self.digest = _digest(json.dumps([each for each, _ in program]))
+
+
+def check_program(communicator: Communicator, rank: int, step: Agreement) -> None:
     """Compare what the members are about to run; all members call it.
 
     Args:
         communicator: Has one member per replica.
         rank: This process's, for messages.
-        program: The step.
+        step: This member's.
 
     Raises:
         MismatchError: They differ; the message names the first difference. On all members.
     """
-    words = json.dumps([each for each, _ in program])
-    differing = differ(communicator, "the step", words)
+    differing = _differing(communicator, "the step", step.digest)
     if not len(differing):
         return
-    told = exchange_plain(communicator, "what ranks have traced", [rank, program])
+    told = exchange_plain(communicator, "what ranks have traced", [rank, step.program])
     found = difference(*told[0], *told[int(differing[0])])
     raise everywhere(MismatchError(f"rank {rank}: {found}"))
 
@@ -74,9 +85,15 @@ def differ(communicator: Communicator, what: str, text: str) -> np.ndarray:
         what: Names what is compared; the same on all members.
         text: This member's.
     """
-    state = hashlib.blake2b(text.encode(), digest_size=16).digest()
-    mine = np.frombuffer(state, np.int64)
-    found = exchange(communicator, f"a comparison of {what}", mine)
+    return _differing(communicator, what, _digest(text))
+
+
+def _digest(text: str) -> np.ndarray:
+    return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), np.int64)
+
+
+def _differing(communicator: Communicator, what: str, digest: np.ndarray) -> np.ndarray:
+    found = exchange(communicator, f"a comparison of {what}", digest)
     return np.flatnonzero((found != found[0]).any(axis=1))
 
 
@@ -99,11 +116,12 @@ def _difference(rank: int, rows: Sequence[Any], other_rank: int, others: Sequenc
     return f"{counts}, where {longer[count][0]!r} comes next"
 
 
-def compare(host: Host, program: Outline) -> None:
+def compare(host: Host, step: Agreement) -> None:
     """Make sure that ranks mean the same by what they exchange in the middle of a step.
 
     Where a step changes variables, `Stamp` does; values that are only exchanged and returned could
-    be mixed up without a sign, if their shapes happened to be equal.
+    be mixed up without a sign, if their shapes happened to be equal. In every run, as a rank that
+    has traced a step already may meet one that traces it, for another shape, only now.
 
     Raises:
         MismatchError: Ranks have traced different programs.
@@ -112,7 +130,7 @@ def compare(host: Host, program: Outline) -> None:
     def one(index: int) -> None:
         communicator = host.replicas[index].communicator
         assert communicator is not None
-        check_program(communicator, world().rank, program)
+        check_program(communicator, world().rank, step)
 
     host.on_replicas(one)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from allreduce import events
 from allreduce.graph import passes
-from allreduce.graph.agreement import compare, synchronize
+from allreduce.graph.agreement import Agreement, compare, synchronize
 from allreduce.graph.arenas import ArenaPlan, Host, plan_for
 from allreduce.graph.changes import (
     check_equal,
@@ -46,12 +46,14 @@ class Compiled:
         executors: One per local replica.
         returned: What the function returned.
         updates: The optimizers that the step applies, each with its arena.
+        agreement: What ranks compare before they run it, if they exchange values in it.
     """
 
     graph: Graph
     executors: list[Executor]
     returned: Returned
     updates: list[tuple[UpdateRule, ArenaPlan]]
+    agreement: Agreement | None = None
 
 
 class ProgramCache:
@@ -123,8 +125,9 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         if passes.is_on("prune"):  # what only one rank returns may be a collective's value
             graph = passes.prune(graph)
         said = outline(graph) if several_ranks else None
-        if said is not None and exchanges:
-            compare(host, said)
+        agreement = Agreement(said) if said is not None and exchanges else None
+        if agreement is not None:  # as those do who have traced it before
+            compare(host, agreement)
         synchronize(host, _variables(graph))
         updates = _updates(host, graph)
         plans = [plan for _, plan in updates]
@@ -137,7 +140,7 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
             Executor(program, each, {id(plan): plan.arenas[each.index] for plan in plans}, said)
             for each in host.replicas
         ]
-        return Compiled(graph, executors, returned, updates)
+        return Compiled(graph, executors, returned, updates, agreement)
 
 
 def compile_alone(

@@ -11,6 +11,7 @@ import numpy as np
 from allreduce.devices import options
 from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
+from allreduce.graph.agreement import compare
 from allreduce.graph.arenas import publish_iterations, renew
 from allreduce.graph.compiled import Compiled, ProgramCache, compile_alone, compile_step
 from allreduce.graph.eager_step import run_eagerly
@@ -86,17 +87,22 @@ class Replicator(Replicas):
 
     def graph(self, fn: Callable[..., Any], arguments: Arguments) -> Graph:
         """Return the graph of a step, as each replica runs it, without running it."""
-        return self._exclusively(lambda: self._compiled(fn, arguments).graph)
+        return self._exclusively(lambda: self._compiled(fn, arguments)[0].graph)
 
     def _compiled(
         self, fn: Callable[..., Any], arguments: Arguments, alone: bool = False
-    ) -> Compiled:
+    ) -> tuple[Compiled, bool]:
+        """Return the step of a function, and whether it has been there before."""
+        made: list[Compiled] = []
+
         def make() -> Compiled:
             if alone:
-                return compile_alone(self, fn, arguments, self._first())
-            return compile_step(self, fn, arguments)
+                made.append(compile_alone(self, fn, arguments, self._first()))
+            else:
+                made.append(compile_step(self, fn, arguments))
+            return made[0]
 
-        return self._programs.of(fn).get(fn, arguments, make, alone)
+        return self._programs.of(fn).get(fn, arguments, make, alone), not made
 
     def _results(
         self,
@@ -110,7 +116,9 @@ class Replicator(Replicas):
         alone = alone and self.num_replicas_in_sync > 1
 
         def run() -> tuple[Returned, list[list[np.ndarray]], list[Moment]]:
-            compiled = None if eagerly else self._compiled(fn, arguments, alone)
+            compiled, known = (None, False) if eagerly else self._compiled(fn, arguments, alone)
+            if compiled is not None and compiled.agreement is not None and known:
+                compare(self, compiled.agreement)
             number = self._programs.of(fn).count_step()
             moments = arguments.moments(self.local_replicas, self.num_replicas_in_sync, number)
             if compiled is not None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from allreduce.graph import passes
-from allreduce.graph.agreement import compare
+from allreduce.graph.agreement import Agreement, compare
 from allreduce.graph.arenas import ArenaPlan, Host, plan_for, publish_iterations
 from allreduce.graph.executor import Executor
 from allreduce.graph.node import Graph, Node
@@ -34,7 +34,7 @@ def exchange(
         brought: What each local replica has for it.
     """
     if said is not None:
-        compare(host, said)
+        compare(host, Agreement(said))
     graph = _alone(node, specs)
     graph = replace(graph, outputs=(len(specs),))
     return [value for (value,) in _run(host, graph, [], None, brought)]

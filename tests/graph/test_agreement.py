@@ -53,6 +53,8 @@ def test_a_models_own_number_may_differ() -> None:
 
 
 def _other_widths() -> None:
+    import numpy as np
+
     import allreduce as ar
     from tests.nn.common import blobs
 
@@ -78,11 +80,31 @@ def _other_widths() -> None:
         except ar.MismatchError as error:
             print(error)
 
+    def summed(x):  # type: ignore[no-untyped-def]
+        return ar.all_reduce(ar.ops.sum(x))
 
-def test_layers_of_other_widths_are_named_by_both_ranks() -> None:
+    def doubled(x):  # type: ignore[no-untyped-def]
+        return ar.all_reduce(ar.ops.sum(x) * 2.0)
+
+    rank = strategy.communicator.rank
+    for lengths in ((2, 3), (3, 3), (4, 2)):  # the second one rank has traced already
+        for fn in (summed, doubled):
+            ones = ar.PerReplica((np.ones((2, lengths[rank])),))
+            print(float(strategy.local_results(strategy.run(fn, args=(ones,)))[0]), end=" ")
+    print()
+    try:
+        strategy.run((summed, doubled)[rank], args=(ones,))
+    except ar.MismatchError as error:
+        print(error)
+
+
+def test_ranks_that_differ_say_how_and_those_that_do_not_go_on() -> None:
     for rank, result in enumerate(run_ranks(_other_widths, 2)):
         assert result.returncode == 0, result
-        trained, error = result.stdout.splitlines()
+        trained, error, sums, mixed = result.stdout.splitlines()
+        assert sums.split() == ["10.0", "20.0", "12.0", "24.0", "12.0", "24.0"]
+        assert mixed.startswith(f"rank {rank}: operation ")
+        assert "on rank 0 but " in mixed
         assert trained == "trained"
         assert error.startswith(f"rank {rank}: variable 'sequential_2/0/kernel' has shape (")
         assert "8) on rank 0 but (" in error
