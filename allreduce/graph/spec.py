@@ -75,6 +75,11 @@ def concrete(shape: Shape, batch: int, everyone: int = 0) -> tuple[int, ...]:
     )
 
 
+def normal(size: Size) -> Size:
+    """Let a size through; none of a named one is 0, which tells nothing of it."""
+    return size if isinstance(size, int) or size.factor else 0
+
+
 def own_axes(shape: Shape) -> list[tuple[int, int]]:
     """List the axes of a replica's own rows, and how many each of its samples has there."""
     return [
@@ -85,14 +90,14 @@ def own_axes(shape: Shape) -> list[tuple[int, int]]:
 
 
 def size_of(shape: Shape) -> Size:
-    """Multiply the sizes; at most one of them may be named.
+    """Multiply the sizes; at most one of them may be named, unless nothing is there.
 
     Raises:
         ShapeError: The product of two named dimensions has no name.
     """
     named = [size for size in shape if isinstance(size, Dim)]
     fixed = prod(size for size in shape if isinstance(size, int))
-    if not named:
+    if not named or not fixed:
         return fixed
     if len(named) > 1:
         raise ShapeError(f"shape {show(shape)} has more than one named dimension; merge other axes")

@@ -11,7 +11,7 @@ import numpy as np
 
 from allreduce.errors import ShapeError, UsageError, did_you_mean
 from allreduce.graph.scope import users_line
-from allreduce.graph.spec import Dim, Shape, Size, normalize_axes, show
+from allreduce.graph.spec import Dim, Shape, Size, normal, normalize_axes, show
 from allreduce.graph.tensor import Tensor
 
 
@@ -99,4 +99,4 @@ def as_shape(what: str, shape: Any, smallest: int = 0) -> Shape:
 
 
 def _as_size(size: Any) -> Size:
-    return size if isinstance(size, Dim) else operator.index(size)
+    return normal(size) if isinstance(size, Dim) else operator.index(size)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,8 @@ from allreduce.graph.spec import (
     Spec,
     broadcast,
     concrete,
+    normal,
     show,
-    size_of,
 )
 from allreduce.graph.tensor import Tensor
 
@@ -149,7 +151,12 @@ def reshaped(x: Tensor, shape: Sequence[Size]) -> Tensor:
     if wanted == x.shape:
         return x
     named = tuple((axis, size) for axis, size in enumerate(x.shape) if isinstance(size, Dim))
-    return apply("reshape", x, shape=wanted, named=named)
+    told = {size.name for _, size in named}
+    if all(size.name in told for size in wanted if isinstance(size, Dim)):
+        return apply("reshape", x, shape=wanted, named=named)
+    # Without elements, and so without an axis that tells in a run how long the named ones are.
+    rowless = tuple(1 if isinstance(size, Dim) else size for size in wanted)
+    return apply("broadcast_to", reshaped(x, rowless), shape=wanted)
 
 
 def infer_shape(old: Shape, new: Shape) -> Shape:
@@ -159,35 +166,47 @@ def infer_shape(old: Shape, new: Shape) -> Shape:
         ShapeError: The element counts differ, or -1 stands for a size that is not whole.
     """
     what = f"{users_line()}: cannot reshape {show(old)} to {show(new)}"
+    new = tuple(map(normal, new))
     unknown = [axis for axis, size in enumerate(new) if size == -1]
     if len(unknown) > 1:
         raise ShapeError(f"{what}: only one size can be -1")
-    if [size for size in old if size != 1] == [size for size in new if size != 1]:
-        return new  # whatever the sizes are
-    try:
-        total, part = size_of(old), size_of(tuple(size for size in new if size != -1))
-    except ShapeError as error:
-        raise ShapeError(f"{what}: {error}") from None
+    total, part = _count(old), _count([size for size in new if size != -1])
     if not unknown:
         if part != total:
-            raise ShapeError(f"{what}: {total} elements are not {part}")
+            raise ShapeError(f"{what}: {_elements(total)} elements are not {_elements(part)}")
         return new
     axis = unknown[0]
     size = _quotient(total, part)
     if size is None:
-        raise ShapeError(f"{what}: no whole size for -1")
+        several = len([*(total[1] - part[1]).elements()]) > 1
+        why = "-1 would be more than one named size" if several else "no whole size for -1"
+        raise ShapeError(f"{what}: {why}")
     return (*new[:axis], size, *new[axis + 1 :])
 
 
-def _quotient(total: Size, part: Size) -> Size | None:
-    if isinstance(total, Dim):
-        if isinstance(part, Dim):
-            same = part.factor and part.name == total.name and total.factor % part.factor == 0
-            return total.factor // part.factor if same else None
-        return Dim(total.name, total.factor // part) if part and total.factor % part == 0 else None
-    if isinstance(part, Dim) or not part:
+# How many elements: a number times sizes that have names. Where the number is 0 they say nothing.
+_Count = tuple[int, Counter[str]]
+
+
+def _count(shape: Sequence[Size]) -> _Count:
+    number = prod(size.factor if isinstance(size, Dim) else size for size in shape)
+    names = Counter(size.name for size in shape if isinstance(size, Dim))
+    return number, names if number else Counter()
+
+
+def _elements(count: _Count) -> str:
+    number, names = count
+    return "*".join([str(number), *names.elements()])
+
+
+def _quotient(total: _Count, part: _Count) -> Size | None:
+    (number, names), (divisor, others) = total, part
+    if not number or not divisor:
+        return 0 if divisor else None
+    rest = [*(names - others).elements()]
+    if number % divisor or not others <= names or len(rest) > 1:
         return None
-    return total // part if total % part == 0 else None
+    return Dim(rest[0], number // divisor) if rest else number // divisor
 
 
 def running_shape(shape: Shape, x: np.ndarray, named: Sequence[tuple[int, Dim]]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from allreduce.graph.dispatch import apply
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import promote_together, reshaped, swap_axes, unbroadcast
 from allreduce.graph.scope import users_line
-from allreduce.graph.spec import Spec, broadcast, show
+from allreduce.graph.spec import Dim, Spec, broadcast, show, size_of
 from allreduce.graph.tensor import Tensor
 
 
@@ -42,11 +42,17 @@ def matmul(a: Any, b: Any) -> Tensor:
     if right.ndim == 1:
         product = matmul(left, reshaped(right, (*right.shape, 1)))
         return reshaped(product, product.shape[:-1])
-    if left.ndim > 2 and right.ndim == 2 and left.shape[-1] == right.shape[0]:
+    if left.ndim > 2 and right.ndim == 2 and _fits_flat(left, right):
         # One large product instead of many small ones, in the gradients too.
-        flat = apply("matmul", reshaped(left, (-1, left.shape[-1])), right)
+        rows = size_of(left.shape[:-1])  # not -1: they are there also where nothing is in them
+        flat = apply("matmul", reshaped(left, (rows, left.shape[-1])), right)
         return reshaped(flat, (*left.shape[:-1], right.shape[-1]))
     return apply("matmul", left, right)
+
+
+def _fits_flat(left: Tensor, right: Tensor) -> bool:
+    named = [size for size in left.shape[:-1] if isinstance(size, Dim)]
+    return left.shape[-1] == right.shape[0] and len(named) < 2  # two have no name together
 
 
 def _matmul_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:

@@ -45,6 +45,9 @@ MATRICES: tuple[Shapes, ...] = (
     ((0, 3), (3, 2)),
     ((2, 0), (0, 3)),
     ((2, 3), (3, 0)),
+    ((2, 4, 0), (0, 2)),
+    ((2, 0, 3), (3, 2)),
+    ((2, 4, 0), (0,)),
 )
 PAIRS: tuple[Shapes, ...] = tuple((rows[0], rows[0]) for rows in ROWS)
 SPREAD: tuple[Shapes, ...] = (((3,),), ((1, 2),), ((3, 1),), ((1, 0),))

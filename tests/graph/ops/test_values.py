@@ -13,7 +13,7 @@ from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import function
 from allreduce.graph.gradient import backward
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.spec import BATCH, Spec
+from allreduce.graph.spec import BATCH, Dim, Spec
 from allreduce.graph.tensor import ConcreteTensor, Tensor
 from tests.graph.interpret import interpret, record
 
@@ -222,6 +222,50 @@ def test_named_sizes_go_through_reshapes() -> None:
 def test_an_empty_axis_survives_a_reshape_with_a_named_size() -> None:
     graph = record(lambda x: [ops.reshape(x, (x.shape[0], 0))], Spec((BATCH, 2, 0), FLOAT))
     assert interpret(graph, [np.empty((3, 2, 0))], 3)[0].shape == (3, 0)
+
+
+EMPTY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "known again": lambda x, w: ops.reshape(ops.reshape(x, -1), (x.shape[0], 0)),
+    "merged": lambda x, w: ops.flatten(x @ w),
+    "product": lambda x, w: x @ w,
+    "no rows": lambda x, w: ops.transpose(x, (0, 2, 1)) @ np.ones((2, 4)),
+    "three": lambda x, w: ops.reshape(x, (-1, x.shape[0], 3)),
+    "tiled": lambda x, w: ops.tile(x, (1, 2, 0)),
+    "no times": lambda x, w: ops.tile(x, (0, 1, 3)),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_what_has_no_elements_has_the_running_batch(name: str) -> None:
+    def slopes(x: Tensor, w: Tensor) -> list[Tensor]:
+        y = EMPTY[name](x, w)
+        return [y, *backward(ops.sum(y * y) + ops.sum(x) + ops.sum(w), [x, w], 1.0)]
+
+    x, w = np.ones((3, 2, 0)), np.ones((0, 4))
+    named = record(slopes, Spec((BATCH, 2, 0), FLOAT), Spec((0, 4), FLOAT))
+    fixed = record(slopes, Spec((3, 2, 0), FLOAT), Spec((0, 4), FLOAT))
+    for one, other in zip(interpret(named, [x, w], 3), interpret(fixed, [x, w]), strict=True):
+        np.testing.assert_array_equal(one, other, strict=True)
+
+
+def test_named_sizes_that_are_on_both_sides_cancel() -> None:
+    def shapes(x: Any, n: int | Dim) -> list[Tensor]:
+        return [
+            ops.reshape(x, (n, 4 * n)),
+            ops.reshape(x, (n, -1)),
+            ops.reshape(x, (2 * n, 2, n)),
+            ops.reshape(x, (n, n, -1)),
+        ]
+
+    graph = record(lambda x: shapes(x, BATCH), Spec((BATCH, 4, BATCH), FLOAT))
+    interpret(graph, [np.empty((0, 4, 0))], 0)
+    for batch in (1, 3):
+        x = np.arange(4.0 * batch * batch).reshape(batch, 4, batch)
+        for found, wanted in zip(interpret(graph, [x], batch), shapes(x, batch), strict=True):
+            np.testing.assert_array_equal(found, wanted.numpy(), strict=True)
+    said = r"\(batch, 4, batch\) to \(batch, 4\): 4\*batch\*batch elements are not 4\*batch"
+    with pytest.raises(ShapeError, match=said):
+        record(lambda x: [ops.reshape(x, (BATCH, 4))], Spec((BATCH, 4, BATCH), FLOAT))
 
 
 def test_size_and_mean_know_the_running_batch() -> None:
