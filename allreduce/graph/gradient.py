@@ -19,6 +19,7 @@ from allreduce.graph.ops.base import cut, lookup
 from allreduce.graph.scope import Beside, part, users_line, within
 from allreduce.graph.tensor import Tensor, TracedTensor
 from allreduce.graph.trace import Trace, current_trace
+from allreduce.graph.variable import Variable
 
 
 def backward(output: Any, inputs: Sequence[Any], seed: Any) -> list[Tensor]:
@@ -26,28 +27,71 @@ def backward(output: Any, inputs: Sequence[Any], seed: Any) -> list[Tensor]:
 
     Args:
         output: A tensor of floats.
-        inputs: Variables or tensors of the same trace.
+        inputs: Variables or tensors of the same trace, of floats.
         seed: A tensor that broadcasts to the output's shape.
 
     Returns:
         One tensor per input, of its shape and dtype; zeros where the output does not depend on it.
 
     Raises:
-        UsageError: Outside of `ar.function`, or nothing leads from any input to the output.
+        UsageError: Outside of `ar.function`, an input is none, or nothing leads from any of them to
+            the output.
         UnsupportedError: An operator on the way has no gradient; the message names it.
     """
     trace = current_trace()
     if trace is None:
         raise UsageError(f"{users_line()}: gradients are computed inside ar.function")
+    _check(inputs)
     end = trace.own(_in_trace(as_tensor(output)), "gradients")
     starts = [_values(trace, value) for value in inputs]
     found = _flow(trace, {end.id: functions.broadcast_to(seed, end.shape, dtype=end.dtype)}, starts)
     if found is None:
-        raise UsageError(
-            f"{users_line()}: the loss does not depend on any of the {len(starts)} variables; "
-            "were they made by another model?"
-        )
+        raise _unreached(trace, {value.id for values in starts for value in values}, end.id)
     return found
+
+
+def _check(inputs: Sequence[Any]) -> None:
+    if not isinstance(inputs, list | tuple):
+        raise UsageError(
+            f"{users_line()}: expected a list of variables or tensors, got "
+            f"{type(inputs).__name__}; a single one goes into a list, too: [x]"
+        )
+    if not inputs:
+        raise UsageError(f"{users_line()}: no variables were given; has the model been built?")
+    for value in inputs:
+        if not isinstance(value, TracedTensor | Variable):
+            raise UsageError(
+                f"{users_line()}: there are gradients by variables and by tensors of the step, not "
+                f"by {type(value).__name__} {value!r:.60}; make it an ar.Variable, or an argument "
+                "of the function"
+            )
+        if not np.issubdtype(value.dtype, np.floating):
+            what = f"variable {value.name!r}" if isinstance(value, Variable) else repr(value)
+            raise UsageError(
+                f"{users_line()}: {what} is {value.dtype}; there are gradients by floats only"
+            )
+
+
+def _unreached(trace: Trace, starts: set[int], end: int) -> UsageError:
+    """Say why no gradient flows back: what cut the way, or that there is none."""
+    needed = {end}
+    for node in reversed(trace.nodes[: end + 1]):
+        if node.id in needed:
+            needed.update(node.inputs)
+    reached = set(starts)
+    for node in trace.nodes[: end + 1]:
+        if node.id not in needed or not reached.intersection(node.inputs):
+            continue
+        if not _is_smooth(node):
+            return UsageError(
+                f"{users_line()}: no gradient flows from the loss to any of the variables: "
+                f"operator {node.op!r} at {node.source} passes none on"
+            )
+        reached.add(node.id)
+    return UsageError(
+        f"{users_line()}: the loss does not depend on any of the variables; were they made by "
+        "another model?"
+    )
 
 
 def differentiate(
@@ -117,9 +161,7 @@ def _between(trace: Trace, starts: set[int], ends: set[int]) -> set[int]:
     nodes = trace.nodes[: max(ends, default=-1) + 1]
     reached = set(starts)
     for node in nodes:
-        if not np.issubdtype(node.spec.dtype, np.floating) or lookup(node.op).gradient is cut:
-            continue
-        if reached.intersection(node.inputs):
+        if reached.intersection(node.inputs) and _is_smooth(node):
             reached.add(node.id)
     needed = set(ends)
     for node in reversed(nodes):
@@ -128,32 +170,38 @@ def _between(trace: Trace, starts: set[int], ends: set[int]) -> set[int]:
     return reached & needed
 
 
+def _is_smooth(node: Node) -> bool:
+    return np.issubdtype(node.spec.dtype, np.floating) and lookup(node.op).gradient is not cut
+
+
 def _propagate(
     trace: Trace, node: Node, gradient: Tensor, between: set[int], pending: dict[int, Tensor]
 ) -> None:
-    if not between.intersection(node.inputs):
+    wanted = [place for place, i in enumerate(node.inputs) if i in between]
+    if not wanted:
         return
     op = lookup(node.op)
     if op.gradient is None:
-        raise UnsupportedError(
-            f"{node.source}: operator {op.name!r} has no gradient, and the loss depends on a "
-            "variable through it"
-        )
+        raise _lacking(node, wanted[0])
     inputs = [trace.tensor(i) for i in node.inputs]
     output = trace.tensor(node.id)
     with within(Beside(id(trace), node.id)), part(f"{GRADIENT}{node.part}"):
         parts = op.gradient(gradient, output, inputs, node.attrs)
-    for source, found in zip(inputs, parts, strict=True):
-        if source.id not in between:
-            continue
+    assert len(parts) == len(inputs), node
+    for place in wanted:
+        source, found = inputs[place], parts[place]
         if found is None:
-            raise UnsupportedError(
-                f"{node.source}: operator {op.name!r} has no gradient for its argument "
-                f"{node.inputs.index(source.id)}, and the loss depends on a variable through it"
-            )
+            raise _lacking(node, place)
         before = pending.get(source.id)
         if before is not None:
             of = f"{GRADIENT}{trace.nodes[source.id].part}"
             with within(Beside(id(trace), source.id)), part(of):
                 found = before + found
         pending[source.id] = found
+
+
+def _lacking(node: Node, place: int) -> UnsupportedError:
+    return UnsupportedError(
+        f"{node.source}: operator {node.op!r} has no gradient for its argument {place}, and the "
+        "loss depends on a variable through it"
+    )

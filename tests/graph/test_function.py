@@ -305,7 +305,7 @@ def test_wrong_use_is_named() -> None:
     def labels(x: Tensor) -> Tensor:
         return ops.cast(ops.argmax(x * w, axis=1), "float32")
 
-    fail(lambda x: minimize(Descent(), labels(x), [w]), "does not depend")
+    fail(lambda x: minimize(Descent(), labels(x), [w]), "operator 'argmax' at .* passes none on")
 
 
 def test_variables_hold_what_steps_can_compute_with() -> None:
