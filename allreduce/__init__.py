@@ -39,7 +39,7 @@ with _interrupts_later():  # until there are hooks that tell of it in a line
     from allreduce import cluster as cluster  # at once: a place is taken before it has children
 
 if TYPE_CHECKING:
-    from allreduce import config, nn, optim
+    from allreduce import config, nn, observe, optim
     from allreduce.comm import ANY, Communicator, Work, init
     from allreduce.errors import (
         AllreduceError,
@@ -109,6 +109,7 @@ __all__ = [
     "gradients",
     "init",
     "nn",
+    "observe",
     "ops",
     "optim",
     "print",
@@ -157,7 +158,7 @@ _HOMES = {
     "allreduce.strategies": ("MirroredStrategy", "MultiWorkerMirroredStrategy", "Strategy"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = {"allreduce.config", "allreduce.nn", "allreduce.optim", *_HOMES}
+_MODULES = {"allreduce.config", "allreduce.nn", "allreduce.observe", "allreduce.optim", *_HOMES}
 
 if not TYPE_CHECKING:  # else type checkers would believe that every name is there
 

@@ -34,6 +34,16 @@ def subscribe(listener: Listener) -> Callable[[], None]:
     return lambda: _listeners.remove(listener)
 
 
+def heard() -> bool:
+    """Whether anybody listens; what would cost more than this question is not done otherwise."""
+    return bool(_listeners)
+
+
+def report(name: str, start: float, seconds: float, fields: dict[str, Any]) -> None:
+    """Report what has taken a while, from `start` on (`time.perf_counter()` seconds)."""
+    _emit(Event(name, start, seconds, None, fields))
+
+
 @contextmanager
 def span(name: str, **fields: Any) -> Iterator[None]:
     """Report how long the block took; costs one list test when nobody listens."""

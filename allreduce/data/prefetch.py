@@ -8,6 +8,8 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from allreduce import events
+
 T = TypeVar("T")
 # A source that blocks for good (a dead network file system) must not block its caller's exit as
 # well; its thread is a daemon and ends with the process.
@@ -45,7 +47,7 @@ def ahead(items: Iterable[T]) -> Generator[T, None, None]:
     )
     thread.start()
     try:
-        while isinstance(got := channel.made.get(), _Item):
+        while isinstance(got := _next(channel), _Item):
             channel.wanted.release()
             yield got.value
             del got  # the caller alone decides how long the batch lives
@@ -58,13 +60,21 @@ def ahead(items: Iterable[T]) -> Generator[T, None, None]:
             thread.join(_PATIENCE)
 
 
+def _next(channel: _Channel[T]) -> _Item[T] | _End:
+    with events.span("wait for a batch", stream="input"):
+        return channel.made.get()
+
+
 def _produce(items: Iterable[T], channel: _Channel[T]) -> None:
     error: BaseException | None = None
     try:
         iterator = iter(items)
         try:
             while channel.wanted.acquire() and not channel.stopped:
-                channel.made.put(_Item(next(iterator)))
+                with events.span("make a batch", stream="input"):
+                    item = next(iterator)
+                channel.made.put(_Item(item))
+                del item
         except StopIteration:
             pass
         finally:

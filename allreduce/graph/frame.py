@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
+from allreduce import events
 from allreduce.comm import Work
 from allreduce.devices import Device, DeviceName, options
 from allreduce.devices import lookup as lookup_device
@@ -21,6 +23,7 @@ from allreduce.graph.parallel import dependencies, is_free
 from allreduce.graph.program import Program
 from allreduce.graph.rendezvous import Rendezvous
 from allreduce.graph.replica import Moment, Replica
+from allreduce.graph.reports import reported, reported_wait
 from allreduce.graph.spec import Shape, concrete
 from allreduce.graph.stamp import Stamp
 from allreduce.graph.team import Team
@@ -59,6 +62,7 @@ class Frame:
         self.stamps: dict[int, Stamp] = {}  # by id of the plan
         self.values: dict[int, np.ndarray] = {}
         self.works: dict[int, Work] = {}  # started and not awaited, by node
+        self.started: dict[int, float] = {}  # when, of those that are reported
         self.loops: dict[int, Loop] = {}  # by the node of the scan
         self.moment = moment
         self._watches = options.current().check_numerics
@@ -73,11 +77,13 @@ class Frame:
         # Values that share memory are not made at once.
         planned = replace(program, blocks=None) if threads > 1 else program
         self.memory = Memory(planned, self.in_place, self.shape, self.device)
-        made = [
+        self._parts = [
             _nothing if self._is_made(each.node) else build(self, each.node)
             for each in program.instructions
         ]
-        self.steps = self._at_once(made, free, threads) if threads > 1 else self._in_order(made)
+        self._bind = partial(self._at_once, free, threads) if threads > 1 else self._in_order
+        self.steps = self._bind(self._parts)
+        self._told: list[Step] | None = None  # the same with reports, once somebody has listened
 
     def _in_order(self, made: Sequence[Step]) -> list[Step]:
         """Have one thread run the instructions."""
@@ -88,7 +94,7 @@ class Frame:
             if step is not _nothing
         ]
 
-    def _at_once(self, made: Sequence[Step], free: Sequence[bool], threads: int) -> list[Step]:
+    def _at_once(self, free: Sequence[bool], threads: int, made: Sequence[Step]) -> list[Step]:
         """Have several run those that do not depend on each other."""
         # Which waits are covered by earlier ones' holds for one thread only.
         steps = [
@@ -124,7 +130,7 @@ class Frame:
         self.values.update(fed)
         try:
             with np.errstate(all="ignore"):  # infinities and NaN are results here, not warnings
-                for step in self.steps:
+                for step in self._heard() if events.heard() else self.steps:
                     step()
         except BaseException as error:
             self._leave(error)
@@ -135,6 +141,15 @@ class Frame:
         for i in fed:  # a batch may be large, and is the caller's
             del self.values[i]
         return outputs
+
+    def _heard(self) -> list[Step]:
+        """Bind the instructions so that each reports how long it takes."""
+        if self._told is None:
+            pairs = zip(self.program.instructions, self._parts, strict=True)
+            self._told = self._bind(
+                [step if step is _nothing else reported(self, each, step) for each, step in pairs]
+            )
+        return self._told
 
     def _leave(self, error: BaseException) -> None:
         """After an error that all ranks raise, see to it that nothing writes into the next step."""
@@ -185,7 +200,11 @@ class Frame:
             started = list(self.works)
             ended = started[: started.index(collective) + 1]
         for each in ended:
-            self.works.pop(each).wait()
+            wait = self.works.pop(each).wait
+            if events.heard():
+                reported_wait(self, self._made[each], wait)
+            else:
+                wait()
             if self._watches:
                 look_at(self, self._made[each])
 

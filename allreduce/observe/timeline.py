@@ -1,0 +1,147 @@
+"""Recording what all ranks do, on one clock: a trace for Perfetto or Chrome's tracing page.
+
+Source of the format: Trace Event Format, Google, "Complete Events" and "Metadata Events".
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from allreduce import comm, events
+from allreduce.comm import Communicator, exchange, exchange_plain
+from allreduce.errors import UsageError
+from allreduce.training.facts import check_equal, telling
+
+_ROUNDS = 8  # of comparing clocks between hosts; the one in which ranks met fastest counts
+
+Span = tuple[str, float, float, str, dict[str, Any]]  # name, start, seconds, lane, what else
+
+
+def timeline(path: str | PathLike[str]) -> Timeline:
+    """Record the steps that run in a `with` block, of all ranks, and write them to one file.
+
+    All ranks enter and leave the block together; rank 0 writes. Open the file with
+    https://ui.perfetto.dev. A process is a rank, and each of its replicas has a lane per stream:
+    what it computed and when it waited, and its collectives from their start until they were
+    awaited. Instructions take about a microsecond more while they are recorded.
+
+    Ranks of one host share a clock; between hosts clocks agree to about the time of a barrier.
+
+    If the block raises, nobody waits for others: each such rank writes what it has recorded itself
+    to "<name>.rank<number>.json".
+
+    Args:
+        path: The file, "trace.json".
+
+    Raises:
+        UsageError: It is no path, no .json, or its folder does not exist.
+    """
+    return Timeline(path)
+
+
+class Timeline:
+    """A recording, which begins and ends with its `with` block; `timeline` makes one."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        if not isinstance(path, str | PathLike):
+            raise UsageError(f"a timeline is written to a file; name one, not {path!r:.60}")
+        self._path = Path(path)
+        if self._path.suffix != ".json":
+            raise UsageError(f"a timeline is JSON; call the file .json, not {str(path)!r}")
+        self._spans: list[Span] = []
+        self._stop: Callable[[], None] | None = None
+
+    def __enter__(self) -> Self:
+        if self._stop is not None:
+            raise UsageError("this timeline is being recorded already; make another one")
+        self._communicator = comm.init()
+        with telling(self._communicator, "timeline"):
+            if self._communicator.rank == 0 and not self._path.parent.is_dir():
+                raise UsageError(
+                    f"cannot write {self._path}: there is no folder {self._path.parent}"
+                )
+        check_equal(self._communicator, "timeline", {})
+        self._spans.clear()
+        self._stop = events.subscribe(self._record)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._stop is not None
+        self._stop()
+        self._stop = None
+        communicator = self._communicator
+        rank = communicator.rank
+        if kind is not None:
+            own = self._path.with_suffix(f".rank{rank}.json")
+            _write(own, [(rank, self._spans)])
+            return
+        late = _behind(communicator)
+        told = exchange_plain(communicator, "what a timeline has recorded", [late, self._spans])
+        with telling(communicator, "timeline"):
+            if rank == 0:
+                _write(self._path, [(each, _earlier(*part)) for each, part in enumerate(told)])
+        check_equal(communicator, "timeline", {})
+
+    def _record(self, event: events.Event) -> None:
+        fields: dict[str, Any] = {} if event.value is None else {"value": event.value}
+        fields |= {key: each for key, each in event.fields.items() if each != ""}
+        thread = threading.current_thread().name
+        stream = fields.pop("stream", thread)
+        replica = fields.pop("replica", None)
+        lane = stream if replica is None else f"replica {replica} {stream}"
+        self._spans.append((event.name, event.start, event.seconds, lane, fields))
+
+
+def _behind(communicator: Communicator) -> float:
+    """Say how many seconds this rank's clock is ahead of rank 0's; 0 on its host."""
+    world = comm.world()
+    if len(world.hosts) == 1:
+        return 0.0
+    rounds = []
+    for _ in range(_ROUNDS):
+        before = time.perf_counter()
+        communicator.barrier()
+        rounds.append((before, time.perf_counter()))
+    found = exchange(communicator, "clocks", np.asarray(rounds))  # (ranks, rounds, 2)
+    spent = (found[:, :, 1] - found[:, :, 0]).min(axis=0)  # by the last who came to each
+    ends = found[:, int(spent.argmin()), 1]
+    on_first = next(ranks for ranks in world.hosts if 0 in ranks)
+    return 0.0 if communicator.rank in on_first else float(ends[communicator.rank] - ends[0])
+
+
+def _earlier(seconds: float, spans: Sequence[Sequence[Any]]) -> list[Span]:
+    return [
+        (name, start - seconds, length, lane, fields) for name, start, length, lane, fields in spans
+    ]
+
+
+def _write(path: Path, ranks: Sequence[tuple[int, Sequence[Span]]]) -> None:
+    first = min((span[1] for _, spans in ranks for span in spans), default=0.0)
+    listed: list[dict[str, Any]] = []
+    for rank, spans in ranks:
+        listed.append(_named("process_name", rank, 0, f"rank {rank}"))
+        lanes = {lane: number for number, lane in enumerate(sorted({span[3] for span in spans}))}
+        listed += [_named("thread_name", rank, number, lane) for lane, number in lanes.items()]
+        for name, start, seconds, lane, fields in spans:
+            times = {"ts": (start - first) * 1e6, "dur": seconds * 1e6}
+            place = {"pid": rank, "tid": lanes[lane]}
+            listed.append({"name": name, "ph": "X", **times, **place, "args": fields})
+    path.write_text(json.dumps({"traceEvents": listed, "displayTimeUnit": "ms"}))
+
+
+def _named(what: str, rank: int, lane: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": rank, "tid": lane, "args": {"name": name}}

@@ -1,0 +1,110 @@
+"""Timelines: what all ranks did, on one clock, in a file that trace viewers read."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import allreduce as ar
+from allreduce.errors import UsageError
+from tests.harness import run_ranks
+
+
+def _recorded(folder: str) -> None:
+    import numpy as np
+
+    import allreduce as ar
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = ar.nn.Sequential([ar.nn.Input((6,)), ar.nn.Dense(4), ar.nn.Dense(3)])
+        model.compile("adam", ar.nn.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, y = np.ones((16, 6), np.float32), np.zeros(16, np.int64)
+    with ar.observe.timeline(f"{folder}/trace.json"):
+        model.fit(x, y, batch_size=8, verbose=0)
+    rank = strategy.communicator.rank
+    try:
+        with ar.observe.timeline(f"{folder}/failed.json"):
+            model.fit(x, y, batch_size=8, verbose=0)
+            raise RuntimeError("enough")
+    except RuntimeError:
+        print("raised")
+    try:
+        with ar.observe.timeline(f"{folder}/none/trace.json"):
+            print("entered")
+    except (ar.UsageError, ar.MismatchError) as error:
+        print(rank, error)
+
+
+def test_a_timeline_has_all_ranks_instructions_in_order(tmp_path: Path) -> None:
+    first, second = run_ranks(_recorded, 2, arguments=[str(tmp_path)])
+    assert first.returncode == second.returncode == 0, (first, second)
+    assert first.stdout.startswith("raised\n0 cannot write ")
+    assert second.stdout.startswith("raised\n1 timeline on rank 1: rank 0 raised UsageError")
+    lanes = _lanes(tmp_path / "trace.json")
+    names = {f"replica {rank} {stream}" for rank in (0, 1) for stream in ("compute", "collective")}
+    assert names < set(lanes)
+    for rank in (0, 1):
+        compute, reduced = (lanes[f"replica {rank} {s}"] for s in ("compute", "collective"))
+        assert [each["args"]["step"] for each in reduced] == [1, 2]
+        assert {"matmul", "update_bucket", "wait for all_reduce_bucket"} < _names(compute)
+        for one, other in pairwise(compute):
+            assert one["ts"] + one["dur"] <= other["ts"] + 1  # microseconds, as rounded
+        waits = [each for each in compute if each["name"] == "wait for all_reduce_bucket"]
+        for whole, wait in zip(reduced, waits, strict=True):
+            assert whole["ts"] <= wait["ts"] <= whole["ts"] + whole["dur"] + 1
+            assert whole["args"]["exposed"] * 1e6 == pytest.approx(wait["dur"], abs=1)
+            assert whole["args"]["bytes"] == (16 + 32 + 16 + 16 + 16) * 4  # with the header
+    begun = [lanes[f"replica {rank} collective"][0] for rank in (0, 1)]
+    assert begun[0]["ts"] < begun[1]["ts"] + begun[1]["dur"]  # one clock: they overlap
+    assert begun[1]["ts"] < begun[0]["ts"] + begun[0]["dur"]
+    for rank in (0, 1):
+        assert f"replica {rank} compute" in _lanes(tmp_path / f"failed.rank{rank}.json")
+    assert not (tmp_path / "failed.json").exists()
+
+
+def _lanes(path: Path) -> dict[str, list[dict[str, Any]]]:
+    events = json.loads(path.read_text())["traceEvents"]
+    named = [each for each in events if each["name"] == "thread_name"]
+    found: dict[str, list[dict[str, Any]]] = {}
+    for lane in named:
+        place = lane["pid"], lane["tid"]
+        own = [each for each in events if each["ph"] == "X" and (each["pid"], each["tid"]) == place]
+        found[lane["args"]["name"]] = sorted(own, key=lambda each: each["ts"])
+    return found
+
+
+def _names(events: list[dict[str, Any]]) -> set[str]:
+    return {each["name"] for each in events}
+
+
+def test_a_timeline_of_threads_has_all_that_they_did(tmp_path: Path) -> None:
+    ar.config.threading.set_inter_op_parallelism_threads(2)
+    try:
+
+        @ar.function
+        def step(x: ar.Tensor) -> ar.Tensor:
+            return ar.ops.exp(x) @ x + ar.ops.tanh(x) @ x
+
+        x = np.ones((2, 2))
+        step(x)
+        with ar.observe.timeline(tmp_path / "trace.json"):
+            step(x)
+    finally:
+        ar.config.threading.set_inter_op_parallelism_threads(1)
+    (compute,) = _lanes(tmp_path / "trace.json").values()
+    assert {"exp", "tanh", "matmul"} <= _names(compute)
+
+
+def test_paths_that_are_none_are_refused(tmp_path: Path) -> None:
+    for path, said in ((3, "to a file; name one, not 3"), ("trace.txt", "call the file .json")):
+        with pytest.raises(UsageError, match=said):
+            ar.observe.timeline(path)  # type: ignore[arg-type]
+    timeline = ar.observe.timeline(tmp_path / "trace.json")
+    with timeline, pytest.raises(UsageError, match="is being recorded already"):
+        timeline.__enter__()
