@@ -10,6 +10,7 @@ from allreduce.errors import UsageError
 
 _seed: int | None = None
 _times_set = 0
+_drawn = False
 
 
 def set_seed(seed: int) -> None:
@@ -21,8 +22,8 @@ def set_seed(seed: int) -> None:
     Raises:
         UsageError: The seed is not such an integer.
     """
-    global _seed, _times_set
-    _seed = checked(seed)
+    global _seed, _times_set, _drawn
+    _seed, _drawn = checked(seed), False
     _times_set += 1
 
 
@@ -49,15 +50,20 @@ def is_set() -> bool:
 
 def adopt(seed: int) -> None:
     """Use the seed that all ranks have agreed on; names go on counting where they are."""
-    global _seed
-    _seed = seed
+    global _seed, _drawn
+    _seed, _drawn = seed, False
+
+
+def fixed() -> int | None:
+    """Return the seed if it was set or agreed on; one that a first trace drew is its own."""
+    return None if _drawn else _seed
 
 
 def get_seed() -> int:
     """Return the seed; one is drawn and logged if none was set."""
-    global _seed
+    global _seed, _drawn
     if _seed is None:
-        _seed = secrets.randbits(31)
+        _seed, _drawn = secrets.randbits(31), True
         text = "no seed was set: drew %d; ar.set_seed(%d) repeats this run"
         events.logger.info(text, _seed, _seed)
     assert _seed is not None

@@ -10,7 +10,7 @@ import numpy as np
 
 from allreduce.devices import options
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph import nest
+from allreduce.graph import nest, seed
 from allreduce.graph.passes import switched_off
 from allreduce.graph.per_replica import PerReplica
 from allreduce.graph.replica import Moment
@@ -37,7 +37,8 @@ class Arguments:
         key: Equal for calls that one trace serves.
         feeds: For each array among the leaves its value on each local replica.
         keys: What of each leaf is part of the key.
-        around: What else is: scopes of devices, passes that are off, whether NaN are looked for.
+        around: What else is: scopes of devices, passes that are off, whether NaN are looked for,
+            threads, and the seed, which random operators have in their keys.
         rows: Samples per local replica, or None where no argument is a share of a batch.
         offsets: Where each replica's first row lies in the global batch.
         everyone: The rows of every replica of any rank, where these are known.
@@ -93,7 +94,7 @@ def take_apart(structure: Any, local_replicas: int) -> Arguments:
     chosen = options.current()
     found.around = (
         *(surroundings(), switched_off()),
-        *(chosen.check_numerics, chosen.inter_op_threads),
+        *(chosen.check_numerics, chosen.inter_op_threads, seed.fixed()),
     )
     found.key = (nest.outline(structure), tuple(found.keys), found.around)
     return found

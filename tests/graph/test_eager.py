@@ -47,6 +47,33 @@ def test_training_gives_the_same_bits_as_a_trace(network: str, replicas: int) ->
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_seed_that_is_set_between_steps_counts_as_in_a_trace(replicas: int) -> None:
+    strategy = ar.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+    network = ar.nn.Sequential([ar.nn.Input((3,)), ar.nn.Dropout(0.5)])
+
+    @ar.function
+    def step(x: Any) -> Any:
+        return network(x, training=True), ar.ops.normal((x.shape[0], 2))
+
+    def draws(eagerly: bool) -> list[np.ndarray]:
+        strategy.set_steps(step, 0)
+        found = []
+        for seed in (0, 5, 0, 5):
+            ar.set_seed(seed)
+            (batch,) = strategy.distribute_dataset([(ROWS,)])
+            for value in strategy.run(step, args=batch, eagerly=eagerly):
+                found.append(strategy.gather(value, axis=0))
+        return found
+
+    with strategy.scope():
+        traced, eager = draws(False), draws(True)
+    strategy.close()
+    for one, other in zip(traced, eager, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert len({each.tobytes() for each in traced}) == len(traced)
+
+
 def ranks() -> None:
     import numpy as np
 

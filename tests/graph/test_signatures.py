@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from allreduce.graph import Tensor, function, passes
+from allreduce.graph import Tensor, function, ops, passes, seed
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,25 @@ def test_what_was_switched_is_named(caplog: pytest.LogCaptureFixture) -> None:
             passes.switch(name, True)
     (record,) = caplog.records
     assert record.getMessage().endswith("ar.config.passes were switched")
+
+
+def test_a_seed_is_part_of_the_signature_once_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seed, "_seed", None)
+    monkeypatch.setattr(seed, "_drawn", False)
+    traces = []
+
+    @function
+    def step(x: Tensor) -> Tensor:
+        traces.append(seed.get_seed())
+        return x + ops.normal((3,))
+
+    for _ in range(2):  # the first one draws a seed
+        step(np.ones(3))
+    assert len(traces) == 1
+    for number in (1, 2, 1):
+        seed.set_seed(number)
+        step(np.ones(3))
+    assert traces[1:] == [1, 2]
 
 
 def test_the_first_calls_arrays_are_let_go() -> None:
