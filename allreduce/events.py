@@ -93,18 +93,19 @@ def current_rank() -> int | None:
     return _rank_filter.rank
 
 
-def configure_logging(rank: int, level: str | None = None) -> None:
+def configure_logging(rank: int | None, level: str | None = None) -> None:
     """Send the library's records to stderr with the rank: INFO on rank 0, WARNING elsewhere.
 
     A handler or a level that the application has given the `allreduce` logger is left alone,
-    unless `level` says otherwise.
+    unless `level` says otherwise. Without a rank, as long as this process has not joined, they go
+    where the application sends all of its records, if it does so, and INFO is among them.
     """
     global _own_level
     _rank_filter.rank = rank
     if level is not None or logger.level in (logging.NOTSET, _own_level):
-        logger.setLevel(level or ("INFO" if rank == 0 else "WARNING"))
+        logger.setLevel(level or ("WARNING" if rank else "INFO"))
         _own_level = logger.level
-    if not logger.handlers:
+    if not (logger.hasHandlers() if rank is None else logger.handlers):
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("[allreduce] rank %(rank)s: %(message)s"))
         logger.addHandler(handler)

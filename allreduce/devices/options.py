@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from allreduce.devices.integers import integer
+from allreduce.devices.logs import start_logging
 from allreduce.errors import UsageError, unknown_name
 
 FLOATS = ("float32", "float64")
@@ -39,6 +40,8 @@ def set_soft_device_placement(enabled: bool) -> None:
 def set_log_device_placement(enabled: bool) -> None:
     """Choose whether each op's device is logged, with the reason."""
     _replace(log_device_placement=_flag("log_device_placement", enabled))
+    if enabled:
+        start_logging()
 
 
 def enable_check_numerics(enabled: bool = True) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allreduce import events
+from allreduce.devices.logs import start_logging
 from allreduce.graph import passes
 from allreduce.graph.agreement import Agreement, compare, synchronize
 from allreduce.graph.arenas import ArenaPlan, Host, plan_for
@@ -162,6 +163,7 @@ def compile_alone(
 
 
 def _trace(host: Host, fn: Callable[..., Any], arguments: Arguments) -> tuple[Graph, Returned]:
+    start_logging()  # of what is planned, and of what may be wrong with it
     trace = Trace(host.num_replicas_in_sync)
     with recording(trace):
         args, kwargs = arguments.placeholders(trace)

@@ -14,7 +14,7 @@ from allreduce.errors import ShapeError, UnsupportedError, UsageError
 from allreduce.graph import numerics, seed
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import Attrs, Op, located, lookup
-from allreduce.graph.placement import requested
+from allreduce.graph.placement import Placed, report, requested
 from allreduce.graph.scope import choose, current_part, surroundings, users_line
 from allreduce.graph.spec import Dim, Spec, concrete
 from allreduce.graph.tensor import ConcreteTensor, EagerTensor, Tensor, TracedTensor
@@ -60,14 +60,16 @@ def _constant(array: np.ndarray) -> Tensor:
 
 
 def current_place(op: str, value: np.ndarray) -> DeviceName:
-    """Return where an operator outside of functions gives its value."""
-    if not surroundings():
+    """Return where an operator outside of functions gives its value; logged if that is wanted."""
+    if not surroundings() and not options.current().log_device_placement:
         return HOST
     node = choose(Node(0, op, (), {}, Spec(value.shape, value.dtype), source=users_line()))
-    if node.device is None:
-        return HOST
-    available = [device.name for device in logical_devices()]
-    return requested(node, node.device, HOST, available)[0]
+    device, reason = HOST, "the first device"
+    if node.device is not None:
+        available = [device.name for device in logical_devices()]
+        device, reason = requested(node, node.device, HOST, available)
+    report([Placed(op, device, reason, node.source)], {})
+    return device
 
 
 def apply(name: str, *inputs: Any, **attrs: Any) -> Tensor:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -225,6 +228,30 @@ def test_the_log_says_operation_device_and_reason(log: pytest.LogCaptureFixture)
     assert result == 1
     said = r"placed exp: /job:worker/replica:0/task:0/device:CPU:3 (ar.device('/device:CPU:1'))"
     assert said in log.text
+
+
+ALONE = """
+import numpy as np
+import allreduce as ar
+ar.function(lambda x: ar.ops.exp(x))(np.ones(1))
+ar.config.set_log_device_placement(True)
+with ar.device("CPU:0"):
+    ar.ops.log(ar.ops.square(3.0))
+ar.function(lambda x: ar.ops.tanh(x))(np.ones(1))
+"""
+
+
+def test_logs_are_seen_in_a_process_that_joins_no_others() -> None:
+    command = [sys.executable, "-c", ALONE]
+    environment = {**os.environ, "ALLREDUCE_LOG_LEVEL": "DEBUG"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stderr.count("each replica runs\n") == 2, done.stderr
+    placed = [line for line in done.stderr.splitlines() if "placed" in line]
+    words = [line.removeprefix("[allreduce] rank -: placed ").split(":")[0] for line in placed]
+    assert words == ["constant", "square", "log", "placeholder", "tanh"]
+    assert "CPU:0 (ar.device('/device:CPU:0')) <string>:7" in placed[2]
 
 
 def test_devices_are_dealt_out_to_replicas_evenly() -> None:
