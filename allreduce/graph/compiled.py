@@ -29,7 +29,7 @@ from allreduce.graph.partition import partition
 from allreduce.graph.placement import place, report
 from allreduce.graph.program import Program
 from allreduce.graph.replica import Replica
-from allreduce.graph.retracing import Retracing
+from allreduce.graph.retracing import Discarded, Retracing, code_of
 from allreduce.graph.returned import Returned, take_apart
 from allreduce.graph.schedule import schedule
 from allreduce.graph.signature import Arguments
@@ -58,10 +58,15 @@ class Compiled:
 
 
 class ProgramCache:
-    """Compiled steps by function and signature; they live as long as the function does."""
+    """Compiled steps by function and signature; they live as long as the function does.
+
+    Where nobody can be told that it is gone, as with methods of a class with `__slots__`, they and
+    the instance live as long as the replicas that run it.
+    """
 
     def __init__(self) -> None:
         self._functions: dict[tuple[int, object], Programs] = {}
+        self._discarded = Discarded()
 
     def of(self, fn: Callable[..., Any]) -> Programs:
         """Return what was compiled of a function."""
@@ -69,10 +74,20 @@ class ProgramCache:
         # instance need not be hashable; forgotten before its id can return.
         owner, method = (fn.__self__, fn.__func__) if inspect.ismethod(fn) else (fn, None)
         key = (id(owner), method)
-        if key not in self._functions:
-            self._functions[key] = Programs()
-            weakref.finalize(owner, self._functions.pop, key, None).atexit = False
-        return self._functions[key]
+        found = self._functions.get(key)
+        if found is None:
+            found = self._functions[key] = Programs(self._discarded)
+            code = None if method else code_of(fn)
+            try:
+                weakref.finalize(owner, self._forget, key, code).atexit = False
+            except TypeError:  # tuples, builtins and what has __slots__ tell nobody when they go
+                found.owner = owner
+        return found
+
+    def _forget(self, key: tuple[int, object], code: object) -> None:
+        programs = self._functions.pop(key)
+        if programs.by_signature:
+            self._discarded.add(code, programs.steps)
 
     def clear(self) -> None:
         """Forget all programs, but not how often each function ran."""
@@ -82,11 +97,18 @@ class ProgramCache:
 
 @dataclass(slots=True)
 class Programs:
-    """What was compiled of one function, and how often it ran: what random draws depend on."""
+    """What was compiled of one function, and how often it ran: what random draws depend on.
 
+    Attributes:
+        discarded: The functions before it that were made for one call each.
+        owner: What the function is of, where it has to be kept so that its id stays its own.
+    """
+
+    discarded: Discarded
     by_signature: dict[Hashable, Compiled] = field(default_factory=dict)
     steps: int = 0
     retracing: Retracing = field(default_factory=Retracing)
+    owner: object = None
 
     def get(
         self,
@@ -100,6 +122,8 @@ class Programs:
         found = self.by_signature.get(signature)
         self.retracing.note(fn, arguments, found is None)
         if found is None:
+            if not self.by_signature:
+                self.discarded.note(fn)
             found = self.by_signature[signature] = make()
         return found
 

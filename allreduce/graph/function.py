@@ -23,6 +23,8 @@ class Function:
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
+        self._is_static = isinstance(fn, staticmethod)
+        fn = fn.__func__ if isinstance(fn, staticmethod) else fn
         self.python_function = fn
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
         self.__qualname__ = getattr(fn, "__qualname__", self.__name__)
@@ -57,7 +59,9 @@ class Function:
 
     def __get__(self, instance: Any, owner: Any = None) -> Function:
         # Made anew at each access, as Python's own methods are: traces are kept by instance.
-        return self if instance is None else Function(self.python_function.__get__(instance))
+        if instance is None or self._is_static or not hasattr(self.python_function, "__get__"):
+            return self
+        return Function(self.python_function.__get__(instance))
 
 
 def function(fn: Callable[..., Any]) -> Function:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,43 @@ class Retracing:
             _difference(fn, last, self._last),
         )
         self._last = None
+
+
+class Discarded:
+    """Watches functions that are made for one call each, by their code; warns once of each."""
+
+    def __init__(self) -> None:
+        self._in_a_row: Counter[object] = Counter()
+        self._warned: set[object] = set()
+
+    def add(self, code: object, steps: int) -> None:
+        """Take note of a traced function that is gone, after so many steps."""
+        self._in_a_row[code] = self._in_a_row[code] + 1 if steps <= 1 else 0
+
+    def note(self, fn: Callable[..., Any]) -> None:
+        """Take note of a function's first trace."""
+        code = code_of(fn)
+        if code is None or code in self._warned or self._in_a_row[code] + 1 < _TRACES:
+            return
+        self._warned.add(code)
+        events.logger.warning(
+            "%s was traced in %d of its last %d calls, and each trace takes long: the function is "
+            "made anew at each call; make it once, outside of the loop, and pass what differs as "
+            "arguments",
+            getattr(fn, "__qualname__", repr(fn)),
+            *(_TRACES, _TRACES),
+        )
+
+
+def code_of(fn: Callable[..., Any]) -> object:
+    """Find what functions share that are made in the same place; None where nothing tells."""
+    while True:
+        if isinstance(fn, functools.partial):
+            fn = fn.func
+        elif hasattr(fn, "python_function"):
+            fn = fn.python_function
+        else:
+            return None if inspect.ismethod(fn) else getattr(fn, "__code__", None)
 
 
 def _describe(arguments: Arguments) -> _Call:

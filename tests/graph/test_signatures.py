@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from allreduce.graph import Tensor, function, ops, passes, seed
+from allreduce.graph import Tensor, default_replicator, function, ops, passes, seed
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,55 @@ def test_what_was_switched_is_named(caplog: pytest.LogCaptureFixture) -> None:
             passes.switch(name, True)
     (record,) = caplog.records
     assert record.getMessage().endswith("ar.config.passes were switched")
+
+
+def test_a_function_made_anew_at_each_call_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    @function
+    def step(x: Tensor, times: int) -> Tensor:
+        return x * times
+
+    replicator = default_replicator()
+    for i in range(6):
+        replicator.run(lambda x: step(x, 2), (np.ones(3),))
+        replicator.run(functools.partial(step, times=2), (np.ones(3),))
+        used = function(lambda x: x)
+        for _ in range(3 if i == 2 else 1):  # that one was worth its trace
+            used(np.ones(3))
+    first, second = [record.getMessage() for record in caplog.records]
+    assert "<lambda> was traced in 5 of its last 5 calls" in first
+    assert "the function is made anew at each call; make it once" in first
+    assert "functools.partial" in second
+
+
+@dataclass(slots=True)
+class Slotted:
+    by: float
+
+    @function
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * self.by
+
+    @function
+    @staticmethod
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+
+class Pair(NamedTuple):
+    one: float
+    other: float
+
+    @function
+    def total(self, x: Tensor) -> Tensor:
+        return x * (self.one + self.other)
+
+
+def test_what_knows_no_weak_references_can_be_traced() -> None:
+    for by in (2.0, 3.0, 4.0):  # an id is never taken for that of a former one
+        assert Slotted(by).scaled(np.ones(1)).numpy() == by
+        assert Pair(by, 1.0).total(np.ones(1)).numpy() == by + 1
+    assert Slotted(1.0).doubled(np.ones(1)).numpy() == Slotted.doubled(np.ones(1)).numpy() == 2
+    assert function(np.exp)(np.zeros(1)).numpy() == 1
 
 
 def test_a_seed_is_part_of_the_signature_once_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
