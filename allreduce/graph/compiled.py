@@ -36,6 +36,7 @@ from allreduce.graph.signature import Arguments
 from allreduce.graph.trace import Trace, recording
 from allreduce.graph.update import UpdateRule
 from allreduce.graph.variable import Variable
+from allreduce.graph.wellformed import check_order
 
 
 @dataclass(slots=True)
@@ -193,6 +194,7 @@ def _trace(host: Host, fn: Callable[..., Any], arguments: Arguments) -> tuple[Gr
         args, kwargs = arguments.placeholders(trace)
         returned, outputs = take_apart(fn(*args, **kwargs))
     graph = trace.finish(outputs)
+    check_order(graph)
     check_owner(host, _variables(passes.prune(graph)))
     return graph, returned
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from allreduce.graph.node import Graph, Rewriter
+from allreduce.graph.wellformed import check_fed
 
 
 def prune(graph: Graph, feeds: Collection[int] = ()) -> Graph:
@@ -14,6 +15,9 @@ def prune(graph: Graph, feeds: Collection[int] = ()) -> Graph:
     Args:
         graph: Any graph.
         feeds: Nodes that become inputs, after the graph's own.
+
+    Raises:
+        UsageError: What is kept needs a placeholder that is neither an input nor among the feeds.
     """
     needed: set[int] = {*graph.outputs, *graph.effects}
     for node in reversed(graph.nodes):
@@ -33,4 +37,6 @@ def prune(graph: Graph, feeds: Collection[int] = ()) -> Graph:
             rewriter.keep(node)
     pruned = rewriter.finish()
     fed = tuple(rewriter.moved[i] for i in feeds if i not in graph.inputs)
-    return Graph(pruned.nodes, pruned.inputs + fed, pruned.outputs, pruned.effects)
+    pruned = replace(pruned, inputs=pruned.inputs + fed)
+    check_fed(pruned)
+    return pruned
