@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 import weakref
 
 from allreduce.errors import OutOfMemoryError
+
+# What held the last user's memory may be garbage that waits for the collector. Three rounds free a
+# model: its functions, then the programs that were compiled of them, then their arenas and values.
+_COLLECTIONS = 3
 
 
 class Budget:
@@ -35,11 +40,17 @@ class Budget:
         """Count memory that is about to be made; returns what `give_back` takes.
 
         Raises:
-            OutOfMemoryError: It would be more than the limit.
+            OutOfMemoryError: It would be more than the limit, also without what nobody uses any
+                more.
         """
+        # Not under the lock: what is collected may wait for threads, and these for the lock.
+        for _ in range(_COLLECTIONS):
+            if self._fits(self.used, nbytes):
+                break
+            gc.collect()
         with self._adding:
             used = self.used
-            if self.limit is not None and used + nbytes > self.limit:
+            if not self._fits(used, nbytes):
                 raise OutOfMemoryError(
                     f"{nbytes} bytes do not fit on {self._device}: {used} of its limit of "
                     f"{self.limit} bytes are in use; use a smaller model or batch, other devices, "
@@ -49,6 +60,9 @@ class Budget:
             self._held[number] = nbytes
             self.peak = max(self.peak, used + nbytes)
             return number
+
+    def _fits(self, used: int, nbytes: int) -> bool:
+        return self.limit is None or used + nbytes <= self.limit
 
     def give_back(self, number: int) -> None:
         """Count no longer what a `take` has counted."""
