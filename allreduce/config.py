@@ -55,8 +55,9 @@ def set_logical_devices(kind: str, count: int, memory_limit: int | None = None) 
     Args:
         kind: "CPU".
         count: How many there are to be.
-        memory_limit: The bytes that steps may use on each: for parameters, gradients, optimizers'
-            slots and values. More is an OutOfMemoryError. None for what the machine has.
+        memory_limit: The bytes that steps may use on each: for variables, gradients, optimizers'
+            slots and values, but for those of steps that run eagerly. More is an OutOfMemoryError.
+            None for what the machine has.
 
     Raises:
         UsageError: Logical devices are in use already, in another number or with another limit.

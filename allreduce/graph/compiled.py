@@ -156,6 +156,7 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
             compare(host, agreement)
         synchronize(host, _variables(graph))
         updates = _updates(host, graph)
+        _settle(graph)  # those that no optimizer has taken in
         plans = [plan for _, plan in updates]
         graph = passes.bucket(_optimized(graph), plans, host.num_replicas_in_sync)
         if several_ranks:
@@ -183,7 +184,9 @@ def compile_alone(
             raise needs_all(fn, "has collectives", host.num_replicas_in_sync)
         if any(graph.nodes[i].attrs["changes"] for i in graph.effects):
             raise needs_all(fn, "changes variables", host.num_replicas_in_sync)
-        graph = partition(_optimized(_placed(host, graph)))
+        graph = _placed(host, graph)
+        _settle(graph)
+        graph = partition(_optimized(graph))
         return Compiled(graph, [Executor(_program(graph), replica, {})], returned, [])
 
 
@@ -219,6 +222,14 @@ def _variables(graph: Graph) -> list[Variable]:
         found.update(dict.fromkeys(() if read is None else (read,)))
         found.update(dict.fromkeys(node.attrs.get("changes", ())))
     return list(found)
+
+
+def _settle(graph: Graph) -> None:
+    """Move the variables of a step to their devices."""
+    for node in graph.nodes:
+        if "variable" in node.attrs:
+            assert node.device is not None, node
+            node.attrs["variable"].settle(node.device)
 
 
 def _check_equal_changes(graph: Graph) -> None:

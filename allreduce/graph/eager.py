@@ -160,16 +160,14 @@ class EagerTrace(Trace):
         return np.asarray(value, np.int64)
 
     def _read(self, node: Node) -> np.ndarray:
-        variable: Variable = node.attrs["variable"]
-        self._take_in([variable])
+        variable = self._variable(node)
         # A copy, because the step may change the variable later.
         return variable.storage[self._replica.index].copy()
 
     def _assign(self, node: Node) -> np.ndarray:
-        variable: Variable = node.attrs["variable"]
         if self.replicas > 1:
             check_equal(node, self._of_replica)
-        self._take_in([variable])
+        variable = self._variable(node)
 
         def assign(brought: list[tuple[int, np.ndarray]]) -> list[np.ndarray]:
             for index, value in brought:
@@ -228,6 +226,14 @@ class EagerTrace(Trace):
         names = ", ".join(repr(variable.name) for variable in fresh)
         source = self.nodes[-1].source
         self._meet(Meeting(f"the first use of {names}", source, ("use", fresh), None, share))
+
+    def _variable(self, node: Node) -> Variable:
+        """Return the variable that a node reads or changes, on its device."""
+        variable: Variable = node.attrs["variable"]
+        self._take_in([variable])
+        assert node.device is not None, node
+        variable.settle(node.device)
+        return variable
 
     def _together(self, node: Node, brought: Any, work: Callable[[Any], Any]) -> np.ndarray:
         key = (node.op, dict(node.attrs), node.spec)

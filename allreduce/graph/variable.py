@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from allreduce.devices.names import DeviceName
+from allreduce.devices import DeviceName, lookup
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.dispatch import apply, as_tensor, current_place
 from allreduce.graph.naming import unique_name
@@ -74,9 +74,10 @@ class Variable(Operators):
         self.device = choose(Node(0, "variable", (), asked, self.spec)).device
         if self.device is not None:
             check_exists(f"variable {name!r}", self.device, self.replicator.places[0])
-        # One array per local replica. The first trace of an optimizer moves them into its arena.
+        # One array per local replica. The first step moves them to their devices, and the first
+        # trace of an optimizer into its arena.
         self.storage = [value.copy() for _ in range(self.replicator.local_replicas)]
-        self.home: object | None = None  # whose arena the storage is a view of
+        self.home: object | None = None  # the device, or whose arena the storage is a view of
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -117,6 +118,24 @@ class Variable(Operators):
             value = self.storage[0].copy()
             return ConcreteTensor(value, self.device or current_place("read", value))
         return trace.read(self, self.spec, {"variable": self}, self.place)
+
+    def settle(self, device: DeviceName) -> None:
+        """Move to where steps read and change it, if it is not there yet, so that it counts there.
+
+        Args:
+            device: As the replicas' program calls it.
+
+        Raises:
+            OutOfMemoryError: It is more than a device has room for.
+        """
+        if self.home is not None:
+            return
+        for index, places in enumerate(self.replicator.places):
+            value = self.storage[index]
+            room = lookup(places.names[device]).allocate(value.nbytes)
+            self.storage[index] = room.array(value.dtype, value.shape)
+            self.storage[index][...] = value
+        self.home = device
 
     def assign(self, value: Any) -> None:
         """Change the value, on every local replica; inside `ar.function` when the step gets there.

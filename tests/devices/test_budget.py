@@ -18,10 +18,16 @@ from allreduce.errors import OutOfMemoryError, UsageError
 def limited() -> Iterator[Device]:
     """Give a device that has room for 100 kB more than it uses."""
     device = lookup("CPU:3")
-    gc.collect()
+    _collect()
     device.memory.limit = device.memory.used + 100_000
     yield device
     device.memory.limit = None
+
+
+def _collect() -> None:
+    """Let go of what other tests have left: programs go after their functions, and so on."""
+    for _ in range(4):
+        gc.collect()
 
 
 def test_memory_counts_as_long_as_a_view_of_it_is_there() -> None:
@@ -73,4 +79,48 @@ def test_a_step_that_does_not_fit_says_on_which_device(limited: Device, replicas
     with pytest.raises(OutOfMemoryError, match=r"\d{7} bytes do not fit on .*CPU:3"):
         strategy.run(step, args=(large,))
     strategy.run(step, args=(small,))
+    strategy.close()
+
+
+def test_the_memory_of_a_model_that_was_dropped_is_there_for_the_next_one() -> None:
+    device, strategy = lookup("CPU:3"), ar.MirroredStrategy(["CPU:3"])
+    x, y = np.ones((8, 100), np.float32), np.ones((8, 2), np.float32)
+
+    def train() -> None:
+        with strategy.scope():
+            model = ar.nn.Sequential([ar.nn.Dense(100), ar.nn.Dense(2)])
+            model.compile("adam", "mse")
+        model.fit(x, y, verbose=0)
+
+    _collect()
+    before = device.memory.used
+    train()
+    try:
+        device.memory.limit = before + int(1.5 * (device.memory.used - before))
+        train()
+        train()
+    finally:
+        device.memory.limit = None
+        strategy.close()
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_variables_count_from_their_first_step_on(limited: Device, eagerly: bool) -> None:
+    strategy = ar.MirroredStrategy(["CPU:3"])
+    with strategy.scope():
+        small = ar.Variable(np.ones((10, 500), np.float32), name="small")  # 20 kB
+        large = ar.Variable(np.ones((100, 500), np.float32), name="large")  # 200 kB
+        total = ar.Variable(np.zeros(1000), name="total")  # 8 kB
+
+    def count(x: ar.Tensor) -> ar.Tensor:
+        total.assign(total + 1)
+        return ar.ops.sum(x * small)
+
+    before = limited.memory.used
+    strategy.run(count, args=(np.float32(2),), eagerly=eagerly)
+    used = limited.memory.used - before
+    assert 28_000 <= used < 60_000, "the two variables, and few values"
+    np.testing.assert_array_equal(total, np.ones(1000))
+    with pytest.raises(OutOfMemoryError, match=r"200000 bytes do not fit on .*CPU:3"):
+        strategy.run(lambda x: ar.ops.sum(x * large), args=(np.float32(2),), eagerly=eagerly)
     strategy.close()
