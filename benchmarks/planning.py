@@ -2,13 +2,15 @@
 
     python benchmarks/planning.py
 
-A deep network of element-wise and matrix operators on two devices, of about 1,000 to 10,000 nodes.
-What one node costs shows whether times grow as the nodes do.
+A deep network of element-wise and matrix operators on two devices, a variable that is changed again
+and again, and an update of many variables in many buckets, each of about 1,000 to 10,000 nodes. What
+one node costs shows whether times grow as the nodes do.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -29,32 +31,68 @@ from allreduce.graph.schedule import schedule
 from allreduce.graph.spec import BATCH, Spec
 from allreduce.graph.tensor import TracedTensor
 from allreduce.graph.trace import Trace, recording
+from allreduce.reduction import lay_out, plan_buckets
 
 SIZES = (1000, 2000, 5000, 10_000)
 DEVICES = [DeviceName.parse(f"CPU:{index}").complete() for index in range(2)]
 RESULTS = Path(__file__).parent / "results"
 TOTAL = "all of it"
-_NODES_PER_LAYER = 24  # about; of forward and backward together
+BUCKET = 4096  # bytes, so that an update has many
+# About; of forward and backward together.
+_NODES_PER_LAYER, _NODES_PER_CHANGE, _NODES_PER_VARIABLE = 24, 5, 12
 
 
-def record(layers: int) -> Graph:
-    """Trace a network of so many layers, and its gradients."""
-    trace = Trace()
-    with recording(trace):
-        x: Any = trace.placeholder(Spec((BATCH, 16), np.dtype(np.float32)), "x", varies=True)
-        w = trace.placeholder(Spec((16, 16), np.dtype(np.float32)), "w")
-        h = x
-        for layer in range(layers):
-            with ar.device(f"CPU:{layer * 2 // layers}"):
-                h = ar.ops.relu(h @ w * 0.5 + 1.0) - ar.ops.tanh(h)
-        gradients = backward(ar.ops.sum(h), [w, x], 1.0)
-        outputs = [each for each in gradients if isinstance(each, TracedTensor)]
-    return trace.finish(outputs)
+class Plan:
+    """How the variables of an update lie in an arena, and which of them share a bucket."""
+
+    def __init__(self, variables: list[ar.Variable]) -> None:
+        self.variables = variables
+        self.layout = lay_out([(each.name, each.shape) for each in variables], np.float32)
+        self.buckets = plan_buckets(self.layout, limit=BUCKET)
 
 
-def stages(layers: int) -> tuple[int, dict[str, float]]:
+def network(trace: Trace, nodes: int) -> tuple[list[TracedTensor], list[Plan]]:
+    """Record a network on two devices, and its gradients."""
+    layers = nodes // _NODES_PER_LAYER
+    x: Any = trace.placeholder(Spec((BATCH, 16), np.dtype(np.float32)), "x", varies=True)
+    w = trace.placeholder(Spec((16, 16), np.dtype(np.float32)), "w")
+    h = x
+    for layer in range(layers):
+        with ar.device(f"CPU:{layer * 2 // layers}"):
+            h = ar.ops.relu(h @ w * 0.5 + 1.0) - ar.ops.tanh(h)
+    gradients = backward(ar.ops.sum(h), [w, x], 1.0)
+    return [each for each in gradients if isinstance(each, TracedTensor)], []
+
+
+def changes(trace: Trace, nodes: int) -> tuple[list[TracedTensor], list[Plan]]:
+    """Record a variable that is read and assigned again and again."""
+    x: Any = trace.placeholder(Spec((16,), np.dtype(np.float32)), "x")
+    v = ar.Variable(np.zeros(16, np.float32), name="v")
+    for _ in range(nodes // _NODES_PER_CHANGE):
+        v.assign(v * 0.5 + x)
+    result = v * 1.0
+    assert isinstance(result, TracedTensor)
+    return [result], []
+
+
+def update(trace: Trace, nodes: int) -> tuple[list[TracedTensor], list[Plan]]:
+    """Record a network of many small variables, and the update of them all, in many buckets."""
+    h: Any = trace.placeholder(Spec((BATCH, 16), np.dtype(np.float32)), "x", varies=True)
+    count = nodes // _NODES_PER_VARIABLE
+    variables = [ar.Variable(np.ones(16, np.float32), name=f"v{i}") for i in range(count)]
+    for each in variables:
+        h = ar.ops.tanh(h * each)
+    ar.optim.SGD(0.1).minimize(ar.ops.sum(h, axis=1), variables)
+    return [h], [Plan(variables)]
+
+
+SHAPES = {"a network": network, "changes of a variable": changes, "an update": update}
+
+
+def stages(shape: str, nodes: int) -> tuple[int, dict[str, float]]:
     """Do everything once; returns the number of nodes, and the seconds of each stage."""
     seconds: dict[str, float] = {}
+    trace = Trace()
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
         start = time.perf_counter()
@@ -62,9 +100,17 @@ def stages(layers: int) -> tuple[int, dict[str, float]]:
         seconds[name] = time.perf_counter() - start
         return result
 
-    graph = timed("trace and gradient", lambda: record(layers))
+    def record() -> tuple[Graph, list[Plan]]:
+        with recording(trace):
+            outputs, plans = SHAPES[shape](trace, nodes)
+        return trace.finish(outputs), plans
+
+    def rewrite(graph: Graph, plans: list[Plan]) -> Graph:
+        return passes.bucket(passes.order_reads(passes.optimize(graph)), plans, replicas=2)
+
+    graph, plans = timed("trace and gradient", record)
     placed, _ = timed("placement", lambda: place(graph, DEVICES[0], DEVICES))
-    optimized = timed("passes", lambda: passes.order_reads(passes.optimize(placed)))
+    optimized = timed("passes", lambda: rewrite(placed, plans))
     cut = timed("partition", lambda: partition(optimized))
     program = timed("schedule", lambda: schedule(cut))
     timed("buffers", lambda: passes.plan_buffers(program))
@@ -78,13 +124,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "planning")
     options = parser.parse_args()
     rows: list[Row] = []
-    for size in SIZES:
-        found = [stages(size // _NODES_PER_LAYER) for _ in range(options.runs)]
+    for shape, size in itertools.product(SHAPES, SIZES):
+        found = [stages(shape, size) for _ in range(options.runs)]
         nodes = found[0][0]
         times = {name: [seconds[name] for _, seconds in found] for name in found[0][1]}
-        rows += summarize(f"{nodes} nodes", times, baseline=TOTAL)
+        rows += summarize(f"{shape}, {nodes} nodes", times, baseline=TOTAL)
         each = statistics.median(times[TOTAL]) / nodes
-        print(f"{nodes} nodes: {each * 1e6:.0f} µs each")
+        print(f"{shape}, {nodes} nodes: {each * 1e6:.0f} µs each")
     write(rows, options.out, "What a step costs before it runs")
 
 

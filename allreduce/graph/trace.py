@@ -33,6 +33,7 @@ class Trace:
         self.effects: list[int] = []
         self.has_batch = False
         self._current: dict[Hashable, TracedTensor] = {}
+        self._changed: dict[Hashable, tuple[int, ...]] = {}  # by which effect last
         self._reads: dict[Hashable, list[TracedTensor]] = {}
         self._runtime: dict[str, TracedTensor] = {}
         self._draws = itertools.count()
@@ -116,8 +117,8 @@ class Trace:
         It is read where the variable is, whatever the scopes around the caller ask for.
         """
         if key not in self._current:
-            after = [e for e in self.effects if key in self.nodes[e].attrs["changes"]]
-            tensor = self.add("read", (), attrs, spec, control=after[-1:], place=place)
+            after = self._changed.get(key, ())
+            tensor = self.add("read", (), attrs, spec, control=after, place=place)
             self._current[key] = tensor
             self._reads.setdefault(key, []).append(tensor)
         return self._current[key]
@@ -141,6 +142,7 @@ class Trace:
         self.effects.append(node.id)
         for key in changes:
             self._current.pop(key, None)
+            self._changed[key] = (node.id,)
         return node
 
     def finish(self, outputs: Sequence[TracedTensor]) -> Graph:

@@ -115,6 +115,20 @@ def test_a_read_that_is_used_after_a_change_is_copied() -> None:
     assert [node.attrs.get("copy", False) for node in reads] == [True, False]
 
 
+def test_edges_grow_as_changes_do() -> None:
+    def edges(changes: int) -> int:
+        v = _variable("v", 3)
+
+        def step(x: Tensor) -> Tensor:
+            for _ in range(changes):
+                v.assign(v * 0.5 + x)
+            return v * 1.0
+
+        return sum(len(node.control) for node in order_reads(trace_of(step, (3,))).nodes)
+
+    assert edges(40) - edges(30) == edges(30) - edges(20)
+
+
 def test_buckets_become_stores_collectives_and_updates() -> None:
     graph, plan, _ = _two_layers()
     alone = bucket(graph, [plan], replicas=1)

@@ -68,6 +68,7 @@ def _expand(rewriter: Rewriter, node: Node, plan: Plan, reduce: bool) -> dict[An
         stores[places[variable]] = _add(rewriter, node, "store_gradient", (gradient,), attrs, ())
     counted = _add(rewriter, node, "store_count", (count,), {"plan": plan}, ())
     first = counted  # the sum of counts comes with the first bucket, so every update waits for it
+    readers, order = _readers(rewriter, node, plan), _order(rewriter, node)
     updates: dict[Any, int] = {}
     for part in plan.buckets:
         ready = [stores[i] for i in range(part.first, part.last)]
@@ -76,26 +77,28 @@ def _expand(rewriter: Rewriter, node: Node, plan: Plan, reduce: bool) -> dict[An
         if reduce:
             ready = [_add(rewriter, node, "all_reduce_bucket", (), attrs, ready)]
             first = ready[0] if part.index == 0 else first
-        waits = [*ready, first, *_readers(rewriter, node, plan, part), *_order(rewriter, node)]
         changed = tuple(plan.variables[part.first : part.last])
+        reads = sorted({i for variable in changed for i in readers[variable]})
+        waits = [*ready, first, *reads, *order]
         attrs = {**attrs, "changes": changed}
         update = _add(rewriter, node, "update_bucket", (), attrs, waits)
         updates.update(dict.fromkeys(changed, update))
     return updates
 
 
-def _readers(rewriter: Rewriter, node: Node, plan: Plan, part: Bucket) -> list[int]:
-    """Find, among the nodes this change has to wait for, those that read the bucket's variables."""
-    mine = set(plan.variables[part.first : part.last])
-    memory: set[int] = set()  # the bucket's parameters, as read or as views of that
-    found = []
+def _readers(rewriter: Rewriter, node: Node, plan: Plan) -> dict[Any, list[int]]:
+    """Find, among the nodes this change has to wait for, those that read each variable."""
+    waited, mine = set(node.control), set(plan.variables)
+    memory: dict[int, Any] = {}  # the variable that a node's value is, as read or as a view of that
+    found: dict[Any, list[int]] = {variable: [] for variable in plan.variables}
     for old in rewriter.old.nodes[: node.id]:
-        uses = not memory.isdisjoint(old.inputs)
-        reads = old.op == "read" and old.attrs["variable"] in mine
-        if reads or (uses and lookup(old.op).view):
-            memory.add(old.id)
-        if (reads or uses) and old.id in node.control:
-            found.append(rewriter.moved[old.id])
+        if old.op == "read" and old.attrs["variable"] in mine:
+            memory[old.id] = old.attrs["variable"]
+        uses = {memory[i]: None for i in (old.id, *old.inputs) if i in memory}
+        if uses and lookup(old.op).view:
+            memory[old.id] = next(iter(uses))
+        for variable in uses if old.id in waited else ():
+            found[variable].append(rewriter.moved[old.id])
     return found
 
 

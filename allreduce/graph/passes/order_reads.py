@@ -32,6 +32,8 @@ def order_reads(graph: Graph) -> Graph:
                 copied.add(read.id)
             waits.setdefault(node.id, []).append(read.id)
             waits[node.id] += [] if read.id in copied else [use for use in uses if use != node.id]
+        for key in node.attrs.get("changes", ()):  # the next one waits for this one, and so for all
+            reads[key].clear()
     rewriter = Rewriter(graph)
     for node in graph.nodes:
         extra = tuple(rewriter.moved[i] for i in waits.get(node.id, ()))
