@@ -3,8 +3,8 @@
     python benchmarks/planning.py
 
 A deep network of element-wise and matrix operators on two devices, a variable that is changed again
-and again, and an update of many variables in many buckets, each of about 1,000 to 10,000 nodes. What
-one node costs shows whether times grow as the nodes do.
+and again, and an update of many variables in many buckets, each of about 1,000 to 10,000 nodes.
+What one node costs shows whether times grow as the nodes do.
 """
 
 from __future__ import annotations
