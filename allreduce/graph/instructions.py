@@ -35,7 +35,8 @@ def build(frame: Frame, node: Node) -> Step:
 
 def _compute(frame: Frame, node: Node) -> Step:
     op, values, inputs, attrs = lookup(node.op), frame.values, node.inputs, node.attrs
-    view, kernel, target = op.view, op.cpu, node.id
+    assert node.device is not None, node
+    view, kernel, target = op.view, op.kernel(node.device.kind), node.id
     if view is not None:
 
         def look() -> None:

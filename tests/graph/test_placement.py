@@ -17,6 +17,7 @@ from allreduce.devices import DeviceName, options
 from allreduce.errors import DeviceError, UsageError
 from allreduce.events import logger
 from allreduce.graph.node import Node
+from allreduce.graph.ops import base
 from allreduce.graph.placement import Placed, place
 from allreduce.graph.places import Places
 from allreduce.graph.spec import BATCH
@@ -152,6 +153,30 @@ def test_what_has_no_kernel_for_a_kind_stays_on_the_cpu_of_its_task() -> None:
     assert found["exp"].device == CPUS[1], "the first CPU of the GPU's own task"
     assert found["exp"].reason == "exp has no kernel for GPU"
     assert found["print"].device == CPUS[1]
+
+
+def test_what_has_a_kernel_for_gpus_goes_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "_TABLE", dict(base._TABLE))
+
+    def kernel(out: Any, inputs: Any, attrs: Any) -> None:
+        out[...] = inputs[0]
+
+    both = ar.register_op(
+        "both_for_a_test", shape=lambda specs, attrs: specs[0], cpu=kernel, cuda=kernel
+    )
+
+    def fn(x: ar.Tensor) -> ar.Tensor:
+        with ar.device("GPU:0"):
+            return both(x)
+
+    found = _where(lambda x: ar.ops.exp(both(x)), home=GPU, available=[GPU, *CPUS])
+    assert (found["both_for_a_test"].device, found["exp"].device) == (GPU, CPUS[0])
+    asked = _where(fn, available=[*CPUS, GPU])["both_for_a_test"]
+    assert (asked.device, asked.reason) == (GPU, "ar.device('/device:GPU:0')")
+    row = base.lookup("both_for_a_test")
+    assert row.kernel("GPU") is row.cuda
+    assert row.kernel("GPU") is not row.kernel("CPU")
+    np.testing.assert_array_equal(ar.function(both)(np.ones(3)), np.ones(3))
 
 
 def test_a_device_that_cannot_do_it_is_an_error_and_soft_placement_warns_once(

@@ -16,7 +16,7 @@ ShapeRule = Callable[[Sequence[Spec], Attrs], Spec]
 # Writes the value into its first argument. That has the shape rule's shape and dtype, is
 # C-contiguous, may hold anything, and overlaps no input (but see `Op.in_place`). Inputs may be
 # strided. Callers run kernels under one `np.errstate(all="ignore")`: infinities and NaN are
-# results, not warnings. What it returns is not looked at.
+# results, not warnings. What it returns is not looked at. Arrays are those of the device's kind.
 Kernel = Callable[[np.ndarray, Sequence[np.ndarray], Attrs], object]
 # Returns the value, which shares memory with the only input.
 View = Callable[[np.ndarray, Attrs], np.ndarray]
@@ -48,6 +48,7 @@ class Op:
         by_rows: Whether the output's rows are made of the rows of the first input, each by itself,
             so that the kernel may be given some of both.
         host: Whether it stays on a CPU whatever kernels there are, as what talks to the world does.
+        cuda: The kernel for GPUs, where there is one. What needs a kernel runs there only with it.
     """
 
     name: str
@@ -60,10 +61,17 @@ class Op:
     in_place: bool = False
     by_rows: bool = False
     host: bool = False
+    cuda: Kernel | None = None
+
+    def kernel(self, kind: str | None) -> Kernel | None:
+        """Return the kernel for a kind of device, if there is one."""
+        return {"CPU": self.cpu, "GPU": self.cuda}.get(kind or "")
 
     def runs_on(self, kind: str | None) -> bool:
         """Whether a kind of device can do it: with a kernel, or where none is needed."""
-        return kind == "CPU" or (self.cpu is None and not self.host)
+        if kind == "CPU" or self.kernel(kind) is not None:
+            return True
+        return self.cpu is None and not self.host
 
 
 def located(error: UsageError, name: str, line: str, part: str) -> UsageError:

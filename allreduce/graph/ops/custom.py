@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -26,7 +26,12 @@ class Operator(Protocol):
 
 
 def register_op(
-    name: str, *, shape: ShapeRule, cpu: Kernel, gradient: Gradient | None = None
+    name: str,
+    *,
+    shape: ShapeRule,
+    cpu: Kernel,
+    cuda: Kernel | None = None,
+    gradient: Gradient | None = None,
 ) -> Operator:
     """Add an operator; returns the function that applies it to tensors, arrays and numbers.
 
@@ -38,13 +43,15 @@ def register_op(
             rule's shape and dtype that overlaps no input. Inputs may be strided. It returns
             nothing, or `out`. Its value has to depend on inputs and attributes alone: equal calls
             are made once, and one of constants only once for all steps. It draws no random numbers.
+        cuda: The same on arrays of a GPU. The operator is placed on GPUs only if it has one; this
+            version has no runtime for them, so that it is not called yet.
         gradient: `(dy, y, inputs, attrs) -> gradients`: one for each input, of its shape, or None
             where it has none, written with `ar.ops`. `dy` is the gradient of the output `y`.
 
     Raises:
         UsageError: The name is taken, or an argument is not what it has to be.
     """
-    _check(name, shape, cpu, gradient)
+    _check(name, {"shape": shape, "cpu": cpu}, {"cuda": cuda, "gradient": gradient})
     told = f"operator {name!r}"
     register(
         Op(
@@ -52,6 +59,7 @@ def register_op(
             _checked_shape(told, shape),
             _checked_kernel(told, cpu),
             None if gradient is None else _checked_gradient(told, gradient),
+            cuda=None if cuda is None else _checked_kernel(told, cuda),
         )
     )
 
@@ -62,15 +70,16 @@ def register_op(
     return operator
 
 
-def _check(name: str, shape: ShapeRule, cpu: Kernel, gradient: Gradient | None) -> None:
+def _check(name: str, needed: Mapping[str, Any], others: Mapping[str, Any]) -> None:
     if not isinstance(name, str) or not name.isidentifier():
         raise UsageError(f"{users_line()}: an operator's name is an identifier, not {name!r}")
     if name in names():
         raise UsageError(
             f"{users_line()}: there is an operator {name!r} already; choose another name"
         )
-    for what, part in (("shape", shape), ("cpu", cpu), ("gradient", gradient)):
-        if not callable(part) and not (what == "gradient" and part is None):
+    given = {what: part for what, part in others.items() if part is not None}
+    for what, part in {**needed, **given}.items():
+        if not callable(part):
             raise UsageError(
                 f"{users_line()}: operator {name!r}: {what} is a function, not {part!r:.60}"
             )
@@ -108,10 +117,10 @@ def _normal(told: str, found: Spec) -> Spec:
     return Spec(as_shape(what, tuple(found.shape)), as_dtype(found.dtype))
 
 
-def _checked_kernel(told: str, cpu: Kernel) -> Kernel:
+def _checked_kernel(told: str, users: Kernel) -> Kernel:
     def kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
         with _named(told, "kernel"):
-            found = cpu(out, inputs, attrs)
+            found = users(out, inputs, attrs)
         if found is not None and found is not out:
             raise UsageError(
                 f"the kernel of {told} returned a {type(found).__name__} instead of writing its "

@@ -59,6 +59,8 @@ def test_one_without_a_gradient_is_named_with_the_users_line() -> None:
         ({"name": "add"}, "there is an operator 'add' already"),
         ({"shape": (3,)}, "operator 'wrong_for_a_test': shape is a function"),
         ({"gradient": 1.0}, "operator 'wrong_for_a_test': gradient is a function"),
+        ({"cuda": "exp.cu"}, "operator 'wrong_for_a_test': cuda is a function"),
+        ({"cpu": None}, "operator 'wrong_for_a_test': cpu is a function"),
     ],
 )
 def test_what_is_no_operator_is_refused(arguments: dict[str, Any], said: str) -> None:
