@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ from allreduce.graph.node import Graph
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.outline import outline
 from allreduce.graph.partition import partition
-from allreduce.graph.placement import place, report
+from allreduce.graph.placement import Placed, place, report
 from allreduce.graph.program import Program
 from allreduce.graph.replica import Replica
 from allreduce.graph.retracing import Discarded, Retracing, code_of
@@ -49,6 +49,7 @@ class Compiled:
         returned: What the function returned.
         updates: The optimizers that the step applies, each with its arena.
         agreement: What ranks compare before they run it, if they exchange values in it.
+        placed: Where each operation was put, and why.
     """
 
     graph: Graph
@@ -56,6 +57,7 @@ class Compiled:
     returned: Returned
     updates: list[tuple[UpdateRule, ArenaPlan]]
     agreement: Agreement | None = None
+    placed: Sequence[Placed] = ()
 
 
 class ProgramCache:
@@ -94,6 +96,7 @@ class ProgramCache:
         """Forget all programs, but not how often each function ran."""
         for programs in self._functions.values():
             programs.by_signature.clear()
+            programs.latest = None
 
 
 @dataclass(slots=True)
@@ -107,6 +110,7 @@ class Programs:
 
     discarded: Discarded
     by_signature: dict[Hashable, Compiled] = field(default_factory=dict)
+    latest: Compiled | None = None  # the one that was asked for last
     steps: int = 0
     retracing: Retracing = field(default_factory=Retracing)
     owner: object = None
@@ -126,6 +130,7 @@ class Programs:
             if not self.by_signature:
                 self.discarded.note(fn)
             found = self.by_signature[signature] = make()
+        self.latest = found
         return found
 
     def count_step(self) -> int:
@@ -144,7 +149,7 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         graph, returned = _trace(host, fn, arguments)
         if host.num_replicas_in_sync > 1:
             _check_equal_changes(graph)
-        graph = _placed(host, graph)
+        graph, placed = _placed(host, graph)
         # Replicas of one process run the same program; ranks make sure of it.
         several_ranks = len(host.devices) < host.num_replicas_in_sync
         exchanges = any(lookup(node.op).kind == "collective" for node in graph.nodes)
@@ -167,7 +172,7 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
             Executor(program, each, {id(plan): plan.arenas[each.index] for plan in plans}, said)
             for each in host.replicas
         ]
-        return Compiled(graph, executors, returned, updates, agreement)
+        return Compiled(graph, executors, returned, updates, agreement, placed)
 
 
 def compile_alone(
@@ -184,10 +189,11 @@ def compile_alone(
             raise needs_all(fn, "has collectives", host.num_replicas_in_sync)
         if any(graph.nodes[i].attrs["changes"] for i in graph.effects):
             raise needs_all(fn, "changes variables", host.num_replicas_in_sync)
-        graph = _placed(host, graph)
+        graph, placed = _placed(host, graph)
         _settle(graph)
         graph = partition(_optimized(graph))
-        return Compiled(graph, [Executor(_program(graph), replica, {})], returned, [])
+        executor = Executor(_program(graph), replica, {})
+        return Compiled(graph, [executor], returned, [], placed=placed)
 
 
 def _trace(host: Host, fn: Callable[..., Any], arguments: Arguments) -> tuple[Graph, Returned]:
@@ -202,12 +208,12 @@ def _trace(host: Host, fn: Callable[..., Any], arguments: Arguments) -> tuple[Gr
     return graph, returned
 
 
-def _placed(host: Host, graph: Graph) -> Graph:
+def _placed(host: Host, graph: Graph) -> tuple[Graph, list[Placed]]:
     """Give every node a device, by the names that each of the replicas calls its own."""
     places = host.places[0]
     placed, log = place(graph, places.home, list(places.names))
     report(log, places.names)
-    return placed
+    return placed, log
 
 
 def _optimized(graph: Graph) -> Graph:

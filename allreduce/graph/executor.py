@@ -58,6 +58,11 @@ class Executor:
             for size in node.spec.shape
         )
 
+    @property
+    def latest(self) -> Frame | None:
+        """The frame of the step that ran last."""
+        return next(reversed(self._frames.values()), None)
+
     def run(self, feeds: Sequence[np.ndarray], moment: Moment, batch: bool) -> list[np.ndarray]:
         """Run one step.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,10 +21,10 @@ from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.outline import Outline
 from allreduce.graph.parallel import dependencies, is_free
-from allreduce.graph.program import Program
+from allreduce.graph.program import Instruction, Program
 from allreduce.graph.rendezvous import Rendezvous
 from allreduce.graph.replica import Moment, Replica
-from allreduce.graph.reports import reported, reported_wait
+from allreduce.graph.reports import Clock, reported, timed, wait_for
 from allreduce.graph.spec import Shape, concrete
 from allreduce.graph.stamp import Stamp
 from allreduce.graph.team import Team
@@ -62,7 +63,8 @@ class Frame:
         self.stamps: dict[int, Stamp] = {}  # by id of the plan
         self.values: dict[int, np.ndarray] = {}
         self.works: dict[int, Work] = {}  # started and not awaited, by node
-        self.started: dict[int, float] = {}  # when, of those that are reported
+        self.clocks: dict[int, Clock] = {}  # of the latest step's collectives, by node
+        self.began = self.ended = 0.0  # when the latest step did
         self.loops: dict[int, Loop] = {}  # by the node of the scan
         self.moment = moment
         self._watches = options.current().check_numerics
@@ -77,13 +79,17 @@ class Frame:
         # Values that share memory are not made at once.
         planned = replace(program, blocks=None) if threads > 1 else program
         self.memory = Memory(planned, self.in_place, self.shape, self.device)
-        self._parts = [
-            _nothing if self._is_made(each.node) else build(self, each.node)
-            for each in program.instructions
-        ]
+        self._parts = [self._part(each) for each in program.instructions]
         self._bind = partial(self._at_once, free, threads) if threads > 1 else self._in_order
         self.steps = self._bind(self._parts)
         self._told: list[Step] | None = None  # the same with reports, once somebody has listened
+
+    def _part(self, instruction: Instruction) -> Step:
+        node = instruction.node
+        if self._is_made(node):
+            return _nothing
+        step = build(self, node)
+        return timed(self, node, step) if instruction.stream == "collective" else step
 
     def _in_order(self, made: Sequence[Step]) -> list[Step]:
         """Have one thread run the instructions."""
@@ -124,6 +130,7 @@ class Frame:
     def run(self, feeds: Sequence[np.ndarray], moment: Moment) -> list[np.ndarray]:
         """Run all instructions; returns copies of the outputs."""
         self.moment = moment
+        self.began = time.perf_counter()
         for name, array in self.runtime.items():
             array[...] = self.replica.id if name == "replica" else getattr(moment, name)
         fed = dict(zip(self.program.inputs, feeds, strict=True))
@@ -137,6 +144,7 @@ class Frame:
             raise
         for started in list(self.works):  # what is fetched straight from a collective
             self.end(started)
+        self.ended = time.perf_counter()
         outputs = [self._output(node) for node in self.program.outputs]
         for i in fed:  # a batch may be large, and is the caller's
             del self.values[i]
@@ -200,11 +208,7 @@ class Frame:
             started = list(self.works)
             ended = started[: started.index(collective) + 1]
         for each in ended:
-            wait = self.works.pop(each).wait
-            if events.heard():
-                reported_wait(self, self._made[each], wait)
-            else:
-                wait()
+            wait_for(self, self._made[each], self.works.pop(each))
             if self._watches:
                 look_at(self, self._made[each])
 

@@ -89,6 +89,10 @@ class Replicator(Replicas):
         """Return the graph of a step, as each replica runs it, without running it."""
         return self._exclusively(lambda: self._compiled(fn, arguments)[0].graph)
 
+    def latest(self, fn: Callable[..., Any]) -> Compiled | None:
+        """Return a function's step that was compiled or run last, if it has been."""
+        return self._programs.of(getattr(fn, "python_function", fn)).latest
+
     def _compiled(
         self, fn: Callable[..., Any], arguments: Arguments, alone: bool = False
     ) -> tuple[Compiled, bool]:

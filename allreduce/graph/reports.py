@@ -1,31 +1,74 @@
-"""What a frame reports of its instructions while somebody listens: how long each took."""
+"""How long a frame's instructions take: noted of collectives, reported of all to who listens."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from allreduce import events
+from allreduce.comm import Work
 from allreduce.graph.node import Node
 from allreduce.graph.program import Instruction
 
 if TYPE_CHECKING:
     from allreduce.graph.frame import Frame
 
+Step = Callable[[], None]
 
-def reported(
-    frame: Frame, instruction: Instruction, step: Callable[[], None]
-) -> Callable[[], None]:
-    """Return the step of an instruction with a report; of a collective it notes the start."""
-    node, asynchronous = instruction.node, instruction.stream == "collective"
-    name = f"start {node.op}" if asynchronous else node.op
+
+@dataclass(slots=True)
+class Clock:
+    """When a collective of the latest step was on its way (`time.perf_counter()` seconds).
+
+    Attributes:
+        started: It began.
+        awaited: Somebody began to wait for it.
+        over: Nobody waited for it any more; it may have been over before that.
+    """
+
+    started: float
+    awaited: float = 0.0
+    over: float = 0.0
+
+    @property
+    def exposed(self) -> float:
+        """The seconds that the replica waited for it."""
+        return self.over - self.awaited
+
+
+def timed(frame: Frame, node: Node, step: Step) -> Step:
+    """Return the step that starts a collective, with a note of when it did."""
+
+    def run() -> None:
+        frame.clocks[node.id] = Clock(time.perf_counter())
+        step()
+
+    return run
+
+
+def wait_for(frame: Frame, node: Node, work: Work) -> None:
+    """Wait for a collective; report the wait, and the collective, if somebody listens."""
+    clock = frame.clocks[node.id]
+    clock.awaited = time.perf_counter()
+    work.wait()
+    clock.over = time.perf_counter()
+    if events.heard():
+        fields = {**_fields(frame, node, "compute"), "step": frame.moment.step}
+        events.report(f"wait for {node.op}", clock.awaited, clock.exposed, fields)
+        fields = {**fields, "stream": "collective", "exposed": clock.exposed}
+        events.report(node.op, clock.started, clock.over - clock.started, fields)
+
+
+def reported(frame: Frame, instruction: Instruction, step: Step) -> Step:
+    """Return the step of an instruction with a report; of a collective it is its start."""
+    node = instruction.node
+    name = f"start {node.op}" if instruction.stream == "collective" else node.op
     fields = _fields(frame, node, "compute")
 
     def run() -> None:
         start = time.perf_counter()
-        if asynchronous:
-            frame.started[node.id] = start
         step()
         seconds = time.perf_counter() - start
         events.report(name, start, seconds, {**fields, "step": frame.moment.step})
@@ -33,21 +76,9 @@ def reported(
     return run
 
 
-def reported_wait(frame: Frame, node: Node, wait: Callable[[], object]) -> None:
-    """Wait for a collective; report the wait, and the collective from its start to here at most."""
-    start = time.perf_counter()
-    wait()
-    end = time.perf_counter()
-    events.report(f"wait for {node.op}", start, end - start, _fields(frame, node, "compute"))
-    begun = frame.started.pop(node.id, start)
-    fields = {**_fields(frame, node, "collective"), "exposed": end - start}
-    events.report(node.op, begun, end - begun, fields)
-
-
 def _fields(frame: Frame, node: Node, stream: str) -> dict[str, Any]:
     fields = {
         "replica": frame.replica.id,
-        "step": frame.moment.step,
         "stream": stream,
         "device": node.device.local if node.device else "",
         "part": node.part,

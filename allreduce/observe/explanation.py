@@ -1,0 +1,190 @@
+"""What a step does, where and why, and how well its latest run hid its communication."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from os import PathLike
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from allreduce.devices.names import DeviceName
+from allreduce.errors import UsageError
+from allreduce.graph.compiled import Compiled
+from allreduce.graph.frame import Frame
+from allreduce.graph.node import Node
+from allreduce.graph.ops.base import lookup
+from allreduce.graph.program import Program
+from allreduce.graph.replicator import Replicator
+from allreduce.graph.sections import amount, units
+from allreduce.graph.spec import show
+from allreduce.graph.step_graph import StepGraph, name_of
+from allreduce.training.ranks import rank_of
+
+
+def explain(
+    strategy: Replicator, step: Callable[..., Any], picture: str | PathLike[str] | None = None
+) -> None:
+    """Print what this process's first replica does in a step, on rank 0 alone.
+
+    Per device the instructions of the program, over its streams; each variable and the operations
+    with their device and the reason for it; the bytes of each transfer, and those that only bring
+    back what had been sent; each bucket, when it was ready, and how much of its reduction was
+    hidden behind computation in the latest run; and the memory of the values beside what is in use
+    at the worst moment, below which no plan can be. There is no communication.
+
+    Args:
+        strategy: Whose replicas run it.
+        step: The function; of a compiled model `model.train_step`. It has run before.
+        picture: An SVG file to draw the step's graph to, too.
+
+    Raises:
+        UsageError: The strategy has not run it.
+    """
+    if not isinstance(strategy, Replicator):
+        raise UsageError(f"explain takes a strategy and a step, not {strategy!r:.60}")
+    compiled = strategy.latest(step) if callable(step) else None
+    frame = compiled.executors[0].latest if compiled is not None else None
+    if compiled is None or frame is None:
+        raise UsageError(
+            f"{strategy!r} has not run {step!r:.60}; run it once, and explain it then (of "
+            "a compiled model: model.train_step)"
+        )
+    if rank_of(strategy) != 0:
+        return
+    console = Console(highlight=False)
+    for part in _parts(compiled, frame):
+        console.print(part, soft_wrap=isinstance(part, str))
+    if picture is not None:
+        StepGraph(compiled.graph).draw(picture)
+
+
+def _parts(compiled: Compiled, frame: Frame) -> Iterator[str | Table]:
+    program, replica = frame.program, frame.replica
+    yield f"replica {replica.id}, {frame.moment.rows} samples: step {frame.moment.step}"
+    yield from _instructions(program)
+    yield _variables(program)
+    yield _placements(compiled, program)
+    yield from _transfers(program)
+    yield from _communication(frame)
+    if frame.memory.nbytes:
+        needed = frame.memory.nbytes / frame.memory.least
+        yield (
+            f"memory of values: {units(frame.memory.nbytes)}, {needed:.2f} of the "
+            f"{units(frame.memory.least)} that are in use at the worst moment"
+        )
+
+
+def _instructions(program: Program) -> Iterator[Table]:
+    devices = _devices(program)
+    for device in devices:
+        table = Table(title=name_of(device, devices), title_justify="left")
+        for column in ("", "stream", "instruction", "of", "waits for"):
+            table.add_column(column, overflow="fold")
+        for index, each in enumerate(program.instructions):
+            if each.node.device == device:
+                waits = ", ".join(map(str, each.waits))
+                table.add_row(str(index), each.stream, _said(each.node), each.node.part, waits)
+        yield table
+
+
+def _said(node: Node) -> str:
+    name = str(node.attrs["chain"]) if "chain" in node.attrs else node.op
+    if "bucket" in node.attrs:
+        return f"{name} {node.attrs['bucket'].index}"
+    return f"{name} {node.spec}" if lookup(node.op).kind != "effect" else name
+
+
+def _devices(program: Program) -> list[DeviceName]:
+    found = {each.node.device for each in program.instructions if each.node.device is not None}
+    return sorted(found, key=str)
+
+
+def _variables(program: Program) -> Table:
+    table = Table(title="variables", title_justify="left")
+    for column in ("variable", "shape", "device", "because"):
+        table.add_column(column, overflow="fold")
+    devices = _devices(program)
+    seen: set[object] = set()
+    for each in program.instructions:
+        variable = each.node.attrs.get("variable")
+        if variable is None or variable in seen or each.node.device is None:
+            continue
+        seen.add(variable)
+        why = "the replica's device" if variable.device is None else f"ar.device({variable.device})"
+        shape = f"{variable.dtype} {show(variable.shape)}"
+        table.add_row(variable.name, shape, name_of(each.node.device, devices), why)
+    return table
+
+
+def _placements(compiled: Compiled, program: Program) -> Table:
+    table = Table(title="operations, as they were traced", title_justify="left")
+    for column in ("device", "because", "operations"):
+        table.add_column(column, overflow="fold")
+    devices = _devices(program)
+    found: dict[tuple[str, str], Counter[str]] = {}
+    for each in compiled.placed:
+        place = name_of(each.device, devices or [each.device]), each.reason
+        found.setdefault(place, Counter())[each.op] += 1
+    for (device, reason), ops in sorted(found.items()):
+        listed = ", ".join(op if n == 1 else f"{op} ×{n}" for op, n in ops.most_common())
+        table.add_row(device, reason, listed)
+    return table
+
+
+def _transfers(program: Program) -> Iterator[str]:
+    devices = _devices(program)
+    nodes = {each.node.id: each.node for each in program.instructions}
+    sent_by = {  # of each transfer: whose value it is
+        (node.attrs["edge"], node.attrs["destination"]): nodes.get(node.inputs[0])
+        for node in nodes.values()
+        if node.op == "send" and node.inputs
+    }
+    for node in nodes.values():
+        source = sent_by.get((node.attrs.get("edge"), node.attrs.get("destination")))
+        if node.op != "receive" or node.device is None or source is None or source.device is None:
+            continue
+        origin = _origin(source, nodes, sent_by)
+        ends = f"{name_of(source.device, devices)} -> {name_of(node.device, devices)}"
+        back = "; NEEDLESS: it had come from there" if origin == node.device else ""
+        part = f", {source.part}" if source.part else ""
+        name = source.attrs.get("chain", source.op)
+        yield f"{ends}: {node.spec}, {amount(node.spec)} of {name}{part}{back}"
+
+
+def _origin(
+    node: Node, nodes: dict[int, Node], sent_by: dict[tuple[Any, Any], Node | None]
+) -> DeviceName | None:
+    """Find where a value was made that only was received, and looked at, where it is sent from."""
+    while lookup(node.op).view is not None and node.inputs[0] in nodes:
+        node = nodes[node.inputs[0]]
+    if node.op != "receive":
+        return None
+    source = sent_by.get((node.attrs["edge"], node.attrs["destination"]))
+    return None if source is None else source.device
+
+
+def _communication(frame: Frame) -> Iterator[str]:
+    whole = exposed = 0.0
+    nodes = {each.node.id: each.node for each in frame.program.instructions}
+    for number, clock in frame.clocks.items():
+        node = nodes[number]
+        name = node.op
+        if "bucket" in node.attrs:
+            bucket, layout = node.attrs["bucket"], frame.arena(node).layout
+            size = units((bucket.stop - bucket.start) * layout.dtype.itemsize)
+            names = [span.name for span in layout.spans[bucket.first : bucket.last]]
+            name = f"bucket {bucket.index} ({size}: {', '.join(names)})"
+        whole += clock.over - clock.started
+        exposed += clock.exposed
+        ready, end = _ms(clock.started - frame.began), _ms(frame.ended - frame.began)
+        way, waited = _ms(clock.over - clock.started), _ms(clock.exposed)
+        yield f"{name}: ready at {ready} of {end}, under way {way} at most, waited for {waited}"
+    if whole:
+        yield f"communication: {1 - exposed / whole:.0%} of the time under way was hidden"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"
