@@ -71,6 +71,13 @@ LACKING: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.parametrize("third", [np.float32, None, True])
+@pytest.mark.parametrize("call", [np.sum, np.mean])
+def test_a_dtype_by_position_is_not_taken_for_keepdims(call: Any, third: Any) -> None:
+    with pytest.raises(UsageError, match=r"_calls\.py:\d+: np\..* takes a, axis, keepdims"):
+        function(lambda x: call(x, 0, third))(X)
+
+
 @pytest.mark.parametrize("name", LACKING)
 @pytest.mark.parametrize("of_variable", [False, True])
 def test_what_has_no_operator_is_refused_in_a_trace(name: str, of_variable: bool) -> None:

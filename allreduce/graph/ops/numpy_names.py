@@ -65,22 +65,22 @@ def _stands_for(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]]
 
 
 @_stands_for(np.sum)
-def _sum(a: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+def _sum(a: Any, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
     return reduce.sum(a, axis, keepdims)
 
 
 @_stands_for(np.mean)
-def _mean(a: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+def _mean(a: Any, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
     return reduce.mean(a, axis, keepdims)
 
 
 @_stands_for(np.max, np.amax)
-def _max(a: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+def _max(a: Any, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
     return reduce.max(a, axis, keepdims)
 
 
 @_stands_for(np.min, np.amin)
-def _min(a: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+def _min(a: Any, axis: Axes = None, *, keepdims: bool = False) -> Tensor:
     return reduce.min(a, axis, keepdims)
 
 
