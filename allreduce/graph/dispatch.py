@@ -38,10 +38,7 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
         assert isinstance(result, Tensor)
         return result
     if isinstance(value, Dim):
-        raise UsageError(
-            f"{users_line()}: the size {value} is known only when the step runs; "
-            "ar.ops.size(x, axis) gives it as a tensor"
-        )
+        raise value.unknown()
     array = np.asarray(value, dtype=dtype)
     if array.dtype == object or array.dtype.kind in "USOMm":
         raise UsageError(

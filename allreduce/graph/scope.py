@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
-from pathlib import Path
-
-import numpy as np
 
 from allreduce.devices.names import DeviceName
+from allreduce.graph.line import started_at
+from allreduce.graph.line import users_line as users_line
 from allreduce.graph.node import Node
-
-# Of this package and of NumPy, which calls back what was passed to it.
-_NOT_THE_USERS = tuple(
-    f"{Path(file).resolve()}/" for file in (Path(__file__).parents[1], Path(np.__file__).parent)
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +29,6 @@ Scope = DeviceName | Beside | Chooser
 class _Surroundings(threading.local):
     scopes: tuple[Scope, ...] = ()  # outermost first
     part: str = ""  # of the model: "sequential/0"
-    line: str | None = None  # of the user's where this thread was started, if one of ours
 
 
 _here = _Surroundings()
@@ -123,16 +115,7 @@ def take_along() -> Callable[[], None]:
     scopes, line = _here.scopes, users_line()
 
     def settle() -> None:
-        _here.scopes, _here.line = scopes, line
+        _here.scopes = scopes
+        started_at(line)
 
     return settle
-
-
-def users_line() -> str:
-    """Find the innermost caller outside of this package and NumPy, as "file:line"."""
-    frame = sys._getframe(1)
-    while frame.f_back and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-        frame = frame.f_back
-    if frame.f_code.co_filename == threading.__file__ and _here.line is not None:
-        return _here.line
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

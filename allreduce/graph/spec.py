@@ -10,10 +10,12 @@ import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any, NoReturn
 
 import numpy as np
 
-from allreduce.errors import ShapeError
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.line import users_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +25,28 @@ class Dim:
     name: str = "batch"
     factor: int = 1
 
-    def __mul__(self, other: int) -> Dim:
-        return Dim(self.name, self.factor * other)
+    def __mul__(self, other: Any) -> Dim:
+        if not isinstance(other, int | np.integer):
+            raise self.unknown()
+        return Dim(self.name, self.factor * int(other))
 
     __rmul__ = __mul__
 
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise self.unknown()
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __truediv__ = __rtruediv__ = _refuse
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
     def __index__(self) -> int:
-        raise TypeError(
-            f"the size {self} is known only when the step runs; ar.ops.size(x, axis) gives it as a "
-            "tensor"
+        raise TypeError(str(self.unknown()))
+
+    def unknown(self) -> UsageError:
+        """Build the error for a use that needs to know the size."""
+        return UsageError(
+            f"{users_line()}: the size {self} is known only when the step runs; "
+            "ar.ops.size(x, axis) gives it as a tensor"
         )
 
     def __str__(self) -> str:

@@ -341,11 +341,20 @@ def test_a_traced_function_is_forgotten_with_its_owner() -> None:
     assert gone() is None
 
 
+SIZE = r"test_function\.py:\d+: the size batch is known only .*; ar\.ops\.size\(x, axis\)"
+
+
 @pytest.mark.parametrize(
     ("write", "said"),
     [
         (lambda x: x / x.shape[0], "the size batch is known only when the step runs; ar.ops.size"),
-        (lambda x: range(x.shape[0]), r"ar\.ops\.size\(x, axis\) gives it as a tensor"),
+        (lambda x: range(x.shape[0]), f"{SIZE} gives it as a tensor"),
+        (lambda x: x.shape[0] * x, SIZE),
+        (lambda x: 1 / x.shape[0], SIZE),
+        (lambda x: x.shape[0] - 1, SIZE),
+        (lambda x: 0.5 * x.shape[0] // 2, SIZE),
+        (lambda x: x if x.shape[0] > 1 else -x, SIZE),
+        (lambda x: ops.one_hot(np.zeros(2, int), x.shape[0]), SIZE),
         (lambda x: x.mean(), r"a tensor has no attribute 'mean'; use ar\.ops\.mean\(x\)"),
         (lambda x: x.colour, "a tensor has no attribute 'colour'$"),
         (lambda x: x[x > 0], "a mask's result has a size that is not known; use ar.ops.where"),

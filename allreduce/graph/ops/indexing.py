@@ -12,7 +12,7 @@ from allreduce.graph.dispatch import apply, as_tensor
 from allreduce.graph.ops.arguments import as_axis, as_dtype, as_shape
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.scope import users_line
-from allreduce.graph.spec import Spec, show
+from allreduce.graph.spec import Dim, Spec, show
 from allreduce.graph.tensor import Tensor
 
 
@@ -65,6 +65,8 @@ def one_hot(labels: Any, depth: int, dtype: Any = "float32") -> Tensor:
     if tensor.dtype.kind not in "iu":
         raise UsageError(f"{users_line()}: one_hot takes integers, got {tensor.dtype}")
     (classes,) = as_shape("the depth of one_hot", (depth,), smallest=1)
+    if isinstance(classes, Dim):
+        raise classes.unknown()
     return apply("one_hot", tensor, depth=classes, dtype=as_dtype(dtype))
 
 
