@@ -121,7 +121,7 @@ def _describe(leaf: Any, found: Arguments, replicas: int) -> tuple[Input | None,
         spec = Spec(array.shape, array.dtype)
         return Input(spec, varies=False), ("array", spec.shape, spec.dtype)
     if isinstance(leaf, Variable):
-        return None, leaf
+        return None, ("variable", leaf)
     if not isinstance(leaf, Hashable):
         raise UsageError(
             f"an argument of a traced function is a {type(leaf).__name__}, which cannot be hashed; "

@@ -14,7 +14,7 @@ from allreduce.graph.naming import unique_name
 from allreduce.graph.node import Node
 from allreduce.graph.placement import check_exists
 from allreduce.graph.places import Places
-from allreduce.graph.python_operators import Operators
+from allreduce.graph.python_operators import Operators, call
 from allreduce.graph.scope import choose, users_line
 from allreduce.graph.spec import Spec, show
 from allreduce.graph.tensor import ConcreteTensor, Tensor, TracedTensor
@@ -108,6 +108,19 @@ class Variable(Operators):
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self.__tensor__())
 
+    def __bool__(self) -> bool:
+        return bool(self.__tensor__())
+
+    # Variables are told apart by identity, so that they can be looked for and be keys; all else is
+    # compared with the value.
+    def __eq__(self, other: object) -> Any:
+        return self is other if _is_no_value(other) else call("equal", self, other)
+
+    def __ne__(self, other: object) -> Any:
+        return self is not other if _is_no_value(other) else call("not_equal", self, other)
+
+    __hash__ = object.__hash__
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.storage[0], dtype=dtype)
 
@@ -168,6 +181,10 @@ class Variable(Operators):
 
     def __repr__(self) -> str:
         return f"<variable {self.name!r} {self.spec}>"
+
+
+def _is_no_value(other: object) -> bool:
+    return other is None or isinstance(other, Variable)
 
 
 _owner: Callable[[], Owner] | None = None

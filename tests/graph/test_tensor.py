@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from allreduce.errors import UsageError
-from allreduce.graph import function, ops
+from allreduce.graph import Variable, function, ops
 
 NUMBERS: dict[str, Callable[[Any], Any]] = {
     "range": lambda t: list(range(t)),
@@ -31,3 +31,39 @@ def test_a_tensor_without_a_value_can_still_be_shown() -> None:
     shown = []
     function(lambda t: shown.append(f"{t}"))(np.ones(2))
     assert shown == ["<tensor %0 float64(2,)>"]
+
+
+def test_a_variable_counts_with_its_value() -> None:
+    flag, pair = Variable(np.float32(0), name="flag"), Variable(np.arange(2), name="pair")
+    assert not flag
+    assert flag != 1
+    np.testing.assert_array_equal(np.asarray(pair == [0, 0]), [True, False])
+    np.testing.assert_array_equal(np.asarray(np.zeros(2) != pair), [False, True])
+
+    @function
+    def equal(x: Any) -> Any:
+        return pair == x, flag != x
+
+    same, other = equal(np.int64(1))
+    np.testing.assert_array_equal(np.asarray(same), [False, True])
+    assert np.asarray(other)
+    with pytest.raises(
+        UsageError, match=r"test_tensor.py:\d+: a tensor of shape \(\) was used as a b"
+    ):
+        function(lambda x: x if flag else -x)(np.ones(2))
+
+
+def test_variables_are_told_apart_by_what_they_are() -> None:
+    one, other = Variable(np.zeros(2), name="one"), Variable(np.zeros(2), name="other")
+    assert [other, None, one].index(one) == 2
+    assert one not in [other, None]
+    assert len({one, other}) == 2
+
+
+def test_calls_with_a_variable_are_told_from_those_with_a_number(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    twice = function(lambda x: x * 2)
+    for each in (1, 2, 3, Variable(np.ones(2)), 4):
+        twice(each)
+    assert "argument 'x' was float64(2,) and then 4" in caplog.text
