@@ -85,8 +85,11 @@ def _lack(kind: type[Optimizer], config: Mapping[str, Any]) -> str:
     if vars(Optimizer)["from_config"] is not inspect.getattr_static(kind, "from_config"):
         return ""  # what it makes of the config is its own affair
     taken = inspect.signature(kind)
-    for name, each in taken.parameters.items():
-        if each.kind in _NAMED and name not in config:
+    names = [name for name, each in taken.parameters.items() if each.kind in _NAMED]
+    if any(each.kind is each.VAR_KEYWORD for each in taken.parameters.values()):
+        names += kind.hyperparameters  # what it takes as ** it is believed to hand on
+    for name in names:
+        if name not in config:
             return f"its constructor takes {name!r}, which its config leaves out"
     try:
         taken.bind(**config)

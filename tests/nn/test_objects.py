@@ -83,8 +83,13 @@ def test_losses_of_ones_own_class_are_made_as_they_were(tmp_path: Path) -> None:
 
 class Warm(optim.SGD):
     def __init__(self, warmup: int = 3, **others: Any) -> None:
-        super().__init__(0.1, **others)
+        super().__init__(**others)
         self.warmup = warmup
+
+
+class Half(Warm):
+    def get_config(self) -> dict[str, Any]:
+        return {"warmup": self.warmup}
 
 
 class Fixed(optim.SGD):
@@ -97,6 +102,8 @@ def test_optimizers_that_could_not_be_made_again_are_not_saved(tmp_path: Path) -
         UsageError, match=r"Warm cannot be saved: .* takes 'warmup', which its config"
     ):
         _compiled("mse", optimizer=Warm()).save(tmp_path / "warm")
+    with pytest.raises(UsageError, match=r"Half cannot be saved: .* takes 'learning_rate', which"):
+        _compiled("mse", optimizer=Half(learning_rate=0.5)).save(tmp_path / "half")
     with pytest.raises(UsageError, match=r"Fixed cannot be saved: .*unexpected keyword argument"):
         _compiled("mse", optimizer=Fixed()).save(tmp_path / "fixed")
 
