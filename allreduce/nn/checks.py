@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ def same_replicator(model: Layer) -> None:
     Raises:
         UsageError: Names the layer or variable, and says what to do.
     """
-    for layer in inner_layers(model):
+    for layer in inner_layers(model).values():
         if layer.replicator is not model.replicator:
             raise UsageError(_elsewhere("layer", layer.path or layer.name, layer, model))
     for variable in model.variables:
@@ -173,14 +173,22 @@ def probabilities(model: Layer, loss: Any) -> str:
     )
 
 
-def inner_layers(layer: Layer, seen: set[Layer] | None = None) -> Iterator[Layer]:
-    """Go through all layers inside one, at any depth; one that is there twice comes once."""
-    seen = {layer} if seen is None else seen
-    for _, child in layer.children():
+def inner_layers(layer: Layer) -> dict[str, Layer]:
+    """Give all layers inside one, at any depth, by their path below it: "1/inner/0".
+
+    One that is there twice stands where it comes first.
+    """
+    found: dict[str, Layer] = {}
+    _find_layers(layer, "", {layer}, found)
+    return found
+
+
+def _find_layers(layer: Layer, prefix: str, seen: set[Layer], found: dict[str, Layer]) -> None:
+    for key, child in layer.children():
         if child not in seen:
             seen.add(child)
-            yield child
-            yield from inner_layers(child, seen)
+            found[prefix + key] = child
+            _find_layers(child, f"{prefix}{key}/", seen, found)
 
 
 def assign_all(model: Layer, weights: Sequence[Any]) -> None:

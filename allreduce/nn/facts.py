@@ -23,7 +23,7 @@ def of_model(model: Layer, compiled: Steps | None, what: str) -> dict[str, str]:
         what: "predict" needs no loss, "evaluate" no optimizer.
     """
     layers = {"the model": model}
-    for place, layer in enumerate(inner_layers(model)):
+    for place, layer in enumerate(inner_layers(model).values()):
         layers[f"layer {place} ({type(layer).__name__})"] = layer
     facts = {"the list of layers": ", ".join(type(layer).__name__ for layer in layers.values())}
     for where, layer in layers.items():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import UsageError
-from allreduce.nn import registry, saving, steps
+from allreduce.nn import freezing, registry, saving, steps
 from allreduce.nn.model import Model
 
 
@@ -38,6 +38,8 @@ def load_model(path: str | PathLike[str], custom_objects: Mapping[str, Any] | No
         raise UsageError(f"{path} describes the layer {type(model).__name__}, not a model")
     model.build_for(*described["sample"])
     saving.assign(model, tensors, path)
+    if "frozen" in described:  # older files have none
+        freezing.restore(model, described["frozen"], path)
     model.epochs_done = described["epochs_done"]
     if described["compiled"] is not None:
         model.compile(**steps.restore(described["compiled"], custom))

@@ -15,7 +15,7 @@ from allreduce.graph.naming import snake_case, unique_name
 from allreduce.graph.spec import BATCH, Shape, Spec
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import Trace, recording
-from allreduce.nn import checks, facts, saving
+from allreduce.nn import checks, facts, freezing, saving
 from allreduce.nn.calls import check_made
 from allreduce.nn.steps import Steps
 from allreduce.nn.summary import print_summary
@@ -267,6 +267,7 @@ class Model(Weights):
         described = {
             "model": self.describe(),
             "sample": self.sample,
+            "frozen": freezing.frozen(self),
             "epochs_done": self.epochs_done,
             "compiled": compiled.describe() if compiled else None,
         }

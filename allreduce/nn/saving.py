@@ -179,6 +179,9 @@ def check_whole(described: Mapping[str, Any], path: str | PathLike[str]) -> None
     for parts, name, kind in wanted:
         if name not in parts or not isinstance(parts[name], kind):
             raise damaged(path, f"its description has no {name!r}, or one of another kind")
+    frozen = described.get("frozen", [])
+    if not isinstance(frozen, list) or not all(isinstance(each, str) for each in frozen):
+        raise damaged(path, f"it describes what is not trained as {frozen!r:.60}")
     sample = described["sample"]
     if [type(each) for each in sample] != [list, str]:
         raise damaged(path, f"it describes samples as {sample!r:.60}")

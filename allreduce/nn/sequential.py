@@ -71,7 +71,7 @@ class Sequential(Model):
             self._input = layer
         elif isinstance(layer, Layer):
             check_made(layer)
-            if layer is self or self in inner_layers(layer):
+            if layer is self or self in inner_layers(layer).values():
                 raise UsageError(f"model {self.name!r} cannot be a layer of itself")
             self._layers.append(layer)
         else:
