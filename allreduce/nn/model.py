@@ -11,6 +11,7 @@ import numpy as np
 from allreduce import training
 from allreduce.devices import options
 from allreduce.errors import ShapeError, UsageError
+from allreduce.events import logger
 from allreduce.graph.naming import snake_case, unique_name
 from allreduce.graph.spec import BATCH, Shape, Spec
 from allreduce.graph.tensor import Tensor
@@ -49,11 +50,14 @@ class Model(Weights):
         # Of what kinds of samples and targets a step was sketched, and the tables in which such
         # samples are looked up as they are.
         self._prepared: dict[tuple[Any, ...], Mapping[str, int]] = {}
-        # One function for good, so that it is traced once.
-        self.predict_step: Callable[[Any], Any] = lambda x: self(x, training=False)
+        self.predict_step = self._new_predict_step()
 
     def _stand_alone(self) -> None:
         self.path = self.name
+
+    def _new_predict_step(self) -> Callable[[Any], Any]:
+        """Make a function that is kept, so that it is traced once."""
+        return lambda x: self(x, training=False)
 
     def compile(
         self,
@@ -63,7 +67,7 @@ class Model(Weights):
         *,
         run_eagerly: bool = False,
     ) -> None:
-        """Choose how to train.
+        """Choose how to train; steps are traced anew, with what layers are by then.
 
         Args:
             optimizer: An Optimizer, or "adam", "sgd" for one with its defaults.
@@ -81,6 +85,7 @@ class Model(Weights):
         self._compiled = Steps(self, optimizer, loss, metrics)
         self._run_eagerly = bool(run_eagerly)
         self._prepared.clear()
+        self.predict_step = self._new_predict_step()
 
     @property
     def run_eagerly(self) -> bool:
@@ -142,7 +147,9 @@ class Model(Weights):
             NumericsError: The loss became NaN; names the epoch and the step.
         """
         with training.telling(self.replicator.communicator, "fit"):
-            self._steps()
+            changes = self._steps().new_changes()
+            if changes and training.rank_of(self.replicator) == 0:
+                logger.warning("fit: %s", changes)
             options = FitOptions(batch_size, epochs, verbose, validation_data, shuffle, data)
         return training.fit(self, x, y, options)
 

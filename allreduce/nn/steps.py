@@ -11,6 +11,7 @@ from allreduce.graph.ops import functions as ops
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import BATCH, show
 from allreduce.graph.tensor import Tensor
+from allreduce.graph.variable import Variable
 from allreduce.nn import losses, metrics
 from allreduce.nn.layer import Layer
 
@@ -25,7 +26,8 @@ class Steps:
         wanted: Metrics: names or functions.
 
     Raises:
-        UsageError: A name is unknown, or two metrics have the same name.
+        UsageError: A name is unknown, two metrics have the same name, or one has a name that
+            histories give to validation data.
     """
 
     def __init__(
@@ -42,7 +44,14 @@ class Steps:
             name, function = metrics.get(each, self.loss)
             if name in self.metrics or name == "loss":
                 raise UsageError(f"there are two metrics called {name!r}")
+            if name.startswith("val_"):
+                raise UsageError(
+                    f"a metric is called {name!r}, but histories give what begins with val_ to "
+                    "validation data; call it something else"
+                )
             self.metrics[name] = function
+        self._trained: frozenset[str] | None = None  # by the step, once it is traced
+        self._known_changes: frozenset[str] = frozenset()
 
     @property
     def takes_class_numbers(self) -> bool:
@@ -54,13 +63,40 @@ class Steps:
         """Take one step; gives "loss" and each metric, one value per sample."""
         outputs = self._model(x, training=True)
         loss = self._loss(y, outputs)
-        self.optimizer.minimize(loss, self._model.trainable_variables)
+        variables = self._model.trainable_variables
+        if not variables and self._model.variables:
+            raise UsageError(
+                f"nothing of model {self._model.name!r} is to be trained: every layer or variable "
+                "has trainable=False; make some trainable, and call compile again"
+            )
+        self.optimizer.minimize(loss, variables)
+        self._trained = _names(variables)
         return {"loss": loss, **self._measure(y, outputs)}
 
     def test(self, x: Any, y: Any) -> Mapping[str, Tensor]:
         """Compute the same in inference mode, without a step."""
         outputs = self._model(x, training=False)
         return {"loss": self._loss(y, outputs), **self._measure(y, outputs)}
+
+    def new_changes(self) -> str:
+        """Say, once, what was frozen or unfrozen since the step was traced, which has not noticed.
+
+        Returns:
+            Nothing where there is nothing new.
+        """
+        if self._trained is None:
+            return ""
+        now = _names(self._model.trainable_variables)
+        before, self._known_changes = self._known_changes, now ^ self._trained
+        if self._known_changes in (before, frozenset()):
+            return ""
+        frozen, unfrozen = sorted(self._trained - now), sorted(now - self._trained)
+        parts = [f"trains {', '.join(frozen)}"] if frozen else []
+        parts += [f"does not train {', '.join(unfrozen)}"] if unfrozen else []
+        return (
+            f"the step still {' and '.join(parts)}: `trainable` was changed after it had been "
+            "traced; call compile again"
+        )
 
     def _loss(self, y: Any, outputs: Any) -> Tensor:
         name = f" {self.loss.name!r}" if isinstance(self.loss, losses.Loss) else ""
@@ -79,6 +115,10 @@ class Steps:
             "loss": losses.serialize(self.loss),
             "metrics": [metrics.serialize(each) for each in self._wanted],
         }
+
+
+def _names(variables: Iterable[Variable]) -> frozenset[str]:
+    return frozenset(variable.name for variable in variables)
 
 
 def restore(config: Mapping[str, Any], custom: Mapping[str, Any]) -> dict[str, Any]:

@@ -166,6 +166,10 @@ class ForgetsSuper(nn.Model):
             "two metrics called 'mse'",
         ),
         (
+            lambda: nn.Sequential().compile("sgd", "mse", [nn.metrics.Accuracy("val_loss")]),
+            "'val_loss', but histories give what begins with val_",
+        ),
+        (
             lambda: nn.Sequential().compile({"name": "sgd", "config": {"lr": 1}}, "mse"),
             "unknown argument of SGD 'lr': there are learning_rate",
         ),
