@@ -100,7 +100,8 @@ class Strategy(Replicator):
             and are made in float64; sums of integers are int64 or uint64, means of them float64.
 
         Raises:
-            UsageError: The operation is unknown, or no replica has anything to take the mean of.
+            UsageError: The operation is unknown, a PerReplica has not one part for each of this
+                process's replicas, or no replica has anything to take the mean of.
             ShapeError: The parts have different shapes, or no such axis.
             MismatchError: Ranks have parts of different dtypes or shapes, or one of them has asked
                 for what cannot be done; on all ranks.
@@ -121,9 +122,17 @@ class Strategy(Replicator):
 
     def _per_replica(self, leaf: Any) -> PerReplica:
         if isinstance(leaf, PerReplica):
+            self._check_number(leaf)
             return leaf
         one = (1,) * self.local_replicas
         return PerReplica((np.asarray(leaf),) * self.local_replicas, one, is_batch=False)
+
+    def _check_number(self, leaf: PerReplica) -> None:
+        if len(leaf.values) != self.local_replicas:
+            raise UsageError(
+                f"a PerReplica has one part for each replica of this process, "
+                f"{self.local_replicas}, but this one {len(leaf.values)}"
+            )
 
     def _reduce(self, op: str, leaf: PerReplica, axis: int | None) -> Any:
         kind = leaf.values[0].dtype
@@ -150,6 +159,7 @@ class Strategy(Replicator):
         """Concatenate the replicas' parts along an axis, over all ranks; all of them call it.
 
         Raises:
+            UsageError: A PerReplica has not one part for each of this process's replicas.
             ShapeError: Parts differ in more than this axis, or do not have it.
             MismatchError: Ranks have parts of different dtypes or shapes, or one of them has none
                 that can be gathered; on all ranks.
@@ -159,6 +169,8 @@ class Strategy(Replicator):
 
     def _gather(self, leaf: Any, axis: int) -> np.ndarray:
         with telling(self.communicator, "gather"):
+            if isinstance(leaf, PerReplica):
+                self._check_number(leaf)
             parts = [np.asarray(part) for part in self.local_results(leaf)]
             if any(part.ndim == 0 for part in parts):
                 raise UsageError("scalars cannot be gathered along an axis; reduce them instead")
@@ -179,10 +191,13 @@ def _rows(rows: np.ndarray) -> Fact:
 
 def _kind(value: Any, axis: int | None) -> Fact:
     """Make a fact of what the parts of a structure must have in common to be added up."""
+    paths = nest.paths(value)
     parts = [leaf.values[0] for leaf in nest.leaves(value)]
-    shown = ", ".join(f"{part.dtype} {_without(part.shape, axis)}" for part in parts)
-    remedy = "reduce values of the same dtypes and shapes on every rank"
-    return Fact(shown, remedy, repr(nest.paths(value)))
+    shown = ", ".join(
+        f"{''.join(f'[{key!r}]' for key in path)} {part.dtype} {_without(part.shape, axis)}".strip()
+        for path, part in zip(paths, parts, strict=True)
+    )
+    return Fact(shown, "reduce values of the same dtypes and shapes on every rank")
 
 
 def _check_parts(parts: Sequence[np.ndarray], axis: int | None) -> None:

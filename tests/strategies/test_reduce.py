@@ -69,6 +69,11 @@ def test_parts_have_to_fit(strategy: ar.MirroredStrategy) -> None:
     np.testing.assert_array_equal(strategy.reduce("mean", np.ones((2, 3)), axis=-1), np.ones(2))
     with pytest.raises(UsageError, match="not complex128"):
         strategy.reduce("sum", 1j)
+    many = ar.PerReplica((np.ones(2),) * 4)
+    with pytest.raises(UsageError, match="each replica of this process, 3, but this one 4"):
+        strategy.reduce("sum", [many])
+    with pytest.raises(UsageError, match="each replica of this process, 3, but this one 4"):
+        strategy.gather(many)
 
 
 def test_gather_keeps_every_bit(strategy: ar.MirroredStrategy) -> None:
@@ -125,6 +130,7 @@ def disagree() -> None:
         lambda: strategy.reduce("mean", count if rank == 1 else loss),
         lambda: strategy.reduce("mean", table, axis=int(rank == 1)),
         lambda: strategy.reduce("mean", table, axis=5 if rank == 1 else 0),
+        lambda: strategy.reduce("sum", {"a": 1.0} if rank == 1 else [1.0]),
     ):
         try:
             attempt()
@@ -149,7 +155,7 @@ def test_ranks_combine_as_replicas_do(told: list[tuple[Any, Any]]) -> None:
 
 def test_ranks_that_differ_are_told_how_in_every_call(told: list[tuple[Any, Any]]) -> None:
     for rank, (_, refused) in enumerate(told):
-        made, asked, shaped, gathered, typed, axes, absent = refused
+        made, asked, shaped, gathered, typed, axes, absent, nested = refused
         where = f"MismatchError: MultiWorkerMirroredStrategy on rank {rank}: "
         others = f"{where}rank 1 raised UsageError: 1 devices"
         assert made.startswith("UsageError: 1 devices (" if rank == 1 else others)
@@ -162,4 +168,5 @@ def test_ranks_that_differ_are_told_how_in_every_call(told: list[tuple[Any, Any]
         assert typed.startswith(f"{lead}the value {differs} int64 () on rank 1 but float32 () on")
         assert axes.startswith(f"{lead}axis {differs} 1 on rank 1 but 0 on rank 0, 2;")
         own = "ShapeError: the replicas' parts have shapes (2, 2); there is no axis 5 in all"
+        assert nested.startswith(f"{lead}the value {differs} ['a'] float64 () on rank 1 but [0] f")
         assert absent == (own if rank == 1 else f"{lead}rank 1 raised {own}")
