@@ -221,9 +221,9 @@ class Communicator(Groups):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError(
-                f"{self._where}: the communicator is closed; allreduce.init() makes a new one"
-            )
+            group = group_text(self._name)
+            who = "the communicator that it came from" if group else "allreduce.init()"
+            raise ClosedError(f"{self._where}: the communicator is closed; {who} makes a new one")
 
     def _finish_quick(self, work: object, x: Any) -> None:
         """Complete a call that the quick way left unfinished, or raise why it failed."""

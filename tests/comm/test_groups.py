@@ -149,6 +149,8 @@ def test_a_group_over_threads_of_one_member_works() -> None:
         np.testing.assert_array_equal(part.all_reduce(np.ones(3)), np.ones(3))
         assert (comm.local.size, comm.across.size) == (1, 1)
         part.close()
+        with pytest.raises(errors.ClosedError, match="the communicator that it came from makes"):
+            part.barrier()
 
     run_threads(member, 1)
 
