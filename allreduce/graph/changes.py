@@ -21,9 +21,10 @@ def check_owner(host: Host, variables: Iterable[Variable]) -> None:
     for variable in variables:
         owner: object = variable.replicator
         if owner is not host:
+            another = "another " if repr(owner) == repr(host) else ""
             raise UsageError(
                 f"variable {variable.name!r} was made for {owner!r}, but the step "
-                f"runs on {host!r}; make the model and the optimizer inside `with "
+                f"runs on {another}{host!r}; make the model and the optimizer inside `with "
                 "strategy.scope():` and run its steps with the same strategy"
             )
 

@@ -37,9 +37,12 @@ def same_replicator(model: Layer) -> None:
 
 
 def _elsewhere(kind: str, name: str, part: Any, model: Layer) -> str:
+    where = _scope(model.replicator)
+    if where == _scope(part.replicator):  # two strategies of one kind
+        where = where.replace("of ", "of another ", 1)
     return (
         f"{kind} {name!r} was made {_scope(part.replicator)}, but its model {model.name!r} "
-        f"{_scope(model.replicator)}: make both inside the same `with strategy.scope():`"
+        f"{where}: make both inside the same `with strategy.scope():`"
     )
 
 

@@ -252,6 +252,8 @@ def test_what_a_trace_refuses_is_refused(pair: ar.Strategy) -> None:
         assert float(ar.function(lambda x: ar.ops.sum(w * x))(np.ones(3))) == 3
     with pytest.raises(UsageError, match=r"was made for .*2 replicas, but the step runs on"):
         ar.function(lambda x: x * w)(ROWS)
+    with pytest.raises(UsageError, match=r"MirroredStrategy with 2 replicas, but .* on another Mi"):
+        _run(ar.MirroredStrategy(["CPU:0", "CPU:1"]), lambda x: x * w, ROWS)
     with pytest.raises(UsageError, match="run was called inside a step"):
         _run(pair, lambda x: pair.run(ar.ops.sum, args=(x,)), ROWS)
     with pytest.raises(UsageError, match=r"reduce was called inside a step; use ar\.all_reduce"):
