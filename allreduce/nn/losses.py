@@ -155,6 +155,13 @@ class Loss:
     def __call__(self, y_true: Any, y_pred: Any) -> Tensor:
         return self.function(y_true, y_pred, from_logits=self.from_logits)
 
+    def get_config(self) -> dict[str, Any]:
+        """Give the constructor's arguments as plain data, save for the function.
+
+        A subclass whose constructor takes more than these adds its own.
+        """
+        return {"from_logits": self.from_logits, "name": self.name}
+
     def __repr__(self) -> str:
         return f"<loss {self.name}{' from logits' if self.from_logits else ''}>"
 
@@ -164,6 +171,9 @@ class MeanSquaredError(Loss):
 
     def __init__(self, name: str = "mean_squared_error") -> None:
         super().__init__(mean_squared_error, name=name)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"name": self.name}
 
 
 class CategoricalCrossentropy(Loss):

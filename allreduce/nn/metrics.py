@@ -75,6 +75,13 @@ class Metric:
     def __call__(self, y_true: Any, y_pred: Any) -> Tensor:
         return self.function(y_true, y_pred)
 
+    def get_config(self) -> dict[str, Any]:
+        """Give the constructor's arguments as plain data, save for the function.
+
+        A subclass whose constructor takes more than these adds its own.
+        """
+        return {"name": self.name}
+
     def __repr__(self) -> str:
         return f"<metric {self.name}>"
 

@@ -35,22 +35,26 @@ def describe(value: Any, table: Table) -> dict[str, Any]:
 
 
 def config_of(value: Any) -> dict[str, Any]:
-    """Give an object's `get_config()`, or its constructor's arguments from attributes of that name.
+    """Give an object's own `get_config()`, or constructor's arguments from attributes so called.
+
+    A `get_config` that the class has of the library knows nothing of the class's constructor.
 
     Raises:
-        UsageError: An argument is no attribute, or the class does not tell its arguments.
+        UsageError: An argument is no attribute, or the class does not tell its arguments, or does
+            not take its config.
     """
-    if hasattr(value, "get_config"):
-        return dict(value.get_config())
     kind = type(value)
     try:
-        parameters = inspect.signature(kind).parameters.values()
+        signature = inspect.signature(kind)
     except ValueError:  # of a class in C, such as functools.partial
         raise UsageError(
             f"{value!r:.60} cannot be saved: a {kind.__name__} does not tell how it was made; make "
             "it a function with a name (def), or an object whose class has a get_config(self)"
         ) from None
-    for each in parameters:
+    own = _definer(kind, "get_config")
+    if own is not None and not own.__module__.startswith("allreduce.nn."):
+        return _checked(kind, signature, value.get_config())
+    for each in signature.parameters.values():
         if each.kind not in _NAMED or not hasattr(value, each.name):
             argument = str(each.replace(annotation=each.empty, default=each.empty))
             raise UsageError(
@@ -58,7 +62,30 @@ def config_of(value: Any) -> dict[str, Any]:
                 f"not kept as self.{each.name} to be given by name; keep it so, or give the class "
                 "a get_config(self) that returns its constructor's arguments"
             )
-    return {each.name: getattr(value, each.name) for each in parameters}
+    return {name: getattr(value, name) for name in signature.parameters}
+
+
+def _checked(kind: type, signature: inspect.Signature, config: Any) -> dict[str, Any]:
+    """Refuse a config that its class's constructor does not take, or knows nothing of."""
+    constructor = _definer(kind, "__init__") or object
+    told = issubclass(_definer(kind, "get_config") or object, constructor)
+    left = [name for name, each in signature.parameters.items() if each.kind in _NAMED]
+    left = [] if told else [name for name in left if name not in config]
+    why = f"takes {left[0]!r}, which get_config leaves out" if left else ""
+    try:
+        signature.bind(**config)
+    except TypeError as error:
+        why = f"does not take its config {config!r} ({error})"
+    if why:
+        raise UsageError(
+            f"{kind.__name__} cannot be saved: its constructor {why}; give it a get_config(self) "
+            "that returns its constructor's arguments"
+        )
+    return dict(config)
+
+
+def _definer(kind: type, name: str) -> type | None:
+    return next((each for each in kind.__mro__ if name in vars(each)), None)
 
 
 def restore(kind: str, config: Any, table: Table, custom: Mapping[str, Any]) -> Any:

@@ -32,6 +32,41 @@ class Forgets(nn.losses.Loss):
         super().__init__(absolute)
 
 
+class Weighted(nn.losses.SparseCategoricalCrossentropy):
+    def __init__(self, weight: float = 1.0, **options: Any) -> None:
+        super().__init__(**options)
+        self._weight = weight
+
+    def __call__(self, y_true: Any, y_pred: Any) -> Any:
+        return self._weight * super().__call__(y_true, y_pred)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "weight": self._weight}
+
+
+class Share(nn.metrics.Accuracy):
+    def __init__(self, of: float = 1.0, **options: Any) -> None:
+        super().__init__(**options)
+        self._of = of
+
+    def __call__(self, y_true: Any, y_pred: Any) -> Any:
+        return super().__call__(y_true, y_pred) / self._of
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "of": self._of}
+
+
+class Silent(Weighted):
+    def __init__(self, power: float = 1.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.power = power
+
+
+class Unfit(Huber):
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config()  # which its constructor does not take
+
+
 class Slow(optim.SGD):
     """An optimizer of one's own."""
 
@@ -74,6 +109,17 @@ def test_loss_objects_come_back_with_their_options(tmp_path: Path, from_logits: 
 
 def test_losses_of_ones_own_class_are_made_as_they_were(tmp_path: Path) -> None:
     _again(_compiled(Huber(0.01), [Huber(0.5)]), tmp_path / "huber", {"Huber": Huber})
+    custom = {"Weighted": Weighted, "Share": Share}
+    sparse = _compiled(Weighted(3.0, from_logits=True), [Share(0.5, name="share")])
+    _again(sparse, tmp_path / "sparse", custom)
+    squares = nn.losses.MeanSquaredError("squares")
+    assert type(squares)(**squares.get_config()).name == "squares"
+    with pytest.raises(
+        UsageError, match=r"Silent cannot be saved: .* takes 'power', which get_con"
+    ):
+        _compiled(Silent(2.0)).save(tmp_path / "silent")
+    with pytest.raises(UsageError, match="Unfit cannot be saved: its constructor does not take"):
+        _compiled(Unfit(2.0)).save(tmp_path / "unfit")
     with pytest.raises(UsageError, match=r"takes 'factor', which is not kept as self\.factor"):
         _compiled(Forgets(2.0)).save(tmp_path / "forgets")
     halved = functools.partial(absolute)
