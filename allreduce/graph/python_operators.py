@@ -49,6 +49,18 @@ class Operators(NumpyArgument):
     def __rtruediv__(self, other: Any) -> Tensor:
         return call("divide", other, self)
 
+    def __floordiv__(self, other: Any) -> Tensor:
+        return call("floor_divide", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Tensor:
+        return call("floor_divide", other, self)
+
+    def __mod__(self, other: Any) -> Tensor:
+        return call("remainder", self, other)
+
+    def __rmod__(self, other: Any) -> Tensor:
+        return call("remainder", other, self)
+
     def __pow__(self, other: Any) -> Tensor:
         return call("power", self, other)
 
@@ -66,6 +78,27 @@ class Operators(NumpyArgument):
 
     def __rmatmul__(self, other: Any) -> Tensor:
         return call("matmul", other, self)
+
+    def __and__(self, other: Any) -> Tensor:
+        return call("bitwise_and", self, other)
+
+    def __rand__(self, other: Any) -> Tensor:
+        return call("bitwise_and", other, self)
+
+    def __or__(self, other: Any) -> Tensor:
+        return call("bitwise_or", self, other)
+
+    def __ror__(self, other: Any) -> Tensor:
+        return call("bitwise_or", other, self)
+
+    def __xor__(self, other: Any) -> Tensor:
+        return call("bitwise_xor", self, other)
+
+    def __rxor__(self, other: Any) -> Tensor:
+        return call("bitwise_xor", other, self)
+
+    def __invert__(self) -> Tensor:
+        return call("invert", self)
 
     def __getitem__(self, key: Any) -> Tensor:
         return call("getitem", self, key)

@@ -15,7 +15,8 @@ from allreduce.graph.python_operators import Operators, call
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Dim, Shape, Spec, show
 
-METHODS: set[str] = set()  # what NumPy's arrays have as methods, and tensors as operators
+# The operators that tensors have for what NumPy's arrays have as methods.
+METHODS: dict[str, str] = {}
 
 
 class Tensor(Operators, ABC):
@@ -29,7 +30,7 @@ class Tensor(Operators, ABC):
     if not TYPE_CHECKING:  # else type checkers would believe that it has every attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            hint = f"; use ar.ops.{name}(x)" if name in METHODS else ""
+            hint = f"; use ar.ops.{METHODS[name]}(x)" if name in METHODS else ""
             raise AttributeError(f"a tensor has no attribute {name!r}{hint}", name="", obj=self)
 
     @property

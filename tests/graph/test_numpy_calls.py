@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import allreduce as ar
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import Variable, function, ops
 from allreduce.graph.numpy_calls import OPERATOR_OF
@@ -36,6 +37,22 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "shapes": lambda x, w: np.squeeze(np.expand_dims(np.transpose(np.reshape(x, (2, 6))), 0)),
     "shape by name": lambda x, w: np.reshape(np.ravel(x), shape=(3, 4)),
     "broadcast": lambda x, w: np.broadcast_to(w, (2, 3, 2)) + np.ones_like(w) + np.zeros_like(w),
+    "whole": lambda x, w: np.floor_divide(x, 0.3) * 10 + np.remainder(x, w[0, 0]) + np.mod(3, x),
+    "rest": lambda x, w: x // 2 + x % 0.7 - 1 // x + 5 % (x + 9),
+    "bits": lambda x, w: (x > 0) & (x < 1) | ~(x > -1) ^ True,
+    "integers": lambda x, w: np.argmax(x, 0) & 3 | 4 ^ ~np.argmax(w, 1),
+    "parity": lambda x, w: np.logical_xor(x > 0, np.bitwise_or(x < 1, np.isnan(x) | np.isinf(x))),
+    "cut": lambda x, w: np.split(x, 2)[1] - np.split(x, [1], axis=1)[0][:2],
+    "cut out": lambda x, w: np.split(x, (1, 2, 9), axis=-1)[1] + len(np.split(x, np.array([1]))),
+    "turned": lambda x, w: np.flip(x) + np.flip(x, 0) + np.flip(x, (0, -1)),
+    "swapped": lambda x, w: np.swapaxes(x, 0, -1) + np.moveaxis(x, 0, 1),
+    "moved": lambda x, w: np.moveaxis(x[None, ..., None] * np.ones(2), (0, -1), (-1, 1)),
+    "piled": lambda x, w: np.vstack([x, x[0], np.hstack((x[:, :1], x[:, 1:]))]),
+    "in a row": lambda x, w: np.hstack([x[0], x[1, 0], w[0]]),
+    "filled": lambda x, w: (
+        np.full_like(x, 2.5) + np.full_like(w, x[0, :2], dtype="float32")[:1, :1]
+    ),
+    "copied": lambda x, w: np.copy(x) + x,
     "sizes": lambda x, w: x * (np.ndim(x) + np.shape(w)[1]) + np.size(x, 0),
 }
 
@@ -67,7 +84,7 @@ LACKING: dict[str, Callable[[Any], Any]] = {
     "median": np.median,
     "norm": lambda x: np.linalg.norm(x),
     "reduce": np.add.reduce,
-    "remainder": lambda x: np.ones((4, 3)) % x,
+    "fmod": lambda x: np.fmod(np.ones((4, 3)), x),
 }
 
 
@@ -142,6 +159,7 @@ UNKNOWN: dict[str, Callable[[Any], Any]] = {
     "all axes": lambda x: np.concatenate([x, x], axis=None),
     "another dtype": lambda x: np.zeros_like(x, dtype=int),
     "sizes": lambda x: list(range(np.size(x))),
+    "a copy to be written to": lambda x: np.add(written := np.copy(x), 1, out=written),
 }
 
 
@@ -155,6 +173,16 @@ def test_on_values_too_shapes_that_do_not_fit_are_told_with_the_users_line() -> 
     values: Any = (ops.exp(X), ops.exp(W))
     with pytest.raises(ShapeError, match=r"test_numpy_calls.py:\d+: add: shapes"):
         np.add(*values)
+
+
+def test_rows_are_turned_and_piled_whatever_the_batch_is() -> None:
+    def step(x: Any) -> Any:
+        return np.flip(x), np.moveaxis(x, 0, 1), np.vstack([x, x]), np.split(x, 3, axis=1)[1]
+
+    strategy = ar.MirroredStrategy(["CPU:0"])
+    found = strategy.run(function(step), args=(ar.PerReplica((X,)),))
+    for one, wanted in zip(found, step(X), strict=True):
+        np.testing.assert_array_equal(one.values[0], wanted)
 
 
 def test_a_traced_tensor_goes_into_no_array() -> None:

@@ -1,4 +1,4 @@
-"""Comparison, logic, and choice by a condition. Booleans have no gradient; what is chosen has."""
+"""Comparison, logic, bits, and choice by a condition, whose gradient is that of what is chosen."""
 
 from __future__ import annotations
 
@@ -61,6 +61,11 @@ def logical_or(a: Any, b: Any) -> Tensor:
     return apply("logical_or", *promote(np.logical_or, a, b))
 
 
+def logical_xor(a: Any, b: Any) -> Tensor:
+    """Tell where one is true (not zero) and the other is not."""
+    return apply("logical_xor", *promote(np.logical_xor, a, b))
+
+
 def logical_not(x: Any) -> Tensor:
     """Tell where `x` is false (zero)."""
     return apply("logical_not", *promote(np.logical_not, x))
@@ -69,6 +74,36 @@ def logical_not(x: Any) -> Tensor:
 def isfinite(x: Any) -> Tensor:
     """Tell where `x` is neither infinite nor NaN."""
     return apply("isfinite", *promote(np.isfinite, x))
+
+
+def isnan(x: Any) -> Tensor:
+    """Tell where `x` is NaN."""
+    return apply("isnan", *promote(np.isnan, x))
+
+
+def isinf(x: Any) -> Tensor:
+    """Tell where `x` is infinite."""
+    return apply("isinf", *promote(np.isinf, x))
+
+
+def bitwise_and(a: Any, b: Any) -> Tensor:
+    """Take the bits that both have: of integers, or of booleans, which are one each."""
+    return apply("bitwise_and", *promote(np.bitwise_and, a, b))
+
+
+def bitwise_or(a: Any, b: Any) -> Tensor:
+    """Take the bits that at least one has, of integers or booleans."""
+    return apply("bitwise_or", *promote(np.bitwise_or, a, b))
+
+
+def bitwise_xor(a: Any, b: Any) -> Tensor:
+    """Take the bits that one has and the other has not, of integers or booleans."""
+    return apply("bitwise_xor", *promote(np.bitwise_xor, a, b))
+
+
+def invert(x: Any) -> Tensor:
+    """Take the bits that `x`, of integers or booleans, has not."""
+    return apply("invert", *promote(np.invert, x))
 
 
 for _ufunc in (
@@ -80,8 +115,15 @@ for _ufunc in (
     np.not_equal,
     np.logical_and,
     np.logical_or,
+    np.logical_xor,
     np.logical_not,
     np.isfinite,
+    np.isnan,
+    np.isinf,
+    np.bitwise_and,
+    np.bitwise_or,
+    np.bitwise_xor,
+    np.invert,
 ):
     elementwise(_ufunc)
 

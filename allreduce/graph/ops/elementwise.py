@@ -64,6 +64,25 @@ def _divide_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -
 elementwise(np.divide, _divide_gradient)
 
 
+def floor_divide(a: Any, b: Any) -> Tensor:
+    """Divide and round down to a whole number."""
+    return apply("floor_divide", *promote(np.floor_divide, a, b))
+
+
+elementwise(np.floor_divide, cut)
+
+
+def remainder(a: Any, b: Any) -> Tensor:
+    """Give what `floor_divide` leaves: 0, or of the sign of `b`."""
+    return apply("remainder", *promote(np.remainder, a, b))
+
+
+elementwise(
+    np.remainder,
+    lambda dy, y, x, attrs: [unbroadcast(dy, x[0]), unbroadcast(-dy * (x[0] // x[1]), x[1])],
+)
+
+
 def power(a: Any, b: Any) -> Tensor:
     """Raise `a` to the power `b`."""
     if type(b) in (int, float) and type(a) not in (int, float):

@@ -4,21 +4,28 @@ Importing this module fills the operator table and gives tensors their Python op
 """
 
 from allreduce.errors import did_you_mean
-from allreduce.graph.ops import numpy_names, state  # noqa: F401  (their rows)
+from allreduce.graph.ops import numpy_names, numpy_shapes, state  # noqa: F401  (their rows)
 from allreduce.graph.ops.activation import erf, gelu, relu, sigmoid, tanh
 from allreduce.graph.ops.attention import scaled_dot_product_attention
 from allreduce.graph.ops.collective import all_gather, all_reduce, replica_id
 from allreduce.graph.ops.common import cast
 from allreduce.graph.ops.comparison import (
+    bitwise_and,
+    bitwise_or,
+    bitwise_xor,
     equal,
     greater,
     greater_equal,
+    invert,
     isfinite,
+    isinf,
+    isnan,
     less,
     less_equal,
     logical_and,
     logical_not,
     logical_or,
+    logical_xor,
     not_equal,
     where,
 )
@@ -34,6 +41,7 @@ from allreduce.graph.ops.elementwise import (
     exp,
     expm1,
     floor,
+    floor_divide,
     log,
     log1p,
     maximum,
@@ -41,6 +49,7 @@ from allreduce.graph.ops.elementwise import (
     multiply,
     negative,
     power,
+    remainder,
     sign,
     sin,
     sqrt,
@@ -86,10 +95,16 @@ for _operator in (
     subtract,
     multiply,
     divide,
+    floor_divide,
+    remainder,
     power,
     negative,
     absolute,
     matmul,
+    bitwise_and,
+    bitwise_or,
+    bitwise_xor,
+    invert,
     less,
     less_equal,
     greater,
@@ -108,6 +123,9 @@ __all__ = [
     "argmax",
     "argmin",
     "average_pool2d",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
     "broadcast_to",
     "cast",
     "clip",
@@ -125,6 +143,7 @@ __all__ = [
     "expm1",
     "flatten",
     "floor",
+    "floor_divide",
     "full",
     "gelu",
     "getitem",
@@ -133,7 +152,10 @@ __all__ = [
     "greater",
     "greater_equal",
     "group_norm",
+    "invert",
     "isfinite",
+    "isinf",
+    "isnan",
     "layer_norm",
     "less",
     "less_equal",
@@ -143,6 +165,7 @@ __all__ = [
     "logical_and",
     "logical_not",
     "logical_or",
+    "logical_xor",
     "logits_of",
     "matmul",
     "max",
@@ -163,6 +186,7 @@ __all__ = [
     "permutation",
     "power",
     "relu",
+    "remainder",
     "replica_id",
     "reshape",
     "scaled_dot_product_attention",
@@ -196,7 +220,7 @@ __all__ = [
     "zeros_like",
 ]
 
-METHODS.update(__all__)
+METHODS.update({name: name for name in __all__}, astype="cast")
 
 
 def __getattr__(name: str) -> object:

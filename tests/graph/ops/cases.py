@@ -161,6 +161,7 @@ CASES: tuple[Case, ...] = (
     Case("subtract", ops.subtract, TWO),
     Case("multiply", ops.multiply, TWO),
     Case("divide", ops.divide, TWO, low=0.5),
+    Case("remainder", ops.remainder, TWO, low=0.3),
     Case("power", ops.power, TWO, low=0.3),
     Case("power", lambda x: x**3, away_from=[0]),
     Case("power", lambda x: 3.0**x),

@@ -34,6 +34,8 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: ops.one_hot([0.5], 3), "integers, got float64"),
     (lambda: ops.add(np.uint8(3), 300), "300"),
     (lambda: ops.subtract(True, False), "boolean subtract"),
+    (lambda: ops.ones((2,)) & 1.5, "bitwise_and: .*not supported for the input types"),
+    (lambda: ~ops.ones((2,)), "invert: .*not supported for the input types"),
     (lambda: ops.dropout(np.ones(3), 1.0, seed=0), r"in \[0, 1\), got 1.0"),
     (lambda: ops.where([True], np.int8(1), 1000), "1000"),
     (lambda: ops.pad(np.ones(3, np.uint8), 1, -1), "pad: .*-1 out of bounds for uint8"),

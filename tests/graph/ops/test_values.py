@@ -26,14 +26,15 @@ BINARY: list[tuple[Callable[..., Tensor], Callable[..., Any]]] = [
     for name in (
         *("add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "matmul"),
         *("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"),
-        *("logical_and", "logical_or"),
+        *("logical_and", "logical_or", "logical_xor"),
+        *("floor_divide", "remainder", "bitwise_and", "bitwise_or", "bitwise_xor"),
     )
 ]
 UNARY: list[tuple[Callable[..., Tensor], Callable[..., Any]]] = [
     (getattr(ops, name), getattr(np, name))
     for name in (
         *("negative", "absolute", "sign", "floor", "exp", "log", "sqrt", "square", "tanh"),
-        *("logical_not", "isfinite", "transpose", "squeeze", "zeros_like", "ones_like"),
+        *("logical_not", "isfinite", "isnan", "transpose", "squeeze", "zeros_like", "ones_like"),
         *("sum", "mean"),
     )
 ] + [
@@ -125,6 +126,13 @@ def test_python_operators_are_the_operators() -> None:
         (2.0**x, [2, 0.25]),
         (x > 0, [True, False]),
         (x != x, [False, False]),
+        (x // 2, [0, -1]),
+        (7 // x, [7, -4]),
+        (x % 0.75, [0.25, 0.25]),
+        (7.5 % x, [0.5, -0.5]),
+        ((x > 0) & (x < 2) | ~(x < 0), [True, False]),
+        (True ^ (x > 0), [False, True]),
+        (np.array([6, 3]) & ops.cast(x, int), [0, 2]),
     ]:
         np.testing.assert_array_equal(value_of(found), expected)
 
