@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
+from operator import itemgetter
 from typing import Any
 
 
 def leaves(structure: Any) -> list[Any]:
-    """List the leaves: depth first, dict values in the order of their keys' insertion."""
+    """List the leaves: depth first, dict values in the order of their keys."""
     found: list[Any] = []
     map_leaves(found.append, structure)
     return found
@@ -21,7 +23,10 @@ def leaves(structure: Any) -> list[Any]:
 def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
     """Rebuild the structure with `function` applied to each leaf."""
     if isinstance(structure, dict):
-        return {key: map_leaves(function, value) for key, value in structure.items()}
+        mapped = copy.copy(structure)  # of its class, in its order
+        for key, value in _items(structure):
+            mapped[key] = map_leaves(function, value)
+        return mapped
     if isinstance(structure, tuple) and hasattr(structure, "_fields"):
         return type(structure)(*(map_leaves(function, value) for value in structure))
     if isinstance(structure, list | tuple):
@@ -38,7 +43,7 @@ def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
 def paths(structure: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """List where each leaf is: indices, dict keys, and `(None, name)` for a dataclass's field."""
     if isinstance(structure, dict):
-        parts = list(structure.items())
+        parts = _items(structure)
     elif isinstance(structure, list | tuple):
         parts = list(enumerate(structure))
     elif _is_record(structure):
@@ -57,13 +62,27 @@ def replace_leaves(structure: Any, values: Iterator[Any]) -> Any:
 def outline(structure: Any) -> Hashable:
     """Describe the structure without its leaves, to compare and hash."""
     if isinstance(structure, dict):
-        return ("dict", tuple((key, outline(value)) for key, value in structure.items()))
+        return (type(structure), tuple((key, outline(value)) for key, value in _items(structure)))
     if isinstance(structure, list | tuple):
         return (type(structure), tuple(outline(value) for value in structure))
     if _is_record(structure):
         names = [field.name for field in dataclasses.fields(structure)]
         return (type(structure), tuple(outline(getattr(structure, name)) for name in names))
     return "leaf"
+
+
+def _items(structure: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """List a dict in the order of its keys, so that equal ones are alike.
+
+    An OrderedDict, and keys that do not compare, stay in the order of their insertion.
+    """
+    items = list(structure.items())
+    if len(items) < 2 or isinstance(structure, OrderedDict):
+        return items
+    try:
+        return sorted(items, key=itemgetter(0))
+    except TypeError:
+        return items
 
 
 def _is_record(value: Any) -> bool:

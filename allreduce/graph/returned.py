@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ class Returned:
     """The structure of a result.
 
     Attributes:
-        structure: What the function returned, with True in place of each tensor.
+        structure: What the function returned, with True in place of each tensor; all else, such as
+            None and text, is returned by every step as it was then.
         rows_per_sample: For each tensor, where its rows belong to the replica's own samples; None
             where they do not, as those of `(global_batch, …)`.
     """
@@ -31,7 +33,7 @@ class Returned:
 
     def rebuild(self, values: Iterator[Any]) -> Any:
         """Put fetched values where the function returned tensors."""
-        return nest.map_leaves(lambda fetched: next(values) if fetched else None, self.structure)
+        return nest.map_leaves(lambda leaf: next(values) if leaf is True else leaf, self.structure)
 
     def spread(
         self, results: Sequence[Sequence[np.ndarray]], moments: Sequence[Moment]
@@ -50,12 +52,16 @@ class Returned:
 
 
 def take_apart(result: Any) -> tuple[Returned, list[TracedTensor]]:
-    """Split what a function returned to the trace that is recorded; None stays None."""
+    """Split what a function returned to the trace that is recorded; what is no number stays.
+
+    Raises:
+        UsageError: It returned what is neither a tensor nor a Python value.
+    """
     outputs: list[TracedTensor] = []
 
-    def fetch(leaf: Any) -> bool:
-        if leaf is None:
-            return False
+    def fetch(leaf: Any) -> Any:
+        if _is_plain(leaf):
+            return leaf
         tensor = as_tensor(leaf)
         assert isinstance(tensor, TracedTensor)
         outputs.append(tensor)
@@ -63,6 +69,16 @@ def take_apart(result: Any) -> tuple[Returned, list[TracedTensor]]:
 
     structure = nest.map_leaves(fetch, result)
     return Returned(structure, tuple(_rows_per_sample(each.spec) for each in outputs)), outputs
+
+
+def _is_plain(leaf: Any) -> bool:
+    """Tell whether a leaf is a Python value, as among arguments, that no tensor can be made of."""
+    if isinstance(leaf, str | bytes):
+        return True
+    numeric = isinstance(leaf, Number | np.generic | Dim) or any(
+        hasattr(leaf, name) for name in ("__tensor__", "__array__", "__dlpack__", "shape")
+    )
+    return not numeric and isinstance(leaf, Hashable) and not isinstance(leaf, Iterable)
 
 
 def _rows_per_sample(spec: Spec) -> int | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import weakref
-from dataclasses import dataclass, field
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+from allreduce.errors import UsageError
 from allreduce.graph import Tensor, default_replicator, function, ops, passes, seed
 
 
@@ -49,6 +51,33 @@ def test_a_dataclass_may_have_fields_of_any_name() -> None:
         Branch(True, np.ones(2))
     )
     np.testing.assert_array_equal(found.weight.numpy(), [2, 2])
+
+
+@dataclass(frozen=True)
+class State:
+    x: Any
+    name: str
+    apply: Any = np.tanh
+
+
+def test_what_is_no_number_is_returned_as_it_is() -> None:
+    @function
+    def step(state: State) -> Any:
+        rest = OrderedDict(b=state.x, a=b"bytes"), defaultdict(list, {"rows": [state.x, Any]})
+        return replace(state, x=state.x + 1), rest
+
+    for _ in range(2):
+        state, (ordered, made) = step(State(np.ones(2), "n"))
+    np.testing.assert_array_equal(state.x.numpy(), [2, 2])
+    assert (state.name, state.apply) == ("n", np.tanh)
+    assert type(ordered) is OrderedDict
+    assert list(ordered) == ["b", "a"]
+    assert ordered["a"] == b"bytes"
+    assert made["none"] == []
+    assert made["rows"][1] is Any
+    for wrong in ({1, 2}, (i for i in range(2)), np.array(["text"])):
+        with pytest.raises(UsageError, match="cannot make a tensor"):
+            function(lambda x, wrong=wrong: (x, wrong))(np.ones(2))
 
 
 def test_a_python_value_that_changes_all_the_time_is_named(
