@@ -8,6 +8,7 @@ from typing import Any
 
 from allreduce.errors import UsageError
 from allreduce.graph import nest
+from allreduce.graph.calls import canonical
 from allreduce.graph.owner import current_replicator
 from allreduce.graph.per_replica import PerReplica
 from allreduce.graph.signature import take_apart
@@ -39,7 +40,8 @@ class Function:
                 "strategy.run(...), which gives each replica its part"
             )
         replicator = current_replicator()
-        arguments = take_apart((args, kwargs), replicator.local_replicas)
+        call = canonical(self.python_function, args, kwargs)
+        arguments = take_apart(call, replicator.local_replicas)
         return replicator.run_alone(self.python_function, arguments)
 
     def graph(self, *args: Any, **kwargs: Any) -> StepGraph:
@@ -54,7 +56,8 @@ class Function:
         """
         check_outside("graph", "ask for it outside")
         replicator = current_replicator()
-        arguments = take_apart((args, kwargs), replicator.local_replicas)
+        call = canonical(self.python_function, args, kwargs)
+        arguments = take_apart(call, replicator.local_replicas)
         return StepGraph(replicator.graph(self.python_function, arguments))
 
     def __get__(self, instance: Any, owner: Any = None) -> Function:

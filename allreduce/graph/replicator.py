@@ -13,6 +13,7 @@ from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
 from allreduce.graph.agreement import compare
 from allreduce.graph.arenas import publish_iterations, renew
+from allreduce.graph.calls import canonical
 from allreduce.graph.compiled import Compiled, ProgramCache, compile_alone, compile_step
 from allreduce.graph.eager_step import run_eagerly
 from allreduce.graph.node import Graph
@@ -75,8 +76,8 @@ class Replicator(Replicas):
                 f"run takes the arguments as args=(x, y) and kwargs={{...}}; got args of type "
                 f"{type(args).__name__} and kwargs of type {type(kwargs).__name__}"
             )
-        arguments = take_apart((tuple(args), kwargs or {}), self.local_replicas)
         fn = getattr(fn, "python_function", fn)
+        arguments = take_apart(canonical(fn, args, kwargs or {}), self.local_replicas)
         returned, results, moments = self._results(fn, arguments, eagerly)
         return returned.rebuild(returned.spread(results, moments))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -58,6 +59,51 @@ class State:
     x: Any
     name: str
     apply: Any = np.tanh
+
+
+def test_equal_calls_share_a_trace_however_they_are_written() -> None:
+    traces = []
+    table = np.ones(2)
+
+    class Owner:
+        @function
+        def step(self, x: Tensor, y: int = 1, rows: Any = table, *, z: Any = (2, None)) -> Any:
+            traces.append((y, z, list(rows)))  # a default array has its values here
+            return x * y * z[0]
+
+    owner, x = Owner(), np.ones(2)
+    calls: list[Callable[[], Any]] = [
+        lambda: owner.step(x),
+        lambda: owner.step(x, 1),
+        lambda: owner.step(y=1, x=x),
+        lambda: owner.step(x, z=(2, None), y=1),
+    ]
+    for call in calls:
+        np.testing.assert_array_equal(call().numpy(), [2, 2])
+    assert traces == [(1, (2, None), [1, 1])]
+    np.testing.assert_array_equal(owner.step(x, z=(3, None)).numpy(), [3, 3])
+    with pytest.raises(TypeError, match="unexpected keyword argument 'w'"):
+        owner.step(x, w=1)
+
+
+def test_dicts_of_equal_keys_share_a_trace_in_any_order() -> None:
+    traces = []
+
+    @function
+    def step(batch: dict[str, Tensor], **rest: Tensor) -> Any:
+        traces.append(list(batch))
+        return {"b": batch["a"] - batch["b"], "a": rest["c"] - rest["d"]}
+
+    one, two = np.ones(2), np.full(2, 2.0)
+    for result in (
+        step({"b": one, "a": two}, c=one, d=two),
+        step({"a": two, "b": one}, d=two, c=one),
+    ):
+        assert list(result) == ["b", "a"]
+        np.testing.assert_array_equal(result["b"].numpy(), [1, 1])
+        np.testing.assert_array_equal(result["a"].numpy(), [-1, -1])
+    assert traces == [["b", "a"]]
+    step({1: one, "a": two, "b": one}, c=one, d=two)  # of keys that do not compare
 
 
 def test_what_is_no_number_is_returned_as_it_is() -> None:

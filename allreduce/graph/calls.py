@@ -1,0 +1,69 @@
+"""One way of writing each call, so that equal ones share a trace."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from allreduce.graph import nest
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+_signatures: WeakKeyDictionary[Any, inspect.Signature] = WeakKeyDictionary()
+
+
+def canonical(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+    """Write a call's arguments by position where that can be, with the defaults that it leaves out.
+
+    Defaults that are no Python values stay with the function: an array, as an argument, would have
+    no value while tracing. A call that does not fit stays as it is; making it says what is wrong.
+    """
+    plain, before = (fn.__func__, (fn.__self__,)) if inspect.ismethod(fn) else (fn, ())
+    given = (*before, *args)
+    if inspect.isfunction(plain) and not kwargs and not plain.__kwdefaults__:
+        missing = plain.__code__.co_argcount - len(given)
+        tail = (plain.__defaults__ or ())[-missing:] if missing > 0 else ()
+        if len(tail) == missing and all(map(_is_value, tail)):  # the usual call, quickly
+            return (*args, *tail), kwargs
+    try:
+        call = _signature_of(plain).bind(*given, **kwargs)
+    except (TypeError, ValueError):  # no such call; or nothing to find a signature by
+        return tuple(args), kwargs
+    _fill_in(call)
+    return call.args[len(before) :], call.kwargs
+
+
+def _signature_of(fn: Callable[..., Any]) -> inspect.Signature:
+    found = _signatures.get(fn)
+    if found is None:
+        # A decorator's own: what it wraps need not take the same.
+        found = _signatures[fn] = inspect.signature(fn, follow_wrapped=False)
+    return found
+
+
+def _fill_in(call: inspect.BoundArguments) -> None:
+    """Add the defaults that are Python values, and put all in the order of the signature."""
+    filled: dict[str, Any] = {}
+    by_position = True  # what comes behind a default that stays out cannot be
+    for name, parameter in call.signature.parameters.items():
+        if name in call.arguments:
+            filled[name] = call.arguments[name]
+        elif parameter.default is parameter.empty:
+            continue
+        elif _is_value(parameter.default) and (
+            by_position or parameter.kind is not parameter.POSITIONAL_ONLY
+        ):
+            filled[name] = parameter.default
+        else:
+            by_position = False
+    call.arguments = filled
+
+
+def _is_value(default: Any) -> bool:
+    """Tell whether a default is a Python value, which becomes a part of the signature."""
+    arrays = ("shape", "__dlpack__")
+    return isinstance(default, Hashable) and not any(
+        hasattr(leaf, name) for leaf in nest.leaves(default) for name in arrays
+    )
