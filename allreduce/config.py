@@ -40,7 +40,13 @@ def __dir__() -> list[str]:
 
 
 def list_physical_devices(kind: str | None = None) -> list[PhysicalDevice]:
-    """List the devices that this process can use, of one kind ("CPU") or of all."""
+    """List the devices that this process can use, of one kind ("CPU") or of all.
+
+    Of kinds that this version has no runtime for ("GPU") there are none.
+
+    Raises:
+        DeviceError: There is no such kind.
+    """
     return devices.physical_devices(kind)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allreduce.devices.base import Buffer, Device, Event, Stream
-from allreduce.devices.inventory import Inventory, PhysicalDevice
+from allreduce.devices.inventory import Inventory, PhysicalDevice, lacks_runtime
 from allreduce.devices.names import DeviceName
 from allreduce.devices.threads import affinity_cores, blas_threads, limit_blas_threads
 
@@ -24,6 +24,7 @@ __all__ = [
     "Stream",
     "affinity_cores",
     "blas_threads",
+    "lacks_runtime",
     "limit_blas_threads",
     "logical_devices",
     "lookup",

@@ -31,8 +31,8 @@ class Inventory:
         self._logical: tuple[Device, ...] | None = None
 
     def physical(self, kind: str | None = None) -> list[PhysicalDevice]:
-        """List the physical devices, of one kind or of all."""
-        kinds = list(RUNTIMES) if kind is None else [_known(kind)]
+        """List the physical devices, of one kind or of all; no GPUs, as nothing can use them."""
+        kinds = list(RUNTIMES) if kind is None else _listed(kind)
         return [
             PhysicalDevice(f"/physical_device:{each}:{index}", each)
             for each in kinds
@@ -68,11 +68,11 @@ class Inventory:
 
     def logical(self, kind: str | None = None) -> list[Device]:
         """List the logical devices, of one kind or of all; their first use makes them."""
-        wanted = None if kind is None else _known(kind)
+        wanted = RUNTIMES if kind is None else _listed(kind)
         with self._lock:
             if self._logical is None:
                 self._logical = tuple(self._make())
-            return [device for device in self._logical if wanted in (None, device.kind)]
+            return [device for device in self._logical if device.kind in wanted]
 
     def _make(self) -> list[Device]:
         if ignored := unused_gpus():
@@ -106,12 +106,17 @@ class Inventory:
         raise DeviceError(f"there is no device {str(full)!r} here: {_reason(full, devices)}")
 
 
+def _listed(kind: str) -> list[str]:
+    """Give the kind that is to be listed; none for GPUs, as programs ask whether there are any."""
+    return [] if lacks_runtime(str(kind).upper()) else [_known(kind)]
+
+
 def _known(kind: str) -> str:
     """Give the kind's name as the registry has it, or say why there is none."""
     if str(kind).upper() in RUNTIMES:
         return str(kind).upper()
-    if str(kind).upper() == "GPU":
-        raise DeviceError(_no_gpus())
+    if why := lacks_runtime(str(kind).upper()):
+        raise DeviceError(why)
     near = did_you_mean(kind, RUNTIMES)
     raise DeviceError(f"unknown kind of device {kind!r}: there are {', '.join(RUNTIMES)}{near}")
 
@@ -123,8 +128,8 @@ def _reason(name: DeviceName, devices: list[Device]) -> str:
     if (name.job, name.replica, name.task) != (LOCAL_CPU.job, LOCAL_CPU.replica, LOCAL_CPU.task):
         here = f"/job:{LOCAL_CPU.job}/replica:{LOCAL_CPU.replica}/task:{LOCAL_CPU.task}"
         return f"only devices of this process, {here}, can be used; {there_are}"
-    if name.kind == "GPU" and "GPU" not in RUNTIMES:
-        return f"{_no_gpus()}; {there_are}"
+    if why := lacks_runtime(name.kind):
+        return f"{why}; {there_are}"
     hint = did_you_mean(name.local, places)
     if name.kind in RUNTIMES:
         more = f'ar.config.set_logical_devices("{name.kind}", n) before their first use makes more'
@@ -132,7 +137,10 @@ def _reason(name: DeviceName, devices: list[Device]) -> str:
     return there_are + hint
 
 
-def _no_gpus() -> str:
+def lacks_runtime(kind: str | None) -> str:
+    """Say why there is no device of a kind that other versions have; empty if that is not why."""
+    if kind != "GPU" or "GPU" in RUNTIMES:
+        return ""
     ignored = unused_gpus()
     here = f" ({ignored} in this machine)" if ignored else ""
     return f"this version has no runtime for GPUs{here}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from allreduce import events
-from allreduce.devices import options
+from allreduce.devices import lacks_runtime, options
 from allreduce.devices.names import DeviceName
 from allreduce.errors import DeviceError
 from allreduce.graph.node import Graph, Node, Rewriter
@@ -88,13 +88,20 @@ def check_exists(what: str, asked: DeviceName, places: Places) -> None:
     """
     exists = any(map(asked.matches, places.names))
     if not exists and not options.current().soft_device_placement:
-        raise _refusal(f"{users_line()}: {what}", asked, _MISSING, [*places.names], places.home)
+        raise _refusal(
+            f"{users_line()}: {what}", asked, _missing(asked), [*places.names], places.home
+        )
+
+
+def _missing(asked: DeviceName) -> str:
+    why = lacks_runtime(asked.kind)
+    return f"{_MISSING}: {why}" if why else _MISSING
 
 
 def _refusal(
     what: str, asked: DeviceName, why: str, available: Sequence[DeviceName], back: DeviceName
 ) -> DeviceError:
-    others = why == _MISSING and any(device.kind == asked.kind for device in available)
+    others = why.startswith(_MISSING) and any(device.kind == asked.kind for device in available)
     more = " (under a strategy, of each replica: devices_per_replica)" if others else ""
     return DeviceError(
         f"{what} was placed on {asked}, {why}; there are {', '.join(map(str, available))}{more}. "
@@ -187,7 +194,7 @@ def requested(
         if op.runs_on(device.kind):
             return device, f"ar.device({str(asked)!r})"
     back = home if op.runs_on(home.kind) else _host(home, available)
-    why = f"which has no kernel of {node.op}" if found else _MISSING
+    why = f"which has no kernel of {node.op}" if found else _missing(asked)
     exists = ", ".join(str(device) for device in available)
     if not options.current().soft_device_placement:
         raise _refusal(f"{node.source}: {node.op}", asked, why, available, back)

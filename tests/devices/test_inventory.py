@@ -119,7 +119,9 @@ def test_gpus_are_said_to_have_no_runtime(
     (tmp_path / "0000:01:00.0").mkdir()
     monkeypatch.setattr(registry, "_NVIDIA_GPUS", str(tmp_path))
     with pytest.raises(DeviceError, match=r"no runtime for GPUs \(1 in this machine\)"):
-        here.logical("GPU")
+        here.set_logical("GPU", 2)
+    assert here.physical("GPU") == []
+    assert here.logical("gpu") == []
 
 
 def test_an_unknown_kind_is_an_error(here: Inventory) -> None:
