@@ -154,6 +154,13 @@ def test_what_has_no_kernel_for_a_kind_stays_on_the_cpu_of_its_task() -> None:
     assert found["exp"].reason == "exp has no kernel for GPU"
     assert found["print"].device == CPUS[1]
 
+    def there(x: ar.Tensor) -> ar.Tensor:
+        with ar.device("/task:1/CPU:0"):
+            ar.print(y := ar.ops.exp(x))
+        return y
+
+    assert _where(there)["print"].device == CPUS[0], "no scope moves it"
+
 
 def test_what_has_a_kernel_for_gpus_goes_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "_TABLE", dict(base._TABLE))
