@@ -117,7 +117,7 @@ def split(x: Any, parts: int | Sequence[int], axis: int = 0) -> list[Tensor]:
         sizes = [Dim(size.name, each) if isinstance(size, Dim) else each] * count
     if not sizes or _total(sizes) != size:
         raise ShapeError(
-            f"{users_line()}: axis {at} of {show(tensor.shape)} cannot be cut into {parts}"
+            f"{users_line()}: split of {show(tensor.shape)}: axis {at} cannot be cut into {parts}"
         )
     return _parts(tensor, sizes, at)
 

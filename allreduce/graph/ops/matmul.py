@@ -12,7 +12,7 @@ from allreduce.graph.dispatch import apply
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import promote_together, reshaped, swap_axes, unbroadcast
 from allreduce.graph.scope import users_line
-from allreduce.graph.spec import Dim, Spec, broadcast, show, size_of
+from allreduce.graph.spec import Dim, Shape, Spec, broadcast, show, size_of
 from allreduce.graph.tensor import Tensor
 
 
@@ -35,6 +35,10 @@ def matmul(a: Any, b: Any) -> Tensor:
             f"{users_line()}: matmul of {show(left.shape)} and {show(right.shape)}: "
             "a scalar is no matrix; multiply by it with *"
         )
+    try:  # before vectors become matrices, so that their own shapes are told
+        _check_inner(left.shape, right.shape)
+    except ShapeError as error:
+        raise ShapeError(f"{users_line()}: matmul: {error}") from None
     if left.ndim == 1:
         product = matmul(reshaped(left, (1, *left.shape)), right)
         tail = product.shape[-1:] if right.ndim > 1 else ()
@@ -42,7 +46,7 @@ def matmul(a: Any, b: Any) -> Tensor:
     if right.ndim == 1:
         product = matmul(left, reshaped(right, (*right.shape, 1)))
         return reshaped(product, product.shape[:-1])
-    if left.ndim > 2 and right.ndim == 2 and _fits_flat(left, right):
+    if left.ndim > 2 and right.ndim == 2 and _has_rows(left):
         # One large product instead of many small ones, in the gradients too.
         rows = size_of(left.shape[:-1])  # not -1: they are there also where nothing is in them
         flat = apply("matmul", reshaped(left, (rows, left.shape[-1])), right)
@@ -50,18 +54,23 @@ def matmul(a: Any, b: Any) -> Tensor:
     return apply("matmul", left, right)
 
 
-def _fits_flat(left: Tensor, right: Tensor) -> bool:
-    named = [size for size in left.shape[:-1] if isinstance(size, Dim)]
-    return left.shape[-1] == right.shape[0] and len(named) < 2  # two have no name together
+def _has_rows(x: Tensor) -> bool:
+    """Whether all axes but the last have a size together: two named ones have none."""
+    return sum(isinstance(size, Dim) for size in x.shape[:-1]) < 2
+
+
+def _check_inner(a: Shape, b: Shape) -> None:
+    inner = a[-1], b[-2] if len(b) > 1 else b[0]
+    if inner[0] != inner[1]:
+        raise ShapeError(
+            f"shapes {show(a)} and {show(b)} do not multiply: inner sizes {inner[0]} and "
+            f"{inner[1]} differ"
+        )
 
 
 def _matmul_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
     a, b = specs
-    if a.shape[-1] != b.shape[-2]:
-        raise ShapeError(
-            f"shapes {show(a.shape)} and {show(b.shape)} do not multiply: "
-            f"inner sizes {a.shape[-1]} and {b.shape[-2]} differ"
-        )
+    _check_inner(a.shape, b.shape)
     leading = broadcast([a.shape[:-2], b.shape[:-2]])
     return Spec((*leading, a.shape[-2], b.shape[-1]), a.dtype)
 

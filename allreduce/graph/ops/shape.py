@@ -79,7 +79,7 @@ def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     for each in axes:
         if tensor.shape[each] != 1:
             raise ShapeError(
-                f"{users_line()}: cannot squeeze axis {each} of {show(tensor.shape)}: it is not 1"
+                f"{users_line()}: squeeze of {show(tensor.shape)}: axis {each} is not of size 1"
             )
     return reshaped(tensor, [size for i, size in enumerate(tensor.shape) if i not in axes])
 
@@ -91,7 +91,7 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
     order = [as_axis("transpose", tensor, axis) for axis in wanted]
     if sorted(order) != list(range(tensor.ndim)):
         raise ShapeError(
-            f"{users_line()}: axes {axes} do not permute those of {show(tensor.shape)}"
+            f"{users_line()}: transpose of {show(tensor.shape)}: {axes} are not all of its axes"
         )
     return apply("transpose", tensor, axes=tuple(order))
 
