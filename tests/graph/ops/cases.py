@@ -47,6 +47,8 @@ MATRICES: tuple[Shapes, ...] = (
     ((2, 3), (3, 0)),
     ((2, 4, 0), (0, 2)),
     ((2, 0, 3), (3, 2)),
+    ((0, 2, 3), (0, 3, 1)),
+    ((2, 1, 0), (2, 0, 3)),
     ((2, 4, 0), (0,)),
 )
 PAIRS: tuple[Shapes, ...] = tuple((rows[0], rows[0]) for rows in ROWS)
@@ -119,6 +121,10 @@ def _transposed(dy: Tensor, w: Tensor) -> Tensor:
 def _kernels(x: Tensor, dy: Tensor) -> Tensor:
     windows = Windows((2, 2), (1, 1))
     return apply("conv2d_kernel", x, dy, windows=windows, groups=2, shape=(2, 2, 1, 4))
+
+
+def _least_kernel(x: Tensor, dy: Tensor) -> Tensor:
+    return apply("conv2d_kernel", x, dy, windows=Windows((1, 1), (1, 1)), groups=1, shape=(1,) * 4)
 
 
 def _spread(dy: Tensor) -> Tensor:
@@ -234,11 +240,13 @@ CASES: tuple[Case, ...] = (
     Case("broadcast_to", lambda x: ops.tile(x, (2, 3)), ROWS),
     Case("pad", lambda x: ops.pad(x, 1, value=2.0), ROWS),
     Case("crop", lambda x: apply("crop", x, widths=((1, 0), (0, 2))), [((3, 4),), ((1, 2),)]),
+    Case("crop", lambda x: apply("crop", x, widths=((0, 0), (1, 1))), [((0, 4),)]),
     Case("conv2d", ops.conv2d, CONVOLVED),
     Case("conv2d_images", _padded_convolution, CONVOLVED),
     Case("conv2d", lambda x, w: ops.conv2d(x, w, (2, 1), "same", (1, 2)), CONVOLVED),
     Case("conv2d", lambda x, w: ops.conv2d(x, w, 1, ((0, 1), (2, 0)), groups=2), GROUPED),
     Case("conv2d_kernel", _kernels, [((2, 3, 3, 2), (2, 2, 2, 4)), ((0, 3, 3, 2), (0, 2, 2, 4))]),
+    Case("conv2d_kernel", _least_kernel, [((1, 1, 1, 1), (1, 1, 1, 1)), ((2, 2, 1, 1),) * 2]),
     Case(
         "conv2d_images", _transposed, [((2, 2, 3, 2), (2, 2, 1, 2)), ((0, 2, 3, 2), (2, 2, 1, 2))]
     ),
@@ -252,7 +260,7 @@ CASES: tuple[Case, ...] = (
     Case("max_pool2d_chosen", _chosen_pixels, [(s[0], s[0]) for s in IMAGES]),
     Case("average_pool2d", ops.average_pool2d, IMAGES),
     Case("average_pool2d", lambda x: ops.average_pool2d(x, 3, (1, 2), "same"), IMAGES),
-    Case("average_pool2d_gradient", _spread, [((1, 2, 2, 1),), ((2, 2, 2, 3),)]),
+    Case("average_pool2d_gradient", _spread, [((1, 2, 2, 1),), ((2, 2, 2, 3),), ((0, 2, 2, 1),)]),
     Case("normalize", lambda x: ops.normalize(x, -1, 0.1), ROWS),
     Case("normalize", lambda x: ops.normalize(x, (0, 1), 0.1), [((3, 4),), ((2, 1, 3),)]),
     Case("normalize_gradient", _normal_slope, PAIRS),
