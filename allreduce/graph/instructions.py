@@ -52,6 +52,9 @@ def _compute(frame: Frame, node: Node) -> Step:
             kernel(out, [values[i] for i in inputs], attrs)
         except UsageError as error:
             raise located(error, node.op, node.source, node.part) from None
+        except Exception as error:  # of a user's kernel, which the traceback does not lead to
+            error.add_note(f"operator {node.op!r} at {node.source}")
+            raise
 
     return run
 

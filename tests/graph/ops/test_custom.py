@@ -134,4 +134,16 @@ def test_an_error_in_a_users_kernel_says_whose_it_is() -> None:
     operator = ar.register_op("wrong_for_a_test", shape=lambda specs, attrs: specs[0], cpu=cpu)
     with pytest.raises(KeyError) as caught:
         operator(np.ones(3))
-    assert caught.value.__notes__ == ["in the kernel of operator 'wrong_for_a_test'"]
+    of_kernel = "in the kernel of operator 'wrong_for_a_test'"
+    assert caught.value.__notes__ == [of_kernel]
+
+    @ar.function
+    def step(x: Any) -> Any:
+        return operator(x) + operator(2.0)  # the second of a constant, which a pass could compute
+
+    with pytest.raises(KeyError) as caught:
+        step(np.ones(3))
+    told, place = caught.value.__notes__
+    assert told == of_kernel
+    line = step.python_function.__code__.co_firstlineno + 2
+    assert place == f"operator 'wrong_for_a_test' at {__file__}:{line}"
