@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from allreduce.comm import Communicator
-from allreduce.devices import Buffer, lookup
+from allreduce.devices import Buffer, Device, lookup
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import passes
@@ -62,25 +63,14 @@ class ArenaPlan:
 
     def _build(self, host: Host, index: int, slots: Sequence[str]) -> Arena:
         device = lookup(host.places[index].names[self.device])
-        communicator: Communicator | None = host.replicas[index].communicator
-
-        taken: list[int] = []
 
         def private(size: int, dtype: np.dtype[Any]) -> np.ndarray:
             array: np.ndarray = device.allocate(size * dtype.itemsize).array(dtype, (size,))
             return array
 
-        def symmetric(size: int, dtype: np.dtype[Any]) -> np.ndarray:
-            if communicator is None:
-                return private(size, dtype)
-            taken.append(device.memory.take(size * dtype.itemsize))
-            shared = Buffer.of(communicator.empty((size,), dtype), device, symmetric=True)
-            array: np.ndarray = shared.array(dtype, (size,))
-            return array
-
+        communicator = host.replicas[index].communicator
+        symmetric = partial(_symmetric, device, communicator) if communicator else private
         arena = Arena(self.layout, slots, private, symmetric)
-        for number in taken:  # the communicator's memory, which the device has not made
-            device.memory.until_gone(number, arena)
         arena.gradients[...] = 0
         return arena
 
@@ -130,22 +120,47 @@ class ArenaPlan:
                 if key in state:
                     view[...] = state[key]
 
-    def renew(self, host: Host, slots: Sequence[str]) -> None:
-        """Move to new memory, and make all replicas what the first one is.
+    def renew(self, host: Host) -> None:
+        """Let gradients lie in new memory, and make all replicas what the first one is.
 
-        What is interrupted can be done again: the old memory counts until all has moved.
+        The old gradients go first: nobody reads what a step left there. What is interrupted can be
+        done again.
         """
-        old = self.arenas[0]
-        arenas: list[Arena] = host.on_replicas(lambda index: self._build(host, index, slots))
-        for index, arena in enumerate(arenas):
-            arena.iterations = old.iterations
-            arena.parameters[...] = old.parameters
+        first = self.arenas[0]
+        for arena in self.arenas:
+            arena.gradients = arena.gradients[:0].copy()
+            arena.iterations = first.iterations
+            arena.parameters[...] = first.parameters
             for name, array in arena.slots.items():
-                array[...] = old.slots[name]
-            for place, variable in enumerate(self.variables):
-                if variable.home is self:
-                    variable.storage[index] = arena.view(arena.parameters, place)
-        self.arenas = arenas
+                array[...] = first.slots[name]
+
+        def make(index: int) -> None:
+            device = lookup(host.places[index].names[self.device])
+            communicator = host.replicas[index].communicator
+            assert communicator is not None, "a dead one was one of several"
+            gradients = _symmetric(device, communicator, self.layout.size, self.layout.dtype)
+            gradients[...] = 0
+            self.arenas[index].gradients = gradients
+
+        host.on_replicas(make)
+
+
+def _symmetric(
+    device: Device, communicator: Communicator, size: int, dtype: np.dtype[Any]
+) -> np.ndarray:
+    """Make a communicator's memory, and count it as its device's."""
+    taken = device.memory.take(size * dtype.itemsize)
+    try:
+        made: np.ndarray = communicator.empty((size,), dtype)
+    except BaseException:
+        device.memory.give_back(taken)
+        raise
+    shared = Buffer.of(made, device, symmetric=True)
+    while isinstance(made.base, np.ndarray):  # what all views of it keep
+        made = made.base
+    device.memory.until_gone(taken, made)
+    array: np.ndarray = shared.array(dtype, (size,))
+    return array
 
 
 # How often a variable was updated, in an optimizer's state, where that is not "iterations": an
@@ -245,9 +260,9 @@ def load_optimizer_state(rule: UpdateRule, state: Mapping[str, np.ndarray]) -> N
 
 
 def renew(host: Host) -> None:
-    """Give a host's arenas new memory, after the communicator that owned the old one has died."""
-    for rule, plans in _plans.items():
+    """Give a host's gradients new memory, after the communicator that had the old one has died."""
+    for plans in _plans.values():
         for plan in plans:
             owner: object = plan.variables[0].replicator
             if owner is host:
-                plan.renew(host, rule.slots)
+                plan.renew(host)
