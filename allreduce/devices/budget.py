@@ -13,6 +13,20 @@ from allreduce.errors import OutOfMemoryError
 # model: its functions, then the programs that were compiled of them, then their arenas and values.
 _COLLECTIONS = 3
 
+_collecting = threading.Lock()
+# As what is collected may wait for a thread that wants to collect, nobody waits for ever.
+_COLLECTING_SECONDS = 2.0
+
+
+def _collect() -> None:
+    """Collect garbage; in the middle of another thread's collection `gc` would do nothing."""
+    alone = _collecting.acquire(timeout=_COLLECTING_SECONDS)
+    try:
+        gc.collect()
+    finally:
+        if alone:
+            _collecting.release()
+
 
 class Budget:
     """Counts a device's memory while it is in use.
@@ -47,7 +61,7 @@ class Budget:
         for _ in range(_COLLECTIONS):
             if self._fits(self.used, nbytes):
                 break
-            gc.collect()
+            _collect()
         with self._adding:
             used = self.used
             if not self._fits(used, nbytes):

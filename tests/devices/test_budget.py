@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -46,6 +48,28 @@ def test_memory_counts_as_long_as_a_view_of_it_is_there() -> None:
     del view
     gc.collect()
     assert first.allocate(1000).nbytes == first.memory.peak == 1000
+
+
+def test_memory_is_found_in_garbage_that_another_thread_collects(limited: Device) -> None:
+    class Slow:
+        def __init__(self) -> None:
+            self.held = limited.allocate(80_000), self
+
+        def __del__(self) -> None:
+            begun.set()
+            time.sleep(0.1)
+
+    begun = threading.Event()
+    gc.disable()
+    try:
+        Slow()
+        other = threading.Thread(target=limited.allocate, args=(50_000,))
+        other.start()
+        assert begun.wait(10)
+        assert limited.allocate(40_000).nbytes == 40_000
+        other.join()
+    finally:
+        gc.enable()
 
 
 def test_a_limit_is_part_of_what_the_first_use_fixes() -> None:
