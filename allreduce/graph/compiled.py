@@ -94,9 +94,12 @@ class ProgramCache:
 
     def clear(self) -> None:
         """Forget all programs, but not how often each function ran."""
-        for programs in self._functions.values():
-            programs.by_signature.clear()
+        for programs in list(self._functions.values()):  # some may go meanwhile
             programs.latest = None
+            while programs.by_signature:
+                _, compiled = programs.by_signature.popitem()
+                for executor in compiled.executors:
+                    executor.release()
 
 
 @dataclass(slots=True)

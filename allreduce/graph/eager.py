@@ -99,7 +99,8 @@ class EagerTrace(Trace):
     def close(self) -> None:
         """Let go of all values but those of tensors that somebody keeps."""
         self.nodes.clear()
-        self._values.clear()
+        for kept in (self._values, self._current, self._reads, self._runtime):
+            kept.clear()  # of tensors that know this trace, they would wait for the collector
 
     def _placed(self, node: Node) -> Node:
         """Give a node a device; nothing moves between CPUs, but their variables lie there."""

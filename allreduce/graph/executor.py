@@ -99,6 +99,12 @@ class Executor:
             self.rendezvous.abort(self.replica.generation, moment.step, error)
             raise
 
+    def release(self) -> None:
+        """Let go of all memory, and of the error that has ended a step; it runs no more steps."""
+        for frame in self._frames.values():
+            frame.release()
+        vars(self).clear()
+
 
 def _threads() -> int:
     chosen = options.current()  # one thread finds the first operation that makes a NaN

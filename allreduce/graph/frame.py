@@ -212,6 +212,16 @@ class Frame:
             if self._watches:
                 look_at(self, self._made[each])
 
+    def release(self) -> None:
+        """Let go of all memory at once.
+
+        Steps know their frame, so that the memory would wait for the collector, and as long as
+        anybody holds the traceback of an error that ended a step.
+        """
+        for loop in self.loops.values():
+            loop.release()
+        vars(self).clear()
+
     def inside(self, program: Program) -> Frame:
         """Bind a program that is a part of this one: what a loop repeats."""
         return Frame(program, self.replica, {}, self.rendezvous, self.moment, None)

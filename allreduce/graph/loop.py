@@ -45,6 +45,11 @@ class Loop:
         shape = self._frame.sizes(spec.shape)
         return np.empty(shape if several is None else (several, *shape), spec.dtype)
 
+    def release(self) -> None:
+        """Let go of all memory; it takes no more steps."""
+        self._inner.release()
+        vars(self).clear()
+
     def result(self, index: int) -> np.ndarray:
         """Return where a result is when the loop has run."""
         body = self._body

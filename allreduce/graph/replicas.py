@@ -119,8 +119,11 @@ class Replicas:
 
         results = [guarded(0)] if self.local_replicas == 1 else self._in_threads(guarded)
         if failures:
-            # What the others raise because their communicator was aborted only echoes the cause.
-            raise next((e for e in failures if not isinstance(e, PeerLostError)), failures[0])
+            try:
+                # What the others raise because theirs was aborted only echoes the cause.
+                raise next((e for e in failures if not isinstance(e, PeerLostError)), failures[0])
+            finally:
+                failures.clear()  # whose tracebacks hold this frame, and what it knows
         return results
 
     def _in_threads(self, work: Callable[[int], Any]) -> list[Any]:

@@ -82,7 +82,10 @@ def _run(
         arenas = {id(plan): plan.arenas[index] for plan in plans}
         feeds, moment = brought[index]
         executor = Executor(program, host.replicas[index], arenas, said)
-        # A replica without samples brings what adds nothing: it needs no null program.
-        return executor.run(feeds, moment, batch=False)
+        try:
+            # A replica without samples brings what adds nothing: it needs no null program.
+            return executor.run(feeds, moment, batch=False)
+        finally:
+            executor.release()
 
     return host.on_replicas(run)

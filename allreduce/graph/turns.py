@@ -52,17 +52,20 @@ def take_turns(replicas: Sequence[Callable[[Meet], Any]]) -> list[Any]:
     if len(replicas) == 1:
         return [replicas[0](_alone)]
     actors = [_Actor(replica) for replica in replicas]
-    answers: Sequence[Any] = [None] * len(actors)
+    answers: list[Any] = [None] * len(actors)
     try:
         while True:
             pairs = zip(actors, answers, strict=True)
             told = [actor.play(answer) for actor, answer in pairs]
             if all(isinstance(each, _Ended) for each in told):
                 return [each.value for each in told]
-            answers = _act(told)
+            answers = list(_act(told))
     finally:
         for actor in actors:
             actor.stop()
+        # They know the error, and its traceback this frame: all would wait for the collector.
+        actors.clear()
+        answers.clear()
 
 
 def _alone(meeting: Meeting) -> Any:
@@ -144,16 +147,15 @@ class _Actor:
         self._over = True
         self._to.put(_Raised(_Stopped()))
         self._thread.join()
+        self._told, self._to, self._from = None, SimpleQueue(), SimpleQueue()  # of what was raised
 
     def _live(self) -> None:
-        told: Any
         try:
             self._settle()
             self._wait()
-            told = _Ended(self._replica(self._meet))
+            self._from.put(_Ended(self._replica(self._meet)))
         except BaseException as error:
-            told = _Raised(error)
-        self._from.put(told)
+            self._from.put(_Raised(error))
 
     def _meet(self, meeting: Meeting) -> Any:
         if self._over:  # in a `finally` of the user's
@@ -164,5 +166,8 @@ class _Actor:
     def _wait(self) -> Any:
         answer = self._to.get()
         if isinstance(answer, _Raised):
-            raise answer.error
+            try:
+                raise answer.error
+            finally:
+                del answer  # whose traceback holds this frame
         return answer

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
 import allreduce as ar
+from allreduce.devices import lookup
 from tests.harness import run_ranks
 
 
@@ -99,3 +102,35 @@ def test_what_only_some_replicas_had_assigned_before_an_error_is_equal_after_it(
         else:
             strategy.run(step, args=batch, eagerly=eagerly)
     np.testing.assert_array_equal(seen.storage[0], seen.storage[1])
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_an_error_leaves_no_second_set_of_memory(
+    eagerly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = ar.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        w = ar.Variable(np.ones((100, 100)), name="w")
+        optimizer = ar.optim.Adam()
+
+    def step(x: ar.Tensor, labels: ar.Tensor) -> None:
+        loss = ar.nn.losses.sparse_categorical_crossentropy(labels, x @ w, from_logits=True)
+        optimizer.minimize(loss, [w])
+
+    def run(last: int) -> list[int]:
+        (batch,) = strategy.distribute_dataset([(np.ones((4, 100)), np.array([0, 1, 2, last]))])
+        strategy.run(step, args=batch, eagerly=eagerly)
+        return [each.used for each in memories]
+
+    memories = [lookup(name).memory for name in ("CPU:0", "CPU:1")]
+    used = run(3)
+    for each in memories:
+        monkeypatch.setattr(each, "limit", each.used + w.storage[0].nbytes // 2)
+    gc.disable()
+    try:
+        for _ in range(3):
+            with pytest.raises(ar.UsageError, match="label 100"):
+                run(100)
+            assert run(3) == used
+    finally:
+        gc.enable()
