@@ -1,6 +1,7 @@
 """Vector clocks of a program: how much of each stream is over when an instruction begins.
 
-Instructions of one stream run in order; across streams only events order them.
+Instructions of one stream run in order, whichever of a replica's devices they are on; across
+streams only events order them.
 
 Source: Mattern, Virtual Time and Global States of Distributed Systems (1989), section 4.
 """

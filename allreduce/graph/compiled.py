@@ -155,11 +155,13 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         graph, placed = _placed(host, graph)
         # Replicas of one process run the same program; ranks make sure of it.
         several_ranks = len(host.devices) < host.num_replicas_in_sync
+        # Where variables are updated, the stamp in the first bucket tells of a difference.
         exchanges = any(lookup(node.op).kind == "collective" for node in graph.nodes)
+        compared = exchanges and not any(node.op == "apply_gradients" for node in graph.nodes)
         if passes.is_on("prune"):  # what only one rank returns may be a collective's value
             graph = passes.prune(graph)
         said = outline(graph) if several_ranks else None
-        agreement = Agreement(said) if said is not None and exchanges else None
+        agreement = Agreement(said) if said is not None and compared else None
         if agreement is not None:  # as those do who have traced it before
             compare(host, agreement)
         synchronize(host, _variables(graph))

@@ -29,7 +29,8 @@ class Memory:
 
     Attributes:
         nbytes: Of all pools.
-        least: What is in use at the worst moment of each pool: they cannot be smaller.
+        least: What is in use at the worst moment of each pool: for these lives of blocks they
+            cannot be smaller.
     """
 
     def __init__(

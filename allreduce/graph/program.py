@@ -40,7 +40,8 @@ class Block:
     Attributes:
         values: The nodes whose values they are.
         first: The instruction that writes the first of them.
-        last: The last instruction that uses one.
+        last: The last instruction that uses one, or that must not write there yet: one of another
+            stream, which does not know that such a use is over.
         device: Where it lies.
     """
 

@@ -88,7 +88,7 @@ class Replicator(Replicas):
 
     def graph(self, fn: Callable[..., Any], arguments: Arguments) -> Graph:
         """Return the graph of a step, as each replica runs it, without running it."""
-        return self._exclusively(lambda: self._compiled(fn, arguments)[0].graph)
+        return self._exclusively(lambda: self._compiled(fn, arguments).graph)
 
     def latest(self, fn: Callable[..., Any]) -> Compiled | None:
         """Return a function's step that was compiled or run last, if it has been."""
@@ -96,8 +96,8 @@ class Replicator(Replicas):
 
     def _compiled(
         self, fn: Callable[..., Any], arguments: Arguments, alone: bool = False
-    ) -> tuple[Compiled, bool]:
-        """Return the step of a function, and whether it has been there before."""
+    ) -> Compiled:
+        """Return the step of a function; all ranks do so together, but where one runs it alone."""
         made: list[Compiled] = []
 
         def make() -> Compiled:
@@ -107,7 +107,10 @@ class Replicator(Replicas):
                 made.append(compile_step(self, fn, arguments))
             return made[0]
 
-        return self._programs.of(fn).get(fn, arguments, make, alone), not made
+        compiled = self._programs.of(fn).get(fn, arguments, make, alone)
+        if compiled.agreement is not None and not made:
+            compare(self, compiled.agreement)
+        return compiled
 
     def _results(
         self,
@@ -121,9 +124,7 @@ class Replicator(Replicas):
         alone = alone and self.num_replicas_in_sync > 1
 
         def run() -> tuple[Returned, list[list[np.ndarray]], list[Moment]]:
-            compiled, known = (None, False) if eagerly else self._compiled(fn, arguments, alone)
-            if compiled is not None and compiled.agreement is not None and known:
-                compare(self, compiled.agreement)
+            compiled = None if eagerly else self._compiled(fn, arguments, alone)
             number = self._programs.of(fn).count_step()
             moments = arguments.moments(self.local_replicas, self.num_replicas_in_sync, number)
             if compiled is not None:

@@ -13,7 +13,7 @@ struct Slice {
   std::uint64_t low, high;
 };
 
-// Cut at whole cache lines, so that no two members write to one.
+// Cut at whole cache lines, so that no two members write to one of an array that begins with one.
 inline Slice slice_of(std::uint64_t count, std::size_t element, int members, int member) {
   const std::uint64_t line = kLine / element;
   const auto n = static_cast<std::uint64_t>(members);

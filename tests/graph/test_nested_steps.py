@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -33,7 +35,8 @@ class _Nested:
         self._replicator = replicator
         self._inside = threading.local()
         self.refused: list[str] = []
-        self._over = threading.Event()
+        # No event: its lock may be held by the very frame that a handler interrupts.
+        self._over: SimpleQueue[None] = SimpleQueue()
         one, other = self._operation("one"), self._operation("other")
         self._step = lambda x: one(x) + other(x * 2.0)
         self.how: Callable[[], object] = self.again
@@ -64,17 +67,18 @@ class _Nested:
     def handle(self, *_: object) -> None:
         """Call the step, as a signal's handler does, which the main thread runs."""
         self.again()
-        self._over.set()
+        self._over.put(None)
 
     def signal(self) -> None:
         """Have the handler run, and be in the step as long as it does."""
         main = threading.main_thread().ident
         assert main is not None
-        self._over.clear()
+        while not self._over.empty():
+            self._over.get_nowait()
         for _ in range(250):  # one that comes just before the main thread waits does not wake it
             signal.pthread_kill(main, signal.SIGUSR1)
-            if self._over.wait(0.02):
-                return
+            with suppress(Empty):
+                return self._over.get(timeout=0.02)
         raise AssertionError("the handler has not run")
 
 

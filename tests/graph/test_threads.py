@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import pytest
 import allreduce as ar
 from allreduce.devices import options
 from allreduce.errors import UsageError
+from allreduce.graph import threads as threads_module
 from allreduce.graph.threads import Threads
 
 
@@ -33,14 +35,19 @@ def test_each_does_its_part_at_the_same_time_and_all_end_with_their_owner() -> N
         assert not each.is_alive()
 
 
+_hits: list[None] = []  # each time that the handler has raised
+
+
 class _InterruptError(Exception):
     """What the test's handler raises."""
 
 
 @pytest.fixture
 def _handler() -> Iterator[None]:
-    def handler(*_: object) -> NoReturn:
-        raise _InterruptError
+    def handler(_: int, frame: FrameType | None) -> None:
+        if frame is not None and frame.f_code.co_filename == threads_module.__file__:
+            _hits.append(None)
+            raise _InterruptError
 
     before = signal.signal(signal.SIGUSR1, handler)
     yield
@@ -55,8 +62,10 @@ def test_they_are_waited_for_however_often_that_is_interrupted() -> None:
     def work(index: int) -> None:
         for _ in range(3 if index == 0 else 0):
             waits.acquire(timeout=10)
-            time.sleep(0.02)  # it waits by then
-            signal.pthread_kill(main, signal.SIGUSR1)
+            before = len(_hits)
+            while len(_hits) == before:  # until it came while they were waited for
+                signal.pthread_kill(main, signal.SIGUSR1)
+                time.sleep(0.05)
         time.sleep(0.05)
         over[index] = True
 
