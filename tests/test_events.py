@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
-import subprocess
-import sys
 import textwrap
 import time
 
@@ -59,12 +59,23 @@ def test_a_listener_may_leave_while_it_is_called() -> None:
 
 
 def stderr_of(script: str) -> str:
-    """Run a script in a process of its own: logging is set up once per process."""
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
-    return done.stderr
+    """Run a script as if this process had not set up any logging yet, and leave none behind."""
+    loggers = [logging.getLogger(), events.logger]
+    before = [(each.handlers, each.level, each.propagate) for each in loggers]
+    chosen = events._own_level, events._rank_filter.rank
+    try:
+        for each in loggers:
+            each.handlers, each.propagate = [], True
+            each.setLevel("WARNING" if each.parent is None else logging.NOTSET)
+        events._own_level, events._rank_filter.rank = logging.NOTSET, None
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            exec(textwrap.dedent(script), {})
+        return said.getvalue()
+    finally:
+        for each, (handlers, level, propagate) in zip(loggers, before, strict=True):
+            each.handlers, each.propagate = handlers, propagate
+            each.setLevel(level)
+        events._own_level, events._rank_filter.rank = chosen
 
 
 LOG_BOTH = "events.logger.info('a detail'); events.logger.warning('careful')"
@@ -77,6 +88,7 @@ LOG_BOTH = "events.logger.info('a detail'); events.logger.warning('careful')"
         ("3", ["[allreduce] rank 3: careful"]),
         ("3, 'INFO'", ["[allreduce] rank 3: a detail", "[allreduce] rank 3: careful"]),
         ("0, 'ERROR'", []),
+        ("None", ["[allreduce] rank -: a detail", "[allreduce] rank -: careful"]),
     ],
 )
 def test_records_go_to_stderr_with_their_rank(arguments: str, expected: list[str]) -> None:
@@ -94,6 +106,19 @@ def test_records_are_not_doubled_by_the_applications_logging() -> None:
         {LOG_BOTH}
     """).splitlines()
     assert lines == ["[allreduce] rank 0: a detail", "[allreduce] rank 0: careful"]
+
+
+def test_until_a_rank_is_known_the_applications_logging_is_enough() -> None:
+    lines = stderr_of(f"""
+        import logging
+        from allreduce import events
+        logging.basicConfig(format="app: %(message)s")
+        events.configure_logging(None)
+        {LOG_BOTH}
+        events.configure_logging(1)
+        {LOG_BOTH}
+    """).splitlines()
+    assert lines == ["app: a detail", "app: careful", "[allreduce] rank 1: careful"]
 
 
 def test_a_handler_of_the_application_is_left_alone() -> None:
