@@ -8,6 +8,7 @@ from allreduce import devices
 from allreduce.devices import Device, PhysicalDevice, options
 from allreduce.devices.options import (
     enable_check_numerics,
+    enable_sync_errors,
     run_functions_eagerly,
     set_floatx,
     set_log_device_placement,
@@ -18,6 +19,7 @@ from allreduce.graph import passes as graph_passes
 
 __all__ = [
     "enable_check_numerics",
+    "enable_sync_errors",
     "floatx",
     "functions_run_eagerly",
     "get_log_device_placement",

@@ -18,6 +18,7 @@ class Options:
     soft_device_placement: bool = False  # fall back where a device is missing, with a warning
     log_device_placement: bool = False  # log each op's device and why
     check_numerics: bool = False  # look for NaN and Inf in every operation's value
+    sync_errors: bool = False  # let each instruction end, and look around it, before the next
     functions_run_eagerly: bool = False  # compute steps op by op, with values to look at
     floatx: str = "float32"  # what layers compute in unless told otherwise
     intra_op_threads: int | None = None  # BLAS threads per process; None: the library chooses
@@ -51,6 +52,16 @@ def enable_check_numerics(enabled: bool = True) -> None:
     traced from then on, and costs a look at every value.
     """
     _replace(check_numerics=_flag("check_numerics", enabled))
+
+
+def enable_sync_errors(enabled: bool = True) -> None:
+    """Choose whether each instruction of a step raises its own errors, and nothing else its.
+
+    It ends before the next one begins, collectives too. Kernels get inputs that cannot be written
+    to, and what they write outside of their output is found. It holds for what is traced from then
+    on, and costs memory and time: values do not share memory, and nothing overlaps.
+    """
+    _replace(sync_errors=_flag("sync_errors", enabled))
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:

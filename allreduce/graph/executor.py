@@ -108,4 +108,4 @@ class Executor:
 
 def _threads() -> int:
     chosen = options.current()  # one thread finds the first operation that makes a NaN
-    return 1 if chosen.check_numerics else chosen.inter_op_threads
+    return 1 if chosen.check_numerics or chosen.sync_errors else chosen.inter_op_threads

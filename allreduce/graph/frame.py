@@ -68,17 +68,18 @@ class Frame:
         self.loops: dict[int, Loop] = {}  # by the node of the scan
         self.moment = moment
         self._watches = options.current().check_numerics
+        self.syncs = options.current().sync_errors
         self._made = {each.node.id: each.node for each in program.instructions}
         self.runtime: dict[str, np.ndarray] = {}
         self._give()
         # Gradients that are computed where they are reduced.
-        stored = stored_in_place(program)
+        stored = {} if self.syncs else stored_in_place(program)
         self.in_place = {value: self.gradient(node) for value, node in stored.items()}
         free = self._find_free()
         threads = min(threads, sum(free))
         # Values that share memory are not made at once.
         planned = replace(program, blocks=None) if threads > 1 else program
-        self.memory = Memory(planned, self.in_place, self.shape, self.device)
+        self.memory = Memory(planned, self.in_place, self.shape, self.device, self.syncs)
         self._parts = [self._part(each) for each in program.instructions]
         self._bind = partial(self._at_once, free, threads) if threads > 1 else self._in_order
         self.steps = self._bind(self._parts)

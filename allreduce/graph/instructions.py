@@ -17,7 +17,7 @@ from allreduce.graph.ops.base import located, lookup
 from allreduce.graph.ops.collective import contribution_of_none
 from allreduce.graph.printing import say
 from allreduce.graph.rendezvous import Key
-from allreduce.graph.watch import watched
+from allreduce.graph.watch import synchronized, unwritable, watched
 
 if TYPE_CHECKING:
     from allreduce.graph.frame import Frame
@@ -30,6 +30,8 @@ def build(frame: Frame, node: Node) -> Step:
     kind = lookup(node.op).kind
     usual = _compute if kind == "compute" else _collective
     step = _BUILDERS.get(node.op, usual)(frame, node)
+    if frame.syncs:
+        step = synchronized(frame, node, step)
     return watched(frame, node, step) if options.current().check_numerics else step
 
 
@@ -46,10 +48,12 @@ def _compute(frame: Frame, node: Node) -> Step:
     assert kernel is not None, node
     out = frame.in_place[target] if target in frame.in_place else frame.buffer(node)
     values[target] = out
+    syncs = frame.syncs
 
     def run() -> None:
+        given = [values[i] for i in inputs]
         try:
-            kernel(out, [values[i] for i in inputs], attrs)
+            kernel(out, [unwritable(each) for each in given] if syncs else given, attrs)
         except UsageError as error:
             raise located(error, node.op, node.source, node.part) from None
         except Exception as error:  # of a user's kernel, which the traceback does not lead to

@@ -17,6 +17,9 @@ from allreduce.graph.program import Block, Program
 
 Life = tuple[int, int]
 
+_GUARD = 4 * ALIGNMENT  # bytes on each side of a guarded value
+_CANARY = 0xA5
+
 
 class Memory:
     """Pools of memory, one per device, in which the values of a program's blocks lie.
@@ -26,6 +29,7 @@ class Memory:
         elsewhere: Nodes whose values are not to lie here.
         shape: Gives the shape of a node's value.
         device: Gives the device that a program calls by a name.
+        guarded: Whether each value has bytes before and behind it that `intact` looks at.
 
     Attributes:
         nbytes: Of all pools.
@@ -39,7 +43,9 @@ class Memory:
         elsewhere: Collection[int],
         shape: Callable[[Node], tuple[int, ...]],
         device: Callable[[DeviceName], Device],
+        guarded: bool = False,
     ) -> None:
+        self._guards: dict[int, list[np.ndarray]] | None = {} if guarded else None
         self._shape = shape
         self._device = device
         self._places: dict[int, tuple[Buffer, int]] = {}
@@ -72,9 +78,20 @@ class Memory:
             pool, offset = self._places[node.id]
         else:
             assert node.device is not None, node
-            pool, offset = self._device(node.device).allocate(self._bytes(node)), 0
+            size, offset = self._bytes(node), 0 if self._guards is None else _GUARD
+            pool = self._device(node.device).allocate(size + 2 * offset)
+            if self._guards is not None:
+                ends = pool.array(np.uint8, (size + 2 * _GUARD,))
+                self._guards[node.id] = [ends[:_GUARD], ends[-_GUARD:]]
+                for each in self._guards[node.id]:
+                    each.fill(_CANARY)
         array: np.ndarray = pool.array(node.spec.dtype, self._shape(node), offset)
         return array
+
+    def intact(self, node: Node) -> bool:
+        """Say whether nothing was written before or behind a value, if that can be told."""
+        guards = (self._guards or {}).get(node.id, ())
+        return all((each == _CANARY).all() for each in guards)
 
 
 def pack(sizes: Sequence[int], lives: Sequence[Life]) -> tuple[list[int], int]:

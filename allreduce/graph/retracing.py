@@ -24,6 +24,7 @@ _AROUND = (
     "it is called in another ar.device scope than before",
     "ar.config.passes were switched",
     "ar.config.enable_check_numerics was switched",
+    "ar.config.enable_sync_errors was switched",
     "the number of inter-op threads was changed",
     "ar.set_seed was called with another number",
 )

@@ -94,7 +94,7 @@ def take_apart(structure: Any, local_replicas: int) -> Arguments:
     chosen = options.current()
     found.around = (
         *(surroundings(), switched_off()),
-        *(chosen.check_numerics, chosen.inter_op_threads, seed.fixed()),
+        *(chosen.check_numerics, chosen.sync_errors, chosen.inter_op_threads, seed.fixed()),
     )
     found.key = (nest.outline(structure), tuple(found.keys), found.around)
     return found

@@ -48,7 +48,9 @@ def is_on(name: str) -> bool:
     """Say whether an optional pass is to run."""
     # A chain would hide which of its operations made a NaN, a constant that any did, and a value
     # written over its input what that was.
-    hides = name in ("fold", "fuse", "plan_buffers") and options.current().check_numerics
+    chosen = options.current()
+    looks = chosen.check_numerics or chosen.sync_errors
+    hides = looks and name in ("fold", "fuse", "plan_buffers")
     return name not in _off and not hides
 
 
