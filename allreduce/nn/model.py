@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from typing import Any
 
@@ -13,19 +13,17 @@ from allreduce.devices import options
 from allreduce.errors import ShapeError, UsageError
 from allreduce.events import logger
 from allreduce.graph.naming import snake_case, unique_name
-from allreduce.graph.spec import BATCH, Shape, Spec
-from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import Trace, recording
+from allreduce.graph.spec import Shape
 from allreduce.nn import checks, facts, freezing, saving
+from allreduce.nn.building import Built
 from allreduce.nn.calls import check_made
 from allreduce.nn.steps import Steps
 from allreduce.nn.summary import print_summary
-from allreduce.nn.weights import Weights
 from allreduce.optim import Optimizer
 from allreduce.training import FitOptions, History
 
 
-class Model(Weights):
+class Model(Built):
     """A layer with a training loop.
 
     Subclass it, make layers in `__init__` and use them in `call(self, x, training=False)`, or use
@@ -44,20 +42,14 @@ class Model(Weights):
         unique = name or unique_name(snake_case(type(self).__name__))
         super().__init__(name=unique, dtype=dtype, trainable=trainable)
         self.epochs_done = 0
-        self.sample: tuple[Shape, str] | None = None  # what it was built for
         self._compiled: Steps | None = None
         self._run_eagerly = False
         # Of what kinds of samples and targets a step was sketched, and the tables in which such
         # samples are looked up as they are.
         self._prepared: dict[tuple[Any, ...], Mapping[str, int]] = {}
-        self.predict_step = self._new_predict_step()
 
     def _stand_alone(self) -> None:
         self.path = self.name
-
-    def _new_predict_step(self) -> Callable[[Any], Any]:
-        """Make a function that is kept, so that it is traced once."""
-        return lambda x: self(x, training=False)
 
     def compile(
         self,
@@ -215,43 +207,6 @@ class Model(Weights):
     def doubts(self) -> str:
         """Say if the outputs are no probabilities where the loss takes such."""
         return checks.probabilities(self, self._steps().loss)
-
-    def _sketch(self, step: Callable[..., Any], *arrays: np.ndarray) -> Mapping[str, int]:
-        """Trace a step for its shapes alone; the first time makes the variables.
-
-        Returns:
-            The tables in which samples are looked up as they are, and how many rows each has.
-        """
-        trace = Trace()
-        with recording(trace):
-            inputs = [
-                trace.placeholder(Spec((BATCH, *array.shape[1:]), array.dtype), name)
-                for array, name in zip(arrays, ("x", "y"), strict=False)
-            ]
-            step(*inputs)
-        return checks.tables(trace)
-
-    def build(self, input_shape: Any, dtype: str | None = None) -> None:
-        """Make the variables for samples of a shape, `(None, features)` or `(batch, features)`.
-
-        Args:
-            input_shape: Of the inputs, with the batch.
-            dtype: Of the inputs; the model's by default, an integer type for indices.
-        """
-        sizes = input_shape if isinstance(input_shape, list | tuple) else ()
-        if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes[1:]):
-            raise ShapeError(f"build takes (None, features, …), not {input_shape!r}")
-        self.build_for(sizes[1:], dtype or self.dtype)
-
-    def build_for(self, shape: Sequence[int], dtype: str) -> None:
-        """Make the variables for samples of a shape, without the batch, and a dtype."""
-        if not self.built:
-            self._sketch(self.predict_step, np.empty((0, *shape), dtype))
-
-    def _build_once(self, tensors: Any) -> None:
-        """Note what for; the call itself builds the layers as it meets them."""
-        if isinstance(tensors, Tensor) and all(isinstance(size, int) for size in tensors.shape[1:]):
-            self.sample = (tensors.shape[1:], tensors.dtype.name)
 
     def summary(self) -> None:
         """Print the layers, their output shapes and numbers of parameters, on rank 0 alone."""

@@ -203,6 +203,51 @@ def test_options_are_given_to_constructors_that_use_them(tmp_path: Path) -> None
     assert np.array_equal(again.get_weights()[0], ready.get_weights()[0])
 
 
+class Linear(nn.Model):
+    """Makes its own variables, as layers do."""
+
+    failing = False
+
+    def build(self, input_shape: Any) -> None:  # type: ignore[override]
+        super().build(input_shape)
+        self.add_variable("kernel", (input_shape[-1], 1), "ones")
+
+    def call(self, x: Any) -> Any:
+        if self.failing:
+            raise ValueError("not yet")
+        return x @ self.kernel  # type: ignore[attr-defined]
+
+
+class Affine(Linear):
+    def build(self, input_shape: Any) -> None:  # type: ignore[override]
+        super().build(input_shape)
+        self.add_variable("bias", (1,), "zeros")
+
+    def call(self, x: Any) -> Any:
+        return super().call(x) + self.bias  # type: ignore[attr-defined]
+
+
+def test_a_model_makes_variables_in_build(tmp_path: Path) -> None:
+    asked, called = Affine(name="asked"), Affine(name="called")
+    asked.build((None, 3))
+    called.failing = True
+    with pytest.raises(ValueError, match="not yet"):
+        called(np.ones((1, 3)))
+    assert not called.built
+    called.failing = False
+    np.testing.assert_array_equal(called(np.ones((1, 3))).numpy(), [[3]])
+    assert list(called.named_variables()) == ["kernel", "bias"]
+    asked.compile("sgd", "mse")
+    asked.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
+    asked.save(tmp_path / "model")
+    loaded = nn.load_model(tmp_path / "model", {"Affine": Affine})
+    for one, other in zip(asked.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    asked.build((None, 3))
+    assert len(asked.variables) == 2
+    assert asked.variables[0].name == "asked/kernel"
+
+
 class Listed(nn.Layer):
     def __init__(self, *factors: float) -> None:
         super().__init__()
