@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -39,6 +41,7 @@ class Sequential(Model):
         super().__init__(name=name, dtype=dtype, trainable=trainable)
         self._input: Input | None = None
         self._layers: list[Layer] = []
+        self._added_later = False  # whether it has layers that no constructor has made
         self._growing = False  # whether the call in progress only makes the variables
         self._used = False  # whether traces of a step may exist, which later layers would miss
         if isinstance(layers, Layer):
@@ -61,6 +64,7 @@ class Sequential(Model):
                 "before that"
             )
         self._append(layer)
+        self._added_later = self._added_later or not _constructs(self)
         self.built = False
         self._build_if_known()
 
@@ -102,13 +106,45 @@ class Sequential(Model):
         return inputs
 
     def get_config(self) -> dict[str, Any]:
-        taken = inspect.signature(type(self)).parameters
-        if "layers" not in taken and not any(
-            each.kind is each.VAR_KEYWORD for each in taken.values()
-        ):
-            return super().get_config()  # its constructor makes them
+        if not self._lists_layers():
+            return super().get_config()
         listed = [self._input, *self._layers] if self._input else self._layers
-        return super().get_config() | {"layers": [layer.describe() for layer in listed]}
+        places = {layer: place for place, layer in reversed([*enumerate(listed)])}
+        described = [
+            layer.describe() | ({"as": places[layer]} if places[layer] < place else {})
+            for place, layer in enumerate(listed)
+        ]
+        return super().get_config() | {"layers": described}
+
+    def _lists_layers(self) -> bool:
+        """Tell whether its config has its layers; else its constructor makes them."""
+        taken = inspect.signature(type(self)).parameters
+        return "layers" in taken or any(each.kind is each.VAR_KEYWORD for each in taken.values())
+
+    def describe(self) -> dict[str, Any]:
+        self._check_told(set())
+        return super().describe()
+
+    def _check_told(self, seen: set[Layer]) -> None:
+        """Refuse what its description would not bring back."""
+        if not self._lists_layers():
+            if self._added_later:
+                raise UsageError(
+                    f"{type(self).__name__} {self.name!r} cannot be saved: its constructor makes "
+                    "its layers, but others were added later; add them there, or have the "
+                    "constructor take layers and hand them on"
+                )
+            return
+        for layer in dict.fromkeys(self._layers):
+            if layer in seen:
+                raise UsageError(
+                    f"{type(self).__name__} {self.name!r} cannot be saved: its layer "
+                    f"{layer.path or layer.name!r} is in another Sequential, too, and would come "
+                    "back as two; share layers in a Model of your own"
+                )
+            seen.add(layer)
+            if isinstance(layer, Sequential):
+                layer._check_told(seen)
 
     @classmethod
     def from_config(
@@ -121,5 +157,30 @@ class Sequential(Model):
             return cls(**config)
         if not isinstance(config.get("layers"), list):
             raise UsageError(f'Sequential\'s config has no list "layers": {config}')
-        layers = [make(each) for each in config["layers"]]
+        layers: list[Layer] = []
+        for each in config["layers"]:
+            before = _made_before(each, layers)
+            layers.append(make(each) if before is None else before)
         return cls(**{**config, "layers": layers})
+
+
+def _made_before(described: Any, layers: Sequence[Layer]) -> Layer | None:
+    """Find the layer that stood in the model before and is meant by a description, if one is."""
+    if not isinstance(described, Mapping) or "as" not in described:
+        return None
+    place = described["as"]
+    if not isinstance(place, int) or not 0 <= place < len(layers):
+        raise UsageError(f"the file is damaged: a layer is said to be that of place {place!r:.60}")
+    return layers[place]
+
+
+def _constructs(model: Sequential) -> bool:
+    """Tell whether the caller is part of a constructor of the model: no one is told of its end."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "__init__":
+            first = frame.f_code.co_varnames[:1]
+            if any(frame.f_locals.get(name) is model for name in first):
+                return True
+        frame = frame.f_back
+    return False

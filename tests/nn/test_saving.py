@@ -290,6 +290,41 @@ def test_a_sequential_that_makes_its_own_layers_comes_back(tmp_path: Path) -> No
     assert loaded.count_params() == 16
 
 
+class Grown(Tall):
+    """Takes layers after those of its base, while it is constructed."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.add(nn.Dense(2))
+
+
+def test_a_layer_that_comes_twice_comes_back_as_one(tmp_path: Path) -> None:
+    twice, x = nn.Dense(3, "tanh"), np.ones((2, 3), np.float32)
+    model = nn.Sequential([nn.Input((3,)), nn.Dense(3), twice, nn.Flatten(), twice, twice])
+    model.save(tmp_path / "model")
+    loaded = nn.load_model(tmp_path / "model")
+    assert loaded.layers[1] is loaded.layers[3] is loaded.layers[4]
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+    tensors, described = saving.read(tmp_path / "model")
+    described["model"]["config"]["layers"][4]["as"] = 4
+    saving.write(tmp_path / "damaged", tensors, described)
+    with pytest.raises(UsageError, match="damaged: a layer is said to be that of place 4"):
+        nn.load_model(tmp_path / "damaged")
+    nested = nn.Sequential([nn.Input((3,)), nn.Sequential([twice]), twice])
+    with pytest.raises(UsageError, match="is in another Sequential, too"):
+        nested.save(tmp_path / "nested")
+
+
+def test_layers_that_no_constructor_makes_are_not_lost(tmp_path: Path) -> None:
+    grown = Grown()
+    grown.save(tmp_path / "grown")
+    assert nn.load_model(tmp_path / "grown", {"Grown": Grown}).count_params() == 20
+    tower = Tower(4)
+    tower.add(nn.Dense(2))
+    with pytest.raises(UsageError, match="makes its layers, but others were added later"):
+        tower.save(tmp_path / "tower")
+
+
 def test_weights_fit_a_model_of_another_name_and_no_other_architecture(tmp_path: Path) -> None:
     model = nn.Sequential([nn.Input((4,)), nn.Dense(3), nn.Dense(2)], name="one")
     model.save_weights(tmp_path / "weights")
