@@ -31,6 +31,7 @@ def users_line() -> str:
     frame = sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back
-    if frame.f_code.co_filename == threading.__file__ and _here.line is not None:
+    file = frame.f_code.co_filename
+    if _here.line is not None and file.startswith((threading.__file__, *_NOT_THE_USERS)):
         return _here.line
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return f"{file}:{frame.f_lineno}"

@@ -6,8 +6,8 @@ not mix, and one stops in a debugger while the others wait. A single one needs n
 
 from __future__ import annotations
 
+import _thread
 import contextvars
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -54,6 +54,8 @@ def take_turns(replicas: Sequence[Callable[[Meet], Any]]) -> list[Any]:
     actors = [_Actor(replica) for replica in replicas]
     answers: list[Any] = [None] * len(actors)
     try:
+        for actor in actors:
+            actor.start()
         while True:
             pairs = zip(actors, answers, strict=True)
             told = [actor.play(answer) for actor, answer in pairs]
@@ -117,7 +119,11 @@ class _Stopped(BaseException):
 
 
 class _Actor:
-    """One replica's Python, in a thread that runs only while it is its turn."""
+    """One replica's Python, in a thread that runs only while it is its turn.
+
+    A signal's handler may raise anywhere in the thread that plays. The start of a `Thread` waits
+    for an event, which is Python, and can be left locked then; so this one is started in C.
+    """
 
     def __init__(self, replica: Callable[[Meet], Any]) -> None:
         self._replica = replica
@@ -126,12 +132,13 @@ class _Actor:
         self._over = False
         self._told: Any = None
         self._settle = take_along()
+        self._ended = SimpleQueue[None]()
+        self._began = False
+
+    def start(self) -> None:
+        """Have its thread wait for its first turn."""
         # With the caller's context variables, as NumPy's error state is one.
-        live = contextvars.copy_context().run
-        self._thread = threading.Thread(
-            target=live, args=(self._live,), name="allreduce-eager", daemon=True
-        )
-        self._thread.start()
+        _thread.start_new_thread(contextvars.copy_context().run, (self._live,))
 
     def play(self, answer: Any) -> Any:
         """Let it run until it meets the others or ends; raises what it raised."""
@@ -146,16 +153,21 @@ class _Actor:
         """End it where it waits, and wait for that."""
         self._over = True
         self._to.put(_Raised(_Stopped()))
-        self._thread.join()
+        if self._began:  # else it is about to find out
+            self._ended.get()
         self._told, self._to, self._from = None, SimpleQueue(), SimpleQueue()  # of what was raised
 
     def _live(self) -> None:
+        self._began = True
+        ended = self._ended
         try:
             self._settle()
             self._wait()
             self._from.put(_Ended(self._replica(self._meet)))
         except BaseException as error:
             self._from.put(_Raised(error))
+        finally:
+            ended.put(None)
 
     def _meet(self, meeting: Meeting) -> Any:
         if self._over:  # in a `finally` of the user's
