@@ -108,6 +108,11 @@ class LossWatch:
         step, rank = min(found)
         here = rank_of(self._replicator)
         remedy = "lower the learning rate, and look for NaN or infinity in x and y"
+        if self._epoch == step == 0:
+            remedy = (
+                "look for NaN or infinity in x and y, and in the weights: a fit that ended so has "
+                "spoilt them, and they have to be made or loaded anew"
+            )
         raise NumericsError(
             f"fit on rank {here}: the loss became NaN in epoch {self._epoch + 1}, step {step + 1} "
             f"(first on rank {rank}); {self._doubts or remedy}"

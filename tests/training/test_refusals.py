@@ -155,6 +155,6 @@ def test_outputs_that_are_no_probabilities_are_spoken_of_once(
     assert len(found) == bool(said)
     assert re.search(said, "".join(found))
     x[3] = np.nan
-    remedy = said or "lower the learning rate"
+    remedy = said or "infinity in x and y, and in the weights"
     with pytest.raises(NumericsError, match=remedy):
         model.fit(x, targets, verbose=0)
