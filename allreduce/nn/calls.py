@@ -53,8 +53,24 @@ def calling(layer: Layer, training: bool) -> Iterator[None]:
 
 def check_made(layer: object) -> None:
     """Refuse a layer whose class has not let its base make what all layers have."""
-    if "replicator" not in vars(layer):
-        raise UsageError(f"{type(layer).__name__}.__init__ has to call super().__init__() first")
+    if not _is_made(layer):
+        raise UsageError(f"{_unmade(layer)} first")
+
+
+def check_attributes(layer: object, name: str) -> None:
+    """Say why such a layer lacks an attribute."""
+    if not _is_made(layer):
+        raise AttributeError(
+            f"{_unmade(layer)} before self.{name} is asked for", name="", obj=layer
+        )
+
+
+def _is_made(layer: object) -> bool:
+    return "replicator" in vars(layer)
+
+
+def _unmade(layer: object) -> str:
+    return f"{type(layer).__name__}.__init__ has to call super().__init__()"
 
 
 def check_given(path: str | None, kind: type, outputs: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -61,6 +61,12 @@ class Layer:
         self.built = False
         self.input_shape: Shape | None = None  # of the latest call, for summaries
         self.output_shape: Shape | None = None
+
+    if not TYPE_CHECKING:  # else type checkers would believe that it has every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            calls.check_attributes(self, name)
+            return object.__getattribute__(self, name)  # raises as it has
 
     def build(self, input_shape: Any) -> None:
         """Make the variables; called once, before the first call.

@@ -259,6 +259,11 @@ def test_layers_that_forget_what_python_lets_them_forget_are_told_so() -> None:
         def call(self, inputs: Any) -> None:
             inputs * 2.0
 
+    with pytest.raises(
+        AttributeError, match=r"Without.__init__ has to call super\(\).__init__\(\)"
+    ):
+        Without().summary()
+    assert not hasattr(Around(), "nothing")
     with pytest.raises(UsageError, match=r"Unmade.__init__ has to call super\(\).__init__\(\)"):
         nn.Sequential([Unmade()])
     with pytest.raises(UsageError, match=r"Unmade\.__init__ has to call"):
