@@ -14,7 +14,7 @@ from allreduce.graph import nest, seed
 from allreduce.graph.passes import switched_off
 from allreduce.graph.per_replica import PerReplica
 from allreduce.graph.replica import Moment
-from allreduce.graph.scope import surroundings
+from allreduce.graph.scope import surroundings, users_line
 from allreduce.graph.spec import BATCH, Spec, show
 from allreduce.graph.tensor import ConcreteTensor, EagerTensor
 from allreduce.graph.trace import Trace
@@ -104,6 +104,7 @@ def _describe(leaf: Any, found: Arguments, replicas: int) -> tuple[Input | None,
     if isinstance(leaf, PerReplica):
         _check_parts(leaf, replicas)
         first = leaf.values[0]
+        _check_dtype(first)
         found.feeds.append(leaf.values)
         if not leaf.is_batch:
             each = Spec(first.shape, first.dtype)
@@ -115,8 +116,7 @@ def _describe(leaf: Any, found: Arguments, replicas: int) -> tuple[Input | None,
         leaf = leaf.value
     if isinstance(leaf, np.ndarray | np.generic) or hasattr(leaf, "__dlpack__"):
         array = np.asarray(leaf)
-        if array.dtype.kind not in "fiub":
-            raise UsageError(f"an argument of a traced function is an array of {array.dtype}")
+        _check_dtype(array)
         found.feeds.append((array,) * replicas)
         spec = Spec(array.shape, array.dtype)
         return Input(spec, varies=False), ("array", spec.shape, spec.dtype)
@@ -124,11 +124,19 @@ def _describe(leaf: Any, found: Arguments, replicas: int) -> tuple[Input | None,
         return None, ("variable", leaf)
     if not isinstance(leaf, Hashable):
         raise UsageError(
-            f"an argument of a traced function is a {type(leaf).__name__}, which cannot be hashed; "
-            "pass arrays, or hashable Python values"
+            f"{users_line()}: an argument of a traced function is a {type(leaf).__name__}, which "
+            "cannot be hashed; pass arrays, or hashable Python values"
         )
     # 0.0 == -0.0, but they are not the same constant.
     return None, (type(leaf), leaf.hex() if type(leaf) is float else leaf)
+
+
+def _check_dtype(array: np.ndarray) -> None:
+    if array.dtype.kind not in "fiub":
+        raise UsageError(
+            f"{users_line()}: an argument of a traced function is an array of {array.dtype}; steps "
+            "take arrays of floats, integers and booleans"
+        )
 
 
 def _check_parts(leaf: PerReplica, replicas: int) -> None:

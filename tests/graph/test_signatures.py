@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from allreduce.errors import UsageError
-from allreduce.graph import Tensor, default_replicator, function, ops, passes, seed
+from allreduce.graph import PerReplica, Tensor, default_replicator, function, ops, passes, seed
 
 
 @dataclass(frozen=True)
@@ -259,3 +259,10 @@ def test_few_signatures_are_nothing_to_speak_of(caplog: pytest.LogCaptureFixture
             for _ in range(3):
                 step(np.ones(rows), training)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("given", [np.ones(2, complex), PerReplica((np.ones(2, complex),))])
+def test_an_array_that_steps_cannot_take_is_told_with_the_line(given: Any) -> None:
+    said = r"test_signatures\.py:\d+: an argument .* take arrays of floats, integers and booleans"
+    with pytest.raises(UsageError, match=said):
+        default_replicator().run(lambda x: x * 2, (given,))
