@@ -246,14 +246,14 @@ class Layer:
         """
         kind, config = type(self), self.get_config()
         configs.check(self, config)
-        own = {} if kind.__module__.startswith("allreduce.nn.") else {"own": True}
+        own = not kind.__module__.startswith("allreduce.nn.")
         options = {
             key: kind_of(getattr(self, key))
             for key, kind_of in configs.OPTIONS.items()
             if key not in config
         }
         beside = {"options": options} if options else {}
-        return {"class": kind.__name__, "config": config, **beside, **own}
+        return {"class": kind.__name__, "config": config, **beside, "own": own}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Layer:

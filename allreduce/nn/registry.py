@@ -34,18 +34,19 @@ TABLE: Mapping[str, str] = {
 }
 
 
-def layer_class(name: str, custom: Mapping[str, Any], own: bool = False) -> type[Layer]:
+def layer_class(name: str, custom: Mapping[str, Any], own: bool | None = None) -> type[Layer]:
     """Return a layer's class by its name.
 
     Args:
         name: The class's.
-        custom: One's own classes by name; they come before the library's.
-        own: Whether it cannot be the library's.
+        custom: One's own classes by name.
+        own: Whether it is one of these; None where it is not known, and they come before the
+            library's.
 
     Raises:
         UsageError: There is none; the message lists those that exist.
     """
-    if name in custom:
+    if name in custom and own is not False:
         return _layer_class(name, custom[name])
     if own or name not in TABLE:
         error = unknown_name("layer", name, [*TABLE, *custom])
@@ -74,7 +75,7 @@ def deserialize(config: Any, custom: Mapping[str, Any]) -> Layer:
     parts = (config.get("class"), config.get("config")) if isinstance(config, Mapping) else ()
     if not parts or not isinstance(parts[0], str) or not isinstance(parts[1], Mapping):
         raise UsageError(f'a layer is described by its "class" and "config", not {config!r:.60}')
-    kind, settings = layer_class(parts[0], custom, config.get("own", False)), dict(parts[1])
+    kind, settings = layer_class(parts[0], custom, config.get("own")), dict(parts[1])
     options = _checked(parts[0], config.get("options", {}))  # older files have none
     made = _made_with(configs.given_to(kind, options), kind, settings, custom)
     for key, value in options.items():  # those that the constructor does not take

@@ -159,6 +159,10 @@ def test_custom_objects_of_another_kind_are_named(tmp_path: Path) -> None:
     model = nn.Sequential([nn.Input((3,)), own_dense(2)])
     model.compile("sgd", absolute)
     model.save(tmp_path / "model")
+    both = nn.Sequential([nn.Input((3,)), own_dense(2), nn.Dense(2)])
+    both.save(tmp_path / "both")
+    loaded = nn.load_model(tmp_path / "both", {"Dense": own_dense})
+    assert [type(layer) for layer in loaded.layers] == [own_dense, nn.Dense]
     for custom, said in (
         ([own_dense], "custom_objects is a dict of classes by name"),
         (
