@@ -57,7 +57,7 @@ def test_memory_is_found_in_garbage_that_another_thread_collects(limited: Device
 
         def __del__(self) -> None:
             begun.set()
-            time.sleep(0.1)
+            time.sleep(0.05)
 
     begun = threading.Event()
     gc.disable()
