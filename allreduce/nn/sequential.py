@@ -108,7 +108,7 @@ class Sequential(Model):
     def get_config(self) -> dict[str, Any]:
         if not self._lists_layers():
             return super().get_config()
-        listed = [self._input, *self._layers] if self._input else self._layers
+        listed = self._listed()
         places = {layer: place for place, layer in reversed([*enumerate(listed)])}
         described = [
             layer.describe() | ({"as": places[layer]} if places[layer] < place else {})
@@ -122,20 +122,19 @@ class Sequential(Model):
         return "layers" in taken or any(each.kind is each.VAR_KEYWORD for each in taken.values())
 
     def describe(self) -> dict[str, Any]:
-        self._check_told(set())
-        return super().describe()
+        described = super().describe()
+        if self._added_later and "layers" not in described["config"]:
+            raise UsageError(
+                f"{type(self).__name__} {self.name!r} cannot be saved: its constructor makes its "
+                "layers, but others were added later; add them there, or have the constructor "
+                "take layers and hand them on"
+            )
+        self._check_shared(set())
+        return described
 
-    def _check_told(self, seen: set[Layer]) -> None:
-        """Refuse what its description would not bring back."""
-        if not self._lists_layers():
-            if self._added_later:
-                raise UsageError(
-                    f"{type(self).__name__} {self.name!r} cannot be saved: its constructor makes "
-                    "its layers, but others were added later; add them there, or have the "
-                    "constructor take layers and hand them on"
-                )
-            return
-        for layer in dict.fromkeys(self._layers):
+    def _check_shared(self, seen: set[Layer]) -> None:
+        """Refuse a layer that would come back as two."""
+        for layer in dict.fromkeys(self._layers) if self._lists_layers() else ():
             if layer in seen:
                 raise UsageError(
                     f"{type(self).__name__} {self.name!r} cannot be saved: its layer "
@@ -144,7 +143,7 @@ class Sequential(Model):
                 )
             seen.add(layer)
             if isinstance(layer, Sequential):
-                layer._check_told(seen)
+                layer._check_shared(seen)
 
     @classmethod
     def from_config(
@@ -161,7 +160,15 @@ class Sequential(Model):
         for each in config["layers"]:
             before = _made_before(each, layers)
             layers.append(make(each) if before is None else before)
+        if "layers" not in inspect.signature(cls).parameters:
+            # Its constructor takes them as **, or makes them itself and hands other arguments on.
+            alone = cls(**{key: value for key, value in config.items() if key != "layers"})
+            if len(alone._listed()) == len(layers):
+                return alone
         return cls(**{**config, "layers": layers})
+
+    def _listed(self) -> list[Layer]:
+        return [self._input, *self._layers] if self._input else self._layers
 
 
 def _made_before(described: Any, layers: Sequence[Layer]) -> Layer | None:

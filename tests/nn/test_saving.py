@@ -298,6 +298,24 @@ class Grown(Tall):
         self.add(nn.Dense(2))
 
 
+class Handed(nn.Sequential):
+    """Makes its layer, and hands what all models take on."""
+
+    def __init__(self, units: int, **options: Any) -> None:
+        super().__init__([nn.Dense(units)], **options)
+        self.units = units
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "units": self.units}
+
+
+class Stack(nn.Sequential):
+    """Makes no layer, and hands all on."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+
+
 def test_a_layer_that_comes_twice_comes_back_as_one(tmp_path: Path) -> None:
     twice, x = nn.Dense(3, "tanh"), np.ones((2, 3), np.float32)
     model = nn.Sequential([nn.Input((3,)), nn.Dense(3), twice, nn.Flatten(), twice, twice])
@@ -319,6 +337,12 @@ def test_layers_that_no_constructor_makes_are_not_lost(tmp_path: Path) -> None:
     grown = Grown()
     grown.save(tmp_path / "grown")
     assert nn.load_model(tmp_path / "grown", {"Grown": Grown}).count_params() == 20
+    for model in (Handed(4), Stack(layers=[nn.Dense(2), nn.Dense(4)])):
+        model.build((None, 3))
+        model.save(tmp_path / "model")
+        loaded = nn.load_model(tmp_path / "model", {type(model).__name__: type(model)})
+        assert len(loaded.layers) == len(model.layers)
+        np.testing.assert_array_equal(loaded.get_weights()[-2], model.get_weights()[-2])
     tower = Tower(4)
     tower.add(nn.Dense(2))
     with pytest.raises(UsageError, match="makes its layers, but others were added later"):
