@@ -32,7 +32,7 @@ PREFIXES = (
 class Result:
     """How one process ended."""
 
-    code: int
+    code: int | None  # None where it lived too long and was killed
     out: str
     err: str
     seconds: float
@@ -64,13 +64,20 @@ class Running:
 
     def finish(self, deadline: float) -> Result:
         """Wait for its end; fails the test when it lives longer than `deadline` seconds."""
+        result = self.end(deadline)
+        assert result.code is not None, f"still running after {deadline} s: {result}"
+        return result
+
+    def end(self, deadline: float) -> Result:
+        """Wait for its end, or bring it about when it lives longer than `deadline` seconds."""
         try:
             out, err = self._process.communicate(timeout=deadline)
+            code: int | None = self._process.returncode
         except subprocess.TimeoutExpired:
             self.kill()
             out, err = self._process.communicate()
-            pytest.fail(f"still running after {deadline} s\nstdout: {out}\nstderr: {err}")
-        return Result(self._process.returncode, out, err, time.monotonic() - self._began)
+            code = None
+        return Result(code, out, err, time.monotonic() - self._began)
 
     def bury(self) -> None:
         """Wait for a killed process and close its pipes."""
@@ -112,11 +119,14 @@ def run(
 def run_together(
     script: Path, environments: Sequence[Mapping[str, str]], *, deadline: float = 30
 ) -> list[Result]:
-    """Run one process of `script` per environment, all at once."""
+    """Run one process of `script` per environment, all at once; a failure shows what all said."""
+    until = time.monotonic() + deadline
     with contextlib.ExitStack() as stack:
         command = [sys.executable, str(script)]
         started = [stack.enter_context(running(command, env)) for env in environments]
-        return [process.finish(deadline) for process in started]
+        results = [process.end(max(0.1, until - time.monotonic())) for process in started]
+        assert all(each.code is not None for each in results), f"within {deadline} s: {results}"
+        return results
 
 
 def mpirun(size: int, script: Path, *arguments: str) -> list[str]:
