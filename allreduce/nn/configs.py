@@ -12,7 +12,7 @@ from allreduce.errors import UsageError
 # What every layer has, and its type.
 OPTIONS: Mapping[str, type] = {"name": str, "dtype": str, "trainable": bool}
 
-_NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 _REMEDY = "give it a get_config(self) that returns its constructor's arguments, as plain data"
 
 
@@ -55,7 +55,7 @@ def check(layer: Any, config: Any) -> None:
 def _to_be_told(kind: type, signature: inspect.Signature) -> list[str]:
     """List what a config has to name: "*factors" for arguments that have no names."""
     parameters = signature.parameters.values()
-    names = [each.name for each in parameters if each.kind in _NAMED]
+    names = [each.name for each in parameters if each.kind in NAMED]
     if _definer(kind, "get_config").__base__ is object:  # Layer's
         # No class between takes arguments by place, which its own get_config would tell.
         names += [f"*{each.name}" for each in parameters if each.kind is each.VAR_POSITIONAL]

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from allreduce.errors import UsageError, unknown_name
-
-_NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+from allreduce.nn.configs import NAMED
 
 Table = Mapping[str, Callable[..., Any]]
 
@@ -55,12 +54,14 @@ def config_of(value: Any) -> dict[str, Any]:
     if own is not None and not own.__module__.startswith("allreduce.nn."):
         return _checked(kind, signature, value.get_config())
     for each in signature.parameters.values():
-        if each.kind not in _NAMED or not hasattr(value, each.name):
-            argument = str(each.replace(annotation=each.empty, default=each.empty))
+        argument = str(each.replace(annotation=each.empty, default=each.empty))
+        why = "whose names are not known;" if each.kind not in NAMED else ""
+        if not why and not hasattr(value, each.name):
+            why = f"which is not kept as self.{each.name}; keep it, or"
+        if why:
             raise UsageError(
-                f"{kind.__name__} cannot be saved: its constructor takes {argument!r}, which is "
-                f"not kept as self.{each.name} to be given by name; keep it so, or give the class "
-                "a get_config(self) that returns its constructor's arguments"
+                f"{kind.__name__} cannot be saved: its constructor takes {argument!r}, {why} give "
+                "the class a get_config(self) that returns its constructor's arguments"
             )
     return {name: getattr(value, name) for name in signature.parameters}
 
@@ -69,7 +70,7 @@ def _checked(kind: type, signature: inspect.Signature, config: Any) -> dict[str,
     """Refuse a config that its class's constructor does not take, or knows nothing of."""
     constructor = _definer(kind, "__init__") or object
     told = issubclass(_definer(kind, "get_config") or object, constructor)
-    left = [name for name, each in signature.parameters.items() if each.kind in _NAMED]
+    left = [name for name, each in signature.parameters.items() if each.kind in NAMED]
     left = [] if told else [name for name in left if name not in config]
     why = f"takes {left[0]!r}, which get_config leaves out" if left else ""
     try:

@@ -73,7 +73,7 @@ def serialize(optimizer: Optimizer) -> dict[str, Any]:
         raise UsageError(
             f"{kind.__name__} cannot be saved: {wrong} (its config is {config}); name its "
             "constructor's arguments in hyperparameters = (…), or give the class a "
-            "get_config(self) that returns them"
+            "get_config(self) that returns them (save_weights keeps the weights)"
         )
     row = TABLE.get(kind.__name__.lower())
     key = "name" if row == (kind.__module__, kind.__name__) else "custom"
