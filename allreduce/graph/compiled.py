@@ -113,7 +113,7 @@ class Programs:
 
     discarded: Discarded
     by_signature: dict[Hashable, Compiled] = field(default_factory=dict)
-    latest: Compiled | None = None  # the one that was asked for last
+    latest: Compiled | None = None  # the one that was run last
     steps: int = 0
     retracing: Retracing = field(default_factory=Retracing)
     owner: object = None
@@ -133,7 +133,6 @@ class Programs:
             if not self.by_signature:
                 self.discarded.note(fn)
             found = self.by_signature[signature] = make()
-        self.latest = found
         return found
 
     def count_step(self) -> int:

@@ -24,7 +24,7 @@ from allreduce.graph.parallel import dependencies, is_free
 from allreduce.graph.program import Instruction, Program
 from allreduce.graph.rendezvous import Rendezvous
 from allreduce.graph.replica import Moment, Replica
-from allreduce.graph.reports import Clock, reported, timed, wait_for
+from allreduce.graph.reports import Clock, Took, reported, timed, wait_for
 from allreduce.graph.spec import Shape, concrete
 from allreduce.graph.stamp import Stamp
 from allreduce.graph.team import Team
@@ -63,8 +63,8 @@ class Frame:
         self.stamps: dict[int, Stamp] = {}  # by id of the plan
         self.values: dict[int, np.ndarray] = {}
         self.works: dict[int, Work] = {}  # started and not awaited, by node
-        self.clocks: dict[int, Clock] = {}  # of the latest step's collectives, by node
-        self.began = self.ended = 0.0  # when the latest step did
+        self.clocks: dict[int, Clock] = {}  # of this step's collectives, by node
+        self.took: Took | None = None  # by the latest step that has ended well
         self.loops: dict[int, Loop] = {}  # by the node of the scan
         self.moment = moment
         self._watches = options.current().check_numerics
@@ -131,7 +131,8 @@ class Frame:
     def run(self, feeds: Sequence[np.ndarray], moment: Moment) -> list[np.ndarray]:
         """Run all instructions; returns copies of the outputs."""
         self.moment = moment
-        self.began = time.perf_counter()
+        began = time.perf_counter()
+        self.clocks = {}
         for name, array in self.runtime.items():
             array[...] = self.replica.id if name == "replica" else getattr(moment, name)
         fed = dict(zip(self.program.inputs, feeds, strict=True))
@@ -145,7 +146,7 @@ class Frame:
             raise
         for started in list(self.works):  # what is fetched straight from a collective
             self.end(started)
-        self.ended = time.perf_counter()
+        self.took = Took(began, time.perf_counter(), self.clocks)
         outputs = [self._output(node) for node in self.program.outputs]
         for i in fed:  # a batch may be large, and is the caller's
             del self.values[i]

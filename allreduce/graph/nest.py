@@ -59,15 +59,23 @@ def replace_leaves(structure: Any, values: Iterator[Any]) -> Any:
     return map_leaves(lambda _: next(values), structure)
 
 
-def outline(structure: Any) -> Hashable:
-    """Describe the structure without its leaves, to compare and hash."""
+def outline(structure: Any, ordered: bool = False) -> Hashable:
+    """Describe the structure without its leaves, to compare and hash.
+
+    Args:
+        structure: Whatever is nested.
+        ordered: Whether dicts differ whose keys were put in in another order, as they do for who
+            goes through them.
+    """
     if isinstance(structure, dict):
-        return (type(structure), tuple((key, outline(value)) for key, value in _items(structure)))
+        items = structure.items() if ordered else _items(structure)
+        return (type(structure), tuple((key, outline(value, ordered)) for key, value in items))
     if isinstance(structure, list | tuple):
-        return (type(structure), tuple(outline(value) for value in structure))
+        return (type(structure), tuple(outline(value, ordered) for value in structure))
     if _is_record(structure):
         names = [field.name for field in dataclasses.fields(structure)]
-        return (type(structure), tuple(outline(getattr(structure, name)) for name in names))
+        parts = tuple(outline(getattr(structure, name), ordered) for name in names)
+        return (type(structure), parts)
     return "leaf"
 
 

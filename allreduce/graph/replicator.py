@@ -91,7 +91,7 @@ class Replicator(Replicas):
         return self._exclusively(lambda: self._compiled(fn, arguments).graph)
 
     def latest(self, fn: Callable[..., Any]) -> Compiled | None:
-        """Return a function's step that was compiled or run last, if it has been."""
+        """Return a function's step that was run last, if it has been."""
         return self._programs.of(getattr(fn, "python_function", fn)).latest
 
     def _compiled(
@@ -128,6 +128,7 @@ class Replicator(Replicas):
             number = self._programs.of(fn).count_step()
             moments = arguments.moments(self.local_replicas, self.num_replicas_in_sync, number)
             if compiled is not None:
+                self._programs.of(fn).latest = compiled
                 return compiled.returned, self._run_compiled(compiled, arguments, moments), moments
             replicas = [self._first()] if alone else self.replicas
             return *self._run_eagerly(replicas, fn, arguments, moments), moments

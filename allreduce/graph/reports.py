@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ Step = Callable[[], None]
 
 @dataclass(slots=True)
 class Clock:
-    """When a collective of the latest step was on its way (`time.perf_counter()` seconds).
+    """When a collective was on its way (`time.perf_counter()` seconds).
 
     Attributes:
         started: It began.
@@ -36,6 +36,15 @@ class Clock:
     def exposed(self) -> float:
         """The seconds that the replica waited for it."""
         return self.over - self.awaited
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """When a step began and ended, and its collectives, by node."""
+
+    began: float
+    ended: float
+    clocks: Mapping[int, Clock]
 
 
 def timed(frame: Frame, node: Node, step: Step) -> Step:

@@ -126,7 +126,7 @@ def _describe(arguments: Arguments) -> _Call:
         _Leaf(path, key, _shown(leaf), isinstance(leaf, PerReplica) or hasattr(leaf, "shape"))
         for path, key, leaf in zip(paths, arguments.keys, leaves, strict=True)
     )
-    return _Call(nest.outline(arguments.structure), described, arguments.around)
+    return _Call(nest.outline(arguments.structure, ordered=True), described, arguments.around)
 
 
 def _shown(leaf: Any) -> str:

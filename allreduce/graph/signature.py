@@ -96,7 +96,7 @@ def take_apart(structure: Any, local_replicas: int) -> Arguments:
         *(surroundings(), switched_off()),
         *(chosen.check_numerics, chosen.sync_errors, chosen.inter_op_threads, seed.fixed()),
     )
-    found.key = (nest.outline(structure), tuple(found.keys), found.around)
+    found.key = (nest.outline(structure, ordered=True), tuple(found.keys), found.around)
     return found
 
 

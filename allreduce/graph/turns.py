@@ -153,9 +153,10 @@ class _Actor:
         """End it where it waits, and wait for that."""
         self._over = True
         self._to.put(_Raised(_Stopped()))
-        if self._began:  # else it is about to find out
+        self._told = None  # it may hold what was raised, as queues may that nobody reads any more
+        if self._began:  # else it finds out when it does
             self._ended.get()
-        self._told, self._to, self._from = None, SimpleQueue(), SimpleQueue()  # of what was raised
+            self._to, self._from = SimpleQueue(), SimpleQueue()
 
     def _live(self) -> None:
         self._began = True

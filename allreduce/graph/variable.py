@@ -146,8 +146,9 @@ class Variable(Operators):
         for index, places in enumerate(self.replicator.places):
             value = self.storage[index]
             room = lookup(places.names[device]).allocate(value.nbytes)
-            self.storage[index] = room.array(value.dtype, value.shape)
-            self.storage[index][...] = value
+            array = room.array(value.dtype, value.shape)
+            array[...] = value
+            self.storage[index] = array  # whole, whatever interrupts it here
         self.home = device
 
     def assign(self, value: Any) -> None:

@@ -47,14 +47,14 @@ def explain(
         raise UsageError(f"explain takes a strategy and a step, not {strategy!r:.60}")
     compiled = strategy.latest(step) if callable(step) else None
     frame = compiled.executors[0].latest if compiled is not None else None
-    if compiled is None or frame is None:
+    if compiled is None or frame is None or frame.took is None:
         raise UsageError(
             f"{strategy!r} has not run {step!r:.60}; run it once, and explain it then (of "
             "a compiled model: model.train_step)"
         )
     if rank_of(strategy) != 0:
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     for part in _parts(compiled, frame):
         console.print(part, soft_wrap=isinstance(part, str))
     if picture is not None:
@@ -169,7 +169,9 @@ def _origin(
 def _communication(frame: Frame) -> Iterator[str]:
     whole = exposed = 0.0
     nodes = {each.node.id: each.node for each in frame.program.instructions}
-    for number, clock in frame.clocks.items():
+    assert frame.took is not None, "explain has looked"
+    began, ended = frame.took.began, frame.took.ended
+    for number, clock in frame.took.clocks.items():
         node = nodes[number]
         name = node.op
         if "bucket" in node.attrs:
@@ -179,7 +181,7 @@ def _communication(frame: Frame) -> Iterator[str]:
             name = f"bucket {bucket.index} ({size}: {', '.join(names)})"
         whole += clock.over - clock.started
         exposed += clock.exposed
-        ready, end = _ms(clock.started - frame.began), _ms(frame.ended - frame.began)
+        ready, end = _ms(clock.started - began), _ms(ended - began)
         way, waited = _ms(clock.over - clock.started), _ms(clock.exposed)
         yield f"{name}: ready at {ready} of {end}, under way {way} at most, waited for {waited}"
     if whole:

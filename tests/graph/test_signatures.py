@@ -86,24 +86,20 @@ def test_equal_calls_share_a_trace_however_they_are_written() -> None:
         owner.step(x, w=1)
 
 
-def test_dicts_of_equal_keys_share_a_trace_in_any_order() -> None:
-    traces = []
-
+def test_dicts_are_gone_through_in_the_order_of_each_call() -> None:
     @function
-    def step(batch: dict[str, Tensor], **rest: Tensor) -> Any:
-        traces.append(list(batch))
-        return {"b": batch["a"] - batch["b"], "a": rest["c"] - rest["d"]}
+    def step(parts: dict[str, Tensor], **rest: Tensor) -> Any:
+        parts = {**parts, **rest}
+        total = sum(value * float(10**i) for i, value in enumerate(parts.values()))
+        return {"total": total, **parts}
 
     one, two = np.ones(2), np.full(2, 2.0)
-    for result in (
-        step({"b": one, "a": two}, c=one, d=two),
-        step({"a": two, "b": one}, d=two, c=one),
-    ):
-        assert list(result) == ["b", "a"]
-        np.testing.assert_array_equal(result["b"].numpy(), [1, 1])
-        np.testing.assert_array_equal(result["a"].numpy(), [-1, -1])
-    assert traces == [["b", "a"]]
-    step({1: one, "a": two, "b": one}, c=one, d=two)  # of keys that do not compare
+    for _ in range(2):
+        for parts, wanted in (({"a": one, "b": two}, 121), ({"b": two, "a": one}, 112)):
+            result = step(parts, c=one)
+            assert list(result) == ["total", *parts, "c"]
+            np.testing.assert_array_equal(result["total"].numpy(), [wanted] * 2)
+    step({1: one, "a": two, "b": one}, c=one)  # of keys that do not compare
 
 
 def test_what_is_no_number_is_returned_as_it_is() -> None:

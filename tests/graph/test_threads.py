@@ -63,9 +63,10 @@ def test_they_are_waited_for_however_often_that_is_interrupted() -> None:
         for _ in range(3 if index == 0 else 0):
             waits.acquire(timeout=10)
             before = len(_hits)
-            while len(_hits) == before:  # until it came while they were waited for
-                signal.pthread_kill(main, signal.SIGUSR1)
-                time.sleep(0.05)
+            for _ in range(100):  # until it came while they were waited for
+                if len(_hits) == before:
+                    signal.pthread_kill(main, signal.SIGUSR1)
+                    time.sleep(0.05)
         time.sleep(0.05)
         over[index] = True
 

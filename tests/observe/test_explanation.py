@@ -24,7 +24,7 @@ def test_a_step_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     with strategy.scope():
         near = ar.Variable(np.ones((3, 3), np.float32), name="m/near")
         with ar.device("CPU:1"):
-            far = ar.Variable(np.ones((3, 3), np.float32), name="m/far")
+            far = ar.Variable(np.ones((3, 3), np.float32), name="m/far[bold]x[/y]")
         optimizer = ar.optim.SGD(0.1)
 
     def step(x: ar.Tensor) -> ar.Tensor:
@@ -46,13 +46,13 @@ def test_a_step_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ar.observe.explain(strategy, step, tmp_path / "step.svg")
     said = capsys.readouterr().out
     assert said.startswith("replica 0, 3 samples: step 2\nCPU:0 ")
-    assert "| m/far".replace("|", "\u2502") in said
+    assert "| m/far[bold]x[/y]".replace("|", "\u2502") in said
     assert "ar.device(/device:CPU:1)" in said
     assert "ar.device('/device:CPU:1')" in said  # of operations
     assert "CPU:0 -> CPU:1: float32(batch, 3), 12 B × batch of matmul+tanh" in said
     assert "CPU:1 -> CPU:0: float32(batch, 3), 12 B × batch of matmul" in said
     assert said.count("all_reduce_bucket 0") == 2  # an arena on each device
-    for name in ("near", "far"):
+    for name in ("near", "far[bold]x[/y]"):
         assert f"bucket 0 (128 B: m/{name}): ready at " in said
     assert "of the time under way was hidden" in said
     assert "that are in use at the worst moment" in said

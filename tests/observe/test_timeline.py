@@ -101,6 +101,21 @@ def test_a_timeline_of_threads_has_all_that_they_did(tmp_path: Path) -> None:
     assert {"exp", "tanh", "matmul"} <= _names(compute)
 
 
+def test_the_error_of_the_block_is_raised_whatever_can_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+
+    def fail() -> None:
+        folder.rmdir()
+        raise ValueError("the block's")
+
+    with pytest.raises(ValueError, match="the block's"), ar.observe.timeline(folder / "trace.json"):
+        fail()
+    assert "cannot write what" in caplog.text
+
+
 def test_paths_that_are_none_are_refused(tmp_path: Path) -> None:
     for path, said in ((3, "to a file; name one, not 3"), ("trace.txt", "call the file .json")):
         with pytest.raises(UsageError, match=said):
