@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from allreduce import events
 from allreduce.errors import UsageError
 from allreduce.nn.calls import check_made
 from allreduce.nn.checks import inner_layers
@@ -160,12 +161,20 @@ class Sequential(Model):
         for each in config["layers"]:
             before = _made_before(each, layers)
             layers.append(make(each) if before is None else before)
-        if "layers" not in inspect.signature(cls).parameters:
-            # Its constructor takes them as **, or makes them itself and hands other arguments on.
-            alone = cls(**{key: value for key, value in config.items() if key != "layers"})
-            if len(alone._listed()) == len(layers):
-                return alone
-        return cls(**{**config, "layers": layers})
+        if "layers" in inspect.signature(cls).parameters:
+            return cls(**{**config, "layers": layers})
+        return cls._with_its_own(config, layers)
+
+    @classmethod
+    def _with_its_own(cls, config: Mapping[str, Any], layers: list[Layer]) -> Sequential:
+        """Construct a model that takes layers as `**`, or makes its own and hands the rest on."""
+        try:
+            handed = cls(**{**config, "layers": layers})
+            if len(handed._listed()) == len(layers):
+                return handed
+        except Exception as error:  # theirs to choose: it has them twice, or did not expect them
+            events.logger.debug("%s makes its own layers: %r", cls.__name__, error)
+        return cls(**{key: value for key, value in config.items() if key != "layers"})
 
     def _listed(self) -> list[Layer]:
         return [self._input, *self._layers] if self._input else self._layers
