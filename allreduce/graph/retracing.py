@@ -110,14 +110,18 @@ class Discarded:
 
 
 def code_of(fn: Callable[..., Any]) -> object:
-    """Find what functions share that are made in the same place; None where nothing tells."""
+    """Find what functions share that are made in the same place; None where nothing tells.
+
+    Those of this library are none of the user's making, as each model's `predict_step`.
+    """
     while True:
         if isinstance(fn, functools.partial):
             fn = fn.func
         elif hasattr(fn, "python_function"):
             fn = fn.python_function
         else:
-            return None if inspect.ismethod(fn) else getattr(fn, "__code__", None)
+            ours = str(getattr(fn, "__module__", None)).startswith("allreduce.")
+            return None if ours or inspect.ismethod(fn) else getattr(fn, "__code__", None)
 
 
 def _describe(arguments: Arguments) -> _Call:

@@ -117,6 +117,14 @@ def test_what_is_frozen_after_fit_waits_for_compile(warnings: pytest.LogCaptureF
         fit()
 
 
+def test_a_model_of_each_fold_is_no_function_made_anew(warnings: pytest.LogCaptureFixture) -> None:
+    for _ in range(6):
+        model = nn.Sequential([Gain()])
+        model.compile("sgd", "mse")
+        model.predict(np.ones((1, 1)), verbose=0)
+    assert not warnings.records
+
+
 def test_what_changes_in_a_layer_waits_for_compile() -> None:
     x = np.ones((4, 1), np.float32)
     model = nn.Sequential([Gain()])
