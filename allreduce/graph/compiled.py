@@ -112,7 +112,7 @@ class Programs:
     """
 
     discarded: Discarded
-    by_signature: dict[Hashable, Compiled] = field(default_factory=dict)
+    by_signature: dict[tuple[bool, int | None, Hashable], Compiled] = field(default_factory=dict)
     latest: Compiled | None = None  # the one that was run last
     steps: int = 0
     retracing: Retracing = field(default_factory=Retracing)
@@ -125,15 +125,25 @@ class Programs:
         make: Callable[[], Compiled],
         alone: bool = False,
     ) -> Compiled:
-        """Return the step of a function for a call's arguments; `make` compiles a new one."""
-        signature = (alone, arguments.key)
+        """Return the step of a function for a call's arguments; `make` compiles a new one.
+
+        The first one with another seed takes the place of all those with the seed before.
+        """
+        signature = (alone, arguments.seed, arguments.key)
         found = self.by_signature.get(signature)
         self.retracing.note(fn, arguments, found is None)
         if found is None:
             if not self.by_signature:
                 self.discarded.note(fn)
+            self._drop_other_seeds(alone, arguments.seed)
             found = self.by_signature[signature] = make()
         return found
+
+    def _drop_other_seeds(self, alone: bool, seed: int | None) -> None:
+        # Not those of the other kind: what one rank runs alone is not to make it trace alone later.
+        for signature in list(self.by_signature):
+            if signature[0] == alone and signature[1] != seed:
+                del self.by_signature[signature]
 
     def count_step(self) -> int:
         """Count one more step; returns its number, from 1."""

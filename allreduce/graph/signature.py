@@ -39,6 +39,7 @@ class Arguments:
         keys: What of each leaf is part of the key.
         around: What else is: scopes of devices, passes that are off, whether NaN are looked for,
             threads, and the seed, which random operators have in their keys.
+        seed: The one of these.
         rows: Samples per local replica, or None where no argument is a share of a batch.
         offsets: Where each replica's first row lies in the global batch.
         everyone: The rows of every replica of any rank, where these are known.
@@ -50,6 +51,7 @@ class Arguments:
     feeds: list[tuple[np.ndarray, ...]] = field(default_factory=list)
     keys: list[Hashable] = field(default_factory=list)
     around: tuple[Hashable, ...] = ()
+    seed: int | None = None
     rows: tuple[int, ...] | None = None
     offsets: tuple[int, ...] | None = None
     everyone: tuple[int, ...] | None = None
@@ -91,10 +93,10 @@ def take_apart(structure: Any, local_replicas: int) -> Arguments:
         array, key = _describe(leaf, found, local_replicas)
         found.inputs.append(array)
         found.keys.append(key)
-    chosen = options.current()
+    chosen, found.seed = options.current(), seed.fixed()
     found.around = (
         *(surroundings(), switched_off()),
-        *(chosen.check_numerics, chosen.sync_errors, chosen.inter_op_threads, seed.fixed()),
+        *(chosen.check_numerics, chosen.sync_errors, chosen.inter_op_threads, found.seed),
     )
     found.key = (nest.outline(structure, ordered=True), tuple(found.keys), found.around)
     return found

@@ -230,10 +230,14 @@ def test_a_seed_is_part_of_the_signature_once_it_is_set(monkeypatch: pytest.Monk
     for _ in range(2):  # the first one draws a seed
         step(np.ones(3))
     assert len(traces) == 1
-    for number in (1, 2, 1):
+    for number in (1, 2, 2, 1):
         seed.set_seed(number)
-        step(np.ones(3))
-    assert traces[1:] == [1, 2]
+        for _ in range(2):
+            step(np.ones(3))
+    assert traces[1:] == [1, 2, 1]
+    step(np.ones(1))
+    programs = default_replicator()._programs.of(step.python_function)
+    assert len(programs.by_signature) == 2  # those of the last seed alone
 
 
 def test_the_first_calls_arrays_are_let_go() -> None:
