@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +123,8 @@ def test_a_model_of_each_fold_is_no_function_made_anew(warnings: pytest.LogCaptu
         model = nn.Sequential([Gain()])
         model.compile("sgd", "mse")
         model.predict(np.ones((1, 1)), verbose=0)
+        del model
+        gc.collect()
     assert not warnings.records
 
 
