@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 
 from allreduce.errors import MismatchError
+from allreduce.graph import nest
 from allreduce.graph.arenas import Host
 from allreduce.graph.changes import name_of, needs_all
 from allreduce.graph.eager import EagerTrace
@@ -57,12 +58,18 @@ def run_eagerly(
 
     results = take_turns([partial(play, each) for each in replicas])
     returned, values = zip(*results, strict=True)
-    if any(each != returned[0] for each in returned):
+    if any(_form(each) != _form(returned[0]) for each in returned):
         raise MismatchError(
             f"{name_of(fn)} returned {_shown(returned)} on the replicas of this process; return "
             "the same structure on all of them"
         )
     return returned[0], list(values)
+
+
+def _form(returned: Returned) -> Hashable:
+    """Give what replicas have to agree on: of values that are no tensors, the first's are taken."""
+    kinds = tuple(map(type, nest.leaves(returned.structure)))
+    return nest.outline(returned.structure), kinds, returned.rows_per_sample
 
 
 def _shown(returned: Sequence[Returned]) -> str:

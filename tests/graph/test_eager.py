@@ -219,6 +219,15 @@ def test_an_exception_in_one_replica_ends_the_step_for_all(pair: ar.Strategy) ->
     np.testing.assert_allclose(total.storage, [2 * ROWS.sum(axis=0)] * 2)
 
 
+def test_objects_beside_the_tensors_may_be_each_replicas_own(pair: ar.Strategy) -> None:
+    class Info:
+        """Told from others by identity."""
+
+    found = _run(pair, lambda x: {"y": x * 2, "info": Info()}, ROWS)
+    assert isinstance(found["info"], Info)
+    np.testing.assert_array_equal(np.concatenate(found["y"].values), ROWS * 2)
+
+
 def test_replicas_that_go_different_ways_are_told(pair: ar.Strategy) -> None:
     def step(x: Any) -> Any:
         if float(ar.ops.sum(x)) == ROWS[:5].sum():
@@ -230,6 +239,8 @@ def test_replicas_that_go_different_ways_are_told(pair: ar.Strategy) -> None:
         _run(pair, step, ROWS)
     with pytest.raises(MismatchError, match="return the same structure"):
         _run(pair, lambda x: [x] * int(ar.replica_id() + 1), ROWS)
+    with pytest.raises(MismatchError, match="return the same structure"):
+        _run(pair, lambda x: x if ar.replica_id() == 0 else "none", ROWS)
     assert float(_run(pair, lambda x: ar.all_reduce(ar.ops.size(x)), ROWS).values[1]) == 27
 
 
