@@ -11,6 +11,9 @@ from allreduce.graph import nest
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
+# Nearly all defaults, told apart quickly: it is done in each call.
+_USUAL = frozenset({bool, int, float, str, type(None)})
+
 _signatures: WeakKeyDictionary[Any, inspect.Signature] = WeakKeyDictionary()
 
 
@@ -62,8 +65,14 @@ def _fill_in(call: inspect.BoundArguments) -> None:
 
 
 def _is_value(default: Any) -> bool:
-    """Tell whether a default is a Python value, which becomes a part of the signature."""
-    arrays = ("shape", "__dlpack__")
-    return isinstance(default, Hashable) and not any(
-        hasattr(leaf, name) for leaf in nest.leaves(default) for name in arrays
-    )
+    """Tell whether a default is a Python value, which becomes a part of the signature.
+
+    A dataclass is none: tracing would see a copy, and what a step does to it would be lost.
+    """
+    if type(default) in _USUAL:
+        return True
+    if isinstance(default, tuple):
+        return all(map(_is_value, default))
+    if nest.outline(default) != nest.outline(None) or not isinstance(default, Hashable):
+        return False
+    return not any(hasattr(default, name) for name in ("shape", "__dlpack__"))

@@ -86,6 +86,24 @@ def test_equal_calls_share_a_trace_however_they_are_written() -> None:
         owner.step(x, w=1)
 
 
+def test_a_default_that_is_a_dataclass_is_the_functions_own() -> None:
+    @dataclass(eq=False)
+    class Traces:
+        count: int = 0
+
+    alone, nested = Traces(), Traces()
+
+    @function
+    def step(x: Tensor, one: Traces = alone, others: Any = (nested, 2)) -> Any:
+        one.count += 1
+        others[0].count += 1
+        return x * others[1]
+
+    for rows in (1, 2, 2):
+        step(np.ones(rows))
+    assert alone.count == nested.count == 2
+
+
 def test_dicts_are_gone_through_in_the_order_of_each_call() -> None:
     @function
     def step(parts: dict[str, Tensor], **rest: Tensor) -> Any:
