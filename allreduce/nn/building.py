@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,9 +24,11 @@ class Built(Weights):
         predict_step: What computes outputs; one function for good, so that it is traced once.
     """
 
+    _asked_for: ClassVar[Callable[..., None] | None] = None  # its `build`, where it has its own
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "build" in vars(cls):
+        if cls.build not in (Built.build, cls._asked_for):  # its own, or that of a mixin
             own = cls.build
 
             # Asked for by a person, `build` is Model's, which then comes here in the first call.
@@ -35,7 +37,7 @@ class Built(Weights):
                 made = own if self._building else Built.build
                 made(self, input_shape, *others, **named)
 
-            cls.build = build  # type: ignore[method-assign]
+            cls.build = cls._asked_for = build  # type: ignore[method-assign]
 
     def __init__(
         self, *, name: str | None = None, dtype: str | None = None, trainable: bool = True

@@ -227,6 +227,30 @@ class Affine(Linear):
         return super().call(x) + self.bias  # type: ignore[attr-defined]
 
 
+class Kernel:
+    """A mixin."""
+
+    def build(self: Any, input_shape: Any) -> None:
+        self.kernel = self.add_variable("kernel", (input_shape[-1], 1), "ones")
+
+
+class Mixed(Kernel, nn.Model):  # type: ignore[misc]
+    def call(self, x: Any) -> Any:
+        return x @ self.kernel
+
+
+class MixedAgain(Mixed):
+    """Has the build of its base."""
+
+
+def test_a_model_has_its_build_from_a_mixin() -> None:
+    for kind in (Mixed, MixedAgain):
+        model = kind()
+        model.build((None, 3))
+        np.testing.assert_array_equal(model(np.ones((1, 3))).numpy(), [[3]])
+        assert list(model.named_variables()) == ["kernel"]
+
+
 def test_a_model_makes_variables_in_build(tmp_path: Path) -> None:
     asked, called = Affine(name="asked"), Affine(name="called")
     asked.build((None, 3))
