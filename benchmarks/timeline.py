@@ -99,7 +99,7 @@ def _lanes(recorded: Path) -> dict[str, list[dict[str, Any]]]:
 
 def _median_step(lanes: dict[str, list[dict[str, Any]]]) -> int:
     """Choose the step whose compute lane on the first replica is of median length."""
-    spans = lanes["replica 0 compute"]
+    spans = lanes["replica 0 CPU:0 compute"]
     lengths: dict[int, float] = {}
     for step in {each["args"]["step"] for each in spans}:
         own = [each for each in spans if _of(each, step)]
@@ -118,7 +118,7 @@ def _kind(name: str) -> str:
         return "reduction of gradients"
     if name == "update_bucket":
         return "update"
-    return "product" if name in ("matmul", "fused_product") else "other"
+    return "product" if name.startswith("matmul") else "other"
 
 
 if __name__ == "__main__":

@@ -117,11 +117,11 @@ def _difference(rank: int, rows: Sequence[Any], other_rank: int, others: Sequenc
 
 
 def compare(host: Host, step: Agreement) -> None:
-    """Make sure that ranks mean the same by what they exchange in the middle of a step.
+    """Make sure that ranks mean the same by what they exchange, or assign, in a step.
 
-    Where a step updates variables, `Stamp` does; values that are only exchanged and returned could
-    be mixed up without a sign, if their shapes happened to be equal. In every run, as a rank that
-    has traced a step already may meet one that traces it, for another shape, only now.
+    Where an optimizer updates variables, `Stamp` does; values that are only exchanged and returned
+    could be mixed up without a sign, and variables that are assigned drift apart. In every run, as
+    a rank that has traced a step already may meet one that traces it, for another shape, only now.
 
     Raises:
         MismatchError: Ranks have traced different programs.

@@ -48,7 +48,7 @@ class Compiled:
         executors: One per local replica.
         returned: What the function returned.
         updates: The optimizers that the step applies, each with its arena.
-        agreement: What ranks compare before they run it, if they exchange values in it.
+        agreement: What ranks compare before they run it, if they exchange values in it or assign.
         placed: Where each operation was put, and why.
     """
 
@@ -164,9 +164,11 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         graph, placed = _placed(host, graph)
         # Replicas of one process run the same program; ranks make sure of it.
         several_ranks = len(host.devices) < host.num_replicas_in_sync
-        # Where variables are updated, the stamp in the first bucket tells of a difference.
-        exchanges = any(lookup(node.op).kind == "collective" for node in graph.nodes)
-        compared = exchanges and not any(node.op == "apply_gradients" for node in graph.nodes)
+        shares = any(
+            lookup(node.op).kind == "collective" or node.op == "assign" for node in graph.nodes
+        )
+        # Where an optimizer updates, the stamp in its first bucket tells of a difference.
+        compared = shares and not any(node.op == "apply_gradients" for node in graph.nodes)
         if passes.is_on("prune"):  # what only one rank returns may be a collective's value
             graph = passes.prune(graph)
         said = outline(graph) if several_ranks else None

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from allreduce import events
 from allreduce.comm import Work
 from allreduce.graph.node import Node
+from allreduce.graph.ops.base import lookup
 from allreduce.graph.program import Instruction
 
 if TYPE_CHECKING:
@@ -73,8 +75,10 @@ def wait_for(frame: Frame, node: Node, work: Work) -> None:
 def reported(frame: Frame, instruction: Instruction, step: Step) -> Step:
     """Return the step of an instruction with a report; of a collective it is its start."""
     node = instruction.node
-    name = f"start {node.op}" if instruction.stream == "collective" else node.op
-    fields = _fields(frame, node, "compute")
+    asynchronous = instruction.stream == "collective"
+    name = str(node.attrs.get("chain", node.op))
+    name = f"start {name}" if asynchronous else name
+    fields = _fields(frame, node, "compute" if asynchronous else instruction.stream)
 
     def run() -> None:
         start = time.perf_counter()
@@ -97,4 +101,6 @@ def _fields(frame: Frame, node: Node, stream: str) -> dict[str, Any]:
         bucket = node.attrs["bucket"]
         size = (bucket.stop - bucket.start) * frame.arena(node).layout.dtype.itemsize
         fields.update(bucket=bucket.index, bytes=size)
+    elif lookup(node.op).kind in ("collective", "transfer"):
+        fields.update(bytes=prod(frame.shape(node)) * node.spec.dtype.itemsize)
     return fields

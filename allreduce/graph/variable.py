@@ -102,6 +102,12 @@ class Variable(Operators):
         """Copy this process's first replica's value."""
         return self.storage[0].copy()
 
+    def __float__(self) -> float:
+        return float(self.__tensor__())
+
+    def __int__(self) -> int:
+        return int(self.__tensor__())
+
     def __len__(self) -> int:
         return len(self.storage[0])
 

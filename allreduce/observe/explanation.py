@@ -48,17 +48,18 @@ def explain(
     compiled = strategy.latest(step) if callable(step) else None
     frame = compiled.executors[0].latest if compiled is not None else None
     if compiled is None or frame is None or frame.took is None:
+        name = getattr(step, "__qualname__", repr(step))
         raise UsageError(
-            f"{strategy!r} has not run {step!r:.60}; run it once, and explain it then (of "
+            f"{strategy!r} has not run {name:.60} as a trace; run it once, and explain it then (of "
             "a compiled model: model.train_step)"
         )
     if rank_of(strategy) != 0:
         return
+    if picture is not None:
+        StepGraph(compiled.graph).draw(picture)
     console = Console(highlight=False, markup=False)
     for part in _parts(compiled, frame):
         console.print(part, soft_wrap=isinstance(part, str))
-    if picture is not None:
-        StepGraph(compiled.graph).draw(picture)
 
 
 def _parts(compiled: Compiled, frame: Frame) -> Iterator[str | Table]:
@@ -168,6 +169,7 @@ def _origin(
 
 def _communication(frame: Frame) -> Iterator[str]:
     whole = exposed = 0.0
+    devices = _devices(frame.program)
     nodes = {each.node.id: each.node for each in frame.program.instructions}
     assert frame.took is not None, "explain has looked"
     began, ended = frame.took.began, frame.took.ended
@@ -178,14 +180,18 @@ def _communication(frame: Frame) -> Iterator[str]:
             bucket, layout = node.attrs["bucket"], frame.arena(node).layout
             size = units((bucket.stop - bucket.start) * layout.dtype.itemsize)
             names = [span.name for span in layout.spans[bucket.first : bucket.last]]
-            name = f"bucket {bucket.index} ({size}: {', '.join(names)})"
+            where = f" of {node.device.local}" if len(devices) > 1 and node.device else ""
+            name = f"bucket {bucket.index}{where} ({size}: {', '.join(names)})"
         whole += clock.over - clock.started
         exposed += clock.exposed
         ready, end = _ms(clock.started - began), _ms(ended - began)
         way, waited = _ms(clock.over - clock.started), _ms(clock.exposed)
         yield f"{name}: ready at {ready} of {end}, under way {way} at most, waited for {waited}"
     if whole:
-        yield f"communication: {1 - exposed / whole:.0%} of the time under way was hidden"
+        yield (
+            f"communication: the replica waited {_ms(exposed)} of {_ms(ended - began)}; at most "
+            f"{1 - exposed / whole:.0%} of it was hidden behind computation"
+        )
 
 
 def _ms(seconds: float) -> str:

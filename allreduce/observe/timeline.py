@@ -18,7 +18,7 @@ import numpy as np
 
 from allreduce import comm, events
 from allreduce.comm import Communicator, exchange, exchange_plain
-from allreduce.errors import UsageError
+from allreduce.errors import AllreduceError, UsageError
 from allreduce.training.facts import check_equal, telling
 
 _ROUNDS = 8  # of comparing clocks between hosts; the one in which ranks met fastest counts
@@ -86,26 +86,34 @@ class Timeline:
         communicator = self._communicator
         rank = communicator.rank
         if kind is not None:
-            own = self._path.with_suffix(f".rank{rank}.json")
-            try:
-                _write(own, [(rank, self._spans)])
-            except OSError as failure:  # the error of the block is the one to be raised
-                events.logger.warning("cannot write what %s recorded: %s", own, failure)
+            self._save_alone()
             return
-        late = _behind(communicator)
-        told = exchange_plain(communicator, "what a timeline has recorded", [late, self._spans])
+        try:
+            late = _behind(communicator)
+            told = exchange_plain(communicator, "what a timeline has recorded", [late, self._spans])
+        except AllreduceError:  # another rank's block raised, or it is gone
+            self._save_alone()
+            raise
         with telling(communicator, "timeline"):
             if rank == 0:
                 _write(self._path, [(each, _earlier(*part)) for each, part in enumerate(told)])
         check_equal(communicator, "timeline", {})
 
+    def _save_alone(self) -> None:
+        rank = self._communicator.rank
+        own = self._path.with_suffix(f".rank{rank}.json")
+        try:
+            _write(own, [(rank, self._spans)])
+        except OSError as failure:  # another error is the one to be raised
+            events.logger.warning("cannot write what %s recorded: %s", own, failure)
+
     def _record(self, event: events.Event) -> None:
         fields: dict[str, Any] = {} if event.value is None else {"value": event.value}
         fields |= {key: each for key, each in event.fields.items() if each != ""}
         thread = threading.current_thread().name
-        stream = fields.pop("stream", thread)
+        stream, device = fields.pop("stream", thread), fields.pop("device", "")
         replica = fields.pop("replica", None)
-        lane = stream if replica is None else f"replica {replica} {stream}"
+        lane = stream if replica is None else f"replica {replica} {device} {stream}"
         self._spans.append((event.name, event.start, event.seconds, lane, fields))
 
 
@@ -135,7 +143,8 @@ def _earlier(seconds: float, spans: Sequence[Sequence[Any]]) -> list[Span]:
 def _write(path: Path, ranks: Sequence[tuple[int, Sequence[Span]]]) -> None:
     first = min((span[1] for _, spans in ranks for span in spans), default=0.0)
     listed: list[dict[str, Any]] = []
-    for rank, spans in ranks:
+    for rank, recorded in ranks:
+        spans = _apart(recorded)
         listed.append(_named("process_name", rank, 0, f"rank {rank}"))
         lanes = {lane: number for number, lane in enumerate(sorted({span[3] for span in spans}))}
         listed += [_named("thread_name", rank, number, lane) for lane, number in lanes.items()]
@@ -144,6 +153,18 @@ def _write(path: Path, ranks: Sequence[tuple[int, Sequence[Span]]]) -> None:
             place = {"pid": rank, "tid": lanes[lane]}
             listed.append({"name": name, "ph": "X", **times, **place, "args": fields})
     path.write_text(json.dumps({"traceEvents": listed, "displayTimeUnit": "ms"}))
+
+
+def _apart(spans: Sequence[Span]) -> list[Span]:
+    """Give what was under way at once lanes of its own: viewers show no overlaps in one."""
+    ends: dict[str, list[float]] = {}
+    found = []
+    for name, start, seconds, lane, fields in sorted(spans, key=lambda span: span[1]):
+        busy = ends.setdefault(lane, [])
+        place = next((i for i, end in enumerate(busy) if end <= start), len(busy))
+        busy[place : place + 1] = [start + seconds]
+        found.append((name, start, seconds, f"{lane} {place + 1}" if place else lane, fields))
+    return found
 
 
 def _named(what: str, rank: int, lane: int, name: str) -> dict[str, Any]:

@@ -94,6 +94,16 @@ def _other_widths() -> None:
     print()
     with strategy.scope():  # one of them knows it already
         ar.function(summed).graph(ar.PerReplica((np.ones((2, (9, 3)[rank])),)))
+    with strategy.scope():
+        average = ar.Variable(np.ones(2), name="average")
+
+    def decayed(factor):  # type: ignore[no-untyped-def]
+        average.assign(average * factor if factor < 0.7 else average + 1.0)
+
+    try:
+        strategy.run(decayed, args=((0.5, 0.9)[rank],))
+    except ar.MismatchError as error:
+        print(error)
     try:
         strategy.run((summed, doubled)[rank], args=(ones,))
     except ar.MismatchError as error:
@@ -103,7 +113,8 @@ def _other_widths() -> None:
 def test_ranks_that_differ_say_how_and_those_that_do_not_go_on() -> None:
     for rank, result in enumerate(run_ranks(_other_widths, 2)):
         assert result.returncode == 0, result
-        trained, error, sums, mixed = result.stdout.splitlines()
+        trained, error, sums, assigned, mixed = result.stdout.splitlines()
+        assert assigned.startswith(f"rank {rank}: operation ")
         assert sums.split() == ["10.0", "20.0", "12.0", "24.0", "12.0", "24.0"]
         assert mixed.startswith(f"rank {rank}: operation ")
         assert "on rank 0 but " in mixed
