@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from allreduce.devices import options
-from allreduce.errors import UsageError, everywhere
+from allreduce.errors import UsageError
 from allreduce.graph.body import with_bodies
 from allreduce.graph.frame import Frame
 from allreduce.graph.null import null_program
@@ -81,9 +81,10 @@ class Executor:
         if frame is None:
             program = self.program if moment.rows or not batch else null_program(self.program)
             if self._joins_rows and moment.everyone is None:
-                message = "the step gathers the rows of all replicas, and how many there are is not"
-                remedy = "make the batches with strategy.distribute_dataset"
-                raise everywhere(UsageError(f"{message} known; {remedy}"))
+                raise UsageError(
+                    "the step gathers the rows of all replicas, and how many there are is not "
+                    "known; make the batches with strategy.distribute_dataset"
+                )
             frame = Frame(
                 *(program, self.replica, self.arenas, self.rendezvous, moment, self.outline),
                 threads=_threads(),
