@@ -59,6 +59,11 @@ class Compiled:
     agreement: Agreement | None = None
     placed: Sequence[Placed] = ()
 
+    def release(self) -> None:
+        """Let go of all memory; it runs no more steps."""
+        for executor in self.executors:
+            executor.release()
+
 
 class ProgramCache:
     """Compiled steps by function and signature; they live as long as the function does.
@@ -98,8 +103,7 @@ class ProgramCache:
             programs.latest = None
             while programs.by_signature:
                 _, compiled = programs.by_signature.popitem()
-                for executor in compiled.executors:
-                    executor.release()
+                compiled.release()
 
 
 @dataclass(slots=True)
@@ -143,7 +147,10 @@ class Programs:
         # Not those of the other kind: what one rank runs alone is not to make it trace alone later.
         for signature in list(self.by_signature):
             if signature[0] == alone and signature[1] != seed:
-                del self.by_signature[signature]
+                dropped = self.by_signature.pop(signature)
+                if dropped is self.latest:
+                    self.latest = None
+                dropped.release()
 
     def count_step(self) -> int:
         """Count one more step; returns its number, from 1."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from allreduce.devices import lookup
 from allreduce.errors import UsageError
 from allreduce.graph import PerReplica, Tensor, default_replicator, function, ops, passes, seed
 
@@ -256,6 +258,37 @@ def test_a_seed_is_part_of_the_signature_once_it_is_set(monkeypatch: pytest.Monk
     step(np.ones(1))
     programs = default_replicator()._programs.of(step.python_function)
     assert len(programs.by_signature) == 2  # those of the last seed alone
+
+
+def test_programs_of_former_seeds_let_go_of_their_memory_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(seed, "_seed", 0)
+    monkeypatch.setattr(seed, "_drawn", False)
+    traceable = True
+
+    @function
+    def step(x: Tensor) -> Tensor:
+        if not traceable:
+            raise KeyError
+        return ops.sum(x @ x + 1.0)
+
+    memory, used = lookup("CPU:0").memory, []
+    gc.collect()
+    gc.disable()  # frames and their steps know each other
+    try:
+        for number in (1, 2, 3):
+            seed.set_seed(number)
+            step(np.ones((64, 64)))
+            used.append(memory.used)
+    finally:
+        gc.enable()
+    assert used == used[:1] * 3
+    traceable = False
+    seed.set_seed(4)
+    with pytest.raises(KeyError):
+        step(np.ones((64, 64)))
+    assert default_replicator().latest(step) is None  # a released one tells nothing
 
 
 def test_the_first_calls_arrays_are_let_go() -> None:
