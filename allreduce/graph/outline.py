@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -38,6 +39,11 @@ def difference(
     remedy = "run the same function on every rank"
     for place, (mine, theirs) in enumerate(zip(program, other, strict=False)):
         if mine[0] != theirs[0]:
+            if _without_keys(mine[0]) == _without_keys(theirs[0]):
+                remedy = (
+                    "random numbers come of the seed and of how many draws were before them: call "
+                    "ar.set_seed with one number on every rank, and draw as often on all"
+                )
             shown = [f"{words} ({source})" for words, source in (mine, theirs)]
             return (
                 f"operation {place} of the step is {shown[0]} on rank {rank} but {shown[1]} on "
@@ -49,6 +55,11 @@ def difference(
         f"the step has {len(program)} operations on rank {rank} but {len(other)} on rank "
         f"{other_rank}; {remedy}"
     )
+
+
+def _without_keys(words: str) -> str:
+    """Leave out what an operator makes its random numbers of: seed, operator and draws before."""
+    return re.sub(r"\bkey=\d+", "", words)
 
 
 def own_part(name: str) -> str:

@@ -53,6 +53,8 @@ def test_a_models_own_number_may_differ() -> None:
 
 
 def _other_widths() -> None:
+    from typing import Any
+
     import numpy as np
 
     import allreduce as ar
@@ -64,6 +66,14 @@ def _other_widths() -> None:
     with strategy.scope():
         same = ar.nn.Sequential([ar.nn.Dense(3)])
         other = ar.nn.Sequential([ar.nn.Dense(8 + strategy.communicator.rank), ar.nn.Dense(3)])
+
+    def said(fn: Any, *args: Any) -> None:
+        try:
+            strategy.run(fn, args)
+            print("went on")
+        except ar.MismatchError as error:
+            print(error)
+
     x, y = blobs(20)
     for model in (same, other):
         model.build((None, x.shape[1]))
@@ -74,11 +84,7 @@ def _other_widths() -> None:
             loss = ar.nn.losses.sparse_categorical_crossentropy(y, model(x), from_logits=True)
             optimizer.minimize(loss, model.trainable_variables)
 
-        try:
-            strategy.run(step, args=(x, y))
-            print("trained")
-        except ar.MismatchError as error:
-            print(error)
+        said(step, x, y)
 
     def summed(x):  # type: ignore[no-untyped-def]
         return ar.all_reduce(ar.ops.sum(x))
@@ -100,25 +106,26 @@ def _other_widths() -> None:
     def decayed(factor):  # type: ignore[no-untyped-def]
         average.assign(average * factor if factor < 0.7 else average + 1.0)
 
-    try:
-        strategy.run(decayed, args=((0.5, 0.9)[rank],))
-    except ar.MismatchError as error:
-        print(error)
-    try:
-        strategy.run((summed, doubled)[rank], args=(ones,))
-    except ar.MismatchError as error:
-        print(error)
+    def shaken():  # type: ignore[no-untyped-def]
+        average.assign(average + ar.ops.normal((2,)))
+
+    said(decayed, (0.5, 0.9)[rank])
+    said((summed, doubled)[rank], ones)
+    ar.set_seed(rank)
+    said(shaken)
 
 
 def test_ranks_that_differ_say_how_and_those_that_do_not_go_on() -> None:
     for rank, result in enumerate(run_ranks(_other_widths, 2)):
         assert result.returncode == 0, result
-        trained, error, sums, assigned, mixed = result.stdout.splitlines()
+        trained, error, sums, assigned, mixed, drawn = result.stdout.splitlines()
+        assert drawn.startswith(f"rank {rank}: operation ")
+        assert "call ar.set_seed with one number on every rank, and draw as often on all" in drawn
         assert assigned.startswith(f"rank {rank}: operation ")
         assert sums.split() == ["10.0", "20.0", "12.0", "24.0", "12.0", "24.0"]
         assert mixed.startswith(f"rank {rank}: operation ")
         assert "on rank 0 but " in mixed
-        assert trained == "trained"
+        assert trained == "went on"
         assert error.startswith(f"rank {rank}: variable 'sequential_2/0/kernel' has shape (")
         assert "8) on rank 0 but (" in error
         assert "9) on rank 1; make the same model" in error
