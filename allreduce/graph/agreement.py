@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from allreduce.cluster.base import ranks_text
 from allreduce.comm import Communicator, adopt, exchange, exchange_plain, world
-from allreduce.errors import MismatchError, everywhere
+from allreduce.errors import MismatchError, UsageError, everywhere
 from allreduce.graph.outline import Outline, difference, own_part
 from allreduce.graph.spec import show
 from allreduce.graph.variable import Variable
@@ -51,30 +52,44 @@ class Agreement:
 
     Args:
         program: The step in words.
+        joins_rows: Whether it has to be told how many rows all replicas have.
     """
 
-    def __init__(self, program: Outline) -> None:
+    def __init__(self, program: Outline, joins_rows: bool) -> None:
         self.program = program
+        self.joins_rows = joins_rows
         self.digest = _digest(json.dumps([each for each, _ in program]))
 
 
-def check_program(communicator: Communicator, rank: int, step: Agreement) -> None:
+def check_program(communicator: Communicator, rank: int, step: Agreement, told: bool) -> None:
     """Compare what the members are about to run; all members call it.
 
     Args:
         communicator: Has one member per replica.
         rank: This process's, for messages.
         step: This member's.
+        told: Whether it has been told how many rows all replicas have.
 
     Raises:
         MismatchError: They differ; the message names the first difference. On all members.
+        UsageError: A member has not been told what the step has to be. On all members.
     """
-    differing = _differing(communicator, "the step", step.digest)
-    if not len(differing):
-        return
-    told = exchange_plain(communicator, "what ranks have traced", [rank, step.program])
-    found = difference(*told[0], *told[int(differing[0])])
-    raise everywhere(MismatchError(f"rank {rank}: {found}"))
+    lacks = step.joins_rows and not told
+    found = _exchanged(communicator, "the step", np.append(step.digest, rank if lacks else -1))
+    differing = _others(found[:, :-1])
+    if len(differing):
+        outlines = exchange_plain(communicator, "what ranks have traced", [rank, step.program])
+        found_first = difference(*outlines[0], *outlines[int(differing[0])])
+        raise everywhere(MismatchError(f"rank {rank}: {found_first}"))
+    lacking = sorted({int(each) for each in found[:, -1]} - {-1})
+    if lacking:
+        raise everywhere(
+            UsageError(
+                f"rank {rank}: the step gathers the rows of all replicas, and how many there are "
+                f"is not known on {ranks_text(lacking)}; make the batches with "
+                "strategy.distribute_dataset"
+            )
+        )
 
 
 def differ(communicator: Communicator, what: str, text: str) -> np.ndarray:
@@ -85,15 +100,19 @@ def differ(communicator: Communicator, what: str, text: str) -> np.ndarray:
         what: Names what is compared; the same on all members.
         text: This member's.
     """
-    return _differing(communicator, what, _digest(text))
+    return _others(_exchanged(communicator, what, _digest(text)))
 
 
 def _digest(text: str) -> np.ndarray:
     return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), np.int64)
 
 
-def _differing(communicator: Communicator, what: str, digest: np.ndarray) -> np.ndarray:
-    found = exchange(communicator, f"a comparison of {what}", digest)
+def _exchanged(communicator: Communicator, what: str, mine: np.ndarray) -> np.ndarray:
+    return exchange(communicator, f"a comparison of {what}", mine)
+
+
+def _others(found: np.ndarray) -> np.ndarray:
+    """Return the rows that are not as the first one."""
     return np.flatnonzero((found != found[0]).any(axis=1))
 
 
@@ -116,21 +135,27 @@ def _difference(rank: int, rows: Sequence[Any], other_rank: int, others: Sequenc
     return f"{counts}, where {longer[count][0]!r} comes next"
 
 
-def compare(host: Host, step: Agreement) -> None:
+def compare(host: Host, step: Agreement, told: bool) -> None:
     """Make sure that ranks mean the same by what they exchange, or assign, in a step.
 
     Where an optimizer updates variables, `Stamp` does; values that are only exchanged and returned
     could be mixed up without a sign, and variables that are assigned drift apart. In every run, as
     a rank that has traced a step already may meet one that traces it, for another shape, only now.
 
+    Args:
+        host: This process's replicas.
+        step: What they are about to run.
+        told: Whether they have been told how many rows all replicas have.
+
     Raises:
         MismatchError: Ranks have traced different programs.
+        UsageError: Some have not been told what the step has to be.
     """
 
     def one(index: int) -> None:
         communicator = host.replicas[index].communicator
         assert communicator is not None
-        check_program(communicator, world().rank, step)
+        check_program(communicator, world().rank, step, told)
 
     host.on_replicas(one)
 

@@ -14,7 +14,7 @@ from allreduce.graph.dispatch import as_tensor
 from allreduce.graph.node import Graph, Node
 from allreduce.graph.ops.base import Attrs, lookup
 from allreduce.graph.scope import users_line
-from allreduce.graph.spec import Spec
+from allreduce.graph.spec import GLOBAL_BATCH, Dim, Spec
 from allreduce.graph.tensor import TracedTensor
 from allreduce.graph.trace import Trace
 
@@ -69,6 +69,12 @@ def with_bodies(nodes: Iterable[Node]) -> Iterator[Node]:
         yield node
         if node.op == "scan":
             yield from with_bodies(node.attrs["body"].graph.nodes)
+
+
+def joins_rows(nodes: Iterable[Node]) -> bool:
+    """Tell whether a value has the rows of all replicas: how many these are has to be known."""
+    sizes = (size for node in with_bodies(nodes) for size in node.spec.shape)
+    return any(isinstance(size, Dim) and size.name == GLOBAL_BATCH.name for size in sizes)
 
 
 class BodyTrace(Trace):

@@ -13,6 +13,7 @@ from allreduce.devices.logs import start_logging
 from allreduce.graph import passes
 from allreduce.graph.agreement import Agreement, compare, synchronize
 from allreduce.graph.arenas import ArenaPlan, Host, plan_for
+from allreduce.graph.body import joins_rows
 from allreduce.graph.changes import (
     check_equal,
     check_once,
@@ -179,9 +180,10 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         if passes.is_on("prune"):  # what only one rank returns may be a collective's value
             graph = passes.prune(graph)
         said = outline(graph) if several_ranks else None
-        agreement = Agreement(said) if said is not None and compared else None
+        joins = joins_rows(graph.nodes)  # which not all ranks may be able to
+        agreement = Agreement(said, joins) if said is not None and (compared or joins) else None
         if agreement is not None:  # as those do who have traced it before
-            compare(host, agreement)
+            compare(host, agreement, arguments.everyone is not None)
         synchronize(host, _variables(graph))
         updates = _updates(host, graph)
         _settle(graph)  # those that no optimizer has taken in

@@ -9,14 +9,13 @@ import numpy as np
 
 from allreduce.devices import options
 from allreduce.errors import UsageError
-from allreduce.graph.body import with_bodies
+from allreduce.graph.body import joins_rows
 from allreduce.graph.frame import Frame
 from allreduce.graph.null import null_program
 from allreduce.graph.outline import Outline
 from allreduce.graph.program import Program
 from allreduce.graph.rendezvous import LocalRendezvous, Rendezvous
 from allreduce.graph.replica import Moment, Replica
-from allreduce.graph.spec import GLOBAL_BATCH, Dim
 from allreduce.graph.team import end
 from allreduce.reduction import Arena
 
@@ -52,11 +51,7 @@ class Executor:
         self.outline = outline
         self.rendezvous = LocalRendezvous() if rendezvous is None else rendezvous
         self._frames: OrderedDict[tuple[int, tuple[int, ...] | None], Frame] = OrderedDict()
-        self._joins_rows = any(
-            isinstance(size, Dim) and size.name == GLOBAL_BATCH.name
-            for node in with_bodies(each.node for each in program.instructions)
-            for size in node.spec.shape
-        )
+        self._joins_rows = joins_rows(each.node for each in program.instructions)
 
     @property
     def latest(self) -> Frame | None:

@@ -109,7 +109,7 @@ class Replicator(Replicas):
 
         compiled = self._programs.of(fn).get(fn, arguments, make, alone)
         if compiled.agreement is not None and not made:
-            compare(self, compiled.agreement)
+            compare(self, compiled.agreement, arguments.everyone is not None)
         return compiled
 
     def _results(

@@ -10,6 +10,7 @@ import numpy as np
 from allreduce.graph import passes
 from allreduce.graph.agreement import Agreement, compare
 from allreduce.graph.arenas import ArenaPlan, Host, plan_for, publish_iterations
+from allreduce.graph.body import joins_rows
 from allreduce.graph.executor import Executor
 from allreduce.graph.node import Graph, Node
 from allreduce.graph.outline import Outline
@@ -33,9 +34,10 @@ def exchange(
         said: What all ranks have done alike so far; None where there is one.
         brought: What each local replica has for it.
     """
-    if said is not None:
-        compare(host, Agreement(said))
     graph = _alone(node, specs)
+    if said is not None:
+        told = all(moment.everyone is not None for _, moment in brought)
+        compare(host, Agreement(said, joins_rows(graph.nodes)), told)
     graph = replace(graph, outputs=(len(specs),))
     return [value for (value,) in _run(host, graph, [], None, brought)]
 

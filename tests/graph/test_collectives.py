@@ -9,6 +9,7 @@ import pytest
 
 import allreduce as ar
 from allreduce.errors import ShapeError, UnsupportedError, UsageError
+from allreduce.graph.replica import Moment
 from allreduce.graph.signature import take_apart
 
 X = np.random.default_rng(5).normal(size=(7, 3))
@@ -204,3 +205,15 @@ def test_what_all_rows_cannot_do_is_told_with_the_users_line(step: Any, said: st
     ar.config.set_logical_devices("CPU", 4)
     with pytest.raises(ShapeError, match=rf"test_collectives.py:\d+: .*{said}"):
         _run(ar.MirroredStrategy(["CPU:0", "CPU:1"]), step, X)
+
+
+def test_a_step_that_gathers_rows_has_to_know_how_many_there_are() -> None:
+    ar.config.set_logical_devices("CPU", 4)
+    strategy = ar.MirroredStrategy(["CPU:0", "CPU:1"])
+    step = ar.function(lambda x: ar.all_gather(x))
+    (batch,) = strategy.distribute_dataset([X])
+    strategy.run(step, args=(batch,))
+    compiled = strategy.latest(step)
+    assert compiled is not None
+    with pytest.raises(UsageError, match="how many there are is not known; make the batches with"):
+        compiled.executors[0].run([X], Moment(len(X), 0, 2, everyone=None), batch=True)

@@ -99,3 +99,52 @@ def test_a_rank_that_leaves_before_the_first_step_is_missed_at_once() -> None:
     assert "rank 1" in first.stdout
     assert "left normally" in first.stdout
     assert "making the replicas' communicator" in first.stdout
+
+
+def gathers_rows_that_a_rank_does_not_know() -> None:
+    import json
+    from typing import Any
+
+    import numpy as np
+
+    import allreduce as ar
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    rank = strategy.communicator.rank
+    with strategy.scope():
+        w = ar.Variable(np.ones(1), name="w")
+        optimizer = ar.optim.SGD(1.0)
+
+    def gathered(x: Any) -> Any:
+        return ar.ops.sum(ar.all_gather(x) * w)
+
+    def trained(x: Any) -> Any:
+        loss = x @ w * ar.ops.sum(ar.all_gather(x))
+        optimizer.minimize(loss, [w])
+        return ar.ops.sum(loss)
+
+    rows = np.ones((3, 1))
+    (known,) = strategy.distribute_dataset([rows])
+    own = ar.PerReplica((rows[rank * 2 : rank * 2 + 2],))  # the same, without the others' number
+    found: list[Any] = []
+    for fn, eagerly in ((gathered, False), (gathered, True), (trained, False)):
+        for batch in (known if rank == 0 else own, own, known):
+            try:
+                given = strategy.run(fn, args=(batch,), eagerly=eagerly)
+                found.append(float(strategy.local_results(given)[0]))
+            except ar.UsageError as error:
+                found.append(str(error))
+    print(json.dumps(found))
+
+
+def test_rows_that_one_rank_does_not_know_are_refused_on_all_and_all_go_on() -> None:
+    results = run_ranks(gathers_rows_that_a_rank_does_not_know, 2, timeout=40)
+    for rank, result in enumerate(results):
+        assert result.returncode == 0, result.stderr
+        found = json.loads(result.stdout.splitlines()[-1])
+        for kind in range(3):
+            one, both, right = found[kind * 3 : kind * 3 + 3]
+            assert one.startswith(f"rank {rank}: the step gathers the rows of all replicas")
+            assert "is not known on rank 1; make the batches" in one
+            assert "is not known on ranks 0, 1; make the batches" in both
+            assert right == (3.0 if kind < 2 else (2 - rank) * 3.0)
