@@ -101,7 +101,7 @@ def _made_with(
         raise UsageError(
             f"{kind.__name__} cannot be made from its config {settings}: {error}; give it a "
             "get_config(self) that returns its constructor's arguments"
-        ) from None
+        ) from error
 
 
 def _made(kind: type[Layer], settings: Mapping[str, Any], custom: Mapping[str, Any]) -> Layer:

@@ -168,13 +168,15 @@ class Sequential(Model):
     @classmethod
     def _with_its_own(cls, config: Mapping[str, Any], layers: list[Layer]) -> Sequential:
         """Construct a model that takes layers as `**`, or makes its own and hands the rest on."""
+        rest = {key: value for key, value in config.items() if key != "layers"}
         try:
-            handed = cls(**{**config, "layers": layers})
+            handed = cls(**rest, layers=layers)
             if len(handed._listed()) == len(layers):
                 return handed
         except Exception as error:  # theirs to choose: it has them twice, or did not expect them
             events.logger.debug("%s makes its own layers: %r", cls.__name__, error)
-        return cls(**{key: value for key, value in config.items() if key != "layers"})
+            return cls(**rest)  # here, so that a second error shows the first one, too
+        return cls(**rest)
 
     def _listed(self) -> list[Layer]:
         return [self._input, *self._layers] if self._input else self._layers

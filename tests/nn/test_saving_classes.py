@@ -340,6 +340,28 @@ def test_a_layer_that_comes_twice_comes_back_as_one(tmp_path: Path) -> None:
         nested.save(tmp_path / "nested")
 
 
+class Guarded(nn.Sequential):
+    """Takes layers as `**`, and refuses what its file says."""
+
+    def __init__(self, factor: float, **options: Any) -> None:
+        super().__init__(options.pop("layers"), **options)
+        self.factor = factor
+        if factor > 1:
+            raise ValueError("the factor is above 1")
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "factor": self.factor}
+
+
+def test_what_a_constructor_itself_raises_is_seen(tmp_path: Path) -> None:
+    model = Guarded(1.0, layers=[nn.Input((3,)), nn.Dense(2)])
+    model.factor = 2.0
+    model.save(tmp_path / "model")
+    with pytest.raises(KeyError) as caught:  # as it is tried without layers, too
+        nn.load_model(tmp_path / "model", {"Guarded": Guarded})
+    assert str(caught.value.__context__) == "the factor is above 1"
+
+
 def test_layers_that_no_constructor_makes_are_not_lost(tmp_path: Path) -> None:
     grown = Grown()
     grown.save(tmp_path / "grown")
