@@ -11,6 +11,9 @@ from allreduce.graph import nest
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
+# The kinds of parameters that can be given by name.
+NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+
 # Nearly all defaults, told apart quickly: it is done in each call.
 _USUAL = frozenset({bool, int, float, str, type(None)})
 

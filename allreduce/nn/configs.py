@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from allreduce.errors import UsageError
+from allreduce.graph.calls import NAMED
 
 # What every layer has, and its type.
 OPTIONS: Mapping[str, type] = {"name": str, "dtype": str, "trainable": bool}
 
-NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 _REMEDY = "give it a get_config(self) that returns its constructor's arguments, as plain data"
 
 

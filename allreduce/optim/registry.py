@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from allreduce.errors import UsageError, unknown_name
+from allreduce.graph.calls import NAMED
 from allreduce.optim.base import Optimizer
 
 # name -> (module, class)
@@ -15,8 +16,6 @@ TABLE: Mapping[str, tuple[str, str]] = {
     "adam": ("allreduce.optim.adam", "Adam"),
     "sgd": ("allreduce.optim.sgd", "SGD"),
 }
-
-_NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 def optimizer_class(name: str) -> type[Optimizer]:
@@ -85,7 +84,7 @@ def _lack(kind: type[Optimizer], config: Mapping[str, Any]) -> str:
     if vars(Optimizer)["from_config"] is not inspect.getattr_static(kind, "from_config"):
         return ""  # what it makes of the config is its own affair
     taken = inspect.signature(kind)
-    names = [name for name, each in taken.parameters.items() if each.kind in _NAMED]
+    names = [name for name, each in taken.parameters.items() if each.kind in NAMED]
     if any(each.kind is each.VAR_KEYWORD for each in taken.parameters.values()):
         names += kind.hyperparameters  # what it takes as ** it is believed to hand on
     for name in names:
