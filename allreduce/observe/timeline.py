@@ -23,7 +23,9 @@ from allreduce.training.facts import check_equal, telling
 
 _ROUNDS = 8  # of comparing clocks between hosts; the one in which ranks met fastest counts
 
-Span = tuple[str, float, float, str, dict[str, Any]]  # name, start, seconds, lane, what else
+# Name, start, seconds, lane, thread, what else. The thread is the one that did nothing else
+# meanwhile; what goes on beside its thread has none.
+Span = tuple[str, float, float, str, str, dict[str, Any]]
 
 
 def timeline(path: str | PathLike[str]) -> Timeline:
@@ -113,8 +115,10 @@ class Timeline:
         thread = threading.current_thread().name
         stream, device = fields.pop("stream", thread), fields.pop("device", "")
         replica = fields.pop("replica", None)
-        lane = stream if replica is None else f"replica {replica} {device} {stream}"
-        self._spans.append((event.name, event.start, event.seconds, lane, fields))
+        who = "" if replica is None else f"replica {replica}"
+        lane = " ".join(filter(None, (who, device, stream)))
+        busy = "" if stream == "collective" else thread
+        self._spans.append((event.name, event.start, event.seconds, lane, busy, fields))
 
 
 def _behind(communicator: Communicator) -> float:
@@ -135,9 +139,7 @@ def _behind(communicator: Communicator) -> float:
 
 
 def _earlier(seconds: float, spans: Sequence[Sequence[Any]]) -> list[Span]:
-    return [
-        (name, start - seconds, length, lane, fields) for name, start, length, lane, fields in spans
-    ]
+    return [(name, start - seconds, *rest) for name, start, *rest in spans]
 
 
 def _write(path: Path, ranks: Sequence[tuple[int, Sequence[Span]]]) -> None:
@@ -148,7 +150,7 @@ def _write(path: Path, ranks: Sequence[tuple[int, Sequence[Span]]]) -> None:
         listed.append(_named("process_name", rank, 0, f"rank {rank}"))
         lanes = {lane: number for number, lane in enumerate(sorted({span[3] for span in spans}))}
         listed += [_named("thread_name", rank, number, lane) for lane, number in lanes.items()]
-        for name, start, seconds, lane, fields in spans:
+        for name, start, seconds, lane, _, fields in spans:
             times = {"ts": (start - first) * 1e6, "dur": seconds * 1e6}
             place = {"pid": rank, "tid": lanes[lane]}
             listed.append({"name": name, "ph": "X", **times, **place, "args": fields})
@@ -156,15 +158,33 @@ def _write(path: Path, ranks: Sequence[tuple[int, Sequence[Span]]]) -> None:
 
 
 def _apart(spans: Sequence[Span]) -> list[Span]:
-    """Give what was under way at once lanes of its own: viewers show no overlaps in one."""
-    ends: dict[str, list[float]] = {}
+    """Give what was under way at once lanes of its own.
+
+    In one, viewers show what another span contains below that, and no other overlaps.
+    """
+    open_in: dict[str, list[list[tuple[float, str]]]] = {}  # of each lane's parts: end and thread
     found = []
-    for name, start, seconds, lane, fields in sorted(spans, key=lambda span: span[1]):
-        busy = ends.setdefault(lane, [])
-        place = next((i for i, end in enumerate(busy) if end <= start), len(busy))
-        busy[place : place + 1] = [start + seconds]
-        found.append((name, start, seconds, f"{lane} {place + 1}" if place else lane, fields))
+    for span in sorted(spans, key=lambda span: (span[1], -span[2])):
+        name, start, seconds, lane, thread, fields = span
+        parts = open_in.setdefault(lane, [])
+        place = next((i for i, part in enumerate(parts) if _fits(span, part)), len(parts))
+        if place == len(parts):
+            parts.append([])
+        parts[place].append((start + seconds, thread))
+        named = f"{lane} {place + 1}" if place else lane
+        found.append((name, start, seconds, named, thread, fields))
     return found
+
+
+def _fits(span: Span, around: list[tuple[float, str]]) -> bool:
+    """Tell whether a span is a part of the innermost one that has not ended, or all have."""
+    _, start, seconds, _, thread, _ = span
+    while around and around[-1][0] <= start:
+        around.pop()
+    if not around:
+        return True
+    end, outer = around[-1]
+    return bool(thread) and thread == outer and start + seconds <= end
 
 
 def _named(what: str, rank: int, lane: int, name: str) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import allreduce as ar
+from allreduce import events
 from allreduce.errors import UsageError
 from tests.harness import run_ranks
 
@@ -104,6 +107,30 @@ def test_a_timeline_of_threads_has_all_that_they_did(tmp_path: Path) -> None:
     for lane in lanes:
         for one, other in pairwise(lane):
             assert one["ts"] + one["dur"] <= other["ts"] + 1  # viewers show no overlaps
+
+
+def test_only_what_a_span_contains_lies_in_its_lane(tmp_path: Path) -> None:
+    with ar.observe.timeline(tmp_path / "trace.json"):
+        with events.span("compile", replica=0, stream="compute"):
+            for name in ("trace", "place"):
+                with events.span(name, replica=0, stream="compute"):
+                    pass
+            helper = threading.Thread(target=_reported, args=("exp", "compute", 0.0))
+            helper.start()
+            helper.join()
+        _reported("long", "collective", 2.0)
+        _reported("short", "collective", 1.0)  # while the other one is under way
+    lanes = {name: _names(lane) for name, lane in _lanes(tmp_path / "trace.json").items()}
+    assert lanes == {
+        "replica 0 compute": {"compile", "trace", "place"},
+        "replica 0 compute 2": {"exp"},
+        "replica 0 collective": {"long"},
+        "replica 0 collective 2": {"short"},
+    }
+
+
+def _reported(name: str, stream: str, seconds: float) -> None:
+    events.report(name, time.perf_counter(), seconds, {"replica": 0, "stream": stream})
 
 
 def test_the_error_of_the_block_is_raised_whatever_can_be_written(
