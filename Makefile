@@ -33,8 +33,7 @@ torture: .venv/.test
 
 bench: .venv/.bench
 	$(BIN)/mpirun -n 2 $(BIN)/python benchmarks/collectives.py
-	$(BIN)/python benchmarks/training.py
-	$(BIN)/mpirun -n 2 $(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/training.py $(ARGS)
 
 # mypy cannot be told that strategies/ is allreduce.strategies: it reads a picture of the installed
 # package made of links. Run from there, its messages name the files as they are called here.

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import comparison
@@ -78,7 +76,7 @@ class _Driver:
             timings, about = self._job(peer, [[*start, str(python), *self._ours(cases)]])
             return Run(peer.title, about, timings)
         ours, _ = self._alone(python, peer, ranks, cases)
-        ports = _free_ports(ranks)
+        ports = jobs.free_ports(ranks)
         told = ["--ports", *map(str, ports)]
         script = [str(python), "-m", f"peers.{peer.script}", *cases]
         each = [[*script, *told, "--rank", str(rank)] for rank in range(ranks)]
@@ -125,12 +123,3 @@ class _Driver:
             if getattr(options, name) is not None:
                 told += [f"--{name}", str(getattr(options, name))]
         return told
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return ports on the loopback interface that nothing listens on now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

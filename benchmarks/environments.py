@@ -31,7 +31,7 @@ class Environments:
         self._folder = folder.expanduser().resolve()
         if self._folder.is_relative_to(REPOSITORY):
             raise SystemExit(
-                f"collectives.py: environments in {self._folder} would be part of the checkout "
+                f"environments in {self._folder} would be part of the checkout "
                 f"{REPOSITORY}; name a folder outside of it"
             )
         self._digest = _digest()
@@ -42,7 +42,7 @@ class Environments:
         Raises:
             subprocess.CalledProcessError: Something cannot be installed or built.
         """
-        python = self._made(name, *_NEEDED, *peer.packages)
+        python = self.made(name, *_NEEDED, *peer.packages)
         place = self._folder / name
         if _stamp(place, "ours") != self._digest:
             _say(f"{name}: installing this checkout into {place}")
@@ -53,8 +53,12 @@ class Environments:
             (place / "ours").write_text(self._digest)
         return python
 
-    def _made(self, name: str, *packages: str) -> Path:
-        """Return the interpreter of an environment that has the packages."""
+    def made(self, name: str, *packages: str) -> Path:
+        """Return the interpreter of an environment that has the packages, and nothing of ours.
+
+        Raises:
+            subprocess.CalledProcessError: Something cannot be installed.
+        """
         place = self._folder / name
         python = place / "bin" / "python"
         if _stamp(place, "packages") != " ".join(packages):
@@ -69,7 +73,7 @@ class Environments:
         folder = self._folder / "wheels" / self._digest
         if not list(folder.glob("allreduce-*.whl")):
             project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-            python = self._made("builder", *project["build-system"]["requires"], *_BUILDERS)
+            python = self.made("builder", *project["build-system"]["requires"], *_BUILDERS)
             settings = ("--no-build-isolation", "-C", f"build-dir={self._folder / 'build'}")
             _pip(python, "wheel", "--no-deps", *settings, "-w", str(folder), str(REPOSITORY))
         return next(folder.glob("allreduce-*.whl"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -61,6 +62,15 @@ def run(
             tail = said[-_TAIL:].strip()
             raise JobError(f"{' '.join(commands[0])}\n{reason}; it said:\n{tail}")
         return said
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports on the loopback interface that nothing listens on now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
 
 
 def _outcome(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> str:

@@ -1,8 +1,9 @@
-"""Pictures of medians: curves over sizes with logarithmic axes, and bars for a few cases."""
+"""Pictures of medians: curves over sizes, bars for a few cases, and ratios with their goals."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,33 @@ def bars(values: Mapping[tuple[str, str], float], path: Path, title: str) -> Non
     _save(figure, path)
 
 
+@dataclass(frozen=True)
+class Bar:
+    """A ratio that has a name, and maybe a goal."""
+
+    name: str
+    value: float
+    goal: float | None
+
+
+def ratios(bars: Sequence[Bar], path: Path, title: str, label: str) -> None:
+    """Draw a bar per ratio, one below the other, and a line across it where its goal is."""
+    figure, axes = _figure(1, 1, (9.0, 1.2 + 0.5 * len(bars)))
+    place = axes.flat[0]
+    for y, bar in enumerate(bars):
+        reached = bar.goal is None or bar.value >= bar.goal
+        place.barh(y, bar.value, 0.6, color="#2563eb" if reached else "#dc2626")
+        place.text(bar.value, y, f" {bar.value:.2f}", va="center", fontsize="small")
+        if bar.goal is not None:
+            place.plot([bar.goal, bar.goal], [y - 0.42, y + 0.42], color="black", lw=2)
+    place.axvline(1, color="grey", lw=0.8)
+    place.set_yticks(range(len(bars)), [bar.name for bar in bars], fontsize="small")
+    place.invert_yaxis()
+    place.margins(x=0.12)
+    place.set(title=title, xlabel=label)
+    _save(figure, path)
+
+
 def _tick(nbytes: float, _: int) -> str:
     for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
         if nbytes >= size:
@@ -62,13 +90,13 @@ def _tick(nbytes: float, _: int) -> str:
     return f"{nbytes:g} B"
 
 
-def _figure(rows: int, columns: int) -> tuple[Any, Any]:
+def _figure(rows: int, columns: int, panel: tuple[float, float] = _PANEL_INCHES) -> tuple[Any, Any]:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    width, height = _PANEL_INCHES
+    width, height = panel
     size = (width * columns, height * rows)
     return pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
 

@@ -1,0 +1,152 @@
+"""What ours is to reach, as data, and how far it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from trainers import TRAINERS
+from turns import Measured
+from workloads import WORKLOADS
+
+# The case, how many processes of each, the peer: how many times our samples per second are the
+# peer's at least.
+RATIOS = {
+    ("mlp", 1, "numpy"): 1 / 1.05,
+    ("mlp", 1, "pytorch"): 1.3,
+    ("mlp", 2, "pytorch"): 1.6,
+    ("small", 1, "pytorch"): 4.0,
+    ("conv", 2, "pytorch"): 1.2,
+    ("conv", 2, "tensorflow"): 1.2,
+    ("transformer", 2, "pytorch"): 1.2,
+    ("chain", 1, "numpy"): 4.0,
+    ("adam", 2, "pytorch"): 4.0,
+}
+# Of what has no peer: the goal, and whether it is the most that the figure may be.
+FIGURES = {
+    "weak scaling": (0.95, False),
+    "of the memory's bandwidth": (0.7, False),
+    "step ÷ longer of input and compute": (1.05, True),
+    "peak memory ÷ liveness bound": (1.1, True),
+    "µs per instruction": (0.5, True),
+    "samples/s of 8 processes ÷ of 2": (0.9, False),
+}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One side in one case, beside ours with as many processes."""
+
+    case: str
+    contestant: str
+    ranks: int
+    about: str  # the library's own words
+    steps: int
+    median: float  # seconds
+    p99: float  # seconds
+    rate: float  # samples per second of all processes together
+    ratio: float | None  # its median divided by ours
+    goal: float | None  # of the ratio
+    losses: list[float]  # of the first steps
+
+    @property
+    def met(self) -> bool | None:
+        """Whether ours reaches its goal here; None where there is none."""
+        return None if self.goal is None or self.ratio is None else self.ratio >= self.goal
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Something else that was measured."""
+
+    case: str
+    what: str
+    value: float
+    goal: float | None
+    most: bool  # whether the goal is the most that it may be
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is reached; None where there is none."""
+        if self.goal is None:
+            return None
+        return self.value <= self.goal if self.most else self.value >= self.goal
+
+
+def standings(case: str, found: Sequence[Measured]) -> list[Standing]:
+    """Put the sides of a case beside ours."""
+    workload = WORKLOADS[case]
+    ours = {each.ranks: each.median for each in found if each.trainer == "ours"}
+    made = []
+    for each in found:
+        ratio = None
+        if each.trainer != "ours" and each.ranks in ours:
+            ratio = each.median / ours[each.ranks]
+        made.append(
+            Standing(
+                workload.title,
+                TRAINERS[each.trainer].title,
+                each.ranks,
+                each.about,
+                len(each.seconds),
+                each.median,
+                each.p99,
+                workload.samples(each.ranks) / each.median,
+                ratio,
+                RATIOS.get((case, each.ranks, each.trainer)),
+                each.losses,
+            )
+        )
+    return made
+
+
+def figures(case: str, found: Sequence[Measured]) -> list[Figure]:
+    """Return what else the sides of a case tell."""
+    title = WORKLOADS[case].title
+    return [
+        Figure(title, f"{what}{detail}", value, *FIGURES.get(what, (None, False)))
+        for what, detail, value in _figures(case, found)
+    ]
+
+
+def _figures(case: str, found: Sequence[Measured]) -> Iterator[tuple[str, str, float]]:
+    """Yield what was measured, a detail of it, and the value."""
+    medians = {(each.trainer, each.ranks): each.median for each in found}
+    for trainer, ranks in medians:
+        alone = medians.get((trainer, 1))
+        if ranks > 1 and alone is not None:
+            who = "weak scaling" if trainer == "ours" else f"weak scaling of {trainer}"
+            yield who, "", alone / medians[trainer, ranks]
+    if ("bandwidth", 1) in medians:
+        yield "of the memory's bandwidth", "", medians["bandwidth", 1] / medians["ours", 1]
+    if case == "digits":
+        yield "samples/s of 8 processes ÷ of 2", "", medians["ours", 2] / medians["ours", 8]
+    for each in found:
+        told = each.figures
+        if "bound" in told:
+            detail = f", {each.ranks} processes" if each.ranks > 1 else ""
+            yield "peak memory ÷ liveness bound", detail, told["peak"] / told["bound"]
+        for kind in ("waits", "computes"):
+            if kind in told:
+                yield "step ÷ longer of input and compute", f", input {kind}", told[kind]
+        if "instruction" in told:
+            yield "µs per instruction", ", kernel included", told["instruction"] * 1e6
+
+
+def check_losses(case: str, found: Iterable[Measured]) -> None:
+    """Make sure that all who train in a case with as many processes do the same work.
+
+    Raises:
+        AssertionError: Losses of the first steps differ by more than the case allows.
+    """
+    agreement = WORKLOADS[case].agreement
+    first: dict[int, Measured] = {}
+    for each in found:
+        beside = first.setdefault(each.ranks, each)
+        if agreement is None or each.trainer == "bandwidth":
+            continue
+        for step, (mine, other) in enumerate(zip(each.losses, beside.losses, strict=True)):
+            assert abs(mine - other) <= agreement * max(abs(mine), abs(other)), (
+                f"{case}: step {step} of {each.trainer} has the loss {mine}, and of "
+                f"{beside.trainer} {other}, on {each.ranks} processes"
+            )

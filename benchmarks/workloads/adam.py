@@ -1,0 +1,31 @@
+"""Adam on 20 million parameters: gradients are all-reduced and applied, and cost nothing.
+
+The gradient of each parameter is one number per step and process, so that nothing but filling them
+in stands beside the all-reduce and the update.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from workloads.base import Array, Workload
+
+PARTS, SIZE = 20, 1_000_000
+
+
+def _weights(random: np.random.Generator) -> dict[str, Array]:
+    return {f"part{i}": random.random(SIZE, np.float32) for i in range(PARTS)}
+
+
+def _batch(random: np.random.Generator, rows: int) -> tuple[Array, ...]:
+    return (random.random(rows, np.float32) + 1,)
+
+
+CASE = Workload(
+    "adam",
+    "Adam, 20 M parameters",
+    (("ours", 2), ("pytorch", 2), ("pytorch-fused", 2)),
+    _weights,
+    _batch,
+    1,
+)

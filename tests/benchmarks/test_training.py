@@ -1,0 +1,139 @@
+"""Training steps side by side: sides that train in turn, and what is said about them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import goals
+import jobs
+import numpy as np
+import pytest
+import standings
+import training
+import turns
+from environments import REPOSITORY
+from trainers import TRAINERS
+from turns import Measured
+from workloads import WORKLOADS
+
+from tests.cluster.processes import run
+
+SCRIPT = str(REPOSITORY / "benchmarks" / "training.py")
+HERE = {name: Path(sys.executable) for name in ("ours", "numpy")}
+
+
+def _measured(trainer: str, ranks: int, median: float, loss: float = 2.0) -> Measured:
+    return Measured(trainer, ranks, "", [loss] * 3, [median] * 4)
+
+
+def test_ours_beside_a_loop_in_one_process(tmp_path: Path) -> None:
+    out = ("--seconds", "0.01", "--rounds", "2", "--out", str(tmp_path / "out"))
+    cases = ("--cases", "small", "instructions")
+    result = run([sys.executable, SCRIPT, *cases, *out], deadline=100)
+    assert result.code == 0, result.err
+    written = json.loads((tmp_path / "out.json").read_text())
+    ours, loop, _ = written["standings"]
+    assert (ours["contestant"], loop["contestant"]) == ("ours", "NumPy loop")
+    assert loop["ratio"] == loop["median"] / ours["median"]
+    assert ours["rate"] == 32 / ours["median"]
+    np.testing.assert_allclose(ours["losses"], loop["losses"], rtol=1e-4)
+    found = {each["what"]: each["value"] for each in written["figures"]}
+    assert found["µs per instruction, kernel included"] > 0
+    assert found["peak memory ÷ liveness bound"] >= 1
+    assert "samples/s" in result.out
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_processes_of_ours_share_a_step() -> None:
+    """Both see their own samples; the step is over when the last one is done."""
+    workload = replace(WORKLOADS["small"], sides=(("ours", 2),))
+    (found,) = turns.measure(workload, HERE, seconds=0.01, rounds=2, deadline=100)
+    assert len(found.seconds) >= 2 * 3
+    assert min(found.seconds) > 0
+    assert found.figures["peak"] >= found.figures["bound"] > 0
+    assert found.about.startswith("allreduce ")
+
+
+def test_a_side_that_fails_is_told_with_its_last_words() -> None:
+    """The loop knows nothing of convolutions."""
+    workload = replace(WORKLOADS["conv"], sides=(("ours", 1), ("numpy", 1)))
+    with pytest.raises(jobs.JobError, match="KeyError: 'conv'"):
+        turns.measure(workload, HERE, seconds=0.01, rounds=1, deadline=100)
+
+
+def test_ranks_are_told_to_start_one_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "allreduce.run", "-n", "2", SCRIPT]
+    result = run([*command, "--out", str(tmp_path / "out")], deadline=60)
+    assert result.code == 1
+    assert "starts all processes itself" in result.err
+
+
+def test_ratios_are_of_sides_with_as_many_processes() -> None:
+    found = [
+        *(_measured("ours", 1, 1.0), _measured("ours", 2, 1.25)),
+        *(_measured("pytorch", 1, 2.0), _measured("pytorch", 2, 1.875)),
+    ]
+    one, two, alone, together = goals.standings("mlp", found)
+    assert (one.ratio, two.ratio, alone.ratio, together.ratio) == (None, None, 2.0, 1.5)
+    assert (one.met, alone.met, together.met) == (None, True, False)  # of 1.3 and 1.6
+    assert (one.rate, two.rate) == (128, 256 / 1.25)
+    scaling, theirs = goals.figures("mlp", found)
+    assert (scaling.what, scaling.value, scaling.met) == ("weak scaling", 0.8, False)
+    assert (theirs.what, theirs.met) == ("weak scaling of pytorch", None)
+
+
+def test_figures_know_whether_less_is_better() -> None:
+    told = {"peak": 105.0, "bound": 100.0, "waits": 1.2, "computes": 1.01, "instruction": 3e-7}
+    found = [replace(_measured("ours", 1, 1.0), figures=told)]
+    made = {each.what: each.met for each in goals.figures("small", found)}
+    assert made == {
+        "peak memory ÷ liveness bound": True,
+        "step ÷ longer of input and compute, input waits": False,
+        "step ÷ longer of input and compute, input computes": True,
+        "µs per instruction, kernel included": True,
+    }
+
+
+def test_digits_count_the_samples_of_all_processes() -> None:
+    found = [_measured("ours", 2, 1.0), _measured("ours", 8, 1.6)]
+    assert [each.rate for each in goals.standings("digits", found)] == [128, 80]
+    (figure,) = goals.figures("digits", found)
+    assert (figure.value, figure.met) == (0.625, False)
+
+
+def test_who_does_other_work_is_found_out() -> None:
+    goals.check_losses("mlp", [_measured("ours", 1, 1.0), _measured("numpy", 1, 1.0, 2.0001)])
+    goals.check_losses("mlp", [_measured("ours", 1, 1.0), _measured("ours", 2, 1.0, 3.0)])
+    with pytest.raises(AssertionError, match=r"step 0 of numpy has the loss 2\.01"):
+        goals.check_losses("mlp", [_measured("ours", 1, 1.0), _measured("numpy", 1, 1.0, 2.01)])
+
+
+def test_every_goal_is_about_a_side() -> None:
+    for case, ranks, trainer in goals.RATIOS:
+        assert {(trainer, ranks), ("ours", ranks)} <= {*WORKLOADS[case].sides}
+    assert {name for each in WORKLOADS.values() for name, _ in each.sides} == {*TRAINERS}
+
+
+def test_shares_of_processes_make_the_whole_batch() -> None:
+    workload = WORKLOADS["digits"]
+    whole = next(workload.batches(0, 1))
+    shares = [next(workload.batches(rank, 8)) for rank in range(8)]
+    for array, parts in zip(whole, zip(*shares, strict=True), strict=True):
+        np.testing.assert_array_equal(np.concatenate(parts), array)
+    first, second = (next(WORKLOADS["mlp"].batches(rank, 2)) for rank in range(2))
+    assert len(first[0]) == len(second[0]) == 128
+    assert not np.array_equal(first[0], second[0])
+
+
+def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [_measured("ours", 1, 1e-3), _measured("pytorch", 1, 1.2e-3)]
+    standings.show(goals.standings("mlp", found), goals.figures("mlp", found))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[-1][-3:] == ["1.2", "1.3", "NO"]
+
+
+def test_no_peer_is_asked_for_but_at_will(tmp_path: Path) -> None:
+    assert set(training.pythons([], tmp_path)) == {"ours", "numpy", "bandwidth"}
