@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from allreduce import _native
 from allreduce.graph.ops.base import Attrs, Op, lookup, register
 from allreduce.graph.ops.common import same_spec
 
@@ -40,14 +41,21 @@ class Chain:
     Attributes:
         links: The operations.
         rooms: For each but the last, which of the blocks that are reused holds its value.
+        native: What carries all of it out at once, where all operations have such kernels.
     """
 
     links: tuple[Link, ...]
     rooms: tuple[int, ...]
+    native: _native.Chain | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, links: Sequence[Link]) -> Chain:
-        """Give a value's block to a later one of its dtype when nothing reads it any more."""
+    def of(cls, links: Sequence[Link], inputs: Sequence[np.dtype[Any]]) -> Chain:
+        """Give a value's block to a later one of its dtype when nothing reads it any more.
+
+        Args:
+            links: The operations.
+            inputs: The dtypes of what they read.
+        """
         last = {-1 - i: at for at, link in enumerate(links) for i in link.reads if i < 0}
         free: dict[np.dtype[Any], list[int]] = {}
         rooms: list[int] = []
@@ -57,13 +65,15 @@ class Chain:
             for i in {-1 - i for i in link.reads if i < 0}:
                 if last[i] == at:
                     free[links[i].dtype].append(rooms[i])
-        return cls(tuple(links), tuple(rooms))
+        return cls(tuple(links), tuple(rooms), _compiled(links, rooms, inputs))
 
     def __str__(self) -> str:
         return "+".join(link.op for link in self.links)
 
     def run(self, out: np.ndarray, inputs: Sequence[np.ndarray]) -> None:
         """Write the value into `out`; inputs broadcast to it."""
+        if self.native is not None and self.native.run(out, list(inputs)):
+            return
         kernels = [lookup(link.op).cpu for link in self.links]
         made: dict[int, np.ndarray] = {}
         for block, parts in _blocks(out, inputs):
@@ -77,6 +87,20 @@ class Chain:
                 assert kernel is not None, link
                 given = [parts[i] if i >= 0 else values[-1 - i] for i in link.reads]
                 kernel(value, given, link.attrs)
+
+
+def _compiled(
+    links: Sequence[Link], rooms: Sequence[int], inputs: Sequence[np.dtype[Any]]
+) -> _native.Chain | None:
+    """Return the native chain of these operations; None where NumPy has to carry one out."""
+    if not all(each.isnative for each in inputs):
+        return None
+    last = max(rooms, default=-1) + 1
+    rows = [
+        (link.op, list(link.reads), link.dtype.num, room)
+        for link, room in zip(links, (*rooms, last), strict=True)
+    ]
+    return _native.chain(rows, [each.num for each in inputs])
 
 
 def _blocks(

@@ -19,10 +19,6 @@ namespace {
 template <class T>
 using Array = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
 
-// NumPy's own threshold is 500 elements; below it, asking for the lock again costs more than it
-// frees.
-constexpr std::size_t kWorthUnlocking = 2048;
-
 // Runs `work` without the interpreter's lock where there is enough of it.
 template <class Work>
 auto unlocked(std::size_t elements, Work work) {
@@ -53,7 +49,7 @@ Rows rows_of(const Array<T>& matrix, std::size_t count) {
 // Sets and restores what the table in use is; tests compare the levels with it.
 const TensorKernels* chosen = nullptr;
 
-const TensorKernels& table() { return chosen ? *chosen : tensor_kernels(); }
+const TensorKernels& table() { return kernels_in_use(); }
 
 bool use_level(int level) {
   const TensorKernels* found = level < 0 ? &tensor_kernels() : tensor_kernels_at(kLevels[level]);
@@ -212,6 +208,8 @@ void bind_all(nb::module_& m) {
 }
 
 }  // namespace
+
+const TensorKernels& kernels_in_use() { return chosen ? *chosen : tensor_kernels(); }
 
 void bind_tensor(nb::module_& m) {
   bind_all<float>(m);

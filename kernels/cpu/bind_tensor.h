@@ -3,7 +3,16 @@
 
 #include <nanobind/nanobind.h>
 
+#include "tensor_kernels.h"
+
 namespace allreduce {
+
+// NumPy's own threshold is 500 elements; below it, asking for the lock again costs more than it
+// frees.
+constexpr std::size_t kWorthUnlocking = 2048;
+
+// The table of the best level; tests choose another.
+const TensorKernels& kernels_in_use();
 
 void bind_tensor(nanobind::module_& m);
 

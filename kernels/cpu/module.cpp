@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 
 #define ALLREDUCE_IMPORTS_NUMPY
+#include "bind_chain.h"
 #include "bind_comm.h"
 #include "bind_tcp.h"
 #include "bind_tensor.h"
@@ -16,4 +17,5 @@ NB_MODULE(_native, m) {
   allreduce::bind_comm(m);
   allreduce::bind_tcp(m);
   allreduce::bind_tensor(m);
+  allreduce::bind_chain(m);
 }

@@ -2,6 +2,7 @@
 // standard library may be used here, or the linker could keep the AVX-512 copy for everyone.
 #include "tensor_kernels.h"
 
+#include "links.h"
 #include "philox.h"
 #include "rowwise.h"
 
@@ -89,6 +90,6 @@ constexpr FloatKernels<T> float_kernels{
 }  // namespace
 
 extern const TensorKernels tensor_table;
-const TensorKernels tensor_table{float_kernels<float>, float_kernels<double>, philox};
+const TensorKernels tensor_table{float_kernels<float>, float_kernels<double>, philox, link_kernels};
 
 }  // namespace allreduce::KERNEL_LEVEL

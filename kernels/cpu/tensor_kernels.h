@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "chain.h"
 #include "reduce_kernels.h"
 
 namespace allreduce {
@@ -58,6 +59,7 @@ struct TensorKernels {
   // Turns `n` counters of four words into as many random words.
   void (*philox)(std::uint32_t* out, const std::uint32_t* counters, std::uint64_t key,
                  std::size_t n);
+  LinkKernels links;
 
   template <class T>
   const FloatKernels<T>& of() const;

@@ -24,16 +24,15 @@ def fuse(graph: Graph) -> Graph:
     for node in graph.nodes:
         if node.id in plan.sums:
             chain = plan.chains[plan.sums[node.id]]
-            _add(rewriter, node, "fused_sum", _reduction(node, chain), _outside(chain))
+            _add(rewriter, node, "fused_sum", _reduction(graph, node, chain), _outside(chain))
         elif node.id in plan.products:
             product, chain = graph.nodes[plan.products[node.id]], plan.chains[node.id]
             inputs = [*product.inputs, *(i for i in _outside(chain) if i != product.id)]
-            _add(rewriter, node, "fused_product", _epilogue(product, chain), inputs)
+            _add(rewriter, node, "fused_product", _epilogue(graph, product, chain), inputs)
         elif node.id in plan.chains and len(plan.chains[node.id]) > 1:
             chain = plan.chains[node.id]
-            _add(
-                rewriter, node, "fused", {"chain": _chain(chain, _outside(chain))}, _outside(chain)
-            )
+            inputs = _outside(chain)
+            _add(rewriter, node, "fused", {"chain": _chain(graph, chain, inputs)}, inputs)
         elif node.id not in plan.joined:
             rewriter.keep(node)
     return rewriter.finish()
@@ -117,7 +116,7 @@ def _outside(members: Sequence[Node]) -> list[int]:
     return list(dict.fromkeys(i for node in members for i in node.inputs if i not in inside))
 
 
-def _chain(members: Sequence[Node], inputs: Sequence[int]) -> Chain:
+def _chain(graph: Graph, members: Sequence[Node], inputs: Sequence[int]) -> Chain:
     """Describe a chain that gets these inputs."""
     places = {node.id: -1 - at for at, node in enumerate(members)}
     places.update((i, at) for at, i in enumerate(inputs))
@@ -125,19 +124,20 @@ def _chain(members: Sequence[Node], inputs: Sequence[int]) -> Chain:
         [
             Link(node.op, node.attrs, tuple(places[i] for i in node.inputs), node.spec.dtype)
             for node in members
-        ]
+        ],
+        [graph.nodes[i].spec.dtype for i in inputs],
     )
 
 
-def _epilogue(product: Node, members: Sequence[Node]) -> dict[str, Any]:
+def _epilogue(graph: Graph, product: Node, members: Sequence[Node]) -> dict[str, Any]:
     rest = [i for i in _outside(members) if i != product.id]
-    chain = _chain(members, [product.id, *rest])
+    chain = _chain(graph, members, [product.id, *rest])
     reads = len(product.inputs)
     fused = Epilogue(product.op, product.attrs, reads, product.spec.dtype, chain)
     return {"chain": fused}
 
 
-def _reduction(node: Node, members: Sequence[Node]) -> dict[str, Any]:
+def _reduction(graph: Graph, node: Node, members: Sequence[Node]) -> dict[str, Any]:
     spec = members[-1].spec
     if node.op == "sum_to":
         leading = spec.ndim - node.spec.ndim
@@ -146,7 +146,7 @@ def _reduction(node: Node, members: Sequence[Node]) -> dict[str, Any]:
         axes = tuple(sorted({*range(leading), *axes}))
     else:
         axes = node.attrs["axes"]
-    chain = _chain(members, _outside(members))
+    chain = _chain(graph, members, _outside(members))
     return {"chain": Reduction(chain, node.op, node.attrs, axes, spec.dtype)}
 
 

@@ -1,0 +1,207 @@
+"""Chains of element-wise operations against NumPy: the same bits at every level."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allreduce import _native
+
+FLOATS = ["float32", "float64"]
+NUMBERS = [*FLOATS, "int32", "int64"]
+UNARY = ["negative", "absolute", "sign", "square"]
+OF_FLOATS = ["sqrt", "isfinite", "isnan", "isinf"]
+BINARY = ["add", "subtract", "multiply", "maximum", "minimum"]
+COMPARISONS = ["less", "less_equal", "greater", "greater_equal", "equal", "not_equal"]
+LOGIC = ["logical_and", "logical_or", "logical_xor"]
+# Around the widths of vectors and of tiles, and past the size from which results are streamed.
+LENGTHS = [0, 1, 15, 63, 767, 768, 769, 5000, (1 << 20) + 3]
+
+
+@pytest.fixture(params=range(3))
+def level(request: pytest.FixtureRequest) -> Iterator[int]:
+    if not _native.use_tensor_level(request.param):
+        pytest.skip("this processor has no such instructions")
+    yield request.param
+    _native.use_tensor_level(-1)
+
+
+def _array(dtype: str, shape: Any, seed: int = 0) -> np.ndarray:
+    """Numbers with NaN, infinities, both zeros and subnormal ones among them."""
+    generator = np.random.default_rng(seed)
+    if dtype == "bool":
+        return np.asarray(generator.random(shape) < 0.5)
+    array: np.ndarray = (generator.normal(size=shape) * 100).astype(dtype)
+    if array.dtype.kind == "f":
+        special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, 1.0], dtype)
+        chosen = generator.random(shape) < 0.2
+        array = np.where(chosen, generator.choice(special, shape), array).astype(dtype)
+    return array
+
+
+Row = tuple[str, list[int], str]
+
+
+def _run(rows: Sequence[Row], inputs: Sequence[np.ndarray], shape: Any = None) -> np.ndarray:
+    links = [(op, reads, np.dtype(dtype).num, room) for room, (op, reads, dtype) in enumerate(rows)]
+    chain = _native.chain(links, [x.dtype.num for x in inputs])
+    assert chain is not None, rows
+    wanted = np.broadcast_shapes(*(x.shape for x in inputs)) if shape is None else shape
+    out = np.empty(wanted, rows[-1][2])
+    assert chain.run(out, list(inputs))
+    return out
+
+
+def _same(one: np.ndarray, other: Any) -> None:
+    """Compare bits; one NaN is like another."""
+    other = np.asarray(other)
+    assert one.dtype == other.dtype
+    np.testing.assert_array_equal(one, other)
+    if one.dtype.kind == "f":
+        numbers = ~np.isnan(one)
+        np.testing.assert_array_equal(np.signbit(one)[numbers], np.signbit(other)[numbers])
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.usefixtures("level")
+def test_a_long_chain_has_numpys_bits(length: int, dtype: str) -> None:
+    x, y = _array(dtype, length, 1), _array(dtype, length, 2)
+    two = np.array(2, dtype)
+    rows = [
+        ("multiply", [0, 2], dtype),
+        ("subtract", [1, -1], dtype),  # what is passed on stands on the right
+        ("add", [-2, 0], dtype),
+        ("divide", [-3, -2], dtype),  # the second is read twice
+        ("square", [-4], dtype),
+        ("add", [-5, -5], dtype),
+        ("maximum", [-6, 1], dtype),
+        ("divide", [2, -7], dtype),
+    ]
+    with np.errstate(all="ignore"):
+        second = y - x * two
+        expected = two / np.maximum(2 * np.square((second + x) / second), y)
+    _same(_run(rows, [x, y, two]), expected)
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+@pytest.mark.usefixtures("level")
+def test_each_operation_has_numpys_bits(dtype: str) -> None:
+    x, y = _array(dtype, 1003, 1), _array(dtype, 1003, 2)
+    one = [*UNARY, *(OF_FLOATS if dtype in FLOATS else [])]
+    two = [*BINARY, *(["divide"] if dtype in FLOATS else []), *COMPARISONS]
+    with np.errstate(all="ignore"):
+        for op, inputs in [*((op, [x]) for op in one), *((op, [x, y]) for op in two)]:
+            expected = getattr(np, op)(*inputs)
+            reads = list(range(len(inputs)))
+            _same(_run([(op, reads, expected.dtype.name)], inputs), expected)
+
+
+@pytest.mark.usefixtures("level")
+def test_logic_has_numpys_bits() -> None:
+    x, y = _array("bool", 1003, 1), _array("bool", 1003, 2)
+    for op in (*LOGIC, *COMPARISONS):
+        _same(_run([(op, [0, 1], "bool")], [x, y]), getattr(np, op)(x, y))
+    _same(_run([("logical_not", [0], "bool")], [x]), ~x)
+
+
+@pytest.mark.parametrize("dtype", ["bool", *NUMBERS])
+@pytest.mark.usefixtures("level")
+def test_choices_and_conversions_have_numpys_bits(dtype: str) -> None:
+    x, y, condition = _array(dtype, 1003, 1), _array(dtype, 1003, 2), _array("bool", 1003)
+    _same(_run([("where", [0, 1, 2], dtype)], [condition, x, y]), np.where(condition, x, y))
+    with np.errstate(all="ignore"):
+        for to in ("bool", *FLOATS):
+            _same(_run([("cast", [0], to)], [x]), x.astype(to))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.usefixtures("level")
+def test_relu_is_that_of_its_own_kernel(dtype: str) -> None:
+    x, dy = _array(dtype, 1003, 1), _array(dtype, 1003, 2)
+    expected = np.empty_like(x)
+    _native.relu(expected, x)
+    _same(_run([("relu", [0], dtype)], [x]), expected)
+    _native.relu_gradient(expected, dy, x)
+    _same(_run([("relu_gradient", [0, 1], dtype)], [dy, x]), expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "other"),
+    [
+        ((128, 10), (10,)),
+        ((128, 10), (128, 1)),
+        ((3, 2000), (2000,)),
+        ((3, 2000), (3, 1)),
+        ((3, 2000), (1, 1)),
+        ((4, 5, 6, 7), (5, 1, 7)),
+        ((4, 5, 6, 7), (4, 1, 6, 1)),
+        ((7, 3, 400), (7, 1, 400)),
+        ((2, 3, 900), (3, 1)),
+        ((0, 7), (7,)),
+        ((5, 0), (5, 1)),
+        ((), ()),
+        ((1, 1), (1,)),
+    ],
+)
+@pytest.mark.usefixtures("level")
+def test_inputs_broadcast(shape: tuple[int, ...], other: tuple[int, ...]) -> None:
+    x, y = _array("float32", shape, 1), _array("float32", other, 2)
+    rows = [("multiply", [0, 1], "float32"), ("add", [-1, 1], "float32")]
+    with np.errstate(all="ignore"):
+        _same(_run(rows, [x, y]), x * y + y)
+        _same(_run(rows, [y, x]), y * x + x)
+
+
+@pytest.mark.usefixtures("level")
+def test_inputs_may_be_strided_and_lie_anywhere() -> None:
+    base = _array("float32", (40, 60, 30), 1)
+    views = [
+        base.transpose(2, 0, 1)[:, :, ::2],
+        base[::-1, :, ::-1].transpose(2, 0, 1)[:, :, :30],
+        _array("float32", (31, 40, 30), 2)[1:],
+        np.frombuffer(b"\0" * 4 + _array("float32", 36000, 3).tobytes(), "f4")[1:].reshape(
+            30, 40, 30
+        ),
+    ]
+    rows = [("add", [0, 1], "float32"), ("multiply", [-1, 2], "float32")]
+    rows.append(("subtract", [-2, 3], "float32"))
+    with np.errstate(all="ignore"):
+        _same(_run(rows, views), (views[0] + views[1]) * views[2] - views[3])
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.usefixtures("level")
+def test_the_result_may_be_an_input(length: int) -> None:
+    x, y = _array("float64", length, 1), _array("float64", length, 2)
+    links = [("multiply", [0, 1], "float64"), ("add", [-1, 0], "float64")]
+    rows = [(op, reads, np.dtype(dtype).num, at) for at, (op, reads, dtype) in enumerate(links)]
+    chain = _native.chain(rows, [x.dtype.num, y.dtype.num])
+    assert chain is not None
+    with np.errstate(all="ignore"):
+        expected = x * y + x
+    assert chain.run(x, [x, y])
+    _same(x, expected)
+
+
+def test_what_it_has_no_kernel_for_is_refused() -> None:
+    number = np.dtype("float32").num
+    assert _native.chain([("tanh", [0], number, 0)], [number]) is None
+    assert _native.chain([("add", [0, 1], np.dtype("float16").num, 0)], [23, 23]) is None
+    assert _native.chain([("cast", [0], np.dtype("int32").num, 0)], [number]) is None
+    chain = _native.chain([("negative", [0], number, 0)], [number])
+    assert chain is not None
+    out = np.zeros(3, "float32")
+    refused: list[np.ndarray] = [
+        np.zeros(3, "float64"),
+        np.zeros(3, ">f4"),
+        np.zeros(4, "float32"),
+        np.zeros((1, 3), "float32"),
+        np.frombuffer(b"\0" * 13, "f4", offset=1, count=3),
+    ]
+    for x in refused:
+        assert not chain.run(out, [x])
+    assert not chain.run(np.zeros(6, "float32")[::2], [out])
