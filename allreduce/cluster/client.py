@@ -28,6 +28,7 @@ from allreduce.errors import ClosedError, InternalError, PeerLostError, TimeoutE
 if TYPE_CHECKING:  # the leader's side is imported where one is hosted
     from allreduce.cluster.service import Leader
 
+_ASK_SECONDS = 0.5  # after which a channel is asked again to connect
 _GOODBYE_SECONDS = 2.0
 _DRAIN_SECONDS = 10.0  # how long a member that hosts the leader stays for the others
 _ANSWER_MARGIN = 10.0  # beyond a request's own timeout, which the leader keeps
@@ -49,14 +50,10 @@ class Line:
         self.address, self._silence = address, silence
         self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         forks.hold(self)
-        ready = grpc.channel_ready_future(self._channel)
-        try:
-            ready.result(timeout=patience)
-        except grpc.FutureTimeoutError:
-            ready.cancel()
+        if not self._reached(patience):
             self._channel.close()
             forks.release(self)
-            raise ConnectionError(unresolved(address) or f"nothing answers at {address}") from None
+            raise ConnectionError(unresolved(address) or f"nothing answers at {address}")
         self.greetings: queue.SimpleQueue[pb.ToMember | None] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[pb.FromMember | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -69,6 +66,20 @@ class Line:
         self._call = stub.Attend(self._requests())
         self._reader = threading.Thread(target=self._read, name="allreduce-member", daemon=True)
         self._reader.start()
+
+    def _reached(self, patience: float) -> bool:
+        """Wait until the leader answers; says whether it does."""
+        until = time.monotonic() + patience
+        while (remaining := until - time.monotonic()) > 0:
+            # A connection that a leader ends as it comes, because it closes, leaves the channel
+            # idle: it does not connect to the next leader until it is asked again.
+            ready = grpc.channel_ready_future(self._channel)
+            try:
+                ready.result(timeout=min(remaining, _ASK_SECONDS))
+                return True
+            except grpc.FutureTimeoutError:
+                ready.cancel()
+        return False
 
     def send(self, message: pb.FromMember) -> None:
         """Send without awaiting an answer."""

@@ -112,7 +112,8 @@ class Meeting:
                 remaining = min(remaining, _ONE_OF_SEVERAL_SECONDS)
             try:
                 line = Line(address, remaining, max(self.timeout, _SILENCE))
-                return line, self._shake_hands(line, max(1.0, remaining))
+                # Half of it: a leader that closes may take a call that it never answers.
+                return line, self._shake_hands(line, max(1.0, min(remaining, self.patience / 2)))
             except JoinError as error:  # perhaps another job's leader is there
                 if len(self.addresses) == 1 or time.monotonic() >= deadline:
                     raise

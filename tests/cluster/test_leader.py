@@ -297,6 +297,30 @@ def test_a_member_may_come_before_its_leader() -> None:
             leader.close()
 
 
+# Frames of HTTP/2: settings, which make a connection ready, and its end (RFC 9113, 6.5 and 6.8).
+READY = b"\0\0\0\x04\0\0\0\0\0"
+GONE = b"\0\0\x08\x07\0\0\0\0\0" + bytes(8)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_connection_to_a_leader_that_closes_is_followed_by_one_to_the_next(ends: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closing, ThreadPoolExecutor(1) as pool:
+        address = f"127.0.0.1:{closing.getsockname()[1]}"
+        joining = pool.submit(meeting(address, 0, 1, patience=3).join)
+        connection, _ = closing.accept()
+        closing.close()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(READY + (GONE if ends else b""))
+            if ends:
+                connection.close()
+            leader = Leader(address, 1, SECRET)
+            try:
+                joining.result(20).close()
+            finally:
+                leader.close()
+
+
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "192.0.2.1:4711"])
 def test_no_network_without_a_secret(address: str) -> None:
     with pytest.raises(UsageError, match="not on the loopback interface"):
