@@ -5,6 +5,7 @@
 #define ALLREDUCE_IMPORTS_NUMPY
 #include "bind_chain.h"
 #include "bind_comm.h"
+#include "bind_images.h"
 #include "bind_tcp.h"
 #include "bind_tensor.h"
 #include "numpy_api.h"
@@ -15,6 +16,7 @@ NB_MODULE(_native, m) {
   nanobind::set_leak_warnings(false);
   if (_import_array() < 0) throw nanobind::python_error();
   allreduce::bind_comm(m);
+  allreduce::bind_images(m);
   allreduce::bind_tcp(m);
   allreduce::bind_tensor(m);
   allreduce::bind_chain(m);

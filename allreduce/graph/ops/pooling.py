@@ -1,4 +1,4 @@
-"""Pooling of images, tap by tap."""
+"""Pooling of images: native for float32 and float64, else tap by tap."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from allreduce import _native
 from allreduce.errors import ShapeError
 from allreduce.graph.dispatch import apply, as_tensor
 from allreduce.graph.ops.base import Attrs, Op, register
 from allreduce.graph.ops.common import as_floats, zeros_like
 from allreduce.graph.ops.reduce import counting, mean
 from allreduce.graph.ops.reduce import max as largest
-from allreduce.graph.ops.windows import Pair, Windows, windows_on, windows_shape
+from allreduce.graph.ops.windows import Pair, Windows, is_native, windows_on, windows_shape
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Spec, show
 from allreduce.graph.tensor import Tensor
@@ -103,6 +104,9 @@ def _shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
 
 def _max(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     windows: Windows = attrs["windows"]
+    if is_native(*inputs, out):
+        _native.max_pool2d(out, np.ascontiguousarray(inputs[0]), windows.numbers)
+        return
     wide = windows.pad(inputs[0], -np.inf)
     out.fill(-np.inf)
     for _, _, place in windows.taps(out.shape[1:3]):
@@ -112,6 +116,10 @@ def _max(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
 def _max_gradient(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     dy, x, y = inputs
     windows: Windows = attrs["windows"]
+    if is_native(*inputs):
+        dy, x, y = map(np.ascontiguousarray, inputs)
+        _native.max_pool2d_gradient(out, dy, x, y, windows.numbers)
+        return
     wide = windows.pad(x, -np.inf)
     result = np.zeros_like(wide, dtype=out.dtype)
     left = np.ones(dy.shape, bool)  # whose gradient has not been given yet

@@ -22,6 +22,7 @@ from allreduce.graph.tensor import Tensor
 
 Pair = tuple[int, int]
 PADDINGS = ("valid", "same")
+_NATIVE = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,11 @@ class Windows:
     @property
     def is_padded(self) -> bool:
         return any(self.before + self.after)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """All pairs, as native kernels take them."""
+        return (*self.size, *self.strides, *self.dilation, *self.before, *self.after)
 
     def padded(self, image: Sequence[int]) -> Pair:
         """Return the size of the padded image."""
@@ -213,6 +219,11 @@ def _padding(what: str, padding: Any, image: Pair, windows: Windows) -> tuple[Pa
     if min(top, bottom, left, right) < 0:
         raise ShapeError(f"{users_line()}: the padding of {what} is not negative: {padding!r:.60}")
     return (top, left), (bottom, right)
+
+
+def is_native(*arrays: np.ndarray) -> bool:
+    """Say whether native kernels take arrays of such a type; they are to be contiguous then."""
+    return arrays[0].dtype in _NATIVE and all(each.size for each in arrays)
 
 
 def windows_shape(spec: Spec, windows: Windows, channels: int) -> Spec:

@@ -1,0 +1,21 @@
+// Compiled once per instruction set, with KERNEL_LEVEL naming the namespace: no template of the
+// standard library may be used here, or the linker could keep the AVX-512 copy for everyone.
+#include "image_kernels.h"
+
+#include "convolution.h"
+#include "pooling.h"
+
+namespace allreduce::KERNEL_LEVEL {
+namespace {
+
+template <class T>
+constexpr ImageFunctions<T> image_functions{
+    Layout<T>::room, conv2d<T>, conv2d_kernel<T>, max_pool2d<T>, max_pool2d_gradient<T>,
+};
+
+}  // namespace
+
+extern const ImageKernels image_table;
+const ImageKernels image_table{image_functions<float>, image_functions<double>};
+
+}  // namespace allreduce::KERNEL_LEVEL
