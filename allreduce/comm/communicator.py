@@ -73,6 +73,11 @@ class Communicator(Groups):
         super().__setattr__(name, value)
 
     @property
+    def name(self) -> str:
+        """What messages call it; the same on all members, and no other communicator's."""
+        return self._name
+
+    @property
     def closed(self) -> bool:
         """Whether `close()` was called."""
         return self._closed

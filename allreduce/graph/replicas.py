@@ -13,7 +13,8 @@ from allreduce.comm import Communicator, total
 from allreduce.comm.locks import owned
 from allreduce.devices import logical_devices
 from allreduce.devices.names import DeviceName
-from allreduce.errors import PeerLostError, UsageError
+from allreduce.errors import ClosedError, PeerLostError, UsageError
+from allreduce.graph import tracebacks
 from allreduce.graph.places import Places
 from allreduce.graph.replica import Replica
 from allreduce.graph.scope import users_line
@@ -55,10 +56,15 @@ class Replicas:
         self._step: object = None  # the one that runs
         self._threads: Threads | None = None
         self._stale = False  # whether what a dead communicator leaves has still to be made anew
+        self._over = ""  # why they run no steps any more
 
     @property
     def local_replicas(self) -> int:
         return len(self.devices)
+
+    @property
+    def _spans_ranks(self) -> bool:
+        return self.local_replicas < self.num_replicas_in_sync
 
     @property
     def places(self) -> list[Places]:
@@ -119,11 +125,14 @@ class Replicas:
 
         results = [guarded(0)] if self.local_replicas == 1 else self._in_threads(guarded)
         if failures:
+            # What the others raise because theirs was aborted only echoes the cause.
+            error = next((e for e in failures if not isinstance(e, PeerLostError)), failures[0])
             try:
-                # What the others raise because theirs was aborted only echoes the cause.
-                raise next((e for e in failures if not isinstance(e, PeerLostError)), failures[0])
+                self._add_traceback(error)
+                raise error
             finally:
                 failures.clear()  # whose tracebacks hold this frame, and what it knows
+                del error
         return results
 
     def _in_threads(self, work: Callable[[int], Any]) -> list[Any]:
@@ -135,7 +144,15 @@ class Replicas:
         """Let the replicas that wait for this one know that it does not come."""
         member = self._replicas[index].communicator if self._replicas else None
         if member is not None and not getattr(error, "everywhere", False):
-            member.abort(f"replica {self.first_replica + index} raised {error!r}")
+            who = f"replica {self.first_replica + index}"
+            if self._spans_ranks and not isinstance(error, PeerLostError):
+                tracebacks.tell(member, who, error)  # before the others look for it
+            member.abort(f"{who} raised {error!r}")
+
+    def _add_traceback(self, error: BaseException) -> None:
+        member = self._replicas[0].communicator if self._replicas else None
+        if self._spans_ranks and member is not None and isinstance(error, PeerLostError):
+            tracebacks.add(member, error)
 
     def _exclusively(self, work: Callable[[], T]) -> T:
         """Call `work`, which alone uses the replicas; what an error has left is made good.
@@ -145,6 +162,7 @@ class Replicas:
 
         Raises:
             UsageError: The caller is in the middle of a step of these replicas.
+            ClosedError: They are closed, or an error has ended their communicator for good.
         """
         outer = _steps.get()
         if owned(self._running) or self._step in outer:
@@ -158,9 +176,11 @@ class Replicas:
                 _steps.set((*outer, step))
                 self._stop("an interrupt")  # which another one may have kept from it
                 self._renew()
+                self._check_not_over()
                 return work()
             except BaseException as error:
                 self._stop(repr(error))
+                self._note_end(error)
                 raise
             finally:
                 self._step = None
@@ -182,20 +202,38 @@ class Replicas:
         The error has killed their communicator, and memory of a dead one is not used again. What is
         interrupted is done again.
         """
-        if self.local_replicas < self.num_replicas_in_sync:
+        if self._spans_ranks:
             return
-        members = [each.communicator for each in self._replicas or ()]
-        self._stale |= any(member is not None and member.dead for member in members)
+        self._stale |= self._dead
         if self._stale:
             self._close_communicators()
             self._forget()
             self._stale = False
 
+    @property
+    def _dead(self) -> bool:
+        members = [each.communicator for each in self._replicas or ()]
+        return any(member is not None and member.dead for member in members)
+
+    def _note_end(self, error: BaseException) -> None:
+        """Keep what has ended replicas of several ranks, whose communicator is not made anew."""
+        if self._spans_ranks and self._dead:
+            self._over = self._over or f"{type(error).__name__} has ended a step of it: {error}"
+
+    def _check_not_over(self) -> None:
+        if self._over:
+            raise ClosedError(
+                f"{users_line()}: {self!r} runs no steps any more, as {self._over}. Its variables "
+                "can still be read and saved; to go on, make another strategy, on every rank, and "
+                "in its scope the model, or load it there (if a rank is gone, start the job again)"
+            )
+
     def _forget(self) -> None:
         """Let go of all memory of a dead communicator."""
 
     def close(self) -> None:
-        """End the replicas' threads and communicators."""
+        """End the replicas' threads and communicators; they run no more steps."""
+        self._over = "it was closed"
         if self._threads is not None:
             self._threads.end()
             self._threads = None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+
+import pytest
 
 from tests.harness import run_ranks
 
@@ -148,3 +151,64 @@ def test_rows_that_one_rank_does_not_know_are_refused_on_all_and_all_go_on() -> 
             assert "is not known on rank 1; make the batches" in one
             assert "is not known on ranks 0, 1; make the batches" in both
             assert right == (3.0 if kind < 2 else (2 - rank) * 3.0)
+
+
+def goes_on_with_another_strategy(where: str) -> None:
+    import json
+    import traceback
+    from typing import Any
+
+    import numpy as np
+
+    import allreduce as ar
+
+    def kernel(out: Any, inputs: Any, attrs: Any) -> None:
+        if rank == 1 and failing:
+            raise ArithmeticError("the kernel's own")
+        out[...] = inputs[0]
+
+    bad = ar.register_op("bad", shape=lambda specs, attrs: specs[0], cpu=kernel)
+
+    def step(x: Any) -> Any:
+        return ar.all_reduce(ar.ops.sum(bad(x) * w))
+
+    def run(eagerly: bool = False) -> str:
+        (batch,) = strategy.distribute_dataset([np.ones((4, 1))])
+        try:
+            given = strategy.run(step, args=(batch,), eagerly=eagerly)
+            return str(strategy.local_results(given)[0])
+        except Exception as error:
+            return "".join(traceback.format_exception(error))
+
+    found: list[str] = []
+    for attempt in range(2):
+        failing = attempt == 0
+        strategy = ar.MultiWorkerMirroredStrategy()
+        rank = strategy.communicator.rank
+        with strategy.scope():
+            w = ar.Variable(np.ones(1), name="w")
+        found += [run(where == "eager"), run(), str(w.numpy())]
+        strategy.close()
+    found.append(run())
+    print(json.dumps(found))
+
+
+@pytest.mark.parametrize("where", ["traced", "eager"])
+def test_an_error_of_one_rank_shows_its_traceback_on_all_and_what_to_do(where: str) -> None:
+    results = run_ranks(goes_on_with_another_strategy, 2, timeout=30, arguments=[where])
+    for rank, result in enumerate(results):
+        assert result.returncode == 0, result.stderr
+        first, again, value, *others, closed = json.loads(result.stdout.splitlines()[-1])
+        if rank == 0:
+            assert "PeerLostError: [shared] rank 0: rank 1 aborted the communicator" in first
+            assert "replica 1 raised:\nTraceback (most recent call last):" in first
+        assert re.search(r'File ".*program.py", line \d+, in kernel', first), first
+        assert "ArithmeticError: the kernel's own" in first
+        last = again.splitlines()[-1]
+        assert "ClosedError" in again
+        assert "runs no steps any more, as " in last
+        assert "the kernel's own" in last
+        assert "make another strategy, on every rank" in last
+        assert value == "[1.]"
+        assert others == ["4.0", "4.0", "[1.]"]
+        assert "runs no steps any more, as it was closed. Its variables can still be" in closed

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import allreduce as ar
-from allreduce.errors import DeviceError, NumericsError, ShapeError, UsageError
+from allreduce.errors import ClosedError, DeviceError, NumericsError, ShapeError, UsageError
 from allreduce.events import logger
 
 DEVICES = ["CPU:0", "CPU:1", "CPU:2"]
@@ -200,3 +200,25 @@ def test_one_replica_is_not_many(caplog: pytest.LogCaptureFixture) -> None:
     finally:
         logger.removeHandler(caplog.handler)
     assert " on 1 rank; " in caplog.text
+
+
+@pytest.mark.parametrize("devices", [DEVICES[:1], DEVICES])
+def test_a_closed_strategy_runs_no_steps_and_leaves_its_variables(devices: list[str]) -> None:
+    strategy = ar.MirroredStrategy(devices)
+    with strategy.scope():
+        w = ar.Variable(np.ones(2, np.float32), name="w")
+
+    def step(x: ar.Tensor) -> None:
+        w.assign(w * 2)
+
+    strategy.run(step, args=(np.ones(1),))
+    strategy.close()
+    strategy.close()
+    for fn, eagerly in ((step, False), (step, True), (lambda x: x + w, False)):
+        with pytest.raises(
+            ClosedError, match=r"test_mirrored.py:\d+: .* as it was closed\. Its var"
+        ):
+            strategy.run(fn, args=(np.ones(1),), eagerly=eagerly)
+    np.testing.assert_array_equal(w.numpy(), [2, 2])
+    w.assign(w + 1)
+    np.testing.assert_array_equal(ar.ops.sum(w), 6)
