@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from allreduce.devices.budget import Budget
+from allreduce.devices.budget import Budget, Contents
 from allreduce.devices.integers import integer
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UsageError, did_you_mean
@@ -77,12 +77,16 @@ class Device(ABC):
         return int(self.name.index or 0)
 
     @abstractmethod
-    def allocate(self, nbytes: int) -> Buffer:
+    def allocate(self, nbytes: int, contents: Contents = ()) -> Buffer:
         """Make a private Buffer of zeros, aligned to `ALIGNMENT` bytes.
+
+        Args:
+            nbytes: Its size.
+            contents: What it is for, as errors list it.
 
         Raises:
             OutOfMemoryError: There is no room for it, or no more under the device's limit; the
-                message names device and bytes.
+                message names device and bytes, and the largest parts of what is in use.
         """
 
     @abstractmethod

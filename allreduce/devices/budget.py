@@ -6,12 +6,18 @@ import gc
 import itertools
 import threading
 import weakref
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from allreduce.errors import OutOfMemoryError
 
 # What held the last user's memory may be garbage that waits for the collector. Three rounds free a
 # model: its functions, then the programs that were compiled of them, then their arenas and values.
 _COLLECTIONS = 3
+
+# What lies in memory, for errors: the bytes of each part, and what it is.
+Contents = Sequence[tuple[int, str]]
+_LISTED = 5  # parts in an error
 
 _collecting = threading.Lock()
 # As what is collected may wait for a thread that wants to collect, nobody waits for ever.
@@ -28,6 +34,16 @@ def _collect() -> None:
             _collecting.release()
 
 
+def largest(contents: Iterable[tuple[int, str]]) -> str:
+    """List the largest parts of what lies in memory, for the end of a message."""
+    parts = sorted(Counter(contents).items(), key=lambda part: -part[0][0])
+    lines = [
+        f"\n  {f'{times} × ' if times > 1 else ''}{nbytes} bytes: {what}"
+        for (nbytes, what), times in parts[:_LISTED]
+    ]
+    return f"; the largest are{''.join(lines)}" if lines else ""
+
+
 class Budget:
     """Counts a device's memory while it is in use.
 
@@ -42,16 +58,20 @@ class Budget:
         self._device = device
         self._adding = threading.RLock()
         # An entry of a dict goes in one step, so that the collector may take one out at any time.
-        self._held: dict[int, int] = {}
+        self._held: dict[int, tuple[int, Contents]] = {}
         self._numbers = itertools.count()
 
     @property
     def used(self) -> int:
         """The bytes in use now."""
-        return sum(list(self._held.values()))
+        return sum(nbytes for nbytes, _ in list(self._held.values()))
 
-    def take(self, nbytes: int) -> int:
+    def take(self, nbytes: int, contents: Contents = ()) -> int:
         """Count memory that is about to be made; returns what `give_back` takes.
+
+        Args:
+            nbytes: How much.
+            contents: What it is for.
 
         Raises:
             OutOfMemoryError: It would be more than the limit, also without what nobody uses any
@@ -69,11 +89,18 @@ class Budget:
                     f"{nbytes} bytes do not fit on {self._device}: {used} of its limit of "
                     f"{self.limit} bytes are in use; use a smaller model or batch, other devices, "
                     "or another memory_limit in ar.config.set_logical_devices"
+                    f"{self.largest(contents)}"
                 )
             number = next(self._numbers)
-            self._held[number] = nbytes
+            self._held[number] = nbytes, contents
             self.peak = max(self.peak, used + nbytes)
             return number
+
+    def largest(self, asked: Contents = ()) -> str:
+        """List the largest parts of what is in use, and of what was asked for in vain."""
+        wanted = [(nbytes, f"{what}, which was asked for") for nbytes, what in asked]
+        held = [part for _, contents in list(self._held.values()) for part in contents]
+        return largest((*wanted, *held))
 
     def _fits(self, used: int, nbytes: int) -> bool:
         return self.limit is None or used + nbytes <= self.limit

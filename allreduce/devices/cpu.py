@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from allreduce.devices.base import ALIGNMENT, Buffer, Device, Event, Runtime, Stream
+from allreduce.devices.budget import Contents
 from allreduce.devices.integers import integer
 from allreduce.devices.names import DeviceName
 from allreduce.errors import InternalError, OutOfMemoryError, ShapeError, UsageError
@@ -61,11 +62,11 @@ class CpuStream(Stream):
 class CpuDevice(Device):
     """A logical CPU."""
 
-    def allocate(self, nbytes: int) -> Buffer:
+    def allocate(self, nbytes: int, contents: Contents = ()) -> Buffer:
         nbytes = integer("a Buffer's size in bytes", nbytes)
         if nbytes < 0:
             raise UsageError(f"a Buffer cannot have {nbytes} bytes")
-        taken = self.memory.take(nbytes)
+        taken = self.memory.take(nbytes, contents)
         try:
             # Fresh pages are zero already: nothing is touched until it is used.
             raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
@@ -73,7 +74,8 @@ class CpuDevice(Device):
             self.memory.give_back(taken)
             raise OutOfMemoryError(
                 f"no memory on {self.name} for {nbytes} bytes ({nbytes / 2**30:.1f} GiB); "
-                "use a smaller model or batch, or fewer replicas per host"
+                f"use a smaller model or batch, or fewer replicas per host"
+                f"{self.memory.largest(contents)}"
             ) from error
         self.memory.until_gone(taken, raw)
         skip = -raw.__array_interface__["data"][0] % ALIGNMENT

@@ -16,6 +16,7 @@ from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import passes
 from allreduce.graph.places import Places
 from allreduce.graph.replica import Replica
+from allreduce.graph.spec import show
 from allreduce.graph.update import UpdateRule
 from allreduce.graph.variable import Variable
 from allreduce.reduction import BUCKET_BYTES, Arena, Bucket, Layout, lay_out, plan_buckets
@@ -63,14 +64,16 @@ class ArenaPlan:
 
     def _build(self, host: Host, index: int, slots: Sequence[str]) -> Arena:
         device = lookup(host.places[index].names[self.device])
+        contents = _contents(self.layout)
 
         def private(size: int, dtype: np.dtype[Any]) -> np.ndarray:
-            array: np.ndarray = device.allocate(size * dtype.itemsize).array(dtype, (size,))
+            room = device.allocate(size * dtype.itemsize, contents)
+            array: np.ndarray = room.array(dtype, (size,))
             return array
 
         communicator = host.replicas[index].communicator
-        symmetric = partial(_symmetric, device, communicator) if communicator else private
-        arena = Arena(self.layout, slots, private, symmetric)
+        symmetric = communicator and partial(_symmetric, device, communicator, contents=contents)
+        arena = Arena(self.layout, slots, private, symmetric or private)
         arena.gradients[...] = 0
         return arena
 
@@ -138,18 +141,36 @@ class ArenaPlan:
             device = lookup(host.places[index].names[self.device])
             communicator = host.replicas[index].communicator
             assert communicator is not None, "a dead one was one of several"
-            gradients = _symmetric(device, communicator, self.layout.size, self.layout.dtype)
+            size, dtype = self.layout.size, self.layout.dtype
+            contents = _contents(self.layout)
+            gradients = _symmetric(device, communicator, size, dtype, contents=contents)
             gradients[...] = 0
             self.arenas[index].gradients = gradients
 
         host.on_replicas(make)
 
 
+def _contents(layout: Layout) -> list[tuple[int, str]]:
+    """Say for errors what lies in one of an arena's arrays."""
+    return [
+        (
+            span.size * layout.dtype.itemsize,
+            f"{layout.dtype}{show(span.shape)} of {span.name!r}, its value, gradient or slot",
+        )
+        for span in layout.spans
+    ]
+
+
 def _symmetric(
-    device: Device, communicator: Communicator, size: int, dtype: np.dtype[Any]
+    device: Device,
+    communicator: Communicator,
+    size: int,
+    dtype: np.dtype[Any],
+    *,
+    contents: Sequence[tuple[int, str]],
 ) -> np.ndarray:
     """Make a communicator's memory, and count it as its device's."""
-    taken = device.memory.take(size * dtype.itemsize)
+    taken = device.memory.take(size * dtype.itemsize, contents)
     try:
         made: np.ndarray = communicator.empty((size,), dtype)
     except BaseException:

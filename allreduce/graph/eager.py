@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 
 from allreduce.devices import options
+from allreduce.devices.budget import largest
 from allreduce.devices.names import DeviceName
-from allreduce.errors import UsageError
+from allreduce.errors import OutOfMemoryError, UsageError
 from allreduce.graph import numerics, together
 from allreduce.graph.agreement import synchronize
 from allreduce.graph.arenas import Host
 from allreduce.graph.changes import check_equal, check_once, check_owner
 from allreduce.graph.dependence import depends, of_replica, of_samples
+from allreduce.graph.memory import said
 from allreduce.graph.node import Graph, Node
 from allreduce.graph.ops.base import Attrs, located, lookup
 from allreduce.graph.ops.collective import contribution_of_none
@@ -90,8 +92,22 @@ class EagerTrace(Trace):
         for found, root in ((self._of_samples, of_samples), (self._of_replica, of_replica)):
             if depends(node, found, root):
                 found.add(node.id)
-        self._values[node.id] = self._value(node)
+        try:
+            self._values[node.id] = self._value(node)
+        except OutOfMemoryError:
+            raise
+        except MemoryError as error:
+            raise self._shortage(node, error) from error
         return self.tensor(node.id)
+
+    def _shortage(self, node: Node, error: MemoryError) -> OutOfMemoryError:
+        """Say where there was no memory, and which of the step's values have it."""
+        whole = ((i, value) for i, value in self._values.items() if value.base is None)
+        contents = [(value.nbytes, said(self.nodes[i], value.shape)) for i, value in whole]
+        return OutOfMemoryError(
+            f"no memory for {node.op} at {node.source}: {error}; use a smaller model or batch, or "
+            f"fewer replicas per host{largest(contents)}"
+        )
 
     def tensor(self, id: int) -> TracedTensor:
         return EagerTensor(self, id, self.nodes[id].spec, self._values[id])

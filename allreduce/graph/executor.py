@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from allreduce.devices import options
-from allreduce.errors import UsageError
+from allreduce.devices import lookup, options
+from allreduce.errors import OutOfMemoryError, UsageError
 from allreduce.graph.body import joins_rows
 from allreduce.graph.frame import Frame
 from allreduce.graph.null import null_program
@@ -69,8 +69,29 @@ class Executor:
 
         Returns:
             The fetched values, in new arrays.
+
+        Raises:
+            OutOfMemoryError: There is none for a value; names the largest that have it.
         """
         end(self.replica.runs)  # what an interrupt has left
+        try:
+            return self._run(feeds, moment, batch)
+        except OutOfMemoryError:
+            raise  # of a device: it says so itself
+        except MemoryError as error:  # of NumPy, in a kernel or a loop
+            raise self._shortage(error) from error
+
+    def _shortage(self, error: MemoryError) -> OutOfMemoryError:
+        """Say where there was no memory, and what has it."""
+        places = self.replica.places
+        memory = lookup(places.names[places.home]).memory
+        where = ", ".join(getattr(error, "__notes__", ()))
+        return OutOfMemoryError(
+            f"no memory on {places.home.local}: {error}{where and f' ({where})'}; use a smaller "
+            f"model or batch, or fewer replicas per host{memory.largest()}"
+        )
+
+    def _run(self, feeds: Sequence[np.ndarray], moment: Moment, batch: bool) -> list[np.ndarray]:
         sizes = (moment.rows, moment.everyone if self._joins_rows else None)
         frame = self._frames.get(sizes)
         if frame is None:

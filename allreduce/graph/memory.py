@@ -14,6 +14,7 @@ from allreduce.devices import Device, DeviceName
 from allreduce.devices.base import ALIGNMENT, Buffer
 from allreduce.graph.node import Node
 from allreduce.graph.program import Block, Program
+from allreduce.graph.spec import show
 
 Life = tuple[int, int]
 
@@ -51,22 +52,27 @@ class Memory:
         self._places: dict[int, tuple[Buffer, int]] = {}
         self.nbytes = self.least = 0
         nodes = {each.node.id: each.node for each in program.instructions}
-        pools: dict[DeviceName, list[tuple[Block, int]]] = {}
+        pools: dict[DeviceName, list[tuple[Block, Node]]] = {}
         for block in program.blocks or ():
             first = next((i for i in block.values if i not in elsewhere), None)
             if first is not None:  # its values are all of one size
-                pools.setdefault(block.device, []).append((block, self._bytes(nodes[first])))
+                pools.setdefault(block.device, []).append((block, nodes[first]))
         for name, blocks in pools.items():
             self._lay_out(name, blocks)
 
     def _bytes(self, node: Node) -> int:
         return prod(self._shape(node)) * node.spec.dtype.itemsize
 
-    def _lay_out(self, name: DeviceName, blocks: Sequence[tuple[Block, int]]) -> None:
-        sizes = [size for _, size in blocks]
+    def _lay_out(self, name: DeviceName, blocks: Sequence[tuple[Block, Node]]) -> None:
+        sizes = [self._bytes(node) for _, node in blocks]
         lives = [(block.first, block.last) for block, _ in blocks]
         offsets, total = pack(sizes, lives)
-        pool = self._device(name).allocate(total)
+        # In words: the device knows them as long as the memory is there, and nodes know much.
+        contents = [
+            (sizes[i], said(blocks[i][1], self._shape(blocks[i][1])))
+            for i in at_worst(sizes, lives)
+        ]
+        pool = self._device(name).allocate(total, contents)
         for (block, _), offset in zip(blocks, offsets, strict=True):
             self._places.update(dict.fromkeys(block.values, (pool, offset)))
         self.nbytes += total
@@ -79,7 +85,8 @@ class Memory:
         else:
             assert node.device is not None, node
             size, offset = self._bytes(node), 0 if self._guards is None else _GUARD
-            pool = self._device(node.device).allocate(size + 2 * offset)
+            contents = [(size, said(node, self._shape(node)))]
+            pool = self._device(node.device).allocate(size + 2 * offset, contents)
             if self._guards is not None:
                 ends = pool.array(np.uint8, (size + 2 * _GUARD,))
                 self._guards[node.id] = [ends[:_GUARD], ends[-_GUARD:]]
@@ -136,10 +143,22 @@ def _narrowest(beside: np.ndarray, size: int) -> int:
 
 def least(sizes: Sequence[int], lives: Sequence[Life]) -> int:
     """Return the bytes in use at the worst moment: no pool can be smaller."""
+    return sum(sizes[i] for i in at_worst(sizes, lives))
+
+
+def at_worst(sizes: Sequence[int], lives: Sequence[Life]) -> list[int]:
+    """List which blocks are in use when most bytes are."""
     if not sizes:
-        return 0
+        return []
     change = np.zeros(max(last for _, last in lives) + 2, np.int64)
     for size, (first, last) in zip(sizes, lives, strict=True):
         change[first] += size
         change[last + 1] -= size
-    return int(np.cumsum(change).max())
+    worst = int(np.cumsum(change).argmax())
+    return [i for i, (first, last) in enumerate(lives) if first <= worst <= last]
+
+
+def said(node: Node, shape: tuple[int, ...]) -> str:
+    """Say what a node's value is, and which line of the program asked for it."""
+    name = node.attrs.get("chain", node.op)
+    return f"{node.spec.dtype}{show(shape)} of {name} at {node.source}"

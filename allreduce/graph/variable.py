@@ -151,7 +151,8 @@ class Variable(Operators):
             return
         for index, places in enumerate(self.replicator.places):
             value = self.storage[index]
-            room = lookup(places.names[device]).allocate(value.nbytes)
+            contents = [(value.nbytes, f"{self.spec} of variable {self.name!r}")]
+            room = lookup(places.names[device]).allocate(value.nbytes, contents)
             array = room.array(value.dtype, value.shape)
             array[...] = value
             self.storage[index] = array  # whole, whatever interrupts it here

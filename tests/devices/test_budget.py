@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import allreduce as ar
 from allreduce.devices import Device, lookup
 from allreduce.devices.inventory import Inventory
 from allreduce.errors import OutOfMemoryError, UsageError
+from allreduce.graph.ops import base
 
 
 @pytest.fixture
@@ -100,9 +103,33 @@ def test_a_step_that_does_not_fit_says_on_which_device(limited: Device, replicas
     strategy.run(step, args=(small,))
     used = ar.config.get_memory_info("CPU:3")["current"] - before
     assert 40_000 < used < 60_000, "parameters, gradients, and little else"
-    with pytest.raises(OutOfMemoryError, match=r"\d{7} bytes do not fit on .*CPU:3"):
+    with pytest.raises(OutOfMemoryError, match=r"\d{7} bytes do not fit on .*CPU:3") as caught:
         strategy.run(step, args=(large,))
+    first, *_ = str(caught.value).partition("; the largest are\n")[2].splitlines()
+    assert re.fullmatch(
+        r"  4000000 bytes: float32\(2000, 500\) of \w+.* at .*budget.py:\d+, which was asked for",
+        first,
+    )
+    assert "2 × 20000 bytes: float32(10, 500) of 'w', its value, gradient" in str(caught.value)
     strategy.run(step, args=(small,))
+    strategy.close()
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_kernel_without_memory_says_what_has_it(
+    eagerly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Any) -> None:
+        np.empty(1 << 50)
+
+    monkeypatch.setattr(base, "_TABLE", dict(base._TABLE))
+    vast = ar.register_op("vast", shape=lambda specs, attrs: specs[0], cpu=kernel)
+    strategy = ar.MirroredStrategy(["CPU:2"])
+    with pytest.raises(OutOfMemoryError, match="Unable to allocate") as caught:
+        strategy.run(lambda x: vast(ar.ops.exp(x)), args=(np.ones((500, 999)),), eagerly=eagerly)
+    said, _, listed = str(caught.value).partition("; the largest are\n")
+    assert re.search(r"(operator 'vast'|no memory for vast) at .*test_budget.py:\d+", said)
+    assert re.search(r"3996000 bytes: float64\(500, 999\) of exp at .*test_budget.py:\d+", listed)
     strategy.close()
 
 
