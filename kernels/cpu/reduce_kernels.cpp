@@ -63,6 +63,28 @@ inline void tail(const Span<Finish>& span, std::size_t at) {
   if constexpr (Bytes > Format::kSize) tail<Format, Fold, Bytes / 2>(span, at);
 }
 
+// Reduces the whole vectors of two inputs from `at` on, where they fit, into `Outs` outputs;
+// returns how far it got. Pointers that stores might change are read for every step: 2 arrays into
+// both, AVX2 (Zen 3), in the caches, 3.2 ns a line instead of 1.6.
+template <class Format, class Fold, std::size_t Outs, class Finish>
+inline std::size_t pairs(const Span<Finish>& span, std::size_t at) {
+  const Finish finish = span.finish;
+  const unsigned char *const a = span.in[0], *const b = span.in[1];
+  unsigned char* out[Outs];
+  for (std::size_t j = 0; j < Outs; ++j) out[j] = span.out[j];
+  constexpr std::size_t kTimes = kUnroll / Format::kVectors;
+  for (const std::size_t end = span.bytes; at + kTimes * kWidth <= end; at += kTimes * kWidth) {
+    decltype(Format::template load<kWidth>(nullptr)) values[kTimes];
+    for (std::size_t u = 0; u < kTimes; ++u)
+      values[u] = finished(finish, fold<Fold>(Format::template load<kWidth>(a + at + u * kWidth),
+                                              Format::template load<kWidth>(b + at + u * kWidth)));
+    for (std::size_t j = 0; j < Outs; ++j)
+      for (std::size_t u = 0; u < kTimes; ++u)
+        Format::template store<kWidth>(out[j] + at + u * kWidth, values[u]);
+  }
+  return at;
+}
+
 template <class Format, class Fold, template <class> class Finish>
 void reduce(const void* const* in, int n, void* const* out, int m, std::size_t count) {
   const Span<Finish<typename Format::Lane>> span{reinterpret_cast<const unsigned char* const*>(in),
@@ -77,6 +99,8 @@ void reduce(const void* const* in, int n, void* const* out, int m, std::size_t c
   Span head = span;
   head.bytes = at;
   tail<Format, Fold, kWidth / 2>(head, 0);
+  if (n == 2 && m == 1) at = pairs<Format, Fold, 1>(span, at);
+  if (n == 2 && m == 2) at = pairs<Format, Fold, 2>(span, at);
   for (; at + kTimes * kWidth <= span.bytes; at += kTimes * kWidth)
     step<Format, Fold, kWidth, kTimes>(span, at);
   for (; at + kWidth <= span.bytes; at += kWidth) step<Format, Fold, kWidth, 1>(span, at);
