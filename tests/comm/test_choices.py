@@ -119,11 +119,11 @@ def test_what_is_stored_for_ordinary_arrays_does_not_hold_for_symmetric_ones() -
 @pytest.mark.parametrize(
     ("members", "crowded", "collective", "nbytes", "algorithm"),
     [
-        (2, False, "all_gather", 4 << 20, "staged"),
-        (2, False, "all_gather", 5 << 20, "pulled"),
-        (3, False, "all_gather", 1 << 28, "staged"),
-        (2, False, "broadcast", 16 << 20, "staged"),
-        (8, False, "broadcast", 1 << 28, "pulled"),
+        (2, False, "all_to_all", 4 << 20, "staged"),
+        (2, False, "all_to_all", 5 << 20, "pulled"),
+        (3, False, "gather", 1 << 28, "pulled"),
+        (2, False, "all_gather", 1 << 28, "staged"),
+        (8, False, "broadcast", 1 << 28, "staged"),
         (3, True, "broadcast", 1 << 20, "pulled"),
         (2, False, "all_reduce", 1 << 28, "staged"),
     ],

@@ -103,24 +103,6 @@ TABLE: tuple[Row, ...] = (
         chunk=1 * MIB,
         past=_PAST,
     ),
-    # 64 MiB 9.9 ms instead of 15.7. What several read comes faster out of the ring, which stays in
-    # the caches: 4 members, 16 MiB 30 ms instead of 18. Own parts of 16 MiB that go past the
-    # caches: 6.0 ms instead of 5.5; of 64 MiB 31 instead of 36.
-    Row(
-        *("shared", ("all_gather",), "pulled"),
-        members=(2, 2),
-        bytes=(4 * MIB + 1, None),
-        chunk=1 * MIB,
-        past=32 * MIB,
-    ),
-    # Through rings both cores are at work: 16 MiB 2.1 ms instead of 3.1. From 64 MiB on they are no
-    # faster for that: 10.9 ms, instead of 10.1.
-    Row(
-        *("shared", ("broadcast",), "pulled"),
-        bytes=(16 * MIB + 1, None),
-        chunk=1 * MIB,
-        past=_PAST,
-    ),
     # The owner has its results out of the ring and the next chunk in at once, so one chunk that
     # fills the ring is best: 16 MiB 1.25 ms; in chunks of 256 KiB 1.4 ms. Streaming stores, which
     # take the lines from both caches: 2.1 ms.
@@ -133,6 +115,43 @@ TABLE: tuple[Row, ...] = (
         chunk=256 * KIB,
         stores="streaming",
         past=_PAST,
+    ),
+    # Both at work on halves of one chunk that fills the ring: 256 KiB 23 us instead of 25, 1 MiB 60
+    # instead of 63 (Zen 3). In the ring lies what is for the other one; the own half is not staged.
+    Row(
+        *("shared", ("all_to_all",), "staged"),
+        members=(2, 2),
+        chunk=512 * KIB,
+        stores="ordinary",
+        past=_PAST,
+    ),
+    # 16 MiB 4.0 ms instead of 4.2 in chunks of 256 KiB, and of 4.7 by the kernel ("pulled", one
+    # copy instead of two); 64 MiB 16.7 ms instead of 17.5 (Zen 3).
+    Row(
+        *("shared", ("all_gather",), "staged"),
+        members=(2, 2),
+        bytes=(4 * MIB + 1, None),
+        chunk=128 * KIB,
+        stores="ordinary",
+        past=_PAST,
+    ),
+    # The root fills the ring while the other one empties it: 256 KiB 18 us instead of 21 in one
+    # chunk, and 38 by the kernel; from 1 MiB on the chunk makes no difference (Zen 3).
+    Row(
+        *("shared", ("broadcast",), "staged"),
+        members=(2, 2),
+        bytes=(0, 512 * KIB),
+        chunk=64 * KIB,
+        stores="ordinary",
+    ),
+    # By the kernel 64 MiB take 8.0 ms instead of 5.6. Past the caches 4 MiB take 295 us instead of
+    # 238, and 16 MiB 1.32 ms instead of 1.41 (Zen 3).
+    Row(
+        *("shared", ("broadcast",), "staged"),
+        members=(2, 2),
+        chunk=256 * KIB,
+        stores="ordinary",
+        past=8 * MIB,
     ),
     # One member stages a chunk while the others read the one before it: half of the ring.
     Row("shared", _DATA, "staged", chunk=256 * KIB, stores="ordinary", past=_PAST),
