@@ -9,9 +9,10 @@
 Each run rewrites the inputs, meets in a barrier of the contestant's own kind, and times one call,
 in place if it is an all_reduce or a broadcast; a run's time is the slowest rank's. Results are
 checked. Ours runs on `comm.empty` memory and on ordinary NumPy arrays, the peers on ordinary ones.
-An MPI takes turns with us in the same processes; the others run right after us. The probe is the
-machine's own limit for an all_reduce between processes: native code without a protocol, in turn
-with the rest.
+An MPI takes turns with us in the same processes; the others run right after us. The probes are the
+machine's own limits: native code without a protocol, in turn with the rest. One is of an all_reduce
+in memory that all ranks map; the other of private arrays, which go through rings or are copied by
+the kernel, whichever is faster (all_reduce, and between two ranks what copies).
 
 With --peers each library gets a virtual environment, made once, in a folder outside the checkout.
 Sizes are those of one rank's input. float16 and bfloat16 are ours alone, beside our float32.

@@ -10,10 +10,10 @@ from pathlib import Path
 import picture
 import report
 from cases import Case, size_name
-from contest import EMPTY, ORDINARY, PROBE, Timing
+from contest import EMPTY, ORDINARY, PRIVATE_PROBE, PROBE, Timing
 
 Place = tuple[str, int, int]  # collective, ranks, bytes
-_OURS = (EMPTY, ORDINARY, PROBE)
+_OURS = (EMPTY, ORDINARY, PROBE, PRIVATE_PROBE)
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,10 @@ class Comparison:
     p99: float
     per_empty: float | None  # the peer's median divided by that of ours on comm.empty memory
     per_ordinary: float | None  # and on ordinary arrays
+    per_private: float | None  # and by the probe's that moves private arrays: what could be had
     empty_of_limit: float | None  # the probe's median divided by ours
     ordinary_of_limit: float | None
+    ordinary_of_private: float | None  # the private probe's
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def compare(runs: Iterable[Run]) -> list[Comparison]:
             medians = {
                 name: by_place[place, name].median for name in _OURS if (place, name) in by_place
             }
-            empty, ordinary, limit = (medians.get(name) for name in _OURS)
+            empty, ordinary, limit, private = (medians.get(name) for name in _OURS)
             found.append(
                 Comparison(
                     *place,
@@ -81,8 +83,10 @@ def compare(runs: Iterable[Run]) -> list[Comparison]:
                     p99=theirs.p99,
                     per_empty=_ratio(theirs.median, empty),
                     per_ordinary=_ratio(theirs.median, ordinary),
+                    per_private=_ratio(theirs.median, private),
                     empty_of_limit=_ratio(limit, empty),
                     ordinary_of_limit=_ratio(limit, ordinary),
+                    ordinary_of_private=_ratio(private, ordinary),
                 )
             )
     return found
@@ -113,7 +117,9 @@ def print_comparisons(runs: Sequence[Run]) -> None:
         own = [each for each in comparisons if (each.collective, each.ranks) == (collective, ranks)]
         times = [each for each in every if each.place[:2] == (collective, ranks)]
         title = f"{collective}, float32, {ranks} ranks"
-        _print_ratios(own, f"{title}: peer ÷ {EMPTY} / peer ÷ {ORDINARY}")
+        probed = any(each.per_private is not None for each in own)
+        bound = " (÷ private probe)" if probed else ""
+        _print_ratios(own, f"{title}: peer ÷ {EMPTY} / peer ÷ {ORDINARY}{bound}")
         _print_times(times, f"{title}: median / 99 %")
 
 
@@ -176,7 +182,7 @@ def _print_ratios(comparisons: Sequence[Comparison], title: str) -> None:
         line = [size_name(nbytes)]
         for peer in peers:
             cell = by_cell.get((nbytes, peer))
-            line.append(_pair(cell.per_empty, cell.per_ordinary, "{:.2f}".format) if cell else "")
+            line.append(_ratios(cell) if cell else "")
         if limited:
             own = [each for each in comparisons if each.nbytes == nbytes]
             empty = _median(each.empty_of_limit for each in own)
@@ -199,6 +205,11 @@ def _print_times(timings: Sequence[Timing], title: str) -> None:
             line.append(_pair(middle, late, report.duration) if own else "")
         cells.append(line)
     report.print_table(["bytes", *names], cells, title)
+
+
+def _ratios(cell: Comparison) -> str:
+    both = _pair(cell.per_empty, cell.per_ordinary, "{:.2f}".format)
+    return both if cell.per_private is None else f"{both} ({cell.per_private:.2f})"
 
 
 def _pair(first: float | None, second: float | None, show: Callable[[float], str]) -> str:

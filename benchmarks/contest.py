@@ -14,7 +14,9 @@ import numpy as np
 from cases import Array, Case
 
 WARM_UP, FEWEST, MOST = 5, 10, 4000  # runs
-EMPTY, ORDINARY, PROBE = "comm.empty", "ordinary", "probe"  # ours, and the machine's limit
+EMPTY, ORDINARY = "comm.empty", "ordinary"  # ours
+# The machine's limits: of arrays that all map, and of private ones.
+PROBE, PRIVATE_PROBE = "probe", "probe, private"
 
 
 @dataclass(frozen=True)

@@ -3,51 +3,15 @@
 // Every process adds its slice of all arrays and stores the sum into all of them, so that each
 // input is read once and each output written once. Spinning barriers are the only synchronisation.
 
-#include <sched.h>
-
-#include <atomic>
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "probe.h"
 
 namespace {
 
 constexpr std::size_t kLineFloats = 16;
-constexpr int kSpins = 2000;  // before a core is given away, where each process has one
 
 struct alignas(64) Line {
   float values[kLineFloats];
 };
-
-struct alignas(64) Arrival {
-  std::atomic<std::uint32_t> count;
-};
-
-void relax() {
-#if defined(__x86_64__)
-  _mm_pause();
-#endif
-}
-
-void meet(Arrival* arrivals, int rank, int ranks, int spins) {
-  const std::uint32_t mine = arrivals[rank].count.load(std::memory_order_relaxed) + 1;
-  arrivals[rank].count.store(mine, std::memory_order_release);  // pairs with the loads below
-  for (int other = 0; other < ranks; ++other) {
-    int tries = 0;
-    // The difference, because counts wrap.
-    while (static_cast<std::int32_t>(arrivals[other].count.load(std::memory_order_acquire) - mine) <
-           0) {
-      if (++tries < spins) {
-        relax();
-      } else {
-        sched_yield();
-      }
-    }
-  }
-}
 
 template <bool kStream>
 void store(Line& to, const Line& value) {
@@ -101,7 +65,7 @@ void reduce_slice(Line* const* arrays, int rank, int ranks, std::size_t lines) {
 }  // namespace
 
 // Bytes that the arrivals of `ranks` processes take at the start of the region; zeros at first.
-extern "C" std::size_t probe_header_bytes(int ranks) { return sizeof(Arrival) * ranks; }
+extern "C" std::size_t probe_header_bytes(int ranks) { return sizeof(probe::Arrival) * ranks; }
 
 // Reduce once; returns the seconds between all having come and all being done. The two barriers
 // inside are what any all-reduce needs: inputs have to be there, and outputs to be complete.
@@ -110,23 +74,19 @@ extern "C" std::size_t probe_header_bytes(int ranks) { return sizeof(Arrival) * 
 // roomy: whether each process has a core of its own.
 extern "C" double probe_all_reduce(char* region, std::size_t offset, int rank, int ranks,
                                    std::size_t lines, int stream, int roomy) {
-  constexpr int kMostRanks = 1024;
-  Line* arrays[kMostRanks];
-  if (ranks > kMostRanks) return -1;
-  auto* arrivals = reinterpret_cast<Arrival*>(region);
+  Line* arrays[probe::kMostRanks];
+  if (ranks > probe::kMostRanks) return -1;
   for (int member = 0; member < ranks; ++member) {
     arrays[member] = reinterpret_cast<Line*>(region + offset) + member * lines;
   }
-  const int spins = roomy ? kSpins : 0;
-  meet(arrivals, rank, ranks, spins);
-  const auto start = std::chrono::steady_clock::now();
-  meet(arrivals, rank, ranks, spins);
-  if (stream) {
-    reduce_slice<true>(arrays, rank, ranks, lines);
-  } else {
-    reduce_slice<false>(arrays, rank, ranks, lines);
-  }
-  meet(arrivals, rank, ranks, spins);
-  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-  return taken.count();
+  const probe::Crew crew{reinterpret_cast<probe::Arrival*>(region), rank, ranks, roomy != 0};
+  return crew.time([&] {
+    crew.meet();
+    if (stream) {
+      reduce_slice<true>(arrays, rank, ranks, lines);
+    } else {
+      reduce_slice<false>(arrays, rank, ranks, lines);
+    }
+    crew.meet();
+  });
 }

@@ -13,24 +13,28 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from cases import Array, Case
-from contest import PROBE, Contestant
+from contest import PRIVATE_PROBE, PROBE, Contestant
 
 from allreduce.comm import Communicator
 
-_SOURCE = Path(__file__).with_name("probe.cpp")
+_SOURCES = [Path(__file__).with_name(name) for name in ("probe.cpp", "probe_private.cpp")]
 _LINE_BYTES = 64
-_TRIALS = 5  # runs per kind of store, of which the fastest counts
+_TRIALS = 5  # runs per way, of which the fastest counts
+# As probe_private.cpp numbers them.
+_PRIVATE = {"all_reduce": 0, "all_gather": 1, "broadcast": 2, "all_to_all": 3}
 
 
 @dataclass(frozen=True)
 class _Native(Contestant):
     """A contestant that times itself: a call from Python would cost as much as a small one."""
+
+    region: mmap.mmap | None = None  # what native code has the address of
 
     def run(self, source: Array) -> float:
         """Do one run; returns its seconds on this rank."""
@@ -50,28 +54,39 @@ class Probe:
             self._library = ctypes.CDLL(path)
             self._library.probe_all_reduce.restype = ctypes.c_double
             self._library.probe_header_bytes.restype = ctypes.c_size_t
+            self._library.probe_private.restype = ctypes.c_double
+            self._library.probe_private_bytes.restype = ctypes.c_size_t
         comm.barrier()
         if own >= 0:
             os.close(own)
 
     def contestants(self, case: Case) -> Sequence[Contestant]:
-        """Make the probe's contestant with the faster kind of store; a collective call.
+        """Make the probes of a case, each in the fastest of its ways; a collective call.
 
         Returns:
-            The contestant, or nothing: the probe knows all_reduce of float32, and needs a compiler.
+            What the probes know: float32, and with a compiler only. In memory that all map it is
+            all_reduce; of private arrays what copies, too.
         """
-        if self._library is None or (case.collective, case.dtype) != ("all_reduce", "float32"):
+        if self._library is None or case.dtype != "float32":
             return ()
-        region = self._region(case)
-        made = [self._contestant(case, region, stream) for stream in (False, True)]
-        source = case.source(self._comm.rank)
-        mine = np.array([[each.run(source) for each in made] for _ in range(_TRIALS)])
-        fastest = self._comm.all_reduce(mine, op="max").min(axis=0)
-        return (made[int(fastest.argmin())],)
+        found = []
+        if case.collective == "all_reduce":
+            region = self._region(self._offset() + case.ranks * _lines(case) * _LINE_BYTES)
+            found.append(self._fastest([self._symmetric(case, region, s) for s in (0, 1)]))
+        if case.collective in _PRIVATE:
+            found.append(self._fastest([self.private(case, pulled=p) for p in (False, True)]))
+        return found
 
-    def _region(self, case: Case) -> mmap.mmap:
-        """Map memory of all ranks; a collective call."""
-        size = self._offset() + case.ranks * _lines(case) * _LINE_BYTES
+    def _fastest(self, made: Sequence[Contestant]) -> Contestant:
+        """Choose among ways to do the same; a negative time tells that one cannot be gone."""
+        source = made[0].case.source(self._comm.rank)
+        mine = np.array([[each.run(source) for each in made] for _ in range(_TRIALS)])
+        mine[mine < 0] = np.inf
+        fastest = self._comm.all_reduce(mine, op="max").min(axis=0)
+        return made[int(fastest.argmin())]
+
+    def _region(self, size: int) -> mmap.mmap:
+        """Map memory of all ranks, zeros at first; a collective call."""
         own = -1
         if self._comm.rank == 0:
             own = os.memfd_create("probe")
@@ -91,30 +106,69 @@ class Probe:
         header = int(self._library.probe_header_bytes(self._comm.size))
         return -(-header // mmap.PAGESIZE) * mmap.PAGESIZE
 
-    def _contestant(self, case: Case, region: mmap.mmap, stream: bool) -> Contestant:
+    def _symmetric(self, case: Case, region: mmap.mmap, stream: int) -> Contestant:
         assert self._library is not None
         act, offset, lines = self._library.probe_all_reduce, self._offset(), _lines(case)
         start = offset + self._comm.rank * lines * _LINE_BYTES
         mine = np.frombuffer(region, np.float32, case.count, start)
-        address = ctypes.c_void_p(np.frombuffer(region, np.uint8).ctypes.data)
-        roomy = self._comm.size <= (os.cpu_count() or 1)  # launchers may bind each rank to a core
         arguments = (
-            address,
+            _address(region),
             ctypes.c_size_t(offset),
             self._comm.rank,
             self._comm.size,
             ctypes.c_size_t(lines),
-            int(stream),
-            int(roomy),
+            stream,
+            self._roomy(),
         )
-        return _Native(
-            PROBE,
-            case,
-            refill=lambda source: np.copyto(mine, source),
-            barrier=lambda: None,  # in the native code
-            call=lambda: act(*arguments),
-            result=lambda: mine,
+        return _native(PROBE, case, mine, mine, lambda: act(*arguments))
+
+    def private(self, case: Case, *, pulled: bool) -> Contestant:
+        """Make the probe that moves private arrays, in one of its ways; a collective call."""
+        assert self._library is not None
+        region = self._region(int(self._library.probe_private_bytes(case.ranks)))
+        act = self._library.probe_private
+        x = np.empty(case.count, np.float32)
+        out = x if case.in_place else np.empty(case.out_count, np.float32)
+        arguments = (
+            _address(region),
+            self._comm.rank,
+            self._comm.size,
+            os.getpid(),
+            ctypes.c_void_p(x.ctypes.data),
+            ctypes.c_void_p(out.ctypes.data),
+            ctypes.c_size_t(x.nbytes),
+            _PRIVATE[case.collective],
+            int(pulled),
+            self._roomy(),
         )
+        return _native(PRIVATE_PROBE, case, x, out, lambda: act(*arguments), region)
+
+    def _roomy(self) -> int:
+        """Say whether each rank has a core of its own; launchers may bind each to one."""
+        return int(self._comm.size <= (os.cpu_count() or 1))
+
+
+def _native(
+    name: str,
+    case: Case,
+    x: Array,
+    out: Array,
+    call: Callable[[], float],
+    region: mmap.mmap | None = None,
+) -> Contestant:
+    return _Native(
+        name,
+        case,
+        refill=lambda source: np.copyto(x, source),
+        barrier=lambda: None,  # in the native code
+        call=call,
+        result=lambda: out,
+        region=region,
+    )
+
+
+def _address(region: mmap.mmap) -> ctypes.c_void_p:
+    return ctypes.c_void_p(np.frombuffer(region, np.uint8).ctypes.data)
 
 
 def _lines(case: Case) -> int:
@@ -122,7 +176,7 @@ def _lines(case: Case) -> int:
 
 
 def _compile() -> int:
-    """Compile the probe for this very processor; returns a descriptor, or -1 without a compiler."""
+    """Compile the probes for this processor; returns a descriptor, or -1 without a compiler."""
     compiler = shutil.which(os.environ.get("CXX") or "c++")
     if compiler is None:
         print("no C++ compiler: the machine's limit is not probed", file=sys.stderr)
@@ -130,7 +184,7 @@ def _compile() -> int:
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "probe.so"
         flags = ("-std=c++20", "-O3", "-march=native", "-shared", "-fPIC")
-        subprocess.run([compiler, *flags, str(_SOURCE), "-o", str(library)], check=True)
+        subprocess.run([compiler, *flags, *_SOURCES, "-o", library], check=True)
         return os.open(library, os.O_RDONLY | os.O_CLOEXEC)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import collectives
 import drive
 import pytest
-from contest import EMPTY, ORDINARY, PROBE
+from contest import EMPTY, ORDINARY, PRIVATE_PROBE, PROBE
 from environments import REPOSITORY, Environments
 from peers import PEERS, Peer
 
@@ -37,7 +37,7 @@ def test_beside_mpi_in_one_run(tmp_path: Path) -> None:
     assert result.code == 0, result.err
     written = json.loads((tmp_path / "out.json").read_text())
     rows = {(row["case"], row["contestant"]): row for row in written["rows"]}
-    sizes, names = ("8 B", "256 B"), (EMPTY, ORDINARY, "MPICH", PROBE)
+    sizes, names = ("8 B", "256 B"), (EMPTY, ORDINARY, "MPICH", PROBE, PRIVATE_PROBE)
     assert list(rows) == [(size, name) for size in sizes for name in names]
     for size in sizes:
         assert rows[size, "MPICH"]["speedup"] == rows[size, PROBE]["of_limit"] == 1
@@ -46,6 +46,35 @@ def test_beside_mpi_in_one_run(tmp_path: Path) -> None:
     columns = "case contestant runs median 99 % baseline / this of the limit"
     assert columns in " ".join(result.out.split())
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("pulls", [False, True])
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "broadcast", "all_to_all"])
+def test_both_ways_of_the_private_probe_compute_what_they_time(
+    collective: str, pulls: bool, tmp_path: Path
+) -> None:
+    """In rings that are filled more than once, and with a rest."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(Path(SCRIPT).parent)!r})\n"
+        "import numpy as np\n"
+        "from allreduce.comm import init\n"
+        "from cases import Case\n"
+        "from probe import Probe\n"
+        "with init() as comm:\n"
+        "    probe = Probe(comm)\n"
+        f"    case = Case({collective!r}, 'float32', 2, 4 * 300_002)\n"
+        f"    way = probe.private(case, pulled={pulls})\n"
+        "    for _ in range(3):\n"
+        "        way.result().fill(-1)\n"
+        "        seconds = way.run(case.source(comm.rank))\n"
+        "    if seconds >= 0:\n"
+        "        np.testing.assert_array_equal(way.result(), case.expected(comm.rank))\n"
+        "    print('right' if seconds >= 0 else 'forbidden')\n"
+    )
+    result = run([MPIRUN, "-n", "2", sys.executable, str(script)], deadline=60)
+    assert result.code == 0, result.err
+    assert result.out.split() in (["right"] * 2, *([["forbidden"] * 2] if pulls else ()))
 
 
 def test_one_rank_is_told_how_to_start_several(tmp_path: Path) -> None:

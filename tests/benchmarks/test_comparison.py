@@ -8,7 +8,7 @@ from pathlib import Path
 import comparison
 import pytest
 from comparison import Run, compare, type_rates
-from contest import EMPTY, ORDINARY, PROBE, Timing
+from contest import EMPTY, ORDINARY, PRIVATE_PROBE, PROBE, Timing
 
 MIB = 1 << 20
 
@@ -28,6 +28,16 @@ def test_ratios_stay_within_a_run() -> None:
     assert (slow.peer, slow.per_empty, slow.per_ordinary) == ("gloo", 4, 2)
     assert (fast.empty_of_limit, fast.ordinary_of_limit) == (0.5, 0.25)
     assert (fast.collective, fast.ranks, fast.nbytes) == ("all_reduce", 2, MIB)
+
+
+def test_what_could_be_had_on_private_arrays(capsys: pytest.CaptureFixture[str]) -> None:
+    run = _run("MPICH", 8e-4, 1e-4)
+    run = Run(run.peer, run.about, [*run.timings, _timing(PRIVATE_PROBE, 1.6e-4)])
+    (one,) = compare([run])
+    assert one.per_private == pytest.approx(5)  # where 4 is what ours has
+    assert one.ordinary_of_private == pytest.approx(0.8)
+    comparison.print_comparisons([run])
+    assert "8.00 / 4.00 (5.00)" in capsys.readouterr().out
 
 
 def test_what_was_not_measured_has_no_ratio() -> None:

@@ -1,0 +1,63 @@
+// What the probes of the machine's limit share: barriers that spin, and a clock between them.
+#pragma once
+
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace probe {
+
+constexpr int kMostRanks = 1024;
+constexpr int kSpins = 2000;  // before a core is given away, where each process has one
+
+struct alignas(64) Arrival {
+  std::atomic<std::uint32_t> count;
+};
+
+inline void relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+// Who takes part, and how its processes meet.
+struct Crew {
+  Arrival* arrivals;
+  int rank, ranks;
+  bool roomy;  // whether each process has a core of its own
+
+  void meet() const {
+    const std::uint32_t mine = arrivals[rank].count.load(std::memory_order_relaxed) + 1;
+    arrivals[rank].count.store(mine, std::memory_order_release);  // pairs with the loads below
+    for (int other = 0; other < ranks; ++other) {
+      int tries = 0;
+      // The difference, because counts wrap.
+      while (static_cast<std::int32_t>(arrivals[other].count.load(std::memory_order_acquire) -
+                                       mine) < 0) {
+        if (roomy && ++tries < kSpins) {
+          relax();
+        } else {
+          sched_yield();
+        }
+      }
+    }
+  }
+
+  // Returns the seconds between all having come and all being done.
+  template <class Act>
+  double time(const Act& act) const {
+    meet();
+    const auto start = std::chrono::steady_clock::now();
+    act();
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    return taken.count();
+  }
+};
+
+}  // namespace probe
