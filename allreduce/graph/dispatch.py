@@ -12,6 +12,7 @@ from allreduce.devices import logical_devices, options
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UnsupportedError, UsageError
 from allreduce.graph import numerics, seed
+from allreduce.graph.canaries import Room
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import Attrs, Op, located, lookup
 from allreduce.graph.placement import Placed, report, requested
@@ -107,16 +108,17 @@ def _run_now(op: Op, inputs: Sequence[ConcreteTensor], attrs: Attrs, spec: Spec)
         return ConcreteTensor(value, current_place(op.name, value))
     if op.cpu is None:
         raise UnsupportedError(f"{users_line()}: {op.name} works inside ar.function only")
-    out = np.empty(concrete(spec.shape, 0), spec.dtype)
+    room, values = Room(concrete(spec.shape, 0), spec.dtype), [tensor.value for tensor in inputs]
     with np.errstate(all="ignore"):
         try:
-            op.cpu(out, [tensor.value for tensor in inputs], attrs)
+            op.cpu(room.array, room.given(values), attrs)
         except UsageError as error:
             raise located(error, op.name, users_line(), current_part()) from None
+    if options.current().sync_errors:
+        room.check(op.name, users_line())
     if options.current().check_numerics:
-        values = [tensor.value for tensor in inputs]
-        numerics.check(op.name, users_line(), out, values, "outside of steps")
-    return ConcreteTensor(out, current_place(op.name, out))
+        numerics.check(op.name, users_line(), room.array, values, "outside of steps")
+    return ConcreteTensor(room.array, current_place(op.name, room.array))
 
 
 _eager_draws = itertools.count()

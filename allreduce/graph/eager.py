@@ -19,6 +19,7 @@ from allreduce.errors import OutOfMemoryError, UsageError
 from allreduce.graph import numerics, together
 from allreduce.graph.agreement import synchronize
 from allreduce.graph.arenas import Host
+from allreduce.graph.canaries import Room
 from allreduce.graph.changes import check_equal, check_once, check_owner
 from allreduce.graph.dependence import depends, of_replica, of_samples
 from allreduce.graph.memory import said
@@ -140,16 +141,17 @@ class EagerTrace(Trace):
         if op.view is not None:
             return op.view(inputs[0], node.attrs)
         assert op.cpu is not None, node
-        out = np.empty(self._shape(node.spec), node.spec.dtype)
+        room = Room(self._shape(node.spec), node.spec.dtype)
         with np.errstate(all="ignore"):  # infinities and NaN are results here, not warnings
             try:
-                op.cpu(out, inputs, node.attrs)
+                op.cpu(room.array, room.given(inputs), node.attrs)
             except UsageError as error:
                 raise located(error, node.op, node.source, node.part) from None
+        room.check(node.op, node.source)
         if options.current().check_numerics:
             when = f"replica {self._replica.id}, step {self._moment.step}"
-            numerics.check(node.op, node.source, out, inputs, when)
-        return out
+            numerics.check(node.op, node.source, room.array, inputs, when)
+        return room.array
 
     def _lacks(self, id: int) -> bool:
         """Tell whether a value is one of samples, of which there are none."""

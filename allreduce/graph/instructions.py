@@ -11,13 +11,14 @@ import numpy as np
 from allreduce import settings
 from allreduce.devices import options
 from allreduce.errors import NumericsError, UsageError, everywhere
+from allreduce.graph.canaries import unwritable
 from allreduce.graph.loop import Loop
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import located, lookup
 from allreduce.graph.ops.collective import contribution_of_none
 from allreduce.graph.printing import say
 from allreduce.graph.rendezvous import Key
-from allreduce.graph.watch import synchronized, unwritable, watched
+from allreduce.graph.watch import synchronized, watched
 
 if TYPE_CHECKING:
     from allreduce.graph.frame import Frame

@@ -12,14 +12,12 @@ import numpy as np
 
 from allreduce.devices import Device, DeviceName
 from allreduce.devices.base import ALIGNMENT, Buffer
+from allreduce.graph.canaries import GUARD, Canaries
 from allreduce.graph.node import Node
 from allreduce.graph.program import Block, Program
 from allreduce.graph.spec import show
 
 Life = tuple[int, int]
-
-_GUARD = 4 * ALIGNMENT  # bytes on each side of a guarded value
-_CANARY = 0xA5
 
 
 class Memory:
@@ -46,7 +44,7 @@ class Memory:
         device: Callable[[DeviceName], Device],
         guarded: bool = False,
     ) -> None:
-        self._guards: dict[int, list[np.ndarray]] | None = {} if guarded else None
+        self._guards: dict[int, Canaries] | None = {} if guarded else None
         self._shape = shape
         self._device = device
         self._places: dict[int, tuple[Buffer, int]] = {}
@@ -84,21 +82,18 @@ class Memory:
             pool, offset = self._places[node.id]
         else:
             assert node.device is not None, node
-            size, offset = self._bytes(node), 0 if self._guards is None else _GUARD
+            size, offset = self._bytes(node), 0 if self._guards is None else GUARD
             contents = [(size, said(node, self._shape(node)))]
             pool = self._device(node.device).allocate(size + 2 * offset, contents)
             if self._guards is not None:
-                ends = pool.array(np.uint8, (size + 2 * _GUARD,))
-                self._guards[node.id] = [ends[:_GUARD], ends[-_GUARD:]]
-                for each in self._guards[node.id]:
-                    each.fill(_CANARY)
+                self._guards[node.id] = Canaries(pool.array(np.uint8, (size + 2 * GUARD,)))
         array: np.ndarray = pool.array(node.spec.dtype, self._shape(node), offset)
         return array
 
     def intact(self, node: Node) -> bool:
         """Say whether nothing was written before or behind a value, if that can be told."""
-        guards = (self._guards or {}).get(node.id, ())
-        return all((each == _CANARY).all() for each in guards)
+        guards = (self._guards or {}).get(node.id)
+        return guards is None or guards.intact
 
 
 def pack(sizes: Sequence[int], lives: Sequence[Life]) -> tuple[list[int], int]:

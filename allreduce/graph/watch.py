@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from allreduce.errors import UsageError
 from allreduce.graph import numerics
+from allreduce.graph.canaries import beside
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
 
@@ -39,19 +39,9 @@ def synchronized(frame: Frame, node: Node, step: Callable[[], None]) -> Callable
         step()
         frame.end(node.id)
         if not frame.memory.intact(node):
-            raise UsageError(
-                f"{node.source}: the kernel of operator {node.op!r} has written before or behind "
-                f"its output, {node.spec.dtype} {frame.shape(node)}; it has to write that alone"
-            )
+            raise beside(node.op, node.source, f"{node.spec.dtype} {frame.shape(node)}")
 
     return run_and_end
-
-
-def unwritable(array: np.ndarray) -> np.ndarray:
-    """Give a view of an array through which NumPy does not write."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 def look_at(frame: Frame, node: Node) -> None:

@@ -39,6 +39,7 @@ def _input(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Any) -> None:
     out[...] = inputs[0]
 
 
+@pytest.mark.parametrize("how", ["traced", "eagerly", "at once"])
 @pytest.mark.parametrize(
     ("kernel", "error", "said"),
     [
@@ -48,16 +49,16 @@ def _input(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Any) -> None:
     ],
 )
 def test_what_a_kernel_writes_beside_its_output_is_found(
-    kernel: Callable[..., None], error: type[Exception], said: str
+    kernel: Callable[..., None], error: type[Exception], said: str, how: str
 ) -> None:
     bad = ar.register_op("bad", shape=lambda specs, attrs: specs[0], cpu=kernel)
+    ar.config.run_functions_eagerly(how == "eagerly")
 
-    @ar.function
-    def step(x: ar.Tensor) -> ar.Tensor:
+    def step(x: Any) -> ar.Tensor:
         return ar.ops.exp(bad(ar.ops.tanh(x)))
 
     with pytest.raises(error, match=said):
-        step(np.ones(3))
+        (step if how == "at once" else ar.function(step))(np.ones(3))
 
 
 @pytest.mark.parametrize("network", [*NETWORKS, "split"])
