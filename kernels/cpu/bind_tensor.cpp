@@ -46,6 +46,13 @@ Rows rows_of(const Array<T>& matrix, std::size_t count) {
   return {count, columns};
 }
 
+// Cuts an array along its last axis.
+template <class T>
+Rows rows_of(const Array<T>& array) {
+  const std::size_t columns = array.ndim() ? array.shape(array.ndim() - 1) : 1;
+  return rows_of(array, columns ? array.size() / columns : 0);
+}
+
 // Sets and restores what the table in use is; tests compare the levels with it.
 const TensorKernels* chosen = nullptr;
 
@@ -134,6 +141,42 @@ void bind_losses(nb::module_& m) {
 }
 
 template <class T>
+void bind_rows(nb::module_& m) {
+  m.def(
+      "softmax",
+      [](Array<T> out, Array<const T> x) {
+        const Rows rows = rows_of(x);
+        same_size(out.size(), x.size());
+        unlocked(x.size(),
+                 [&] { table().of<T>().softmax(out.data(), x.data(), rows.count, rows.columns); });
+      },
+      nb::arg("out").noconvert(), nb::arg("x").noconvert());
+  m.def(
+      "normalize",
+      [](Array<T> out, Array<const T> x, double epsilon) {
+        const Rows rows = rows_of(x);
+        same_size(out.size(), x.size());
+        unlocked(x.size(), [&] {
+          table().of<T>().normalize(out.data(), x.data(), rows.count, rows.columns,
+                                    static_cast<T>(epsilon));
+        });
+      },
+      nb::arg("out").noconvert(), nb::arg("x").noconvert(), nb::arg("epsilon"));
+  m.def(
+      "normalize_gradient",
+      [](Array<T> out, Array<const T> dy, Array<const T> x, Array<const T> y, double epsilon) {
+        const Rows rows = rows_of(x);
+        same_size(out.size(), dy.size(), x.size(), y.size());
+        unlocked(x.size(), [&] {
+          table().of<T>().normalize_gradient(out.data(), dy.data(), x.data(), y.data(), rows.count,
+                                             rows.columns, static_cast<T>(epsilon));
+        });
+      },
+      nb::arg("out").noconvert(), nb::arg("dy").noconvert(), nb::arg("x").noconvert(),
+      nb::arg("y").noconvert(), nb::arg("epsilon"));
+}
+
+template <class T>
 T only_element(const Array<const T>& array) {
   same_size(array.size(), std::size_t{1});
   return *array.data();
@@ -203,6 +246,7 @@ template <class T>
 void bind_all(nb::module_& m) {
   bind_activations<T>(m);
   bind_losses<T>(m);
+  bind_rows<T>(m);
   bind_optimizers<T>(m);
   bind_dropout<T>(m);
 }

@@ -3,6 +3,7 @@
 #include "tensor_kernels.h"
 
 #include "links.h"
+#include "normalized.h"
 #include "philox.h"
 #include "rowwise.h"
 
@@ -85,6 +86,9 @@ constexpr FloatKernels<T> float_kernels{
     sparse_cross_entropy_gradient<T>,
     cross_entropy<T>,
     cross_entropy_gradient<T>,
+    softmax<T>,
+    normalize<T>,
+    normalize_gradient<T>,
 };
 
 }  // namespace

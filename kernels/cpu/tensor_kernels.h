@@ -51,6 +51,11 @@ struct FloatKernels {
                         std::size_t columns);
   void (*cross_entropy_gradient)(T* out, const T* dy, const T* targets, const T* logits,
                                  std::size_t rows, std::size_t columns);
+  // Of each row; `normalize` is (x - mean) / sqrt(variance + epsilon).
+  void (*softmax)(T* out, const T* x, std::size_t rows, std::size_t columns);
+  void (*normalize)(T* out, const T* x, std::size_t rows, std::size_t columns, T epsilon);
+  void (*normalize_gradient)(T* out, const T* dy, const T* x, const T* y, std::size_t rows,
+                             std::size_t columns, T epsilon);
 };
 
 struct TensorKernels {

@@ -128,7 +128,11 @@ def _every_kernel(dtype: str) -> list[np.ndarray]:
         results += [per_row, per_class]
         dropped = np.empty_like(logits)
         _native.dropout(dropped, logits, 0.4, 2**63 + 5, 11, 7)
-        results.append(dropped)
+        shares, normal, slopes = (np.empty_like(logits) for _ in range(3))
+        _native.softmax(shares, logits)
+        _native.normalize(normal, logits, 1e-5)
+        _native.normalize_gradient(slopes, shares, logits, normal, 1e-5)
+        results += [dropped, shares, normal, slopes]
     out = np.empty_like(a)
     _native.relu(out, a)
     results.append(out.copy())
@@ -146,12 +150,37 @@ def test_all_levels_give_the_same_bits(levels: list[int], dtype: str) -> None:
     assert all(results == found[0] for results in found)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [1, 5, 16, 59])
+def test_rows_are_normalized(levels: list[int], dtype: str, columns: int) -> None:
+    x, dy = (each[: 10 * columns].reshape(2, 5, columns) * 9 for each in _arrays(dtype, 2))
+    x[0, 0] += 1000  # whose exponentials are infinite, and squares much larger than the variance
+    wide = x.astype(np.float64)
+    centred = wide - wide.mean(-1, keepdims=True)
+    deviation = np.sqrt(np.square(centred).mean(-1, keepdims=True) + 1e-3)
+    exponentials = np.exp(wide - wide.max(-1, keepdims=True))
+    shares, normal, slopes = (np.empty_like(x) for _ in range(3))
+    _native.softmax(shares, x)
+    _native.normalize(normal, x, 1e-3)
+    _native.normalize_gradient(slopes, dy, x, normal, 1e-3)
+    rtol, atol = (1e-3, 1e-4) if dtype == "float32" else (1e-9, 1e-12)
+    expected = exponentials / exponentials.sum(-1, keepdims=True)
+    np.testing.assert_allclose(shares, expected, rtol, atol)
+    y = centred / deviation
+    np.testing.assert_allclose(normal, y, rtol, atol)
+    along = (dy * y).mean(-1, keepdims=True)
+    expected = (dy - dy.mean(-1, keepdims=True) - y * along) / deviation
+    np.testing.assert_allclose(slopes, expected, rtol, 10 * atol)
+
+
 def test_wrong_arrays_are_refused() -> None:
     x, count = np.zeros(4, np.float32), np.ones(1, np.float32)
     with pytest.raises(ValueError, match="different sizes"):
         _native.relu(x, x[:3])
     with pytest.raises(ValueError, match="different sizes"):
         _native.sgd(x, x.copy(), x[:3].copy(), count, 0.1, 0.9, False)
+    with pytest.raises(ValueError, match="different sizes"):
+        _native.normalize_gradient(x, x[:3].copy(), x, x, 1e-3)
     with pytest.raises(ValueError, match="without elements"):
         _native.cross_entropy(x[:0], np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32))
     with pytest.raises(ValueError, match="number 1"):

@@ -29,6 +29,9 @@ Gradient = Callable[[Any, Any, Sequence[Any], Attrs], Sequence[Any]]
 Kind = Literal["compute", "source", "effect", "collective", "transfer", "loop"]
 
 
+_NATIVE = (np.dtype(np.float32), np.dtype(np.float64))
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One row of the table.
@@ -72,6 +75,11 @@ class Op:
         if kind == "CPU" or self.kernel(kind) is not None:
             return True
         return self.cpu is None and not self.host
+
+
+def is_native(*arrays: np.ndarray) -> bool:
+    """Say whether native kernels take arrays of such a type; they are to be contiguous then."""
+    return arrays[0].dtype in _NATIVE and all(each.size for each in arrays)
 
 
 def located(error: UsageError, name: str, line: str, part: str) -> UsageError:

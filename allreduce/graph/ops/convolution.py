@@ -24,9 +24,9 @@ from allreduce import _native
 from allreduce.errors import ShapeError
 from allreduce.graph.dispatch import apply
 from allreduce.graph.ops.arguments import as_shape
-from allreduce.graph.ops.base import Attrs, Op, register
+from allreduce.graph.ops.base import Attrs, Op, is_native, register
 from allreduce.graph.ops.common import promote_together
-from allreduce.graph.ops.windows import Pair, Windows, is_native, windows_on, windows_shape
+from allreduce.graph.ops.windows import Pair, Windows, windows_on, windows_shape
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Spec, show
 from allreduce.graph.tensor import Tensor

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from allreduce import _native
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.dispatch import apply
 from allreduce.graph.ops.arguments import as_axes, as_number, as_shape
-from allreduce.graph.ops.base import Attrs, Op, register
+from allreduce.graph.ops.base import Attrs, Op, is_native, register
 from allreduce.graph.ops.common import as_floats, reshaped, same_spec
 from allreduce.graph.ops.elementwise import sqrt
 from allreduce.graph.ops.reduce import mean, var
@@ -102,7 +103,14 @@ def _moments(x: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarr
     return centred, np.square(centred).mean(axis=axes, keepdims=True)
 
 
+def _is_rowwise(attrs: Attrs, x: np.ndarray) -> bool:
+    return attrs["axes"] == (x.ndim - 1,) and is_native(x)
+
+
 def _normalize(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    if _is_rowwise(attrs, inputs[0]):
+        _native.normalize(out, np.ascontiguousarray(inputs[0]), attrs["epsilon"])
+        return
     if not out.size:  # nothing has no mean
         return
     centred, variance = _moments(inputs[0], attrs["axes"])
@@ -112,6 +120,10 @@ def _normalize(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> N
 def _gradient_kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
     dy, x, y = inputs
     axes = attrs["axes"]
+    if _is_rowwise(attrs, x):
+        dy, x, y = map(np.ascontiguousarray, inputs)
+        _native.normalize_gradient(out, dy, x, y, attrs["epsilon"])
+        return
     if not out.size:
         return
     _, variance = _moments(x, axes)

@@ -10,11 +10,11 @@ import numpy as np
 from allreduce import _native
 from allreduce.errors import ShapeError
 from allreduce.graph.dispatch import apply, as_tensor
-from allreduce.graph.ops.base import Attrs, Op, register
+from allreduce.graph.ops.base import Attrs, Op, is_native, register
 from allreduce.graph.ops.common import as_floats, zeros_like
 from allreduce.graph.ops.reduce import counting, mean
 from allreduce.graph.ops.reduce import max as largest
-from allreduce.graph.ops.windows import Pair, Windows, is_native, windows_on, windows_shape
+from allreduce.graph.ops.windows import Pair, Windows, windows_on, windows_shape
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Spec, show
 from allreduce.graph.tensor import Tensor

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from allreduce import _native
 from allreduce.errors import ShapeError
 from allreduce.graph.dispatch import apply
 from allreduce.graph.ops.arguments import as_axis
-from allreduce.graph.ops.base import Attrs, Kernel, Op, register
+from allreduce.graph.ops.base import Attrs, Kernel, Op, is_native, register
 from allreduce.graph.ops.common import as_floats, floats_only, same_spec, swap_axes
 from allreduce.graph.scope import users_line
 from allreduce.graph.tensor import Tensor, TracedTensor
@@ -63,6 +64,9 @@ def _unless_empty(kernel: Callable[[np.ndarray, np.ndarray], None]) -> Kernel:
 
 
 def _softmax(out: np.ndarray, x: np.ndarray) -> None:
+    if is_native(x):
+        _native.softmax(out, np.ascontiguousarray(x))
+        return
     _shifted(out, x)
     np.exp(out, out=out)
     np.divide(out, np.add.reduce(out, axis=-1, keepdims=True), out=out)

@@ -22,7 +22,6 @@ from allreduce.graph.tensor import Tensor
 
 Pair = tuple[int, int]
 PADDINGS = ("valid", "same")
-_NATIVE = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +218,6 @@ def _padding(what: str, padding: Any, image: Pair, windows: Windows) -> tuple[Pa
     if min(top, bottom, left, right) < 0:
         raise ShapeError(f"{users_line()}: the padding of {what} is not negative: {padding!r:.60}")
     return (top, left), (bottom, right)
-
-
-def is_native(*arrays: np.ndarray) -> bool:
-    """Say whether native kernels take arrays of such a type; they are to be contiguous then."""
-    return arrays[0].dtype in _NATIVE and all(each.size for each in arrays)
 
 
 def windows_shape(spec: Spec, windows: Windows, channels: int) -> Spec:

@@ -227,3 +227,23 @@ def test_a_named_batch_goes_through() -> None:
 def test_what_does_not_fit_is_refused(call: Any, said: str) -> None:
     with pytest.raises((ShapeError, UsageError), match=said):
         call()
+
+
+@pytest.mark.parametrize("shared", [False, True])  # by all of the batch
+def test_the_gradient_of_keys_lies_as_the_keys_do(shared: bool) -> None:
+    """Scores are products with transposed keys, whose gradient is not transposed back."""
+    queries, keys = RANDOM.normal(size=(2, 3, 5, 4)), RANDOM.normal(size=(2, 3, 6, 4))
+    keys = keys[:1] if shared else keys
+    dy = RANDOM.normal(size=(2, 3, 5, 6))
+
+    def step(q: Tensor, k: Tensor, dy: Tensor) -> list[Tensor]:
+        return backward(ops.matmul(q, ops.transpose(k, (0, 1, 3, 2))), [q, k], dy)
+
+    given = [queries, keys, dy]
+    graph = record(step, *(Spec(each.shape, each.dtype) for each in given))
+    of_queries, of_keys = interpret(graph, given)
+    np.testing.assert_allclose(of_queries, dy @ keys)
+    expected = np.einsum("bhqk,bhqd->bhkd", dy, queries)
+    np.testing.assert_allclose(of_keys, expected.sum(0, keepdims=True) if shared else expected)
+    products = [node for node in graph.nodes if node.op == "matmul"]
+    assert (2, 3, 6, 4) in {node.spec.shape for node in products}
