@@ -27,6 +27,7 @@ class Trainer:
 _PYTORCH = ("numpy", "torch==2.13.0")
 TRAINERS = {
     "ours": Trainer("ours", "ours"),
+    "apart": Trainer("ours, each process by itself", "ours"),
     "numpy": Trainer("NumPy loop", "numpy_loop"),
     "bandwidth": Trainer("one read and one write", "bandwidth"),
     "pytorch": Trainer("PyTorch", "pytorch", "pytorch", _PYTORCH),
@@ -39,4 +40,4 @@ TRAINERS = {
         (("TF_CPP_MIN_LOG_LEVEL", "2"),),
     ),
 }
-HERE = ("ours", "numpy", "bandwidth")  # they need nothing but what runs the script
+HERE = ("ours", "apart", "numpy", "bandwidth")  # they need nothing but what runs the script

@@ -24,8 +24,8 @@ def build(name: str, workload: Workload, rank: int, ports: Sequence[int]) -> tup
         from trainers import ours_alone
 
         return 0, ours_alone.SIDES[workload.name](workload)
-    if len(ports) == 1:
-        return 0, Ours(_STEPS[workload.name](workload))
+    if len(ports) == 1 or name == "apart":
+        return max(rank, 0), Ours(_STEPS[workload.name](workload))
     strategy = ar.MultiWorkerMirroredStrategy()
     with strategy.scope():
         step = _STEPS[workload.name](workload)

@@ -28,7 +28,7 @@ LARGE = _workload(
     "mlp",
     (784, 1024, 1024, 10),
     128,
-    *(("ours", 1), ("ours", 2), ("numpy", 1)),
+    *(("ours", 1), ("ours", 2), ("apart", 2), ("numpy", 1)),
     *(("pytorch", 1), ("pytorch-fused", 1), ("pytorch", 2), ("pytorch-fused", 2)),
 )
 SMALL = _workload(

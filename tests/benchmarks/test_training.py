@@ -75,14 +75,18 @@ def test_ratios_are_of_sides_with_as_many_processes() -> None:
     found = [
         *(_measured("ours", 1, 1.0), _measured("ours", 2, 1.25)),
         *(_measured("pytorch", 1, 2.0), _measured("pytorch", 2, 1.875)),
+        _measured("apart", 2, 1.25, loss=5.0),
     ]
-    one, two, alone, together = goals.standings("mlp", found)
+    goals.check_losses("mlp", found)
+    one, two, alone, together, apart = goals.standings("mlp", found)
     assert (one.ratio, two.ratio, alone.ratio, together.ratio) == (None, None, 2.0, 1.5)
     assert (one.met, alone.met, together.met) == (None, True, False)  # of 1.3 and 1.6
     assert (one.rate, two.rate) == (128, 256 / 1.25)
-    scaling, theirs = goals.figures("mlp", found)
+    assert (apart.ratio, apart.met) == (1, None)
+    scaling, theirs, limit = goals.figures("mlp", found)
     assert (scaling.what, scaling.value, scaling.met) == ("weak scaling", 0.8, False)
     assert (theirs.what, theirs.met) == ("weak scaling of pytorch", None)
+    assert (limit.what, limit.value) == ("weak scaling without communication", 0.8)
 
 
 def test_figures_know_whether_less_is_better() -> None:
@@ -136,4 +140,4 @@ def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_peer_is_asked_for_but_at_will(tmp_path: Path) -> None:
-    assert set(training.pythons([], tmp_path)) == {"ours", "numpy", "bandwidth"}
+    assert set(training.pythons([], tmp_path)) == {"ours", "apart", "numpy", "bandwidth"}
