@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from allreduce import _native
 from allreduce.comm.array import Array
 from allreduce.comm.call import Call
 from allreduce.comm.failures import MemberInfo
@@ -167,6 +168,9 @@ class Transport(ABC):
     name: str  # what `transport=` and `ALLREDUCE_TRANSPORT` say
     index: int  # this member
     any_thread = True  # whether it may be called from every thread
+    updates = (
+        False  # whether members reach into each other's memory, so that they can `bind_update`
+    )
 
     @property
     @abstractmethod
@@ -192,6 +196,16 @@ class Transport(ABC):
     ) -> Callable[[], Work]:
         """Return what starts this call, as often as wanted; once at a time."""
         return functools.partial(self.start, call, x, out, result)
+
+    def bind_update(
+        self, call: Call, gradients: Array, values: Array, update: _native.Update, keep: object
+    ) -> Callable[[], Work]:
+        """Return what starts an update (updating.py), as often as wanted; once at a time."""
+        raise AssertionError(f"{self.name} has no {call}: {gradients, values, update, keep}")
+
+    def part_of(self, array: Array, member: int) -> NDArray[np.uint8]:
+        """Return a member's bytes where an array of symmetric memory lies here."""
+        raise AssertionError(f"{self.name} has no way to {member}'s {array.nbytes} bytes")
 
     def quick(self) -> object | None:
         """Return the native member that calls of plain arrays may go straight to, if there is one.

@@ -52,13 +52,22 @@ def inputs(call: Call, size: int, member: int) -> int:
 
 
 def slice_of(count: int, item: int, size: int, member: int) -> int:
-    """Return the elements of `count` that a member reduces, cut at whole cache lines."""
+    """Return how many of `count` elements a member reduces."""
+    low, high = slice_bounds(count, item, size, member)
+    return high - low
+
+
+def slice_bounds(count: int, item: int, size: int, member: int) -> tuple[int, int]:
+    """Return the first of `count` elements that a member reduces, and what comes behind the last.
+
+    They are cut at whole cache lines.
+    """
     line = _LINE // item
 
     def cut(number: int) -> int:
         return count if number == size else count * number // size // line * line
 
-    return cut(member + 1) - cut(member)
+    return cut(member), cut(member + 1)
 
 
 def in_place(call: Call, x: Array | None, out: Array | None, me: int) -> bool:

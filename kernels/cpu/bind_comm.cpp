@@ -129,15 +129,28 @@ std::shared_ptr<Group> make_group(int fd, int members, int cores,
   return group;
 }
 
-// This member's part of a symmetric region, as an array that keeps the region mapped.
-nb::object claim(Group& group, std::uint32_t id, int member) {
-  auto region = group.claim_region(id);
-  if (!region) throw nb::value_error("no such region");
+// Bytes of a symmetric region, as an array that keeps the region mapped.
+nb::object bytes_of(const std::shared_ptr<SymmetricRegion>& region, std::byte* data,
+                    std::size_t bytes) {
   auto* owned = new std::shared_ptr<SymmetricRegion>(region);
   const nb::capsule owner(
       owned, [](void* p) noexcept { delete static_cast<std::shared_ptr<SymmetricRegion>*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(region->part(member),
-                                                                    {region->part_bytes}, owner));
+  return nb::cast(nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(data, {bytes}, owner));
+}
+
+// This member's part of a symmetric region.
+nb::object claim(Group& group, std::uint32_t id, int member) {
+  const auto region = group.claim_region(id);
+  if (!region) throw nb::value_error("no such region");
+  return bytes_of(region, region->part(member), region->part_bytes);
+}
+
+// What another member has where the bytes lie in this one's part of a symmetric region.
+nb::object part_of(Group& group, int member, std::uintptr_t address, std::size_t bytes, int other) {
+  const auto* data = reinterpret_cast<const std::byte*>(address);
+  const auto region = group.find_region(member, data, bytes);
+  if (!region) throw nb::value_error("the bytes are in no symmetric memory");
+  return bytes_of(region, region->part(other) + (data - region->part(member)), bytes);
 }
 
 void bind_group(nb::module_& m) {
@@ -167,6 +180,8 @@ void bind_group(nb::module_& m) {
           },
           nb::arg("member"), nb::arg("address"), nb::arg("bytes"))
       .def("release_region", &Group::release_region, nb::arg("id"))
+      .def("part_of", &part_of, nb::arg("member"), nb::arg("address"), nb::arg("bytes"),
+           nb::arg("other"))
       .def("claim", &claim, nb::arg("id"), nb::arg("member"))
       .def("culprit", &culprit)
       .def("missing", &missing, nb::arg("seq"))
@@ -198,6 +213,7 @@ void bind_comm(nb::module_& m) {
   m.attr("EAGER_BYTES") = kEager;
   m.attr("WINDOW_BYTES") = kWindow;
   m.attr("WINDOWS_PER_RECEIVER") = kWindowsPerReceiver;
+  bind_updates(m);
   bind_member(m);
   bind_quick_method(m);
   m.attr("MESSAGE") = kMessage;

@@ -61,6 +61,25 @@ std::shared_ptr<Work> start(Member& member, std::uint32_t kind, nb::handle in, n
   return begin(member, call, source, target.data(), std::move(shape.details));
 }
 
+// An all_reduce that updates values with the sums: in symmetric memory, as long as the update's.
+std::shared_ptr<Work> start_update(Member& member, nb::handle gradients, nb::handle values,
+                                   const Update& update, nb::bytes note, std::uint64_t digest) {
+  const View source(gradients.ptr(), false), target(values.ptr(), true);
+  Group& group = member.group();
+  const auto fits = [&](const View& view) {
+    return view.held() && view.type() == update.type() && view.count() == update.count() &&
+           group.find_region(member.index(), view.data(), view.bytes()) != nullptr;
+  };
+  if (group.members() == 1 || update.count() == 0 || update.count() >> kCountBits != 0 ||
+      !fits(source) || !fits(target))
+    throw nb::value_error("an update needs others, and arrays of its size in symmetric memory");
+  const Call call{Collective::all_reduce, Op::sum, update.type(), Path::direct, 0, update.count()};
+  Details details;
+  details.hash = detail_hash(call, details, source) ^ digest;
+  details.note.assign(note.c_str(), note.size());
+  return member.start(call, source.data(), target.data(), std::move(details), &update);
+}
+
 // A send if it has an input, a recv if it has an output.
 std::shared_ptr<Work> start_message(Member& member, nb::handle in, nb::handle out, int peer,
                                     std::int64_t tag, nb::bytes note) {
@@ -113,6 +132,8 @@ void bind_member(nb::module_& m) {
                                 nullptr);
           },
           nb::arg("pages"))
+      .def("start_update", &start_update, nb::arg("gradients"), nb::arg("values"),
+           nb::arg("update"), nb::arg("note"), nb::arg("digest"))
       .def("start_message", &start_message, nb::arg("x").none(), nb::arg("out").none(),
            nb::arg("peer"), nb::arg("tag"), nb::arg("note"))
       .def(

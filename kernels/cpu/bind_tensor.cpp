@@ -9,7 +9,7 @@
 #include <cmath>
 #include <optional>
 
-#include "tensor_kernels.h"
+#include "optimizer_steps.h"
 
 namespace nb = nanobind;
 
@@ -205,13 +205,8 @@ void bind_optimizers(nb::module_& m) {
          std::int64_t step) {
         const std::size_t n = same_size(value.size(), gradient.size(), mean.size(), square.size());
         if (step < 1) throw nb::value_error("the first step of Adam is number 1");
-        const double t = static_cast<double>(step);
-        const double rate =
-            learning_rate * std::sqrt(1 - std::pow(beta2, t)) / (1 - std::pow(beta1, t));
-        const AdamStep<T> plan{only_element<T>(count), static_cast<T>(rate),
-                               static_cast<T>(beta1),  static_cast<T>(1 - beta1),
-                               static_cast<T>(beta2),  static_cast<T>(1 - beta2),
-                               static_cast<T>(epsilon)};
+        AdamStep<T> plan = adam_step<T>(learning_rate, beta1, beta2, epsilon, step);
+        plan.count = only_element<T>(count);
         unlocked(n, [&] {
           table().of<T>().adam(value.data(), gradient.data(), mean.data(), square.data(), plan, n);
         });

@@ -10,6 +10,7 @@
 
 #include "group.h"
 #include "protocol.h"
+#include "update.h"
 
 namespace allreduce {
 
@@ -38,6 +39,7 @@ struct Work {
   std::byte* out = nullptr;
   Placement place;
   std::shared_ptr<SymmetricRegion> in_region, out_region;
+  const Update* update = nullptr;  // of an all_reduce that hands out values instead of sums
   std::atomic<State> state{State::pending};
   Way way;
   // Bytes loaded from and stored into arrays and rings, but for the small path.

@@ -16,6 +16,9 @@
 namespace allreduce {
 namespace {
 
+// Bytes of sums that are updated, and handed on, while they are in the first-level cache.
+constexpr std::size_t kBlock = 8 << 10;
+
 Placement placement(const Share& share, const Work& work, int member) {
   Placement place;
   std::memcpy(&place, share.control().slot(member, work.seq).payload, sizeof(place));
@@ -50,6 +53,32 @@ void reduce(Share& share, Work& work, std::uint64_t in_low, std::uint64_t out_lo
   work.written += static_cast<std::uint64_t>(outs) * count * unit;
 }
 
+// As reduce, into a block that stays in the cache: the optimizer changes this member's values with
+// it, and they are what all get.
+void update(Share& share, Work& work, std::uint64_t low, std::uint64_t count) {
+  const Call& call = work.call;
+  const std::size_t unit = size_of(call.type);
+  const std::uint64_t most = kBlock / unit;
+  const auto add = kernels().reduce[static_cast<int>(call.op)][static_cast<int>(call.type)];
+  alignas(kLine) std::byte block[kBlock];
+  for (std::uint64_t at = low, end = low + count; at < end; at += most) {
+    const std::uint64_t part = std::min(most, end - at);
+    for (int member = 0; member < share.members; ++member)
+      share.in[static_cast<std::size_t>(member)] = input(share, work, member) + at * unit;
+    std::byte* own = work.in_region->part(share.me) + work.place.in_offset + at * unit;
+    void* sums = work.update->keeps ? own : block;
+    add(share.in.data(), share.members, &sums, 1, part);
+    std::byte* values = output(share, work, share.me) + at * unit;
+    work.update->apply(values, static_cast<std::byte*>(sums), at, part);
+    for (int member = 0; member < share.members; ++member)
+      if (member != share.me)
+        kernels().copy(output(share, work, member) + at * unit, values, part * unit);
+  }
+  const auto members = static_cast<std::uint64_t>(share.members);
+  work.read += (members + 1) * count * unit;
+  work.written += members * count * unit;
+}
+
 // Does a step of this member's share; false if all of it is done.
 bool advance(Share& share, Work& work) {
   const Call& call = work.call;
@@ -61,9 +90,12 @@ bool advance(Share& share, Work& work) {
       const Slice own = slice_of(call.count, size_of(call.type), share.members, share.me);
       from = to = {own.low, own.high - own.low};
     }
-    if (work.cursor == from.count) return false;
+    if (work.cursor == from.count || (work.update && !work.update->admitted())) return false;
     const std::uint64_t count = std::min(step, from.count - work.cursor);
-    reduce(share, work, from.low + work.cursor, to.low + work.cursor, count);
+    if (work.update)
+      update(share, work, from.low + work.cursor, count);
+    else
+      reduce(share, work, from.low + work.cursor, to.low + work.cursor, count);
     work.cursor += count;
     return true;
   }

@@ -23,11 +23,12 @@ Member::~Member() {
   leave();
 }
 
-std::shared_ptr<Work> Member::start(Call call, const std::byte* in, std::byte* out,
-                                    Details details) {
+std::shared_ptr<Work> Member::start(Call call, const std::byte* in, std::byte* out, Details details,
+                                    const Update* update) {
   auto work = std::make_shared<Work>();
   work->call = call;
   work->details = std::move(details);
+  work->update = update;
   work->in = in;
   work->out = out;
   if (group_->inherited()) {  // where the lock may be held by a thread that the fork left behind
@@ -94,6 +95,9 @@ bool reads_in_place(const Work& work) {
 
 }  // namespace
 
+// Bytes that one step updates where the choices have no way in symmetric memory.
+constexpr std::uint64_t kUpdateStep = 256 << 10;
+
 // A small contribution goes the same way whatever memory it lies in; beyond, either all members
 // pass symmetric memory or none. All choose alike: what they choose by must agree, or is not known
 // to any of them.
@@ -103,8 +107,15 @@ void Member::place(Work& work) {
   if (collective == Collective::allocate) return;
   const std::uint64_t bytes =
       work.details.receives.empty() ? largest_input(work, share_.members) : UINT64_MAX;
-  if (bytes <= small_[static_cast<std::size_t>(collective)]) return;
   const Band& band = group_->choices().band(collective, bytes);
+  if (work.update) {  // there is no other way for it
+    locate(work);
+    work.call.path = Path::direct;
+    work.way = band.direct;
+    if (work.way.chunk == 0) work.way.chunk = kUpdateStep;
+    return;
+  }
+  if (bytes <= small_[static_cast<std::size_t>(collective)]) return;
   work.call.path = Path::staged;
   work.way = work.rings = band.staged;
   if (band.direct.chunk != 0 && reads_in_place(work) && locate(work)) {

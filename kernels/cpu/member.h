@@ -32,7 +32,9 @@ class Member {
 
   // Chooses the call's path and queues it; posts it if the ring of slots has room, never blocks.
   // An array that the call does not need here is null.
-  std::shared_ptr<Work> start(Call call, const std::byte* in, std::byte* out, Details details = {});
+  // With an update both arrays must lie in symmetric memory, and it has to stay until the end.
+  std::shared_ptr<Work> start(Call call, const std::byte* in, std::byte* out, Details details = {},
+                              const Update* update = nullptr);
   // Starts a send to the member `call.root`, or a recv from it. A tag, and a recv's source, may be
   // kAny.
   std::shared_ptr<Work> start_message(const Call& call, std::int64_t tag, const std::byte* in,

@@ -38,6 +38,7 @@ class SharedTransport(NativeTransport[_native.Work]):
 
     name = "shared"
     drives_shared = True
+    updates = True
 
     def __init__(self, local: LocalGroup, index: int, name: str, timeout: float) -> None:
         self._told = MessageWitness(local.group, name, index, local.members)
@@ -72,6 +73,19 @@ class SharedTransport(NativeTransport[_native.Work]):
     ) -> Callable[[], SharedWork]:
         post = functools.partial(self._post_again, self._poster(call, x, out))
         return functools.partial(self._launch, post, (x, out), result)
+
+    def bind_update(
+        self, call: Call, gradients: Array, values: Array, update: _native.Update, keep: object
+    ) -> Callable[[], SharedWork]:
+        note = sites.note(gradients, values, call.typed)
+        given = (gradients, values, update, note, digest(call.typed))
+        post = functools.partial(self._member.start_update, *given)
+        again = functools.partial(self._post_again, post)
+        return functools.partial(self._launch, again, given[:2], lambda: (values, keep)[0])
+
+    def part_of(self, array: Array, member: int) -> NDArray[np.uint8]:
+        group = self._local.group
+        return group.part_of(self.index, array.ctypes.data, array.nbytes, member)
 
     def _post_again(self, post: Callable[[], _native.Work]) -> _native.Work:
         """Start a call that was checked before; nothing is posted if its arrays have changed."""
