@@ -49,6 +49,7 @@ class Plan:
         self.variables = variables
         self.layout = lay_out([(each.name, each.shape) for each in variables], np.float32)
         self.buckets = plan_buckets(self.layout, limit=BUCKET)
+        self.sharded: tuple[int, ...] = ()
 
 
 def network(trace: Trace, nodes: int) -> tuple[list[TracedTensor], list[Plan]]:

@@ -116,7 +116,7 @@ def _kind(name: str) -> str:
         return "wait for it"
     if name == "all_reduce_bucket":
         return "reduction of gradients"
-    if name == "update_bucket":
+    if name in ("update_bucket", "update_slices"):
         return "update"
     return "product" if name.startswith("matmul") else "other"
 

@@ -16,10 +16,18 @@ from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import passes
 from allreduce.graph.places import Places
 from allreduce.graph.replica import Replica
+from allreduce.graph.slices import EveryonesSlots, agree_to_shard
 from allreduce.graph.spec import show
 from allreduce.graph.update import UpdateRule
 from allreduce.graph.variable import Variable
-from allreduce.reduction import BUCKET_BYTES, Arena, Bucket, Layout, lay_out, plan_buckets
+from allreduce.reduction import (
+    BUCKET_BYTES,
+    Arena,
+    Bucket,
+    Layout,
+    lay_out,
+    plan_buckets,
+)
 
 
 class Host(Protocol):
@@ -44,14 +52,19 @@ class ArenaPlan:
 
     A variable's value lies in the arena of the optimizer that changed it last. Another optimizer
     that is to change it takes it over first, before a step.
+
+    Args:
+        rule: The optimizer.
+        variables: All on one device, and of one dtype.
+        host: Whose replicas have it.
+        device: As the replicas' program calls it.
+
+    Attributes:
+        sharded: Which buckets are updated in slices, by index.
     """
 
     def __init__(
-        self,
-        slots: Sequence[str],
-        variables: Sequence[Variable],
-        host: Host,
-        device: DeviceName,
+        self, rule: UpdateRule, variables: Sequence[Variable], host: Host, device: DeviceName
     ) -> None:
         self.variables = tuple(variables)
         self.device = device  # as the replicas' program calls it
@@ -59,7 +72,12 @@ class ArenaPlan:
         self.layout: Layout = lay_out(named, variables[0].dtype)
         limit = BUCKET_BYTES if passes.is_on("bucket") else 0
         self.buckets: tuple[Bucket, ...] = plan_buckets(self.layout, limit)
-        self.arenas: list[Arena] = host.on_replicas(lambda index: self._build(host, index, slots))
+        # As it is now, so it stays: what replicas have of slots depends on it.
+        self.sharded = agree_to_shard(host, rule, self.layout, self.buckets)
+        self.arenas: list[Arena] = host.on_replicas(
+            lambda index: self._build(host, index, rule.slots)
+        )
+        self._everyones = self._meet(host)
         self.take_over()
 
     def _build(self, host: Host, index: int, slots: Sequence[str]) -> Arena:
@@ -72,10 +90,17 @@ class ArenaPlan:
             return array
 
         communicator = host.replicas[index].communicator
-        symmetric = communicator and partial(_symmetric, device, communicator, contents=contents)
-        arena = Arena(self.layout, slots, private, symmetric or private)
-        arena.gradients[...] = 0
-        return arena
+        if communicator is None:
+            return Arena(self.layout, slots, private, private)
+        symmetric = partial(_symmetric, device, communicator, contents=contents)
+        return Arena(self.layout, slots, symmetric if self.sharded else private, symmetric)
+
+    def _meet(self, host: Host) -> EveryonesSlots | None:
+        """Find the slots of all replicas, if each has its own part of them."""
+        communicator = host.replicas[0].communicator
+        if not self.sharded or communicator is None:
+            return None
+        return EveryonesSlots(communicator, self.arenas[0])
 
     def take_over(self) -> None:
         """Bring variables whose values another arena holds, or none, into this one."""
@@ -89,16 +114,29 @@ class ArenaPlan:
                 variable.storage[index] = view
             variable.home = self
 
-    def slots(self, arena: Arena) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield the optimizer's slots as views, keyed "<variable>/<slot>"."""
+    def slots(self, arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield an arena's slots as views, keyed "<variable>/<slot>"."""
+        arena = self.arenas[0]
         for place, variable in enumerate(self.variables):
-            for slot, array in arena.slots.items():
+            for slot, array in arrays.items():
                 yield f"{variable.name}/{slot}", arena.view(array, place)
+
+    def _whole_slots(self) -> dict[str, np.ndarray]:
+        """Copy the slots, as an update of all of them would need them."""
+        first = self.arenas[0]
+        if self._everyones is None:
+            return {name: array.copy() for name, array in first.slots.items()}
+        buckets = [each for each in self.buckets if each.index in self.sharded]
+        found = self._everyones.whole(first, self.layout, buckets)
+        for key, view in self.slots(found):
+            if key in first.loaded:
+                view[...] = first.loaded[key]
+        return found
 
     def state(self, iterations: int) -> dict[str, np.ndarray]:
         """Copy the slots, and the variables' number of updates where it is not `iterations`."""
         arena = self.arenas[0]
-        state = {key: view.copy() for key, view in self.slots(arena)}
+        state = dict(self.slots(self._whole_slots()))
         if arena.iterations != iterations:
             updates = np.asarray(arena.iterations, np.int64)
             state.update({f"{variable.name}/{UPDATES}": updates for variable in self.variables})
@@ -110,7 +148,7 @@ class ArenaPlan:
         Raises:
             ShapeError: A slot's value has another shape than its variable.
         """
-        for key, view in self.slots(self.arenas[0]):
+        for key, view in self.slots(self.arenas[0].slots):
             if key in state and np.shape(state[key]) != view.shape:
                 raise ShapeError(
                     f"optimizer state {key!r} has shape {np.shape(state[key])}; expected "
@@ -119,35 +157,62 @@ class ArenaPlan:
         counts = [state.get(f"{variable.name}/{UPDATES}") for variable in self.variables]
         for arena in self.arenas:
             arena.iterations = max((int(c) for c in counts if c is not None), default=iterations)
-            for key, view in self.slots(arena):
-                if key in state:
+            for key, view in self.slots(arena.slots):
+                if key in state and self._everyones is None:
                     view[...] = state[key]
+                elif key in state:  # others may be looking at what is there
+                    arena.loaded[key] = np.array(state[key])
+
+    def settle(self, arena: Arena) -> None:
+        """Set an arena's slots to what was loaded."""
+        for key, view in self.slots(arena.slots):
+            if key in arena.loaded:
+                view[...] = arena.loaded[key]
+        arena.loaded = {}
 
     def renew(self, host: Host) -> None:
-        """Let gradients lie in new memory, and make all replicas what the first one is.
+        """Let what is symmetric lie in new memory, and make all replicas what the first one is.
 
         The old gradients go first: nobody reads what a step left there. What is interrupted can be
         done again.
         """
-        first = self.arenas[0]
+        self._make_alike()
+        host.on_replicas(lambda index: self._move(host, index))
+        self._everyones = self._meet(host)
+
+    def _make_alike(self) -> None:
+        """Make all replicas what the first one is, without gradients, and with all of the slots."""
+        first, slots = self.arenas[0], self._whole_slots()
         for arena in self.arenas:
             arena.gradients = arena.gradients[:0].copy()
             arena.iterations = first.iterations
             arena.parameters[...] = first.parameters
             for name, array in arena.slots.items():
-                array[...] = first.slots[name]
+                array[...] = slots[name]
+            arena.loaded = {}
+        self._everyones = None
 
-        def make(index: int) -> None:
-            device = lookup(host.places[index].names[self.device])
-            communicator = host.replicas[index].communicator
-            assert communicator is not None, "a dead one was one of several"
-            size, dtype = self.layout.size, self.layout.dtype
-            contents = _contents(self.layout)
-            gradients = _symmetric(device, communicator, size, dtype, contents=contents)
-            gradients[...] = 0
-            self.arenas[index].gradients = gradients
+    def _move(self, host: Host, index: int) -> None:
+        """Give one replica's arena new memory, for one kind of arrays after the other."""
+        device = lookup(host.places[index].names[self.device])
+        communicator, arena = host.replicas[index].communicator, self.arenas[index]
+        assert communicator is not None, "a dead one was one of several"
+        where = (device, communicator, self.layout.size, self.layout.dtype)
+        make = partial(_symmetric, *where, contents=_contents(self.layout))
 
-        host.on_replicas(make)
+        def moved(old: np.ndarray) -> np.ndarray:
+            new = make()
+            new[...] = old
+            return new
+
+        if self.sharded:
+            arena.parameters = moved(arena.parameters)
+            for place, variable in enumerate(self.variables):
+                if variable.home is self:
+                    variable.storage[index] = arena.view(arena.parameters, place)
+            for name in arena.slots:
+                arena.slots[name] = moved(arena.slots[name])
+        arena.gradients = make()  # until now their room was for the others, one by one
 
 
 def _contents(layout: Layout) -> list[tuple[int, str]]:
@@ -169,7 +234,7 @@ def _symmetric(
     *,
     contents: Sequence[tuple[int, str]],
 ) -> np.ndarray:
-    """Make a communicator's memory, and count it as its device's."""
+    """Make zeros in a communicator's memory, and count it as its device's."""
     taken = device.memory.take(size * dtype.itemsize, contents)
     try:
         made: np.ndarray = communicator.empty((size,), dtype)
@@ -181,6 +246,7 @@ def _symmetric(
         made = made.base
     device.memory.until_gone(taken, made)
     array: np.ndarray = shared.array(dtype, (size,))
+    array[...] = 0
     return array
 
 
@@ -223,7 +289,7 @@ def plan_for(
             f"an optimizer's variables need different names, as its state is kept by them; {twice} "
             "are used twice"
         )
-    plan = ArenaPlan(rule.slots, variables, host, device)
+    plan = ArenaPlan(rule, variables, host, device)
     waiting = _waiting.get(rule)
     if waiting is not None:
         plan.load(waiting, rule.iterations)

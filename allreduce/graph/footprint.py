@@ -100,7 +100,7 @@ class _Places:
             yield Access(("variable", node.attrs["variable"]), False, node.id)
         for region in _changed(node):
             yield Access(region, True)
-        if node.op == "update_bucket":
+        if node.op in ("update_bucket", "update_slices"):
             yield from (Access(region, False) for region in _gradients(node))
         elif (node.id in self.at and node.op not in ("read", "send")) or node.attrs.get("copy"):
             yield Access(self.at[node.id][0], True, node.id)
@@ -128,6 +128,6 @@ def _gradient(node: Node) -> Region:
 def _gradients(node: Node) -> list[Region]:
     """List what a bucket holds; every update reads the count, which comes with the first."""
     plan, bucket = id(node.attrs["plan"]), node.attrs["bucket"]
-    counts = bucket.index == 0 or node.op == "update_bucket"
+    counts = bucket.has_header or node.op in ("update_bucket", "update_slices")
     spans = range(bucket.first, bucket.last)
     return [*([("count", plan)] if counts else []), *(("gradient", plan, each) for each in spans)]

@@ -245,9 +245,9 @@ class Frame:
         return concrete(shape, self.moment.rows, sum(self.moment.everyone or ()))
 
     def stamp(self, node: Node) -> Stamp | None:
-        """Return what makes sure, with an arena's first bucket, that ranks do alike."""
+        """Return what makes sure, with an arena's header, that ranks do alike."""
         communicator, arena = self.replica.communicator, self.arena(node)
-        if self.outline is None or communicator is None or node.attrs["bucket"].index != 0:
+        if self.outline is None or communicator is None or not node.attrs["bucket"].has_header:
             return None
         place = arena.gradients[1 : arena.layout.header]
         stamp = Stamp(self.outline, node.attrs["rule"], arena.layout, place, communicator)

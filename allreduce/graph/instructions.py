@@ -18,6 +18,7 @@ from allreduce.graph.ops.base import located, lookup
 from allreduce.graph.ops.collective import contribution_of_none
 from allreduce.graph.printing import say
 from allreduce.graph.rendezvous import Key
+from allreduce.graph.slices import update_slices
 from allreduce.graph.watch import synchronized, watched
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ def _all_reduce_bucket(frame: Frame, node: Node) -> Step:
     start = communicator.all_reduce_init(part, op="sum", out=part)
 
     def run() -> None:
+        arena.number = arena.iterations + 1
         if stamp is not None:
             stamp.put(arena.iterations)
         frame.works[node.id] = start()
@@ -170,7 +172,7 @@ def _update_bucket(frame: Frame, node: Node) -> Step:
     part = slice(bucket.parameters_start, bucket.stop)
     parameters, gradients = arena.parameters[part], arena.gradients[part]
     slots = {name: array[part] for name, array in arena.slots.items()}
-    is_first, stamp = bucket.index == 0, frame.stamp(node)
+    is_first, stamp = bucket.has_header, frame.stamp(node)
 
     def run() -> None:
         if stamp is not None:
@@ -248,6 +250,7 @@ _BUILDERS: dict[str, Callable[[Frame, Node], Step]] = {
     "clear_gradients": _clear_gradients,
     "all_reduce_bucket": _all_reduce_bucket,
     "update_bucket": _update_bucket,
+    "update_slices": update_slices,
     "send": _send,
     "receive": _receive,
     "scan": _scan,

@@ -12,7 +12,7 @@ from allreduce.graph.program import STREAMS, Instruction, Program
 GIVEN = ("placeholder", "constant", "runtime")
 # A ready node of a lower class is issued first: what others are waiting for, then the rest in the
 # order in which it was recorded, and last what waits for other replicas.
-_FIRST = ("store_gradient", "store_count", "all_reduce_bucket", "send")
+_FIRST = ("store_gradient", "store_count", "all_reduce_bucket", "update_slices", "send")
 _LAST = ("update_bucket",)
 
 

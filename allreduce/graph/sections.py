@@ -21,6 +21,11 @@ FORWARD, BACKWARD, UPDATE = range(3)
 AFTER = "after "  # what the name of a section between layers begins with
 # More layers than this are too many to be seen at once: inner ones then count as their model.
 _MOST = 10
+_CALLED = {
+    "all_reduce_bucket": "all-reduce",
+    "update_bucket": "update",
+    "update_slices": "all-reduce and update in slices",
+}
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
@@ -194,16 +199,18 @@ def _said(node: Node) -> list[str]:
         return []
     if "chain" in node.attrs:  # of several, joined
         return [str(node.attrs["chain"])]
-    return [{"all_reduce_bucket": "all-reduce", "update_bucket": "update"}.get(node.op, node.op)]
+    return [_CALLED.get(node.op, node.op)]
 
 
 def _notes(node: Node) -> list[str]:
     if node.op == "placeholder":
         return [f"{node.attrs['name']}: {node.spec}"]
-    if node.op != "update_bucket":
+    if node.op not in ("update_bucket", "update_slices"):
         return []
     part, layout = node.attrs["bucket"], node.attrs["plan"].layout
     count = part.last - part.first
+    if not count:  # the header alone
+        return []
     what = f"{count} variable{'' if count == 1 else 's'}"
     nbytes = (part.stop - part.start) * layout.dtype.itemsize
     return [f"{what}, {units(nbytes)}", type(node.attrs["rule"]).__name__]

@@ -53,7 +53,7 @@ class Stamp:
         self._settings: dict[str, Any] | None = None
         self._period = -1
         self._rows: list[tuple[np.ndarray, bytes]] = []  # for each of them: the bits, their sums
-        self._sums = b""
+        self.sums = b""  # what all bits have to add up to in this step
         self._iterations = 0
 
     def put(self, iterations: int) -> None:
@@ -63,7 +63,7 @@ class Stamp:
         if period != self._period or settings != self._settings:
             self._draw(settings, period)
         self._iterations = iterations
-        bits, self._sums = self._rows[step]
+        bits, self.sums = self._rows[step]
         self._place[...] = bits
 
     def check(self) -> None:
@@ -72,7 +72,7 @@ class Stamp:
         Raises:
             MismatchError: Ranks run different programs, or have different settings; on all of them.
         """
-        if self._place.tobytes() != self._sums:
+        if self._place.tobytes() != self.sums:
             raise self._difference()
 
     def _draw(self, settings: dict[str, Any], period: int) -> None:

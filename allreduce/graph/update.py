@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from allreduce import _native
 from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
 from allreduce.graph.dispatch import as_tensor
@@ -17,6 +19,19 @@ from allreduce.graph.spec import show
 from allreduce.graph.tensor import Tensor, TracedTensor
 from allreduce.graph.trace import Trace, current_trace
 from allreduce.graph.variable import Variable
+
+
+@dataclass(frozen=True, slots=True)
+class NativeUpdate:
+    """A rule's update of one range of an arena, for where gradients are reduced.
+
+    Attributes:
+        update: Changes any part of it; the arrays are the caller's to keep.
+        prepare: Gives it the rule's present settings, and the number of the step, from 1.
+    """
+
+    update: _native.Update
+    prepare: Callable[[int], None]
 
 
 class UpdateRule(Protocol):
@@ -51,6 +66,14 @@ class UpdateRule(Protocol):
             slots: The rule's own arrays for that range.
             count: One element, what the gradients are divided by.
             step: Counts from 1.
+        """
+
+    def native(self, header: np.ndarray, slots: Mapping[str, np.ndarray]) -> NativeUpdate | None:
+        """Return the same update for slices of one bucket; None where there is none.
+
+        Args:
+            header: Its first element is what the gradients are divided by.
+            slots: The rule's own arrays for that bucket.
         """
 
 

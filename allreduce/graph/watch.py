@@ -11,6 +11,7 @@ from allreduce.graph import numerics
 from allreduce.graph.canaries import beside
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
+from allreduce.graph.slices import own_sums
 
 if TYPE_CHECKING:
     from allreduce.graph.frame import Frame
@@ -52,11 +53,20 @@ def look_at(frame: Frame, node: Node) -> None:
     """
     if node.op == "all_reduce_bucket":
         for name, gradient, _ in _variables(frame, node):
-            told = f"the sum of all replicas' gradients of {name!r}"
-            numerics.check(told, node.source, gradient, [], _when(frame))
+            _look_at_sum(frame, node, name, gradient)
+        return
+    if node.op == "update_slices":
+        for name, own in own_sums(frame, node):
+            _look_at_sum(frame, node, name, own)
+        look_at_parameters(frame, node)
         return
     inputs = [frame.values[i] for i in node.inputs]
     numerics.check(node.op, node.source, frame.values[node.id], inputs, _when(frame))
+
+
+def _look_at_sum(frame: Frame, node: Node, name: str, gradient: np.ndarray) -> None:
+    told = f"the sum of all replicas' gradients of {name!r}"
+    numerics.check(told, node.source, gradient, [], _when(frame))
 
 
 def look_at_parameters(frame: Frame, node: Node) -> None:

@@ -180,6 +180,7 @@ def _communication(frame: Frame) -> Iterator[str]:
             bucket, layout = node.attrs["bucket"], frame.arena(node).layout
             size = units((bucket.stop - bucket.start) * layout.dtype.itemsize)
             names = [span.name for span in layout.spans[bucket.first : bucket.last]]
+            names = names or ["the number of samples"]
             where = f" of {node.device.local}" if len(devices) > 1 and node.device else ""
             name = f"bucket {bucket.index}{where} ({size}: {', '.join(names)})"
         whole += clock.over - clock.started

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from allreduce import _native
+from allreduce.graph.update import NativeUpdate
 from allreduce.optim.base import Optimizer, checked
 
 
@@ -61,3 +62,11 @@ class Adam(Optimizer):
             self.epsilon,
             step,
         )
+
+    def native(self, header: np.ndarray, slots: Mapping[str, np.ndarray]) -> NativeUpdate:
+        made = _native.adam_update(header, slots["m"], slots["v"])
+
+        def prepare(step: int) -> None:
+            made.set(self.learning_rate, self.beta_1, self.beta_2, self.epsilon, step)
+
+        return NativeUpdate(made, prepare)

@@ -12,6 +12,7 @@ import numpy as np
 from allreduce.errors import UsageError
 from allreduce.graph import apply_gradients, load_optimizer_state, minimize, optimizer_state
 from allreduce.graph.tensor import Tensor
+from allreduce.graph.update import NativeUpdate
 from allreduce.graph.variable import Variable
 
 
@@ -59,6 +60,27 @@ class Optimizer(ABC):
             count: The number of samples to divide the gradients by, `(1,)`.
             step: The number of this update; the first is 1.
         """
+
+    def native(
+        self,
+        header: np.ndarray,  # noqa: ARG002  # of those who have one
+        slots: Mapping[str, np.ndarray],  # noqa: ARG002
+    ) -> NativeUpdate | None:
+        """Return the same update for native code, if there is one.
+
+        With it, and slots, every replica of a host updates but its own slice of a large bucket.
+
+        Args:
+            header: Its first element is the number of samples to divide the gradients by.
+            slots: For each of `slots` the bucket's range of it, `(n,)`; to be changed in place.
+        """
+        return None
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        """See to it that a class with an update of its own has not its base's native one."""
+        super().__init_subclass__(**named)
+        if "update" in vars(cls) and "native" not in vars(cls):
+            setattr(cls, "native", Optimizer.native)  # noqa: B010  # mypy knows no such assignment
 
     def minimize(self, loss: Tensor, variables: Sequence[Variable], weight: Any = None) -> None:
         """Take one step down the global mean of `loss`, inside `ar.function` or `strategy.run`.

@@ -9,6 +9,7 @@ import numpy as np
 
 from allreduce import _native
 from allreduce.errors import UsageError
+from allreduce.graph.update import NativeUpdate
 from allreduce.optim.base import Optimizer, checked
 
 
@@ -61,3 +62,13 @@ class SGD(Optimizer):
             self.momentum,
             self.nesterov,
         )
+
+    def native(self, header: np.ndarray, slots: Mapping[str, np.ndarray]) -> NativeUpdate | None:
+        if not self.slots:
+            return None
+        made = _native.sgd_update(header, slots["momentum"])
+
+        def prepare(step: int) -> None:  # noqa: ARG001  # the same update in every step
+            made.set(self.learning_rate, self.momentum, self.nesterov)
+
+        return NativeUpdate(made, prepare)

@@ -76,6 +76,8 @@ class Arena:
         self.gradients = allocate_gradients(layout.size, layout.dtype)
         self.slots = {name: allocate(layout.size, layout.dtype) for name in slots}
         self.iterations = 0
+        self.number = 0  # of the update that is under way, from 1
+        self.loaded: dict[str, np.ndarray] = {}  # slots that are set by the next step
 
     @property
     def count(self) -> np.ndarray:

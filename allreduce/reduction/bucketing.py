@@ -6,7 +6,7 @@ Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Paralle
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from allreduce.reduction.arena import Layout
 
@@ -19,7 +19,8 @@ BUCKET_BYTES = 4 << 20
 class Bucket:
     """Elements `start` to `stop` of the gradients, holding the spans `first` to `last` (exclusive).
 
-    The first bucket starts with the header. `parameters_start` is where its parameters start.
+    The first bucket starts with the header, unless that goes by itself. `parameters_start` is where
+    its parameters start.
     """
 
     index: int
@@ -28,6 +29,15 @@ class Bucket:
     start: int
     stop: int
     parameters_start: int
+
+    @property
+    def has_header(self) -> bool:
+        """Whether the header is a part of it."""
+        return self.start < self.parameters_start
+
+    def without_header(self) -> Bucket:
+        """Return the bucket of its parameters alone."""
+        return replace(self, start=self.parameters_start)
 
 
 def plan_buckets(layout: Layout, limit: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
@@ -45,6 +55,11 @@ def plan_buckets(layout: Layout, limit: int = BUCKET_BYTES) -> tuple[Bucket, ...
             buckets.append(Bucket(len(buckets), first, last, begins, stop, start))
             first = last
     return tuple(buckets)
+
+
+def header_alone(layout: Layout) -> Bucket:
+    """Return a bucket of the header alone, for gradients of which no bucket is to wait for it."""
+    return Bucket(0, 0, 0, 0, layout.header, layout.header)
 
 
 def _end(layout: Layout, index: int) -> int:

@@ -41,6 +41,9 @@ class Descent:
     def get_config(self) -> dict[str, Any]:
         return {"rate": self.rate}
 
+    def native(self, header: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
+        return None
+
     def update(
         self,
         parameters: np.ndarray,

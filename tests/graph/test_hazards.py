@@ -15,6 +15,7 @@ from allreduce.graph import executor
 from allreduce.graph.frame import Frame
 from allreduce.graph.hazards import hazards
 from allreduce.graph.program import Program
+from allreduce.reduction import sharding
 from tests.graph.eager_cases import NETWORKS, trained
 from tests.graph.test_parallel import Split
 
@@ -60,10 +61,13 @@ def _check(programs: list[Program]) -> int:
     return dropped
 
 
+@pytest.mark.parametrize("sliced", [False, True])
 @pytest.mark.parametrize("network", [*NETWORKS, "split"])
 def test_training_is_safe_and_waits_for_nothing_else(
-    network: str, monkeypatch: pytest.MonkeyPatch
+    network: str, sliced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if sliced:
+        monkeypatch.setattr(sharding, "SHARDED_BYTES", 1)
     split = network == "split"
     make: Callable[[], Any] = Split if split else NETWORKS[network]
     per_replica = 2 if split else 1
@@ -73,10 +77,17 @@ def test_training_is_safe_and_waits_for_nothing_else(
     programs = _programs(monkeypatch, lambda: trained(make, strategy, eagerly=False))
     assert any(each.blocks for each in programs)
     assert any(not each.blocks for each in programs)  # a replica without samples
+    found = [each.node.op for program in programs for each in program.instructions]
+    assert ("update_slices" in found) == sliced
     assert _check(programs) >= 3
 
 
-def test_exchanges_and_changes_inside_a_step_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sliced", [False, True])
+def test_exchanges_and_changes_inside_a_step_are_safe(
+    sliced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sliced:
+        monkeypatch.setattr(sharding, "SHARDED_BYTES", 1)
     strategy = ar.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         weights = ar.Variable(np.ones((4, 4), np.float32))

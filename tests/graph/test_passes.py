@@ -35,6 +35,9 @@ class Rule:
     def get_config(self) -> dict[str, Any]:
         return {}
 
+    def native(self, header: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
+        return None
+
     def update(
         self,
         parameters: np.ndarray,
@@ -51,6 +54,7 @@ class Plan:
         self.variables = variables
         self.layout: Layout = lay_out([(v.name, v.shape) for v in variables], np.float32)
         self.buckets: tuple[Bucket, ...] = plan_buckets(self.layout, limit)
+        self.sharded: tuple[int, ...] = ()
 
 
 def _variable(name: str, *shape: int) -> Variable:

@@ -19,6 +19,7 @@ from allreduce.graph import executor
 from allreduce.graph.footprint import footprints
 from allreduce.graph.frame import Frame
 from allreduce.graph.program import STREAMS, Program
+from allreduce.reduction import sharding
 from tests.graph.eager_cases import NETWORKS, trained
 from tests.graph.test_parallel import Split
 
@@ -94,10 +95,13 @@ class Streamed(Frame):
 
 
 @pytest.mark.parametrize("poisons", [False, True], ids=["shared memory", "poisoned"])
-@pytest.mark.parametrize("network", [*NETWORKS, "split"])
+@pytest.mark.parametrize("network", [*NETWORKS, "split", "sliced"])
 def test_training_gives_the_same_bits(
     network: str, poisons: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if network == "sliced":
+        monkeypatch.setattr(sharding, "SHARDED_BYTES", 1)
+        network = "dense"
     split = network == "split"
     make: Callable[[], Any] = Split if split else NETWORKS[network]
     owned = [f"CPU:{i}" for i in range(4 if split else 2)]

@@ -30,6 +30,7 @@ ROWS: tuple[tuple[str, Kind], ...] = (
     ("clear_gradients", "effect"),  # plan: zeros and no samples, in the null program
     ("all_reduce_bucket", "collective"),  # plan, bucket
     ("update_bucket", "effect"),  # plan, bucket, rule
+    ("update_slices", "collective"),  # the same: reduced and updated by all, each its own slice
     ("send", "transfer"),  # edge, source, destination, of_samples; no input: only that it is time
     ("receive", "transfer"),  # the same
 )

@@ -29,7 +29,7 @@ _REWRITES: Mapping[str, Callable[[Graph], Graph]] = {
     "fuse": fuse,
 }
 # Those that come later, as they need the optimizers' arenas, or the order of the schedule.
-OPTIONAL = (*_REWRITES, "bucket", "plan_buffers")
+OPTIONAL = (*_REWRITES, "bucket", "shard", "plan_buffers")
 
 _off: frozenset[str] = frozenset()
 

@@ -1,13 +1,17 @@
-"""Turn "apply these gradients" into stores, and an all-reduce and an update per bucket."""
+"""Turn "apply these gradients" into stores, and an all-reduce and an update per bucket.
+
+Where a bucket is updated in slices, one operation does both. The header then goes by itself, before
+all of them: what every slice is divided by, and whether all do the same, has to be known first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from allreduce.graph.node import Graph, Node, Rewriter
 from allreduce.graph.ops.base import lookup
-from allreduce.reduction import Bucket, Layout
+from allreduce.reduction import Bucket, Layout, header_alone
 
 
 class Plan(Protocol):
@@ -17,6 +21,8 @@ class Plan(Protocol):
     def layout(self) -> Layout: ...
     @property
     def buckets(self) -> Sequence[Bucket]: ...
+    @property
+    def sharded(self) -> Collection[int]: ...  # which buckets are updated in slices, by index
     @property
     def variables(self) -> Sequence[Any]: ...
 
@@ -35,8 +41,7 @@ def bucket(graph: Graph, plans: Sequence[Plan], replicas: int) -> Graph:
     updates: dict[int, dict[Any, int]] = {}  # of each old node: the update of each variable
     for node in graph.nodes:
         if node.op == "apply_gradients":
-            updates[node.id] = _expand(rewriter, node, next(pending), replicas > 1)
-            made = list(dict.fromkeys(updates[node.id].values()))
+            updates[node.id], made = _expand(rewriter, node, next(pending), replicas > 1)
             rewriter.moved[node.id] = made[-1]
             effects += made
             continue
@@ -58,32 +63,57 @@ def _control(rewriter: Rewriter, node: Node, updates: dict[int, dict[Any, int]])
     return tuple(dict.fromkeys(control))
 
 
-def _expand(rewriter: Rewriter, node: Node, plan: Plan, reduce: bool) -> dict[Any, int]:
-    """Add the nodes that a plan's gradients need; returns the update of each variable."""
+def _expand(
+    rewriter: Rewriter, node: Node, plan: Plan, reduce: bool
+) -> tuple[dict[Any, int], list[int]]:
+    """Add the nodes that a plan's gradients need.
+
+    Returns:
+        The update of each variable, and all nodes that change something.
+    """
+    stores, counted = _stores(rewriter, node, plan)
+    # The sum of counts comes with the first bucket, so every update waits for it.
+    first = summed = counted
+    readers, order = _readers(rewriter, node, plan), _order(rewriter, node)
+    updates: dict[Any, int] = {}
+    made: list[int] = []
+    for part in _parts(plan, reduce):
+        ready = [stores[i] for i in range(part.first, part.last)]
+        ready += [counted] if part.has_header else []
+        changed = tuple(plan.variables[part.first : part.last])
+        reads = sorted({i for variable in changed for i in readers[variable]})
+        attrs = {"plan": plan, "bucket": part, "rule": node.attrs["rule"]}
+        op = "update_bucket"
+        if reduce and changed and part.index in plan.sharded:
+            op, ready = "update_slices", [*ready, summed]
+        elif reduce:
+            ready = [_add(rewriter, node, "all_reduce_bucket", (), attrs, ready)]
+            if part.has_header:
+                first = summed = ready[0]
+        waits = [*ready, *([] if op == "update_slices" else [first]), *reads, *order]
+        made.append(_add(rewriter, node, op, (), {**attrs, "changes": changed}, waits))
+        if not changed:  # it has only checked what all have summed up
+            first = made[-1]
+        updates.update(dict.fromkeys(changed, made[-1]))
+    return updates, made
+
+
+def _stores(rewriter: Rewriter, node: Node, plan: Plan) -> tuple[dict[int, int], int]:
+    """Add what stores the gradients, by their place in the arena, and the count."""
     count, *gradients = (rewriter.moved[i] for i in node.inputs)
     places = {variable: i for i, variable in enumerate(plan.variables)}
     stores: dict[int, int] = {}
     for gradient, variable in zip(gradients, node.attrs["variables"], strict=True):
         attrs = {"plan": plan, "span": places[variable]}
         stores[places[variable]] = _add(rewriter, node, "store_gradient", (gradient,), attrs, ())
-    counted = _add(rewriter, node, "store_count", (count,), {"plan": plan}, ())
-    first = counted  # the sum of counts comes with the first bucket, so every update waits for it
-    readers, order = _readers(rewriter, node, plan), _order(rewriter, node)
-    updates: dict[Any, int] = {}
-    for part in plan.buckets:
-        ready = [stores[i] for i in range(part.first, part.last)]
-        ready += [counted] if part.index == 0 else []
-        attrs = {"plan": plan, "bucket": part, "rule": node.attrs["rule"]}
-        if reduce:
-            ready = [_add(rewriter, node, "all_reduce_bucket", (), attrs, ready)]
-            first = ready[0] if part.index == 0 else first
-        changed = tuple(plan.variables[part.first : part.last])
-        reads = sorted({i for variable in changed for i in readers[variable]})
-        waits = [*ready, first, *reads, *order]
-        attrs = {**attrs, "changes": changed}
-        update = _add(rewriter, node, "update_bucket", (), attrs, waits)
-        updates.update(dict.fromkeys(changed, update))
-    return updates
+    return stores, _add(rewriter, node, "store_count", (count,), {"plan": plan}, ())
+
+
+def _parts(plan: Plan, reduce: bool) -> list[Bucket]:
+    """List the buckets; first the header, where it goes by itself."""
+    if not reduce or not plan.sharded:
+        return list(plan.buckets)
+    return [header_alone(plan.layout), *(each.without_header() for each in plan.buckets)]
 
 
 def _readers(rewriter: Rewriter, node: Node, plan: Plan) -> dict[Any, list[int]]:
@@ -97,14 +127,25 @@ def _readers(rewriter: Rewriter, node: Node, plan: Plan) -> dict[Any, list[int]]
         uses = {memory[i]: None for i in (old.id, *old.inputs) if i in memory}
         if uses and lookup(old.op).view:
             memory[old.id] = next(iter(uses))
-        for variable in uses if old.id in waited else ():
+        # A view only says where its readers look; they are waited for themselves.
+        looks = lookup(old.op).view is not None
+        for variable in uses if old.id in waited and not looks else ():
             found[variable].append(rewriter.moved[old.id])
     return found
 
 
 def _order(rewriter: Rewriter, node: Node) -> list[int]:
-    effects = set(rewriter.old.effects)
-    return [rewriter.moved[i] for i in node.control if i in effects]
+    """Find the effect before this one; updates do not count, as they change other variables."""
+    old, found = rewriter.old, []
+    effects = set(old.effects)
+    waits = [i for i in node.control if i in effects]
+    while waits:
+        i = waits.pop()
+        if old.nodes[i].op == "apply_gradients":
+            waits += [each for each in old.nodes[i].control if each in effects]
+        else:
+            found.append(rewriter.moved[i])
+    return found
 
 
 def _add(

@@ -1,0 +1,152 @@
+"""Buckets that are updated in slices: what each member does, and what each has of the slots."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from allreduce.comm import Communicator, exchange
+from allreduce.comm.updating import part_of, update_init, updates
+from allreduce.devices import options
+from allreduce.graph import passes
+from allreduce.graph.node import Node
+from allreduce.graph.replica import Replica
+from allreduce.graph.update import UpdateRule
+from allreduce.reduction import Arena, Bucket, Layout, is_large, slice_of
+
+if TYPE_CHECKING:
+    from allreduce.graph.frame import Frame
+
+_NATIVE = ("float32", "float64")
+
+
+class Host(Protocol):
+    """The replicas of this process."""
+
+    @property
+    def replicas(self) -> Sequence[Replica]: ...
+
+    def on_replicas(self, work: Callable[[int], Any]) -> list[Any]: ...
+
+
+def agree_to_shard(
+    host: Host, rule: UpdateRule, layout: Layout, buckets: Sequence[Bucket]
+) -> tuple[int, ...]:
+    """Choose which buckets are updated in slices, by index; all replicas do so together.
+
+    None are where a rank has another optimizer, or layout, or wants none: as the updates begin,
+    ranks hear of that which has to be alike.
+    """
+    first = host.replicas[0].communicator
+    if first is None or not updates(first):
+        return ()
+    chosen: tuple[int, ...] = ()
+    if passes.is_on("shard") and _has_native(rule, layout):
+        chosen = tuple(each.index for each in buckets if is_large(each, layout))
+    told = json.dumps([chosen, [(each.start, each.stop) for each in buckets], rule.slots])
+    mine = np.asarray([zlib.crc32(told.encode())], np.int64)
+
+    def differs(index: int) -> bool:
+        communicator = host.replicas[index].communicator
+        assert communicator is not None, "one of several"
+        return bool((exchange(communicator, "what is updated in slices", mine) != mine).any())
+
+    return () if any(host.on_replicas(differs)) else chosen
+
+
+def _has_native(rule: UpdateRule, layout: Layout) -> bool:
+    """Say whether a rule keeps something, and native code can update for it."""
+    if not rule.slots or layout.dtype.name not in _NATIVE:
+        return False
+    nothing = dict.fromkeys(rule.slots, np.zeros(0, layout.dtype))
+    return rule.native(np.zeros(1, layout.dtype), nothing) is not None
+
+
+class EveryonesSlots:
+    """The slots of all members, in memory that all of them map.
+
+    What a member has of a bucket that is updated in slices is valid in its own slice alone.
+    Reading the others' takes no communication: they change it in a step's updates only, each of
+    which waits for this member. It stays there after they have gone, or their communicator has.
+
+    Args:
+        communicator: Has one member per replica.
+        arena: This member's.
+    """
+
+    def __init__(self, communicator: Communicator, arena: Arena) -> None:
+        self._slots = [
+            {name: part_of(communicator, own, member) for name, own in arena.slots.items()}
+            for member in range(communicator.size)
+        ]
+
+    def whole(self, own: Arena, layout: Layout, buckets: Sequence[Bucket]) -> dict[str, np.ndarray]:
+        """Copy the slots, with what each member has of these buckets.
+
+        Args:
+            own: This member's, for the rest.
+            layout: Where the variables lie.
+            buckets: Those that are updated in slices.
+        """
+        found = {name: array.copy() for name, array in own.slots.items()}
+        for bucket in buckets:
+            for member, slots in enumerate(self._slots):
+                part = slice_of(bucket, layout, len(self._slots), member)
+                for name, array in slots.items():
+                    found[name][part] = array[part]
+        return found
+
+
+def update_slices(frame: Frame, node: Node) -> Callable[[], None]:
+    """Return what starts the update of a bucket by all members, each of its own slice."""
+    plan, bucket, rule = (node.attrs[name] for name in ("plan", "bucket", "rule"))
+    arena, communicator = frame.arena(node), frame.replica.communicator
+    assert communicator is not None, "a single replica has no collectives"
+    part, header = slice(bucket.start, bucket.stop), arena.gradients[: arena.layout.header]
+    slots = {name: array[part] for name, array in arena.slots.items()}
+    native = rule.native(header, slots)
+    gradients, parameters = arena.gradients[part], arena.parameters[part]
+    start = update_init(communicator, gradients, parameters, native.update, (header, slots))
+    keeps, summed = options.current().check_numerics, _header_of(frame, node)
+
+    def run() -> None:
+        if arena.loaded:
+            frame.end(summed)  # until then, others may look at what they are to find here
+            plan.settle(arena)
+        stamp = frame.stamps.get(id(plan))
+        native.prepare(arena.number)
+        native.update.expect(b"" if stamp is None else stamp.sums, keeps)
+        frame.works[node.id] = start()
+
+    return run
+
+
+def own_sums(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the names of a bucket's variables, and what this member has summed up of each."""
+    arena, communicator, bucket = (
+        frame.arena(node),
+        frame.replica.communicator,
+        node.attrs["bucket"],
+    )
+    assert communicator is not None, "a single replica has no collectives"
+    own = slice_of(bucket, arena.layout, communicator.size, communicator.rank)
+    for span in arena.layout.spans[bucket.first : bucket.last]:
+        low, high = max(own.start, span.start), min(own.stop, span.start + span.size)
+        if low < high:
+            yield span.name, arena.gradients[low:high]
+
+
+def _header_of(frame: Frame, node: Node) -> int:
+    """Find what reduces the header of an update's arena."""
+    made = (each.node for each in frame.program.instructions)
+    return next(
+        each.id
+        for each in made
+        if each.op == "all_reduce_bucket"
+        and each.attrs["plan"] is node.attrs["plan"]
+        and each.attrs["bucket"].has_header
+    )
