@@ -16,6 +16,7 @@ from allreduce.graph.outline import Outline, difference, own_part
 from allreduce.graph.spec import show
 from allreduce.graph.variable import Variable
 
+_NOBODY = -1  # is the rank that lacks something
 _REMEDY = "make the same model, and use the same variables, on every rank"
 
 if TYPE_CHECKING:
@@ -58,7 +59,12 @@ class Agreement:
     def __init__(self, program: Outline, joins_rows: bool) -> None:
         self.program = program
         self.joins_rows = joins_rows
-        self.digest = _digest(json.dumps([each for each, _ in program]))
+        digest = _digest(json.dumps([each for each, _ in program]))
+        self._row = np.append(digest, _NOBODY)
+
+    def row(self, rank: int, told: bool) -> np.ndarray:
+        """Give what a member brings: the digest, and its rank where it lacks the rows."""
+        return self._row if told or not self.joins_rows else np.append(self._row[:-1], rank)
 
 
 def check_program(communicator: Communicator, rank: int, step: Agreement, told: bool) -> None:
@@ -74,22 +80,23 @@ def check_program(communicator: Communicator, rank: int, step: Agreement, told: 
         MismatchError: They differ; the message names the first difference. On all members.
         UsageError: A member has not been told what the step has to be. On all members.
     """
-    lacks = step.joins_rows and not told
-    found = _exchanged(communicator, "the step", np.append(step.digest, rank if lacks else -1))
+    mine = step.row(rank, told)
+    found = _exchanged(communicator, "the step", mine)
+    if mine[-1] == _NOBODY and found.tobytes() == mine.tobytes() * communicator.size:
+        return
     differing = _others(found[:, :-1])
     if len(differing):
         outlines = exchange_plain(communicator, "what ranks have traced", [rank, step.program])
         found_first = difference(*outlines[0], *outlines[int(differing[0])])
         raise everywhere(MismatchError(f"rank {rank}: {found_first}"))
-    lacking = sorted({int(each) for each in found[:, -1]} - {-1})
-    if lacking:
-        raise everywhere(
-            UsageError(
-                f"rank {rank}: the step gathers the rows of all replicas, and how many there are "
-                f"is not known on {ranks_text(lacking)}; make the batches with "
-                "strategy.distribute_dataset"
-            )
+    lacking = sorted({int(each) for each in found[:, -1]} - {_NOBODY})
+    raise everywhere(
+        UsageError(
+            f"rank {rank}: the step gathers the rows of all replicas, and how many there are is "
+            f"not known on {ranks_text(lacking)}; make the batches with "
+            "strategy.distribute_dataset"
         )
+    )
 
 
 def differ(communicator: Communicator, what: str, text: str) -> np.ndarray:

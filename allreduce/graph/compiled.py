@@ -180,8 +180,9 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         if passes.is_on("prune"):  # what only one rank returns may be a collective's value
             graph = passes.prune(graph)
         said = outline(graph) if several_ranks else None
-        joins = joins_rows(graph.nodes)  # which not all ranks may be able to
-        agreement = Agreement(said, joins) if said is not None and (compared or joins) else None
+        agreement = None
+        if said is not None and compared:
+            agreement = Agreement(said, joins_rows(graph.nodes))
         if agreement is not None:  # as those do who have traced it before
             compare(host, agreement, arguments.everyone is not None)
         synchronize(host, _variables(graph))
