@@ -147,7 +147,7 @@ class Replicas:
             who = f"replica {self.first_replica + index}"
             if self._spans_ranks and not isinstance(error, PeerLostError):
                 tracebacks.tell(member, who, error)  # before the others look for it
-            member.abort(f"{who} raised {error!r}")
+            member.abort(tracebacks.reason(who, error))
 
     def _add_traceback(self, error: BaseException) -> None:
         member = self._replicas[0].communicator if self._replicas else None

@@ -12,10 +12,17 @@ from allreduce import events
 from allreduce.comm import Communicator, world
 from allreduce.errors import AllreduceError, PeerLostError
 
+_RAISED = " raised "
+
+
+def reason(who: str, error: BaseException) -> str:
+    """Give the line that the other members are told at once."""
+    return f"{who}{_RAISED}{error!r}"
+
 
 def tell(communicator: Communicator, who: str, error: BaseException) -> None:
     """Leave an error's traceback for the other members, who look for it when they are told."""
-    text = f"{who} raised:\n{''.join(traceback.format_exception(error))}"
+    text = f"{who}{_RAISED.rstrip()}:\n{''.join(traceback.format_exception(error))}"
     try:
         world().store.set(_key(communicator), text.encode())
     except AllreduceError as failure:  # what ended the step is the one to be raised
@@ -23,10 +30,12 @@ def tell(communicator: Communicator, who: str, error: BaseException) -> None:
 
 
 def add(communicator: Communicator, error: PeerLostError) -> None:
-    """Add to an error the traceback of the member that raised, if one has left it."""
+    """Add to an error the traceback of the member that raised, if it is that."""
+    if _RAISED not in str(error):  # of a member that died, all are told without asking a leader
+        return
     try:
         error.add_note(world().store.get(_key(communicator), timeout=0.0).decode().rstrip())
-    except AllreduceError as failure:  # a member died without raising, or the leader is gone
+    except AllreduceError as failure:  # the leader is gone, too
         events.logger.debug("no rank has told a traceback: %s", failure)
 
 
