@@ -27,9 +27,13 @@ from allreduce.graph.replica import Moment, Replica
 from allreduce.graph.reports import Clock, Took, reported, timed, wait_for
 from allreduce.graph.spec import Shape, concrete
 from allreduce.graph.stamp import Stamp
+from allreduce.graph.tape import Replay, is_replayable
 from allreduce.graph.team import Team
 from allreduce.graph.watch import look_at
 from allreduce.reduction import Arena
+
+# So often a frame is bound to arrays anew, as where a batch is strided at times.
+_MOST_REPLAYS = 4
 
 
 class Frame:
@@ -84,6 +88,9 @@ class Frame:
         self._bind = partial(self._at_once, free, threads) if threads > 1 else self._in_order
         self.steps = self._bind(self._parts)
         self._told: list[Step] | None = None  # the same with reports, once somebody has listened
+        self._replay: Replay | None = None  # the same in native code, once a step has run
+        watched = self._watches or self.syncs or threads > 1
+        self._replays_left = 0 if watched else _MOST_REPLAYS
 
     def _part(self, instruction: Instruction) -> Step:
         node = instruction.node
@@ -137,9 +144,10 @@ class Frame:
             array[...] = self.replica.id if name == "replica" else getattr(moment, name)
         fed = dict(zip(self.program.inputs, feeds, strict=True))
         self.values.update(fed)
+        steps = self._chosen(feeds)
         try:
             with np.errstate(all="ignore"):  # infinities and NaN are results here, not warnings
-                for step in self._heard() if events.heard() else self.steps:
+                for step in steps:
                     step()
         except BaseException as error:
             self._leave(error)
@@ -148,9 +156,31 @@ class Frame:
             self.end(started)
         self.took = Took(began, time.perf_counter(), self.clocks)
         outputs = [self._output(node) for node in self.program.outputs]
+        if steps is self.steps and self._replays_left:
+            self._record(fed)
         for i in fed:  # a batch may be large, and is the caller's
             del self.values[i]
         return outputs
+
+    def _chosen(self, feeds: Sequence[np.ndarray]) -> list[Step]:
+        """Choose how to run a step: native code tells nobody about single instructions."""
+        if events.heard():
+            return self._heard()
+        if self._replay is not None and self._replay.begin(list(feeds)):
+            return self._replay.steps
+        return self.steps
+
+    def _record(self, fed: Mapping[int, np.ndarray]) -> None:
+        """Bind what native code can do to the arrays of the step that has just run."""
+        self._replays_left -= 1
+        if is_replayable(fed, self):
+            parts = [None if part is _nothing else part for part in self._parts]
+            instructions = self.program.instructions
+            waits = [
+                self._collectives(instructions[i].node.id for i in each.waits)
+                for each in instructions
+            ]
+            self._replay = Replay(self, fed, parts, waits)
 
     def _heard(self) -> list[Step]:
         """Bind the instructions so that each reports how long it takes."""

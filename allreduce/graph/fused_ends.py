@@ -50,14 +50,22 @@ class Epilogue:
         """Write the chain's value into `out`, some rows at a time."""
         kernel, own, rest = lookup(self.op).cpu, inputs[: self.reads], inputs[self.reads :]
         assert kernel is not None, self.op
-        # The last operation may write over the product where it works in place.
-        last = self.chain.links[-1]
-        over = self.dtype == out.dtype and (0 not in last.reads or lookup(last.op).in_place)
+        over = self.is_in_place(out)
         for rows in _pieces(len(out), out.nbytes, _PIECE_BYTES):
             here = out[rows]
             product = here if over else np.empty(here.shape, self.dtype)
             kernel(product, [own[0][rows], *own[1:]], self.attrs)
             self.chain.run(here, [product, *(part(x, out.ndim, rows) for x in rest)])
+
+    def is_in_place(self, out: np.ndarray) -> bool:
+        """Say whether the last operation may write over the product."""
+        last = self.chain.links[-1]
+        return self.dtype == out.dtype and (0 not in last.reads or lookup(last.op).in_place)
+
+    def rows_of_piece(self, out: np.ndarray) -> int:
+        """Return how many rows are made at a time; the last ones may be fewer."""
+        first = next(_pieces(len(out), out.nbytes, _PIECE_BYTES))
+        return int(first.stop)
 
 
 @dataclass(frozen=True, slots=True)

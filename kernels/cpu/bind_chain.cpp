@@ -20,21 +20,6 @@
 namespace nb = nanobind;
 
 namespace allreduce {
-namespace {
-
-// In the order of `LinkOp`.
-constexpr std::string_view kNames[] = {
-    "add",           "subtract",    "multiply",   "divide",      "maximum",       "minimum",
-    "negative",      "absolute",    "sign",       "square",      "sqrt",          "relu",
-    "relu_gradient", "less",        "less_equal", "greater",     "greater_equal", "equal",
-    "not_equal",     "logical_and", "logical_or", "logical_xor", "logical_not",   "isfinite",
-    "isnan",         "isinf",       "where",      "cast"};
-
-std::optional<LinkOp> op_of(std::string_view name) {
-  const auto* found = std::find(std::begin(kNames), std::end(kNames), name);
-  if (found == std::end(kNames)) return std::nullopt;
-  return static_cast<LinkOp>(found - std::begin(kNames));
-}
 
 std::optional<Scalar> scalar_of(int number) {
   switch (number) {
@@ -53,6 +38,30 @@ std::optional<Scalar> scalar_of(int number) {
   return std::nullopt;
 }
 
+PyArrayObject* array_of(PyObject* object, Scalar type) {
+  if (!PyArray_Check(object)) return nullptr;
+  auto* array = reinterpret_cast<PyArrayObject*>(object);
+  const bool fits = scalar_of(PyArray_TYPE(array)) == type && PyArray_ISALIGNED(array) &&
+                    PyArray_ISNOTSWAPPED(array);
+  return fits ? array : nullptr;
+}
+
+namespace {
+
+// In the order of `LinkOp`.
+constexpr std::string_view kNames[] = {
+    "add",           "subtract",    "multiply",   "divide",      "maximum",       "minimum",
+    "negative",      "absolute",    "sign",       "square",      "sqrt",          "relu",
+    "relu_gradient", "less",        "less_equal", "greater",     "greater_equal", "equal",
+    "not_equal",     "logical_and", "logical_or", "logical_xor", "logical_not",   "isfinite",
+    "isnan",         "isinf",       "where",      "cast",        "copy"};
+
+std::optional<LinkOp> op_of(std::string_view name) {
+  const auto* found = std::find(std::begin(kNames), std::end(kNames), name);
+  if (found == std::end(kNames)) return std::nullopt;
+  return static_cast<LinkOp>(found - std::begin(kNames));
+}
+
 // An operation's name, what it reads, the number of its dtype, and its room.
 using Row = std::tuple<std::string, std::vector<int>, int, int>;
 
@@ -60,6 +69,8 @@ using Row = std::tuple<std::string, std::vector<int>, int, int>;
 class PythonChain {
  public:
   explicit PythonChain(Chain chain) : chain_(std::move(chain)) {}
+
+  const Chain& chain() const { return chain_; }
 
   // Whether it was done; else some array is not as it has to be.
   bool run(nb::handle out, const nb::list& inputs);
@@ -78,24 +89,14 @@ class PythonChain {
   std::shared_ptr<const Bound> bound_;  // read and changed with the interpreter's lock
 };
 
-// A well-behaved array of a type, or null.
-PyArrayObject* array_of(PyObject* object, Scalar type) {
-  if (!PyArray_Check(object)) return nullptr;
-  auto* array = reinterpret_cast<PyArrayObject*>(object);
-  const bool fits = scalar_of(PyArray_TYPE(array)) == type && PyArray_ISALIGNED(array) &&
-                    PyArray_ISNOTSWAPPED(array);
-  return fits ? array : nullptr;
-}
-
-// Bytes from one element to the next along an axis of the result; -1 where they do not fit.
-std::optional<std::ptrdiff_t> stride_along(PyArrayObject* input, PyArrayObject* out, int axis) {
-  const int own = axis - (PyArray_NDIM(out) - PyArray_NDIM(input));
+// Bytes from one element to the next along an axis of the result; nothing where they do not fit.
+std::optional<std::ptrdiff_t> stride_along(PyArrayObject* input, int axes, const npy_intp* shape,
+                                           int axis) {
+  const int own = axis - (axes - PyArray_NDIM(input));
   if (own < 0 || PyArray_DIM(input, own) == 1) return 0;
-  if (PyArray_DIM(input, own) != PyArray_DIM(out, axis)) return std::nullopt;
+  if (PyArray_DIM(input, own) != shape[axis]) return std::nullopt;
   return PyArray_STRIDE(input, own);
 }
-
-constexpr std::size_t kMostInputs = 32;
 
 bool PythonChain::run(nb::handle out, const nb::list& inputs) {
   PyArrayObject* const target = array_of(out.ptr(), chain_.links.back().out);
@@ -107,7 +108,7 @@ bool PythonChain::run(nb::handle out, const nb::list& inputs) {
   for (std::size_t i = 0; i < count; ++i) {
     arrays[i] =
         array_of(PyList_GET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i)), chain_.inputs[i]);
-    if (!arrays[i] || PyArray_NDIM(arrays[i]) > PyArray_NDIM(target)) return false;
+    if (!arrays[i]) return false;
     data[i] = PyArray_BYTES(arrays[i]);
   }
   const std::shared_ptr<const Bound> bound = bind(target, arrays);
@@ -129,20 +130,18 @@ std::shared_ptr<const PythonChain::Bound> PythonChain::bind(PyArrayObject* out,
   for (int axis = 0; same && axis < axes; ++axis) {
     same = static_cast<npy_intp>(bound_->shape[axis]) == PyArray_DIM(out, axis);
     for (std::size_t i = 0; same && i < count; ++i)
-      same = stride_along(inputs[i], out, axis) == bound_->strides[i][axis];
+      same = stride_along(inputs[i], axes, PyArray_DIMS(out), axis) == bound_->strides[i][axis];
   }
   if (same) return bound_;
-  std::vector<std::size_t> shape(PyArray_DIMS(out), PyArray_DIMS(out) + axes);
-  std::vector<std::vector<std::ptrdiff_t>> strides(count);
+  std::optional<BoundChain> chain = bound_to(chain_, axes, PyArray_DIMS(out), inputs);
+  if (!chain) return nullptr;
+  auto bound = std::make_shared<Bound>(Bound{kernels, {}, {}, std::move(*chain)});
+  bound->shape.assign(PyArray_DIMS(out), PyArray_DIMS(out) + axes);
+  bound->strides.resize(count);
   for (std::size_t i = 0; i < count; ++i)
-    for (int axis = 0; axis < axes; ++axis) {
-      const std::optional<std::ptrdiff_t> stride = stride_along(inputs[i], out, axis);
-      if (!stride) return nullptr;
-      strides[i].push_back(*stride);
-    }
-  BoundChain chain(chain_, *kernels, shape, strides);
-  bound_ = std::make_shared<const Bound>(
-      Bound{kernels, std::move(shape), std::move(strides), std::move(chain)});
+    for (int axis = 0; axis < axes; ++axis)
+      bound->strides[i].push_back(*stride_along(inputs[i], axes, PyArray_DIMS(out), axis));
+  bound_ = std::move(bound);
   return bound_;
 }
 
@@ -171,6 +170,22 @@ std::optional<PythonChain> make_chain(const std::vector<Row>& rows,
 }
 
 }  // namespace
+
+std::optional<BoundChain> bound_to(const Chain& chain, int axes, const npy_intp* shape,
+                                   PyArrayObject* const* inputs) {
+  std::vector<std::vector<std::ptrdiff_t>> strides(chain.inputs.size());
+  for (std::size_t i = 0; i < strides.size(); ++i) {
+    if (PyArray_NDIM(inputs[i]) > axes) return std::nullopt;
+    for (int axis = 0; axis < axes; ++axis) {
+      const std::optional<std::ptrdiff_t> stride = stride_along(inputs[i], axes, shape, axis);
+      if (!stride) return std::nullopt;
+      strides[i].push_back(*stride);
+    }
+  }
+  return BoundChain(chain, kernels_in_use().links, {shape, shape + axes}, std::move(strides));
+}
+
+const Chain& chain_of(nb::handle chain) { return nb::cast<const PythonChain&>(chain).chain(); }
 
 void bind_chain(nb::module_& m) {
   nb::class_<PythonChain>(m, "Chain")

@@ -39,6 +39,7 @@ enum class LinkOp : std::uint8_t {
   isinf,
   where,
   cast,
+  copy,
 };
 
 // Computes `n` elements; `out` may be one of the operands, and overlaps none otherwise.
@@ -56,6 +57,8 @@ struct LinkKernels {
 };
 
 constexpr int kMostReads = 3;
+// Inputs of a chain; one with more is left to NumPy.
+constexpr std::size_t kMostInputs = 32;
 
 // One operation. It reads inputs by their number, and earlier links by -1 - theirs; its value goes
 // to a room, or, as the last one's does, to the result.

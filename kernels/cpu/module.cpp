@@ -6,6 +6,7 @@
 #include "bind_chain.h"
 #include "bind_comm.h"
 #include "bind_images.h"
+#include "bind_tape.h"
 #include "bind_tcp.h"
 #include "bind_tensor.h"
 #include "numpy_api.h"
@@ -20,4 +21,5 @@ NB_MODULE(_native, m) {
   allreduce::bind_tcp(m);
   allreduce::bind_tensor(m);
   allreduce::bind_chain(m);
+  allreduce::bind_tape(m);
 }

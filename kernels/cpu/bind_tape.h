@@ -1,0 +1,10 @@
+// Tapes as Python sees them.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace allreduce {
+
+void bind_tape(nanobind::module_& m);
+
+}  // namespace allreduce

@@ -1,0 +1,173 @@
+"""Tasks of a tape against NumPy: the same bits, wherever the arrays of a step lie."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import allreduce.graph  # noqa: F401  # finds NumPy's BLAS
+from allreduce import _native
+
+FLOATS = ["float32", "float64"]
+
+
+def _normal(shape: Any, dtype: str, seed: int = 0) -> np.ndarray:
+    return np.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+def _layouts(rows: int, columns: int, dtype: str, seed: int) -> list[np.ndarray]:
+    """Give a matrix as it may lie: by rows, by columns, in another one, and unfit for BLAS."""
+    wide = _normal((rows + 3, 2 * columns + 5), dtype, seed)
+    tall = _normal((columns + 2, rows + 4), dtype, seed + 1)
+    return [
+        wide[1 : rows + 1, 2 : columns + 2].copy(),
+        wide[1 : rows + 1, 2 : columns + 2],
+        tall[:columns, 3 : rows + 3].T,
+        wide[:rows, : 2 * columns : 2],
+        wide[rows - 1 :: -1, :columns],
+    ]
+
+
+def _once(tape: _native.Tape, given: list[np.ndarray]) -> None:
+    assert tape.begin(given)
+    assert tape.run(0, len(tape)) == -1
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("sizes", [(32, 64, 10), (2, 2, 2), (100, 7, 33), (128, 300, 65)])
+def test_products_have_the_bits_of_matmul(sizes: tuple[int, int, int], dtype: str) -> None:
+    n, k, m = sizes
+    done = 0
+    for a, b in product(_layouts(n, k, dtype, 1), _layouts(k, m, dtype, 5)):
+        out = np.full((n, m), np.nan, dtype)
+        tape = _native.Tape([a], [])
+        if tape.add_product(out, a, b):
+            done += 1
+            _once(tape, [a])
+            np.testing.assert_array_equal(out, np.matmul(a, b))
+    assert done == 9  # of layouts that BLAS takes
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_stacks_of_products_have_the_bits_of_matmul(dtype: str) -> None:
+    q, k = _normal((5, 16, 3, 8), dtype, 1), _normal((5, 16, 3, 8), dtype, 2)
+    pairs = [
+        (q.transpose(0, 2, 1, 3), k.transpose(0, 2, 3, 1)),
+        (q.transpose(0, 2, 1, 3), k[:1].transpose(0, 2, 3, 1)),
+        (q.transpose(0, 2, 1, 3), k[0, :, 0, :].T),
+        (q[0, :, 0, :], k.transpose(0, 2, 3, 1)),
+    ]
+    for a, b in pairs:
+        expected = np.matmul(a, b)
+        out = np.empty_like(expected, order="C", subok=False)
+        tape = _native.Tape([], [])
+        assert tape.add_product(out, a, b)
+        _once(tape, [])
+        np.testing.assert_array_equal(out, expected)
+
+
+def test_what_matmul_computes_in_another_way_is_left_to_it() -> None:
+    x = _normal((6, 6), "float32")
+    tape = _native.Tape([], [])
+    for a, b in [(x, x.T), (x[:1], x), (x, x[:, :1]), (x[:, :1], x[:1]), (x[:0], x)]:
+        assert not tape.add_product(np.empty((len(a), b.shape[1]), "float32"), a, b)
+    integers = np.ones((6, 6), np.int64)
+    assert not tape.add_product(np.empty((6, 6), np.int64), integers, integers.copy())
+    assert not tape.add_product(np.empty((6, 6), ">f4"), x.astype(">f4"), x.astype(">f4"))
+    assert len(tape) == 0
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("rows", "columns"), [(32, 10), (2, 2), (1000, 37), (128, 1024)])
+def test_column_sums_have_the_bits_of_a_product_with_ones(
+    rows: int, columns: int, dtype: str
+) -> None:
+    x, out = _normal((rows, columns), dtype), np.empty(columns, dtype)
+    tape = _native.Tape([x], [])
+    assert tape.add_column_sums(out, x)
+    _once(tape, [x])
+    np.testing.assert_array_equal(out, np.matmul(np.ones(rows, dtype), x))
+
+
+@pytest.mark.parametrize("rows", [50, 20, 7])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_chain_behind_a_product_works_on_pieces(rows: int, in_place: bool) -> None:
+    a, b = _normal((50, 8), "float32", 1), _normal((8, 12), "float32", 2)
+    bias, scale = _normal(12, "float32", 3), _normal((50, 12), "float32", 4)
+    number = bias.dtype.num
+    links = [
+        ("add", [0, 1], number, 0),
+        ("relu", [-1], number, 1),
+        ("multiply", [-2, 2], number, 2),
+    ]
+    chain = _native.chain(links, [number] * 3)
+    assert chain is not None
+    out, expected = np.empty((50, 12), "float32"), np.empty((50, 12), "float32")
+    tape = _native.Tape([a], [])
+    fits = tape.add_epilogue(chain, out, a, b, [bias, scale], rows, in_place)
+    assert fits == (rows != 7)  # a last piece of one row is a vector
+    if fits:
+        _once(tape, [a])
+        for first in range(0, 50, rows):
+            here = slice(first, first + rows)
+            np.multiply(np.maximum(a[here] @ b + bias, 0), scale[here], out=expected[here])
+        np.testing.assert_array_equal(out, expected)
+
+
+def test_what_is_given_may_lie_elsewhere_and_the_rest_moves_with_it() -> None:
+    first, second = _normal((4, 6), "float32", 1), _normal((4, 6), "float32", 2)
+    out, kept = np.empty((6, 4), "float32"), _normal((6, 4), "float32", 3)
+    number = out.dtype.num
+    chain = _native.chain([("add", [0, 1], number, 0)], [number, number])
+    assert chain is not None
+    tape = _native.Tape([first], [])
+    assert tape.add_chain(chain, out, [first.T, kept])
+    for x in (first, second):
+        _once(tape, [x])
+        np.testing.assert_array_equal(out, x.T + kept)
+
+
+def test_what_lies_differently_is_not_begun() -> None:
+    x, y, out = np.ones((4, 6), "float32"), np.ones(3, "float32"), np.empty((4, 6), "float32")
+    storage = [np.ones(1), np.ones((4, 6), "float32")]
+    tape = _native.Tape([x, y], [(storage, 1)])
+    assert tape.add_copy(out, x)
+    assert tape.begin([x.copy(), y.copy()])
+    for other in (
+        np.ones((4, 5), "float32"),
+        np.ones((4, 6)),
+        np.ones((6, 4), "float32").T,
+        np.ones((4, 6), ">f4"),
+        np.ones((4, 12), "float32")[:, ::2],
+    ):
+        assert not tape.begin([other, y])
+    assert not tape.begin([x])
+    assert not tape.begin([x, x.reshape(-1)[:3]])  # one of them lies in the other
+    storage[1] = storage[1].copy()
+    assert not tape.begin([x, y])
+
+
+def test_a_task_that_refuses_its_input_says_which_it_was() -> None:
+    labels, logits = np.array([0, 2, 1]), _normal((3, 3), "float32")
+    out = np.empty(3, "float32")
+    tape = _native.Tape([labels], [])
+    assert tape.add_constant(np.empty(1), np.zeros(1))
+    assert tape.add_loss(True, out, None, labels, logits)
+    _once(tape, [labels])
+    assert tape.begin([np.array([0, 3, 1])])
+    assert tape.run(0, 2) == 1
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32", "int64", *FLOATS])
+def test_copies_broadcast_and_convert(dtype: str) -> None:
+    x = np.array([[0], [1], [3]]).astype(dtype)
+    same, floats = np.empty((2, 3, 4), dtype), np.empty((3, 4), "float32")
+    tape = _native.Tape([], [])
+    assert tape.add_copy(same, x)
+    assert tape.add_copy(floats, x)
+    _once(tape, [])
+    np.testing.assert_array_equal(same, np.broadcast_to(x, (2, 3, 4)))
+    np.testing.assert_array_equal(floats, np.broadcast_to(x, (3, 4)))
