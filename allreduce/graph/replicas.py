@@ -218,7 +218,8 @@ class Replicas:
     def _note_end(self, error: BaseException) -> None:
         """Keep what has ended replicas of several ranks, whose communicator is not made anew."""
         if self._spans_ranks and self._dead:
-            self._over = self._over or f"{type(error).__name__} has ended a step of it: {error}"
+            said = str(error).partition("\n")[0]
+            self._over = self._over or f"{type(error).__name__} has ended a step of it: {said}"
 
     def _check_not_over(self) -> None:
         if self._over:
