@@ -17,6 +17,7 @@ CPU = ROOT / "kernels" / "cpu"
 SOURCES = {  # of each test program, besides the kernels
     "protocol_test": "direct engine group member p2p p2p_mail pulled region remote small staged",
     "p2p_test": "direct engine group member p2p p2p_mail pulled region remote small staged",
+    "update_test": "direct engine group member p2p p2p_mail pulled region remote small staged",
     "tcp_test": "tcp_agreement tcp_connection tcp_diagnostics tcp_endings tcp_engine tcp_execution "
     "tcp_fold tcp_member tcp_messages tcp_plan tcp_small tcp_staging tcp_words",
 }
@@ -102,6 +103,12 @@ def run(command: list[str | Path], timeout: float = 400) -> str:
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
 def test_protocol(build: Builder, sanitizer: str) -> None:
     assert run([build("protocol_test", sanitizer), "1"]) == "ok\n"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_updates(build: Builder, sanitizer: str) -> None:
+    assert run([build("update_test", sanitizer), "3"]) == "ok\n"
 
 
 @pytest.mark.timeout(600)
