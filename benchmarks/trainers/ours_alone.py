@@ -17,6 +17,8 @@ _STEPS, _ROUNDS = 15, 5  # of a round; the first ones start threads and are not 
 _LEFT_OUT = 3
 _SHORT, _LONG = 100, 1100  # instructions
 _FEWEST = 10  # runs of the programs that have so many
+_DRAWN = 1 << 16  # numbers at a time: some 200 µs in which the lock is free, as a decoder leaves it
+_TRIALS = 50  # of how long that takes
 
 
 class Slow:
@@ -82,15 +84,15 @@ def _median(items: Any) -> float:
 
 def _work(seconds: float) -> Callable[[], object]:
     """Make something that computes for so long, without holding the interpreter's lock."""
-    random, numbers = np.random.default_rng(0), np.empty(4096)
+    random, numbers = np.random.default_rng(0), np.empty(_DRAWN)
 
     def draw(times: int) -> None:
         for _ in range(times):
             random.random(out=numbers)
 
     start = time.perf_counter()
-    draw(1000)
-    times = max(1, round(1000 * seconds / (time.perf_counter() - start)))
+    draw(_TRIALS)
+    times = max(1, round(_TRIALS * seconds / (time.perf_counter() - start)))
     return lambda: draw(times)
 
 
