@@ -20,6 +20,9 @@ from allreduce.graph.tensor import ConcreteTensor, EagerTensor
 from allreduce.graph.trace import Trace
 from allreduce.graph.variable import Variable
 
+# A tuple, because a union would be made anew for each argument of each call.
+_TENSORS, _ARRAYS = (ConcreteTensor, EagerTensor), (np.ndarray, np.generic)
+
 
 @dataclass(frozen=True, slots=True)
 class Input:
@@ -114,9 +117,9 @@ def _describe(leaf: Any, found: Arguments, replicas: int) -> tuple[Input | None,
         _join_batch(leaf, found)
         spec = Spec((BATCH, *first.shape[1:]), first.dtype)
         return Input(spec, varies=True), ("batch", spec.shape, spec.dtype)
-    if isinstance(leaf, ConcreteTensor | EagerTensor):
+    if isinstance(leaf, _TENSORS):
         leaf = leaf.value
-    if isinstance(leaf, np.ndarray | np.generic) or hasattr(leaf, "__dlpack__"):
+    if isinstance(leaf, _ARRAYS) or hasattr(leaf, "__dlpack__"):
         array = np.asarray(leaf)
         _check_dtype(array)
         found.feeds.append((array,) * replicas)
