@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Container, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -45,6 +46,16 @@ def show(standings: Sequence[Standing], figures: Sequence[Figure]) -> None:
     ]
     if told:
         report.print_table(["case", "figure", "value", "goal", "met"], told, "Other figures")
+
+
+def of_others(path: Path, cases: Container[str]) -> tuple[list[Standing], list[Figure]]:
+    """Read what `save` has written, if it has, of cases with other titles than these."""
+    file = path.with_suffix(".json")
+    written = json.loads(file.read_text()) if file.exists() else {"standings": [], "figures": []}
+    for each in (*written["standings"], *written["figures"]):
+        del each["met"]
+    standings = [Standing(**each) for each in written["standings"] if each["case"] not in cases]
+    return standings, [Figure(**each) for each in written["figures"] if each["case"] not in cases]
 
 
 def save(standings: Sequence[Standing], figures: Sequence[Figure], path: Path, title: str) -> None:

@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="that each side trains a case")
     parser.add_argument("--rounds", type=int, default=8, help="turns in which it does so")
     parser.add_argument("--out", type=Path, default=_RESULTS / "training", help="without suffix")
+    parser.add_argument("--update", action="store_true", help="keep other cases that are in there")
     parser.add_argument("--environments", type=Path, default=DEFAULT_FOLDER, help="kept in here")
     parser.add_argument("--deadline", type=float, default=900, help="seconds that a case may take")
     options = parser.parse_args()
@@ -91,6 +92,9 @@ def _run(options: argparse.Namespace, interpreters: dict[str, Path]) -> list[str
     if made:
         standings.show(made, figures)
         title = "training steps, one BLAS thread per process"
+        if options.update:
+            known, others = standings.of_others(options.out, {each.case for each in made})
+            made, figures = known + made, others + figures
         standings.save(made, figures, options.out, title)
     return failed
 

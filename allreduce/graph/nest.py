@@ -23,7 +23,7 @@ def leaves(structure: Any) -> list[Any]:
 
 
 def _gather(structure: Any, found: list[Any]) -> None:
-    """Append the leaves; in each call of a step, so that nothing is rebuilt, and the usual first."""
+    """Append the leaves. It is done in each call of a step, so that nothing is rebuilt."""
     if isinstance(structure, _SEQUENCES):
         for value in structure:
             _gather(value, found)

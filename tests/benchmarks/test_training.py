@@ -139,5 +139,15 @@ def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1][-3:] == ["1.2", "1.3", "NO"]
 
 
+def test_other_cases_stay_in_the_file(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert standings.of_others(out, ()) == ([], [])
+    found = [_measured("ours", 1, 1e-3), _measured("pytorch", 1, 1.2e-3), _measured("ours", 2, 1.0)]
+    made, figures = goals.standings("mlp", found), goals.figures("mlp", found)
+    standings.save(made, figures, out, "all")
+    assert standings.of_others(out, {"another"}) == (made, figures)
+    assert standings.of_others(out, {WORKLOADS["mlp"].title}) == ([], [])
+
+
 def test_no_peer_is_asked_for_but_at_will(tmp_path: Path) -> None:
     assert set(training.pythons([], tmp_path)) == {"ours", "apart", "numpy", "bandwidth"}
