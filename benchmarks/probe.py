@@ -27,6 +27,7 @@ _SOURCES = [Path(__file__).with_name(name) for name in ("probe.cpp", "probe_priv
 _LINE_BYTES = 64
 _TRIALS = 5  # runs per way, of which the fastest counts
 # As probe_private.cpp numbers them.
+_WAYS = (0, 1, 2)
 _PRIVATE = {"all_reduce": 0, "all_gather": 1, "broadcast": 2, "all_to_all": 3}
 
 
@@ -74,7 +75,7 @@ class Probe:
             region = self._region(self._offset() + case.ranks * _lines(case) * _LINE_BYTES)
             found.append(self._fastest([self._symmetric(case, region, s) for s in (0, 1)]))
         if case.collective in _PRIVATE:
-            found.append(self._fastest([self.private(case, pulled=p) for p in (False, True)]))
+            found.append(self._fastest([self.private(case, way) for way in _WAYS]))
         return found
 
     def _fastest(self, made: Sequence[Contestant]) -> Contestant:
@@ -122,7 +123,7 @@ class Probe:
         )
         return _native(PROBE, case, mine, mine, lambda: act(*arguments))
 
-    def private(self, case: Case, *, pulled: bool) -> Contestant:
+    def private(self, case: Case, way: int) -> Contestant:
         """Make the probe that moves private arrays, in one of its ways; a collective call."""
         assert self._library is not None
         region = self._region(int(self._library.probe_private_bytes(case.ranks)))
@@ -138,7 +139,7 @@ class Probe:
             ctypes.c_void_p(out.ctypes.data),
             ctypes.c_size_t(x.nbytes),
             _PRIVATE[case.collective],
-            int(pulled),
+            way,
             self._roomy(),
         )
         return _native(PRIVATE_PROBE, case, x, out, lambda: act(*arguments), region)

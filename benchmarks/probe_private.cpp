@@ -21,6 +21,7 @@ constexpr std::size_t kLine = 64;
 constexpr std::size_t kRing = 512 << 10;   // bytes of a process's ring
 constexpr std::size_t kBlock = 128 << 10;  // bytes that are pulled and added while in the cache
 constexpr std::size_t kPull = 1 << 20;     // bytes that one system call copies
+constexpr std::size_t kPast = 4 << 20;     // bytes from which own parts go past the caches
 
 // What a process has told of itself, in the region that all of them map.
 struct alignas(64) Owner {
@@ -160,13 +161,30 @@ Part part(const Job& job, int collective, int giver, int taker) {
   return {0, 0, giver == 0 && taker != 0 ? job.bytes : 0};
 }
 
-void copy_own(const Job& job, int collective) {
+// Copies past the caches where that is asked for and known.
+void copy_out(std::byte* to, const std::byte* from, std::size_t bytes, bool stream) {
+#if defined(__AVX__)
+  constexpr std::size_t kVector = sizeof(__m256i);
+  std::size_t head = -reinterpret_cast<std::uintptr_t>(to) % kVector;
+  if (stream && head <= bytes) {
+    std::memcpy(to, from, head);
+    for (; head + kVector <= bytes; head += kVector)
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(to + head),
+                          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + head)));
+    _mm_sfence();
+    to += head, from += head, bytes -= head;
+  }
+#endif
+  std::memcpy(to, from, bytes);
+}
+
+void copy_own(const Job& job, int collective, bool stream) {
   const Part own = part(job, collective, job.crew.rank, job.crew.rank);
-  std::memcpy(job.out + own.to, job.in + own.from, own.bytes);
+  copy_out(job.out + own.to, job.in + own.from, own.bytes, stream);
 }
 
 // Between two processes: one writes half of its ring while the other reads the other half.
-void copy_by_rings(const Job& job, int collective) {
+void copy_by_rings(const Job& job, int collective, bool stream) {
   const Crew& crew = job.crew;
   const int other = 1 - crew.rank;
   const Part given = part(job, collective, crew.rank, other);
@@ -180,12 +198,12 @@ void copy_by_rings(const Job& job, int collective) {
     std::memcpy(job.ring(crew.rank) + side, job.in + given.from + start, chunk(given, start));
     if (start != 0) {
       const std::size_t before = start - half;
-      std::memcpy(job.out + taken.to + before, job.ring(other) + (half - side),
-                  chunk(taken, before));
+      copy_out(job.out + taken.to + before, job.ring(other) + (half - side), chunk(taken, before),
+               stream);
     }
     crew.meet();
   }
-  copy_own(job, collective);
+  copy_own(job, collective, stream);
   crew.meet();
 }
 
@@ -198,7 +216,7 @@ bool copy_by_pulls(const Job& job, int collective) {
     const Part taken = part(job, collective, giver, crew.rank);
     good = pull(job.owners[giver], job.out + taken.to, taken.from, taken.bytes);
   }
-  copy_own(job, collective);
+  copy_own(job, collective, job.bytes >= kPast);
   crew.meet();
   return good;
 }
@@ -214,10 +232,10 @@ extern "C" std::size_t probe_private_bytes(int ranks) {
 // where it cannot be done so.
 //
 // collective: as `Collective` numbers them. bytes: of the input, on every process the same.
-// pulled: whether by the kernel, or through the rings. roomy: whether each process has its own
-// core.
+// way: 0 through the rings, 1 by the kernel, 2 through the rings and out past the caches. roomy:
+// whether each process has its own core.
 extern "C" double probe_private(std::byte* region, int rank, int ranks, int process, std::byte* in,
-                                std::byte* out, std::size_t bytes, int collective, int pulled,
+                                std::byte* out, std::size_t bytes, int collective, int way,
                                 int roomy) {
   static std::vector<std::byte> scratch;
   auto* arrivals = reinterpret_cast<probe::Arrival*>(region);
@@ -225,17 +243,17 @@ extern "C" double probe_private(std::byte* region, int rank, int ranks, int proc
   const Crew crew{arrivals, rank, ranks, roomy != 0};
   const Job job{crew, owners, reinterpret_cast<std::byte*>(owners + ranks), in, out, bytes};
   owners[rank] = {static_cast<std::uint64_t>(process), reinterpret_cast<std::uint64_t>(in)};
-  if (!pulled && collective != kAllReduce && ranks != 2) return -1;
+  if (way != 1 && collective != kAllReduce && ranks != 2) return -1;
   bool good = true;
   const double seconds = crew.time([&] {
-    if (collective == kAllReduce && pulled) {
+    if (collective == kAllReduce && way == 1) {
       good = all_reduce_by_pulls(job, scratch);
     } else if (collective == kAllReduce) {
       all_reduce_by_rings(job);
-    } else if (pulled) {
+    } else if (way == 1) {
       good = copy_by_pulls(job, collective);
     } else {
-      copy_by_rings(job, collective);
+      copy_by_rings(job, collective, way == 2);
     }
   });
   return good ? seconds : -1;
