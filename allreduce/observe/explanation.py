@@ -94,7 +94,9 @@ def _instructions(program: Program) -> Iterator[Table]:
 def _said(node: Node) -> str:
     name = str(node.attrs["chain"]) if "chain" in node.attrs else node.op
     if "bucket" in node.attrs:
-        return f"{name} {node.attrs['bucket'].index}"
+        bucket = node.attrs["bucket"]
+        of = f" {bucket.index}" if bucket.first < bucket.last else " of the header"
+        return f"{name}{of}"
     return f"{name} {node.spec}" if lookup(node.op).kind != "effect" else name
 
 
@@ -180,9 +182,9 @@ def _communication(frame: Frame) -> Iterator[str]:
             bucket, layout = node.attrs["bucket"], frame.arena(node).layout
             size = units((bucket.stop - bucket.start) * layout.dtype.itemsize)
             names = [span.name for span in layout.spans[bucket.first : bucket.last]]
-            names = names or ["the number of samples"]
             where = f" of {node.device.local}" if len(devices) > 1 and node.device else ""
-            name = f"bucket {bucket.index}{where} ({size}: {', '.join(names)})"
+            what = f"bucket {bucket.index}" if names else "the header"
+            name = f"{what}{where} ({size}: {', '.join(names) or 'the number of samples'})"
         whole += clock.over - clock.started
         exposed += clock.exposed
         ready, end = _ms(clock.started - began), _ms(ended - began)

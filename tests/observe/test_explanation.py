@@ -10,6 +10,7 @@ import pytest
 import allreduce as ar
 from allreduce.devices import options
 from allreduce.errors import UsageError
+from allreduce.reduction import sharding
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +59,28 @@ def test_a_step_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "of it was hidden behind computation" in said
     assert "that are in use at the worst moment" in said
     assert (tmp_path / "step.svg").read_text().startswith("<svg")
+
+
+def test_an_update_in_slices_is_explained(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharding, "SHARDED_BYTES", 1)
+    strategy = ar.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        w = ar.Variable(np.ones((3, 3), np.float32), name="m/w")
+        optimizer = ar.optim.Adam()
+
+    def step(x: ar.Tensor) -> None:
+        optimizer.minimize(ar.ops.sum(ar.ops.tanh(x @ w), axis=1), [w])
+
+    (batch,) = strategy.distribute_dataset([np.ones((6, 3), np.float32)])
+    strategy.run(step, (batch,))
+    ar.observe.explain(strategy, step)
+    said = capsys.readouterr().out
+    assert "all_reduce_bucket of the header" in said
+    assert "update_slices 0" in said
+    assert "the header (64 B: the number of samples): ready at " in said
+    assert "bucket 0 (64 B: m/w): ready at " in said
 
 
 def test_a_value_that_only_comes_back_is_flagged(capsys: pytest.CaptureFixture[str]) -> None:
