@@ -172,15 +172,15 @@ def _update_bucket(frame: Frame, node: Node) -> Step:
     part = slice(bucket.parameters_start, bucket.stop)
     parameters, gradients = arena.parameters[part], arena.gradients[part]
     slots = {name: array[part] for name, array in arena.slots.items()}
-    is_first, stamp = bucket.has_header, frame.stamp(node)
+    is_first, stamp, count = bucket.has_header, frame.stamp(node), arena.count
 
     def run() -> None:
         if stamp is not None:
             stamp.check()
         if is_first:
-            _check_count(float(arena.count[0]))
+            _check_count(float(count[0]))
             arena.iterations += 1
-        rule.update(parameters, gradients, slots, arena.count, arena.iterations)
+        rule.update(parameters, gradients, slots, count, arena.iterations)
 
     return run
 

@@ -85,6 +85,8 @@ BoundChain::BoundChain(const Chain& chain, const LinkKernels& kernels,
   merge_axes();
   choose_ways();
   add_steps(chain);
+  for (std::size_t i = 0; i < sources_.size(); ++i)
+    if (sources_[i].way == Way::direct && elements_ > tile_) fetched_.push_back(i);
 }
 
 // Whether nothing but the link behind it reads a link's value, and that once.
@@ -206,8 +208,7 @@ void BoundChain::lay_out(char* tile, const Source& source, const char* data, std
 // itself within a page only, and here it is another one in each tile. 8.5 instead of 11 ms for the
 // operations above, when each went through the tile by itself.
 void BoundChain::fetch_share(const char* const* operands, std::size_t index) const {
-  for (std::size_t i = 0; i < sources_.size(); ++i) {
-    if (sources_[i].way != Way::direct) continue;
+  for (const std::size_t i : fetched_) {
     const std::size_t bytes = tile_ * sources_[i].size, links = steps_.size();
     const char* next = operands[i] + bytes;
     for (std::size_t at = index * bytes / links / kLine * kLine; at < (index + 1) * bytes / links;

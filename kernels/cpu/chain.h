@@ -57,8 +57,8 @@ struct LinkKernels {
 };
 
 constexpr int kMostReads = 3;
-// Inputs of a chain; one with more is left to NumPy.
-constexpr std::size_t kMostInputs = 32;
+// Inputs of a chain; one with more is left to NumPy. Their addresses are put on the stack.
+constexpr std::size_t kMostInputs = 2048;
 
 // One operation. It reads inputs by their number, and earlier links by -1 - theirs; its value goes
 // to a room, or, as the last one's does, to the result.
@@ -123,7 +123,8 @@ class BoundChain {
   std::vector<std::size_t> shape_;
   std::vector<Source> sources_;
   std::vector<Step> steps_;
-  std::vector<std::size_t> tiles_;  // where in the scratch memory each link's value is
+  std::vector<std::size_t> fetched_;  // the sources that are read directly, where tiles follow
+  std::vector<std::size_t> tiles_;    // where in the scratch memory each link's value is
   std::size_t elements_ = 1, row_ = 1, tile_ = 0, out_size_, scratch_ = 0;
 };
 

@@ -187,6 +187,19 @@ def test_the_result_may_be_an_input(length: int) -> None:
     _same(x, expected)
 
 
+def test_a_chain_may_be_very_long() -> None:
+    x = _array("float32", 5000)
+    constants = [np.array(i % 7 + 1, "float32") for i in range(1000)]
+    rows: list[Row] = [("add", [0, 1], "float32")]
+    for i in range(1, 1000):
+        rows.append((("multiply", "divide", "add")[i % 3], [-i, i + 1], "float32"))
+    expected = x.copy()
+    with np.errstate(all="ignore"):
+        for (op, _, _), constant in zip(rows, constants, strict=True):
+            expected = getattr(np, op)(expected, constant)
+        _same(_run(rows, [x, *constants]), expected)
+
+
 def test_what_it_has_no_kernel_for_is_refused() -> None:
     number = np.dtype("float32").num
     assert _native.chain([("tanh", [0], number, 0)], [number]) is None
