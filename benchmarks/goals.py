@@ -129,7 +129,7 @@ def _figures(case: str, found: Sequence[Measured]) -> Iterator[tuple[str, str, f
         yield "samples/s of 8 processes ÷ of 2", "", medians["ours", 2] / medians["ours", 8]
     for each in found:
         told = each.figures
-        if "bound" in told:
+        if "bound" in told and each.trainer == "ours":
             detail = f", {each.ranks} processes" if each.ranks > 1 else ""
             yield "peak memory ÷ liveness bound", detail, told["peak"] / told["bound"]
         for kind in ("waits", "computes"):
