@@ -44,7 +44,7 @@ def update_init(
     """
     context = comm._context("update")
     dtype = str(values.dtype)
-    typed = f"update({dtype}[{values.size}])"
+    typed = f"update({dtype}[{values.size}], {type(update).__name__})"
     call = Call("all_reduce", "sum", dtype, values.size, None, comm._name, typed=typed)
     start = comm._transport.bind_update(call, gradients, values, update, keep)
 

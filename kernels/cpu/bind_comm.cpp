@@ -147,6 +147,7 @@ nb::object claim(Group& group, std::uint32_t id, int member) {
 
 // What another member has where the bytes lie in this one's part of a symmetric region.
 nb::object part_of(Group& group, int member, std::uintptr_t address, std::size_t bytes, int other) {
+  if (other < 0 || other >= group.members()) throw nb::value_error("there is no such member");
   const auto* data = reinterpret_cast<const std::byte*>(address);
   const auto region = group.find_region(member, data, bytes);
   if (!region) throw nb::value_error("the bytes are in no symmetric memory");

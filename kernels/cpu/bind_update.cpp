@@ -20,6 +20,7 @@ class AdamUpdate : public TypedUpdate<T> {
     if (header.size() == 0 || m.size() != v.size())
       throw nb::value_error("arrays of different sizes");
     this->header_ = header.data();
+    this->header_bytes = header.size() * sizeof(T);
     this->count_ = m.size();
   }
   void set(double learning_rate, double beta1, double beta2, double epsilon, std::int64_t number) {
@@ -44,6 +45,7 @@ class SgdUpdate : public TypedUpdate<T> {
   SgdUpdate(Array<const T> header, Array<T> velocity) : velocity_(velocity.data()) {
     if (header.size() == 0) throw nb::value_error("an empty header");
     this->header_ = header.data();
+    this->header_bytes = header.size() * sizeof(T);
     this->count_ = velocity.size();
   }
   void set(double learning_rate, double momentum, bool nesterov) {
@@ -88,6 +90,8 @@ void bind_updates(nb::module_& m) {
       .def(
           "expect",
           [](Update& update, nb::bytes sums, bool keeps) {
+            if (sums.size() + size_of(update.type()) > update.header_bytes)
+              throw nb::value_error("more bytes than the header has behind its first element");
             update.expected.assign(sums.c_str(), sums.size());
             update.keeps = keeps;
           },

@@ -25,7 +25,8 @@ class Update {
   virtual void apply(std::byte* values, const std::byte* sums, std::uint64_t low,
                      std::uint64_t count) const = 0;
 
-  // What the header has to be behind its first element, if it matters.
+  std::size_t header_bytes = 0;
+  // What the header has to be behind its first element, if it matters; at most as long as that.
   std::string expected;
   // Whether the sums are kept where this member's own gradients were.
   bool keeps = false;

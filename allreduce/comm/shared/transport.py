@@ -81,7 +81,7 @@ class SharedTransport(NativeTransport[_native.Work]):
         given = (gradients, values, update, note, digest(call.typed))
         post = functools.partial(self._member.start_update, *given)
         again = functools.partial(self._post_again, post)
-        return functools.partial(self._launch, again, given[:2], lambda: (values, keep)[0])
+        return functools.partial(self._launch, again, given[:2], lambda: (values, update, keep)[0])
 
     def part_of(self, array: Array, member: int) -> NDArray[np.uint8]:
         group = self._local.group
