@@ -13,7 +13,7 @@ from allreduce.comm.segments import slice_bounds
 from allreduce.reduction.arena import Layout
 from allreduce.reduction.bucketing import Bucket
 
-# Bytes of parameters from which on a bucket is updated in slices. Adam, 2 processes, Zen 4, whole
+# Bytes of parameters from which on a bucket is updated in slices. Adam, 2 processes, Zen 3, whole
 # steps of one variable, the plain way and this one in turn: 256 KiB 240 us and 258, 512 KiB 301 and
 # 299, 1 MiB 434 and 411, 4 MiB 1.64 ms and 1.27; 20 of 4 MB 51 ms and 36. The calls alone: 256 KiB
 # 84 us and 60, 1 MiB 219 and 144, 80 MB 33 ms and 19. What small ones gain is lost again, as the
