@@ -26,7 +26,7 @@ LEFT_OUT = "left out: "  # begins what is said about cases that are not measured
 # The others are about bandwidth; what they cost in latency, all_reduce shows.
 _OTHERS_SMALLEST, _OTHERS_LARGEST = 256 * KIB, 64 * MIB
 _HIGHEST_SUM = 240  # bfloat16 holds whole numbers up to 256
-_ARRAYS = 6  # of a case at once on a rank: the source, what is expected, and four contestants'
+_ARRAYS = 9  # of a case at once on a rank: the source, what is expected, and seven contestants'
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ checked. Ours runs on `comm.empty` memory and on ordinary NumPy arrays, the peer
 An MPI takes turns with us in the same processes; the others run right after us. The probes are the
 machine's own limits: native code without a protocol, in turn with the rest. One is of an all_reduce
 in memory that all ranks map; the other of private arrays, which go through rings or are copied by
-the kernel, whichever is faster (all_reduce, and between two ranks what copies).
+the kernel, whichever is faster (of more than two ranks, what copies by the kernel only).
 
 With --peers each library gets a virtual environment, made once, in a folder outside the checkout.
 Sizes are those of one rank's input. float16 and bfloat16 are ours alone, beside our float32.
