@@ -123,3 +123,14 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
             _native.conv2d(np.zeros(out, np.float32), x, kernel, numbers)
     with pytest.raises(ValueError, match="do not fit"):
         _native.max_pool2d(np.zeros((1, 4, 3, 3), np.float32), x, numbers)
+
+
+def test_the_kernels_gradient_keeps_its_digits_over_many_pixels(level: int) -> None:
+    """Positive numbers, of which a single running sum would lose one digit after the other."""
+    generator = np.random.default_rng(0)
+    x = generator.random((32, 128, 128, 1), np.float32)
+    dy = generator.random((32, 128, 128, 1), np.float32)
+    found = np.empty((1, 1, 1, 1), np.float32)
+    exact = float((x.astype(np.float64) * dy).sum())
+    convolution._kernel(found, [x, dy], {"windows": Windows((1, 1), (1, 1)), "groups": 1})
+    assert abs(float(found[0, 0, 0, 0]) / exact - 1) < 1e-5
