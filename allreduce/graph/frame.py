@@ -151,6 +151,7 @@ class Frame:
                     step()
         except BaseException as error:
             self._leave(error)
+            self._forget(fed)
             raise
         for started in list(self.works):  # what is fetched straight from a collective
             self.end(started)
@@ -158,9 +159,13 @@ class Frame:
         outputs = [self._output(node) for node in self.program.outputs]
         if steps is self.steps and self._replays_left:
             self._record(fed)
-        for i in fed:  # a batch may be large, and is the caller's
-            del self.values[i]
+        self._forget(fed)
         return outputs
+
+    def _forget(self, fed: Mapping[int, np.ndarray]) -> None:
+        """Let go of a batch, which may be large, and is the caller's."""
+        for i in fed:
+            self.values.pop(i, None)
 
     def _chosen(self, feeds: Sequence[np.ndarray]) -> list[Step]:
         """Choose how to run a step: native code tells nobody about single instructions."""

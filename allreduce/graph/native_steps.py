@@ -73,14 +73,16 @@ def _copy(tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.n
     return apart and tape.add_copy(out, inputs[0])
 
 
-def _constant(
-    tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
-) -> bool:
+def _size(tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
     """Add what depends on shapes alone, which are those of all steps of a frame."""
     value, kernel = np.empty_like(out), lookup(node.op).cpu
     assert kernel is not None, node
     kernel(value, inputs, node.attrs)
     return tape.add_constant(out, value)
+
+
+def _fill(tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
+    return tape.add_copy(out, np.asarray(node.attrs["value"], out.dtype))
 
 
 def _sparse_loss(
@@ -104,8 +106,8 @@ _ADD: dict[str, Add] = {
     "store_gradient": _copy,
     "store_count": _copy,
     "assign": _copy,
-    "size": _constant,
-    "fill": _constant,
+    "size": _size,
+    "fill": _fill,
     "sparse_softmax_cross_entropy": _sparse_loss,
     "sparse_softmax_cross_entropy_gradient": _sparse_loss,
     "softmax_cross_entropy": _loss,

@@ -70,9 +70,11 @@ class Replay:
             return True
         if view is not None:
             return self._is_seen(node, part)
-        if node.op == "read" or self._loose.intersection(node.inputs):
+        if node.op == "read":
             self._loose.add(node.id)
             return False
+        if self._loose.intersection(node.inputs):
+            return False  # but what it writes stays where it is
         if node.device is None or node.device.kind != "CPU":
             return False
         out = _target(self._frame, node)
