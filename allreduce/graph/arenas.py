@@ -155,13 +155,14 @@ class ArenaPlan:
                     f"{view.shape}"
                 )
         counts = [state.get(f"{variable.name}/{UPDATES}") for variable in self.variables]
+        held = {} if self._everyones is None else {k: np.array(v) for k, v in state.items()}
         for arena in self.arenas:
             arena.iterations = max((int(c) for c in counts if c is not None), default=iterations)
             for key, view in self.slots(arena.slots):
                 if key in state and self._everyones is None:
                     view[...] = state[key]
                 elif key in state:  # others may be looking at what is there
-                    arena.loaded[key] = np.array(state[key])
+                    arena.loaded[key] = held[key]
 
     def settle(self, arena: Arena) -> None:
         """Set an arena's slots to what was loaded."""
@@ -183,7 +184,7 @@ class ArenaPlan:
     def _make_alike(self) -> None:
         """Make all replicas what the first one is, without gradients, and with all of the slots."""
         first, slots = self.arenas[0], self._whole_slots()
-        for arena in self.arenas:
+        for arena in reversed(self.arenas):  # what is loaded goes last: until then it can be redone
             arena.gradients = arena.gradients[:0].copy()
             arena.iterations = first.iterations
             arena.parameters[...] = first.parameters

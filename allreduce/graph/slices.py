@@ -60,10 +60,20 @@ def agree_to_shard(
 
 def _has_native(rule: UpdateRule, layout: Layout) -> bool:
     """Say whether a rule keeps something, and native code can update for it."""
-    if not rule.slots or layout.dtype.name not in _NATIVE:
+    if not rule.slots or layout.dtype.name not in _NATIVE or not _is_of_its_update(rule):
         return False
     nothing = dict.fromkeys(rule.slots, np.zeros(0, layout.dtype))
     return rule.native(np.zeros(1, layout.dtype), nothing) is not None
+
+
+def _is_of_its_update(rule: UpdateRule) -> bool:
+    """Say whether a rule's native update is that of its `update`, and of no base's."""
+    classes = type(rule).__mro__
+    native, update = (
+        next(place for place, each in enumerate(classes) if name in vars(each))
+        for name in ("native", "update")
+    )
+    return native <= update and "update" not in getattr(rule, "__dict__", ())
 
 
 class EveryonesSlots:

@@ -68,19 +68,14 @@ class Optimizer(ABC):
     ) -> NativeUpdate | None:
         """Return the same update for native code, if there is one.
 
-        With it, and slots, every replica of a host updates but its own slice of a large bucket.
+        With it, and slots, every replica of a host updates but its own slice of a large bucket. It
+        is not used where `update` has been replaced further down, by a subclass or on the instance.
 
         Args:
             header: Its first element is the number of samples to divide the gradients by.
             slots: For each of `slots` the bucket's range of it, `(n,)`; to be changed in place.
         """
         return None
-
-    def __init_subclass__(cls, **named: Any) -> None:
-        """See to it that a class with an update of its own has not its base's native one."""
-        super().__init_subclass__(**named)
-        if "update" in vars(cls) and "native" not in vars(cls):
-            setattr(cls, "native", Optimizer.native)  # noqa: B010  # mypy knows no such assignment
 
     def minimize(self, loss: Tensor, variables: Sequence[Variable], weight: Any = None) -> None:
         """Take one step down the global mean of `loss`, inside `ar.function` or `strategy.run`.

@@ -253,3 +253,24 @@ def test_slices_take_no_more_of_a_devices_memory() -> None:
         used.append(lookup("CPU:1").memory.used - before)
         del trained
     assert used[0] == used[1]
+
+
+def test_an_update_from_a_mixin_or_on_the_instance_is_the_one_that_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Still:
+        def update(self, *_: object) -> None:
+            """Change nothing."""
+
+    class StillAdam(Still, ar.optim.Adam):
+        pass
+
+    for make in (StillAdam, lambda: ar.optim.Adam(0.01)):
+        trained = Trained(2, make)
+        if type(trained.optimizer) is ar.optim.Adam:
+            monkeypatch.setattr(trained.optimizer, "update", Still().update)
+        before = [np.asarray(each) for each in trained.variables]
+        trained.strategy.run(trained.step, (trained.x,))
+        for variable, was in zip(trained.variables, before, strict=True):
+            np.testing.assert_array_equal(np.asarray(variable), was)
+        trained.strategy.close()
