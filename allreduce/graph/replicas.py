@@ -145,9 +145,11 @@ class Replicas:
         member = self._replicas[index].communicator if self._replicas else None
         if member is not None and not getattr(error, "everywhere", False):
             who = f"replica {self.first_replica + index}"
-            if self._spans_ranks and not isinstance(error, PeerLostError):
-                tracebacks.tell(member, who, error)  # before the others look for it
-            member.abort(tracebacks.reason(who, error))
+            try:
+                if self._spans_ranks and not isinstance(error, PeerLostError):
+                    tracebacks.tell(member, who, error)  # before the others look for it
+            finally:
+                member.abort(tracebacks.reason(who, error))
 
     def _add_traceback(self, error: BaseException) -> None:
         member = self._replicas[0].communicator if self._replicas else None

@@ -24,7 +24,7 @@ def tell(communicator: Communicator, who: str, error: BaseException) -> None:
     """Leave an error's traceback for the other members, who look for it when they are told."""
     text = f"{who}{_RAISED.rstrip()}:\n{''.join(traceback.format_exception(error))}"
     try:
-        world().store.set(_key(communicator), text.encode())
+        world().store.set(_key(communicator), text.encode(errors="backslashreplace"))
     except AllreduceError as failure:  # what ended the step is the one to be raised
         events.logger.debug("the other ranks are not told a traceback: %s", failure)
 

@@ -215,3 +215,32 @@ def test_an_error_of_one_rank_shows_its_traceback_on_all_and_what_to_do(where: s
         assert value == "[1.]"
         assert others == ["4.0", "4.0", "[1.]"]
         assert "runs no steps any more, as it was closed. Its variables can still be" in closed
+
+
+def unprintable() -> None:
+    import time
+
+    import numpy as np
+
+    import allreduce as ar
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    rank = strategy.communicator.rank
+
+    def step(x: ar.Tensor) -> object:
+        if rank == 1:
+            raise ValueError("no file " + b"caf\xe9".decode(errors="surrogateescape"))
+        return ar.all_reduce(x)
+
+    began = time.monotonic()
+    try:
+        strategy.run(step, args=(np.ones(2),), eagerly=True)
+    except (ValueError, ar.AllreduceError) as error:
+        print(type(error).__name__, time.monotonic() - began < 5)
+    if rank == 1:
+        time.sleep(6)  # leaving would tell the other one, too
+
+
+def test_an_error_that_no_text_can_be_made_of_is_told_at_once() -> None:
+    said = [result.stdout.split() for result in run_ranks(unprintable, 2, timeout=30)]
+    assert said == [["PeerLostError", "True"], ["ValueError", "True"]]
