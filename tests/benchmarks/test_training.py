@@ -29,6 +29,7 @@ def _measured(trainer: str, ranks: int, median: float, loss: float = 2.0) -> Mea
     return Measured(trainer, ranks, "", [loss] * 3, [median] * 4)
 
 
+@pytest.mark.torture
 def test_ours_beside_a_loop_in_one_process(tmp_path: Path) -> None:
     out = ("--seconds", "0.01", "--rounds", "2", "--out", str(tmp_path / "out"))
     cases = ("--cases", "small", "instructions")
@@ -47,6 +48,7 @@ def test_ours_beside_a_loop_in_one_process(tmp_path: Path) -> None:
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.torture
 def test_processes_of_ours_share_a_step() -> None:
     """Both see their own samples; the step is over when the last one is done."""
     workload = replace(WORKLOADS["small"], sides=(("ours", 2),))
