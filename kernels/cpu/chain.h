@@ -77,12 +77,6 @@ struct Chain {
 
 std::size_t size_of(Scalar type);
 
-// How an input lies: bytes from one element to the next along each axis of the result.
-struct Input {
-  const char* data;
-  std::vector<std::ptrdiff_t> strides;
-};
-
 // A chain bound to shapes and strides; only addresses may change from run to run.
 class BoundChain {
  public:
