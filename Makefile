@@ -55,11 +55,18 @@ clean:
 # --- what each of them needs -------------------------------------------------------------------------
 
 # Editable, so that Python files need no reinstall; native ones do, and are why this depends on them.
+# What builds it stands in .venv, not in a folder of pip's that has another name each time: so what is
+# compiled here is not compiled again where the tests make a wheel, nor where one source has changed.
 # The build backend also puts the clone and its parent folder on sys.path, where neighbours of the
 # clone would become importable: its import hook is all that is needed.
 .venv/.installed: .venv/.made pyproject.toml $(KERNELS)
 	@echo "installing allreduce from source into .venv: compiling its kernels takes a minute or more ..."
-	@$(PIP) --editable ".[mpich,examples]"
+	@$(BIN)/python -c 'import tomllib; \
+	  print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
+	  | $(PIP) --requirement /dev/stdin
+	@$(BIN)/python -c 'from scikit_build_core import build; \
+	  print(*build.get_requires_for_build_editable(), sep="\n")' | $(PIP) --requirement /dev/stdin
+	@$(PIP) --no-build-isolation --editable ".[mpich,examples]"
 	@grep -lsFx "$(CURDIR)" .venv/lib/python3*/site-packages/*.pth | xargs -rd '\n' grep -ls '^import ' \
 	  | xargs -rd '\n' sed -i '/^import /!d'
 	@touch $@

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-# A clean build of the native module and an installation: most of a minute where nothing is cached.
+# Builds the native module, where there is none, and installs: minutes, if nothing is cached.
 pytestmark = pytest.mark.timeout(300)
 
 TRAIN_ONE_STEP = """
@@ -73,11 +74,14 @@ def run(*command: str | Path, cwd: Path, seconds: float = 240) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from nothing: no build folder of this checkout is reused."""
+    """The wheel; where `make` has compiled the native module, without doing so again."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder)
-    settings = ("--config-settings", f"build-dir={folder / 'build'}")
-    run(sys.executable, *build, *settings, REPOSITORY, cwd=folder)
+    build = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder]
+    if importlib.util.find_spec("scikit_build_core"):
+        build.append("--no-build-isolation")
+    else:
+        build.append(f"--config-settings=build-dir={folder / 'build'}")
+    run(sys.executable, *build, REPOSITORY, cwd=folder)
     (made,) = folder.glob("allreduce-*.whl")
     return made
 
