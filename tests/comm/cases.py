@@ -135,6 +135,17 @@ def bits(comm: Communicator, where: str) -> list[str]:
     return digests
 
 
+def equal_bits(comm: Communicator) -> None:
+    """Sums of floats whose order matters are equal on all members, in whichever they are added."""
+    random = np.random.default_rng(comm.rank)
+    for length, dtype in itertools.product((3, 1000, 100003), ("float32", "float16")):
+        x = random.standard_normal(length).astype(dtype)
+        for op in ("sum", "mean"):
+            total = comm.all_reduce(x, op=op)
+            every = comm.all_gather(total).reshape(comm.size, length)
+            assert all(row.tobytes() == total.tobytes() for row in every), (op, dtype, length)
+
+
 def slices(comm: Communicator) -> None:
     """Parts of symmetric arrays are symmetric too, also at other offsets on other members."""
     length = 30011

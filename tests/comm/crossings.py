@@ -17,6 +17,10 @@ from allreduce.comm.hierarchical.transport import HierarchicalTransport
 SMALL, MEDIUM, LARGE = 100, 20_000, 600_000  # elements: with the posts; one chunk; several
 
 
+def carrier(comm: Communicator) -> str:
+    return comm.transport
+
+
 def whereabouts(comm: Communicator) -> tuple[str, int, int]:
     return comm.transport, comm.local_rank, comm.local_size
 

@@ -233,9 +233,3 @@ def shapes(comm: Communicator) -> None:
     comm.recv(view, source)
     np.testing.assert_array_equal(np.asarray(view), expected.ravel())
     comm.barrier()
-
-
-CASES = (
-    *("ring", "tags", "order", "anybody", "crossing", "oneself", "many", "among_collectives"),
-    *("unclaimed", "shapes"),
-)

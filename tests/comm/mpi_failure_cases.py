@@ -15,7 +15,6 @@ import pytest
 
 from allreduce import errors
 from allreduce.comm import Communicator, init
-from tests.comm.mpi_cases import start
 
 PAIRS = ("something_else", "own_timeout", "interrupted")  # those of two ranks
 LAST = "completed"  # it closes the home itself
@@ -39,13 +38,12 @@ def something_else(home: Communicator, comm: Communicator) -> str:
     """A receive of something else fails both ends, and touches nothing."""
     out = np.full(5, 7, "f4")
     if comm.rank == 0:
-        work = start(comm, "send", np.ones(5), None, 5, root=1, tag=3)
-        work.wait()  # it is small, and has gone
+        comm.send(np.ones(5), 1, tag=3)  # it is small, and has gone
         with pytest.raises(errors.MismatchError) as caught:
             comm.barrier()
     else:
         with pytest.raises(errors.MismatchError) as caught:
-            start(comm, "recv", None, out, 5, root=-1, tag=3).wait()
+            comm.recv(out, tag=3)
         assert (out == 7).all()
     return str(caught.value)
 
@@ -54,7 +52,7 @@ def own_timeout(home: Communicator, comm: Communicator) -> None:
     """A work has a timeout of its own, and a receive names its peer."""
     began = time.monotonic()
     if comm.rank == 0:
-        work = start(comm, "recv", None, np.zeros(3), 3, root=1, tag=0)
+        work = comm.recv(np.zeros(3), 1, tag=0, async_op=True)
         with pytest.raises(errors.TimeoutError, match=r"after 0\.5 s: no matching call of rank 1 "):
             work.wait(timeout=0.5)
         assert time.monotonic() - began < 2
@@ -75,7 +73,7 @@ def left(home: Communicator, comm: Communicator) -> None:
     """One that left normally is reported as that, by a collective and by a receive."""
     calls: tuple[Callable[[Communicator], Any], ...] = (
         lambda part: part.barrier(),
-        lambda part: start(part, "recv", None, np.zeros(3), 3, root=1, tag=0).wait(),
+        lambda part: part.recv(np.zeros(3), 1, tag=0),
     )
     for call in calls:
         part = home.split(0)

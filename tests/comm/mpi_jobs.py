@@ -12,7 +12,7 @@ import numpy as np, os, sys, time
 import pytest
 from allreduce import errors
 from allreduce.comm import init, world
-from tests.comm.mpi_cases import start, transport
+from tests.comm.mpi_cases import transport
 
 world()  # however late the others are started
 comm = init(transport="mpi", timeout={timeout})

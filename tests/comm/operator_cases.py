@@ -20,6 +20,7 @@ PAIRS = tuple((op, dtype) for dtype, op in itertools.product(DTYPES[1:], OPERATO
 SENSE = tuple((op, dtype) for op, dtype in PAIRS if dtype in CARRIES[op])
 NONSENSE = tuple(pair for pair in PAIRS if pair not in SENSE)
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+FEW = (("sum", "float64"), ("mean", "float16"), ("max", "int8"))
 LENGTHS = (3, 900, 70001)  # what travels with the post, what is larger, and chunks of it
 FOLDS: dict[str, Any] = {
     "sum": np.add,
@@ -121,6 +122,46 @@ def _reduces(
         assert result is out, what
     assert_same(out, wanted, what)
     assert_same(x, inputs[comm.rank], what)
+
+
+def reduces(comm: Communicator, where: str, op: str, dtype: str) -> None:
+    """One pair through each collective, of every length."""
+    memory = _memory(comm, where)
+    for collective, length in itertools.product(REDUCING, LENGTHS):
+        _reduces(comm, memory, collective, op, dtype, length)
+
+
+def every_type(comm: Communicator) -> None:
+    """All types through what only moves them, the lengths take turns."""
+    size, me, last = comm.size, comm.rank, comm.size - 1
+    for dtype, length in zip(DTYPES[1:], itertools.cycle(LENGTHS), strict=False):
+        inputs = [exact(dtype, member, length * size) for member in range(size)]
+        shares = [values[:length] for values in inputs]
+        joined = np.concatenate(shares)
+        assert_same(comm.all_gather(shares[me]), joined, dtype)
+        assert_same(comm.broadcast(shares[me], root=last), shares[last], dtype)
+        mine = comm.scatter(inputs[last] if me == last else None, root=last)
+        assert_same(mine, inputs[last][me * length :][:length], dtype)
+        if (gathered := comm.gather(shares[me])) is not None:
+            assert_same(gathered, joined, dtype)
+        rows = [values[me * length :][:length] for values in inputs]
+        assert_same(comm.all_to_all(inputs[me]), np.concatenate(rows), dtype)
+        sent = comm.send(shares[me], (me + 1) % size, async_op=True)
+        assert_same(comm.recv(np.zeros_like(shares[me]), (me - 1) % size), shares[me - 1], dtype)
+        sent.wait()
+
+
+def rounded_once(comm: Communicator) -> None:
+    """16-bit floats are added in float32: what they cannot hold on the way does not matter."""
+    for dtype, unit in (("float16", 2.0**-11), ("bfloat16", 2.0**-8)):
+        for length in LENGTHS:
+            # Half a unit of 1 each: rounded after every addition they would be lost.
+            x = np.full(length, 1.0 if comm.rank == 0 else unit).astype(dtype_named(dtype))
+            total = (1 + (comm.size - 1) * unit) * np.ones(length)
+            assert_same(comm.all_reduce(x), total.astype(x.dtype), dtype)
+    large = np.full(900, 60000 if comm.rank % 2 == 0 else -60000, np.float16)
+    mean = 60000 / comm.size if comm.size % 2 else 0
+    assert (comm.all_reduce(large, op="mean") == np.float16(mean)).all()
 
 
 def nonsense(comm: Communicator) -> None:

@@ -1,7 +1,12 @@
-"""Groups of ranks that live through many tests: one per kind and size."""
+"""Ranks that live through many tests: threads, processes, and processes that mpirun starts.
+
+Each kind is made of a transport and of one letter per rank, which names the host that the rank is
+laid out on: "aab" is two ranks on one host, and one on another.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import socket
@@ -9,10 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 from typing import IO, Any
+
+import pytest
 
 from tests.cluster.processes import mpirun
 from tests.comm import (
@@ -24,20 +32,30 @@ from tests.comm import (
     huge_cases,
     library_cases,
     message_cases,
+    mpi_cases,
     operator_cases,
     pulling_cases,
     thread_cases,
 )
+from tests.comm.hosts import lay_out
 from tests.harness import ROOT, clean_environment, explicit_ranks, run_threads
 
 _PLACES = (
     *(cases, operator_cases, exchanges, crossings, drawn, message_cases, group_cases),
-    *(huge_cases, library_cases, thread_cases, pulling_cases),
+    *(huge_cases, library_cases, thread_cases, pulling_cases, mpi_cases),
 )
 _WORKER = (sys.executable, "-m", "tests.comm.worker")
 _START_SECONDS = _END_SECONDS = 30.0
 
 Runner = Callable[..., list[Any]]  # (case, *arguments) -> what each rank returned
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A kind of ranks: what carries their calls, and what starts them on such hosts."""
+
+    transport: str
+    start: Callable[[str, str], contextlib.AbstractContextManager[Runner]]
 
 
 def case(name: str) -> Callable[..., Any]:
@@ -55,6 +73,8 @@ class ProcessPool:
         ranks: Each rank's variables, and the words before its command; on this host without it.
     """
 
+    _ended = False
+
     def __init__(
         self,
         size: int,
@@ -71,6 +91,8 @@ class ProcessPool:
 
     def run(self, name: str, *arguments: Any, timeout: float = 60) -> list[Any]:
         """Run a case on all ranks and return their results; a rank's error fails the test."""
+        assert not self._ended, "an earlier case has ended these ranks"
+        self._ended = True  # unless they answer well
         for asked in self._asked:
             asked.write(json.dumps([name, *arguments]) + "\n")
             asked.flush()
@@ -78,6 +100,7 @@ class ProcessPool:
         answers = [self._answer(index, deadline) for index in range(len(self._answers))]
         errors = [answer["error"] for answer in answers if "error" in answer]
         assert not errors, "\n".join(errors)
+        self._ended = False
         return [answer["result"] for answer in answers]
 
     def _answer(self, index: int, deadline: float) -> dict[str, Any]:
@@ -109,27 +132,33 @@ class MpiPool(ProcessPool):
     """The same under mpirun, which keeps its ranks' own streams: they call this process back.
 
     Args:
-        size: How many.
+        hosts: A letter for each rank's.
         transport: What carries their collectives.
+        own: Further variables of all ranks.
     """
 
-    def __init__(self, size: int, transport: str = "mpi") -> None:
+    def __init__(self, hosts: str, transport: str, own: Mapping[str, str]) -> None:
         with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
             listener.bind(f"{folder}/pool")
-            listener.listen(size)
+            listener.listen(len(hosts))
             listener.settimeout(_START_SECONDS)
-            command = [*mpirun(size, Path())[:-2], *_WORKER, f"{folder}/pool"]
-            self._processes = [_started(command, {"ALLREDUCE_TRANSPORT": transport}, stdin=DEVNULL)]
+            launcher, *_ = mpirun(len(hosts), Path())
+            command = [launcher]
+            for host in hosts:
+                own_host = ("-env", "ALLREDUCE_HOST", host)
+                command += ["-n", "1", *own_host, *_WORKER, f"{folder}/pool", ":"]
+            chosen = {"ALLREDUCE_TRANSPORT": transport, **own}
+            self._processes = [_started(command[:-1], chosen, stdin=DEVNULL)]
             self._connections: dict[int, socket.socket] = {}
             try:
-                for _ in range(size):
+                for _ in hosts:
                     connection, _ = listener.accept()
                     with connection.makefile() as stream:
                         self._connections[int(stream.readline())] = connection
             except BaseException:
                 self._processes[0].kill()
                 raise
-        ranks = [self._connections[rank] for rank in range(size)]
+        ranks = [self._connections[rank] for rank in range(len(hosts))]
         self._asked = [rank.makefile("w") for rank in ranks]
         self._answers = [rank.makefile("r") for rank in ranks]
 
@@ -152,17 +181,54 @@ def _there(stream: IO[str] | None) -> IO[str]:
     return stream
 
 
+@contextlib.contextmanager
+def threads(transport: str, hosts: str) -> Iterator[Runner]:
+    """Make ranks that are threads of this process, anew for each case."""
+
+    def run(name: str, *arguments: Any) -> list[Any]:
+        function = case(name)
+        return run_threads(lambda comm: function(comm, *arguments), len(hosts), timeout=60)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if transport == "hierarchical":
+            lay_out(patch, hosts)
+        else:
+            patch.setenv("ALLREDUCE_TRANSPORT", transport)
+        yield run
+
+
+@contextlib.contextmanager
+def processes(transport: str | None, hosts: str) -> Iterator[Runner]:
+    """Make ranks that are processes."""
+    with _ending(ProcessPool(len(hosts), transport, placed(hosts))) as run:
+        yield run
+
+
+@contextlib.contextmanager
+def under_mpirun(transport: str, hosts: str) -> Iterator[Runner]:
+    """Make ranks that mpirun starts; with MPI between hosts, where there are several."""
+    between = {"ALLREDUCE_ACROSS": "mpi", "ALLREDUCE_TCP_INTERFACE": "127.0.0.1"}
+    own = between if transport == "hierarchical" else {}
+    with _ending(MpiPool(hosts, transport, own)) as run:
+        yield run
+
+
+def ranks_of(transport: str, hosts: str) -> contextlib.AbstractContextManager[Runner]:
+    """Make processes, started as the transport needs it."""
+    return (under_mpirun if transport == "mpi" else processes)(transport, hosts)
+
+
+@contextlib.contextmanager
+def _ending(pool: ProcessPool) -> Iterator[Runner]:
+    """Check that a pool ends well."""
+    try:
+        yield pool.run
+    finally:
+        codes = pool.close()
+    assert set(codes) == {0}
+
+
 def placed(hosts: str) -> list[tuple[Mapping[str, str], Sequence[str]]]:
     """Return a pool's ranks, as if on hosts that are named by letters."""
     ranks = zip(explicit_ranks(len(hosts)), hosts, strict=True)
     return [({**own, "ALLREDUCE_HOST": host}, ()) for own, host in ranks]
-
-
-def in_threads(size: int) -> Runner:
-    """Return a runner whose ranks are threads of this process."""
-
-    def run(name: str, *arguments: Any) -> list[Any]:
-        function = case(name)
-        return run_threads(lambda comm: function(comm, *arguments), size, timeout=60)
-
-    return run

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from allreduce.comm.call import CARRIES, DTYPES
 from tests.comm.drawn import CUT, KINDS, LAYOUTS, WHOLE, Drawn
 from tests.comm.operator_cases import REDUCING
-from tests.comm.pool import MpiPool, ProcessPool, placed
+from tests.comm.pool import ranks_of
 
 SIZE = 3
 HOSTS = "aab"  # of hierarchical's ranks
@@ -69,21 +69,19 @@ def shapes(draw: st.DrawFn, whole: bool) -> tuple[int, ...]:
 def check(request: pytest.FixtureRequest) -> Iterator[Check]:
     """Make a call on all ranks of a job that lives through all examples."""
     hosts = HOSTS if request.param == "hierarchical" else "aaa"
-    mpi = request.param == "mpi"
-    pool = MpiPool(SIZE) if mpi else ProcessPool(SIZE, request.param, placed(hosts))
     wrong: list[str] = []
 
     def run(call: Drawn) -> None:
         if wrong:  # a communicator that has failed tells no more
             raise AssertionError(wrong)
         try:
-            wrong.extend(filter(None, pool.run("any_call", asdict(call))))
+            wrong.extend(filter(None, ask("any_call", asdict(call))))
         except AssertionError as error:
             wrong.append(str(error))
         assert not wrong
 
-    yield run
-    assert set(pool.close()) == {0}
+    with ranks_of(request.param, hosts) as ask:
+        yield run
 
 
 @settings(deadline=None, derandomize=True, max_examples=25)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,47 +10,7 @@ import pytest
 
 from allreduce import errors
 from allreduce.comm import Communicator
-from tests.comm.group_cases import CASES
-from tests.comm.pool import ProcessPool, Runner, placed
 from tests.harness import run_ranks, run_threads
-
-KINDS = [  # a transport, and a letter for each rank's host
-    ("shared", "a"),
-    ("shared", "aa"),
-    ("shared", "aaaaa"),
-    ("tcp", "aaa"),
-    ("hierarchical", "aab"),
-]
-
-
-@pytest.mark.parametrize("run", KINDS, indirect=True)
-class TestProcesses:
-    @pytest.fixture(scope="class")
-    @classmethod
-    def run(cls, request: pytest.FixtureRequest) -> Iterator[Runner]:
-        transport, hosts = request.param
-        pool = ProcessPool(len(hosts), transport, placed(hosts))
-
-        def run(name: str, *arguments: Any) -> list[Any]:
-            return pool.run(name, *arguments, *([hosts] if name == "per_host" else []))
-
-        yield run
-        assert pool.close() == [0] * len(hosts)
-
-    @pytest.mark.parametrize("case", CASES)
-    def test_case(self, run: Runner, case: str) -> None:
-        run(case)
-        run(case)  # under names that were used before
-
-    def test_a_group_that_is_dropped_is_left_in_good_order(self, run: Runner) -> None:
-        run("forgotten")
-
-    def test_nothing_is_left_of_closed_groups(self, run: Runner) -> None:
-        run("many_groups", 10)
-
-    @pytest.mark.torture
-    def test_nothing_is_left_of_hundreds_of_groups(self, run: Runner) -> None:
-        run("many_groups", 400)
 
 
 def test_replicas_of_one_process_have_no_groups() -> None:

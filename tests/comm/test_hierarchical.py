@@ -10,10 +10,11 @@ import pytest
 
 from allreduce.comm import ANY, Communicator
 from tests import netns
+from tests.comm import pool
+from tests.comm.contract import Contract, ContractOfProcesses, rows
 from tests.comm.hosts import lay_out
-from tests.comm.pool import ProcessPool, Runner, in_threads, placed
+from tests.comm.pool import ProcessPool, Ranks
 from tests.comm.test_plans import sends
-from tests.comm.test_tcp import Contract
 from tests.harness import run_threads, settle_threads
 
 Lay = Callable[[str], None]
@@ -24,21 +25,14 @@ def lay(monkeypatch: pytest.MonkeyPatch) -> Lay:
     return partial(lay_out, monkeypatch)
 
 
-@pytest.fixture
-def run(request: pytest.FixtureRequest, lay: Lay) -> Runner:
-    lay(request.param)
-    return in_threads(len(request.param))
+@rows("aab")
+class TestProcesses(ContractOfProcesses):
+    ranks = Ranks("hierarchical", pool.processes)
 
 
-@pytest.mark.parametrize("run", ["aab"], indirect=True)
+@rows(torture=("a", "aa", "ab", "abab", "abba", "aabb", "aaabb"))
 class TestThreads(Contract):
-    pass
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("run", ["a", "aa", "ab", "abab", "abba", "aabb", "aaabb"], indirect=True)
-class TestAnyLayout(Contract):
-    pass
+    ranks = Ranks("hierarchical", pool.threads)
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +45,9 @@ def four() -> Iterator[list[netns.Host]]:
 def namespaces(four: list[netns.Host]) -> Iterator[ProcessPool]:
     """Two ranks on each of four hosts, which find out by themselves that they are four."""
     ranks = [(own, host.command()) for host, own in netns.explicit_ranks(four, 2)]
-    pool = ProcessPool(8, None, ranks)
-    yield pool
-    assert pool.close() == [0] * 8
+    made = ProcessPool(8, None, ranks)
+    yield made
+    assert made.close() == [0] * 8
 
 
 def test_what_crosses_between_hosts_is_what_the_plan_says(namespaces: ProcessPool) -> None:
@@ -95,15 +89,13 @@ def test_four_hosts_at_length(namespaces: ProcessPool, case: str) -> None:
 
 
 def test_hosts_are_told_apart_by_the_name_that_is_set() -> None:
-    pool = ProcessPool(3, None, placed("aba"))
-    assert pool.run("whereabouts") == [
-        ["hierarchical", 0, 2],
-        ["hierarchical", 0, 1],
-        *([["hierarchical", 1, 2]]),
-    ]
-    pool.run("layouts")
-    pool.run("crosswise")
-    assert pool.close() == [0] * 3
+    with pool.processes(None, "aba") as run:
+        assert run("whereabouts") == [
+            ["hierarchical", 0, 2],
+            ["hierarchical", 0, 1],
+            ["hierarchical", 1, 2],
+        ]
+        run("layouts")
 
 
 def test_waiting_for_a_message_drives_what_was_started_before(lay: Lay) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.comm.pool import MpiPool, ProcessPool, Runner, placed
+from tests.comm.pool import Runner, ranks_of
 
 NEEDED = 12 << 30  # bytes: of two arrays, and what goes with them
 KINDS = [
@@ -33,9 +33,8 @@ def run(request: pytest.FixtureRequest) -> Iterator[tuple[Runner, str]]:
     if available() < NEEDED:
         pytest.skip(f"needs {NEEDED >> 30} GiB of free memory")
     hosts = "ab" if transport == "hierarchical" else "aa"
-    pool = MpiPool(2) if transport == "mpi" else ProcessPool(2, transport, placed(hosts))
-    yield pool.run, where
-    assert set(pool.close()) == {0}
+    with ranks_of(transport, hosts) as made:
+        yield made, where
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "broadcast", "message"])

@@ -6,7 +6,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,41 +15,7 @@ import pytest
 from allreduce import ANY, errors
 from allreduce.comm import Communicator, Work, native, replica_communicators
 from tests.comm.hosts import lay_out
-from tests.comm.message_cases import CASES
-from tests.comm.pool import ProcessPool, Runner, in_threads, placed
 from tests.harness import run_ranks, run_threads, settle_threads, world_of_one
-
-THREADS = [("shared", 1), ("shared", 2), ("shared", 5), ("tcp", 1), ("tcp", 3)]
-PROCESSES = [("shared", "aa"), ("shared", "aaaa"), ("tcp", "aa"), ("hierarchical", "aab")]
-
-
-class Contract:
-    """What holds for any ranks of any transport; `run` is made by the subclass."""
-
-    @pytest.mark.parametrize("case", [*CASES, "symmetric"])
-    def test_case(self, run: Runner, case: str) -> None:
-        run(case)
-        run(case)  # on what the first time has left
-
-
-@pytest.mark.parametrize("run", THREADS, indirect=True)
-class TestThreads(Contract):
-    @pytest.fixture
-    def run(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Runner:
-        transport, size = request.param
-        monkeypatch.setenv("ALLREDUCE_TRANSPORT", transport)
-        return in_threads(size)
-
-
-@pytest.mark.parametrize("run", PROCESSES, indirect=True)
-class TestProcesses(Contract):
-    @pytest.fixture(scope="class")
-    @classmethod
-    def run(cls, request: pytest.FixtureRequest) -> Iterator[Runner]:
-        transport, hosts = request.param
-        pool = ProcessPool(len(hosts), transport, placed(hosts))
-        yield pool.run
-        assert pool.close() == [0] * len(hosts)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The mpi transport: what every transport does, in jobs under mpirun, and what is its own."""
+"""The mpi transport, under mpirun."""
 
 from __future__ import annotations
 
@@ -9,68 +9,21 @@ from allreduce.comm.mpi.news import signature
 from allreduce.comm.mpi.opener import open_mpi
 from allreduce.comm.transports import REGISTRY, opener
 from allreduce.errors import UnsupportedError, UsageError
-from tests.comm import group_cases, message_cases
-from tests.comm.mpi_jobs import failing, job
-from tests.harness import Result, world_of_one
-
-SHARED = (  # of tests.comm.cases and its neighbours; "bits" is the shared transport's promise alone
-    *("every_length:private", "every_pair:private", "nonsense", "slices", "in_flight", "prepared"),
-    *("planned", "dropped", "numbers", "layouts", "many_small"),
-    *("rooted:private", "into_out:symmetric", "everybody_to_everybody:private", "unequal:private"),
-    *("unequal_exchange:symmetric", "started", "many_as_one", "lists_into_some", "plain_data"),
-    *("scaled", "foreign", "threads_in_order", "threads_in_turn"),
-)
-MESSAGES = (*message_cases.CASES, "symmetric")
-GROUPS = (*group_cases.CASES, "crosswise", "many_groups:10")
-OWN = (
-    "moved",
-    "reduced",
-    "halves",
-    "messages",
-    "pieces",
-    "equal_bits",
-    "many_in_flight",
-    "from_threads",
-    "memory",
-    "plans",
-)
-LONG = [  # MPICH's ranks wait by spinning: on few cores the more of them, the slower
-    pytest.param(size, marks=[pytest.mark.torture, pytest.mark.timeout(900)]) for size in (4, 7)
-]
-JOB = """
-import sys, traceback
-from allreduce.comm import init
-from tests.comm import mpi_cases
-from tests.comm.pool import case
-
-comm = init(transport="mpi", timeout=60)
-for text in {cases!r}:
-    name, *arguments = text.split(":")
-    (getattr(mpi_cases, name, None) or case(name))(comm, *arguments)
-    comm.barrier()  # a recv of any source would take what the next case sends
-    print(f"{{text}} passed on {{comm.rank}} over {{comm.transport}}", flush=True)
-comm.close()
-"""
+from tests.comm import pool
+from tests.comm.contract import ContractOfProcesses, rows
+from tests.comm.mpi_jobs import failing
+from tests.comm.pool import Ranks, Runner
+from tests.harness import world_of_one
 
 
-class TestCases:
-    """All cases of one size in one job: what it printed before it failed has passed."""
+@rows("a", "aa", "aaa", torture=("aaaa", "aaaaaaa"))
+class TestRanks(ContractOfProcesses):
+    ranks = Ranks("mpi", pool.under_mpirun)
+    times = 1  # MPICH's ranks wait by spinning: on few cores the more of them, the slower
 
-    @pytest.fixture(scope="class", params=[1, 2, 3, *LONG])
-    @classmethod
-    def done(cls, request: pytest.FixtureRequest) -> tuple[int, Result]:
-        size: int = request.param
-        limit = 110 if size < 4 else 880
-        return size, job(JOB.format(cases=SHARED + MESSAGES + GROUPS + OWN), size, timeout=limit)
-
-    @pytest.mark.parametrize("case", SHARED + MESSAGES + GROUPS + OWN)
-    def test_case(self, done: tuple[int, Result], case: str) -> None:
-        size, result = done
-        for rank in range(size):
-            assert f"{case} passed on {rank} over mpi" in result.stdout, result.stderr
-
-    def test_the_job_ends_well(self, done: tuple[int, Result]) -> None:
-        assert done[1].returncode == 0, done[1].stderr
+    @pytest.mark.parametrize("case", ["pieces", "memory", "plans"])
+    def test_its_own(self, run: Runner, case: str) -> None:
+        run(case)
 
 
 def test_after_mpis_end_a_call_is_refused_instead_of_killing_the_process() -> None:

@@ -48,8 +48,8 @@ DISAGREEING = (  # rank 2 makes the second call of each
         "barrier()",
     ),
     (
-        "start(comm, 'gather', x[:3], out, 9, root=0, counts=(3, 3, 3)).wait()",
-        "start(comm, 'gather', x[:4], out, 9, root=0, counts=(3, 2, 4)).wait()",
+        "comm.gather(x[:3], out=out, counts=[3, 3, 3])",
+        "comm.gather(x[:4], out=out, counts=[3, 2, 4])",
         "gather(float64[3], root=0, counts=[3, 3, 3])",
         "gather(float64[4], root=0, counts=[3, 2, 4])",
     ),

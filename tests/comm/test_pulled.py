@@ -12,7 +12,7 @@ from allreduce.comm import Communicator
 from allreduce.comm.choice.choosing import Table
 from allreduce.comm.choice.stored import override, write
 from allreduce.comm.choice.table import COPYING, Row
-from tests.comm.pool import ProcessPool, Runner, in_threads
+from tests.comm.pool import ProcessPool, Runner, threads
 from tests.harness import explicit_ranks, run_ranks, settle_threads
 
 KIB = 1 << 10
@@ -47,8 +47,8 @@ def test_unequal_shares_of_processes(run: Runner) -> None:
 
 @pytest.mark.parametrize("case", ["copies", "owned_again"])
 def test_of_threads(case: str) -> None:
-    with override(Table((SOON,), "a test's")):
-        in_threads(3)(case)
+    with override(Table((SOON,), "a test's")), threads("shared", "aaa") as ranks:
+        ranks(case)
 
 
 def forbidden(table: str, how: str) -> None:

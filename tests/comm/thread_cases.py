@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
@@ -150,3 +151,13 @@ def threads_in_turn(comm: Communicator) -> None:
 
     _in_threads(lambda: call(0), lambda: call(1))
     comm.barrier()
+
+
+def threads_waiting(comm: Communicator) -> None:
+    """Threads wait at the same time, each for a work of its own, the last one first."""
+    works = [comm.all_reduce(np.full(20000, float(n)), async_op=True) for n in range(20)]
+
+    def wait(n: int) -> None:
+        assert works[n].wait(_SECONDS)[-1] == n * comm.size
+
+    _in_threads(*(functools.partial(wait, n) for n in reversed(range(len(works)))))
