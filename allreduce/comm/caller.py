@@ -9,7 +9,7 @@ from typing import Any
 
 from allreduce.comm.base import Work
 from allreduce.comm.checks import Context, Options
-from allreduce.comm.order import Stages
+from allreduce.comm.stages import Stages
 
 
 class Caller(ABC):

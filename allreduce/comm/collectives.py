@@ -15,9 +15,9 @@ from allreduce.comm.base import Work
 from allreduce.comm.call import OPERATORS
 from allreduce.comm.checks import UNSCALED, Options
 from allreduce.comm.objects import Objects
-from allreduce.comm.order import Stages, as_it_is
 from allreduce.comm.point_to_point import PointToPoint
 from allreduce.comm.quick import quick
+from allreduce.comm.stages import Stages, as_it_is
 
 _COUNTS = Options(typed="all_to_all(..., counts=[...])")  # the exchange of these
 

@@ -18,7 +18,7 @@ from allreduce.comm import engine, objects
 from allreduce.comm.checks import Context, is_whole
 from allreduce.comm.collectives import Collectives
 from allreduce.comm.gathering import Gathering
-from allreduce.comm.order import Stages, as_it_is
+from allreduce.comm.stages import Stages, as_it_is
 from allreduce.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:

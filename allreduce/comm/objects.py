@@ -15,7 +15,7 @@ from allreduce.comm.array import Array
 from allreduce.comm.arrays import borrow, dtype_named
 from allreduce.comm.caller import Caller
 from allreduce.comm.checks import Context, Options
-from allreduce.comm.order import Stages, as_it_is
+from allreduce.comm.stages import Stages, as_it_is
 from allreduce.errors import UnsupportedError, UsageError
 
 _BYTE = np.uint8

@@ -11,83 +11,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
 
 from allreduce.comm import attendant
-from allreduce.comm.base import SharedWaitError, Transport, Work
+from allreduce.comm.base import SharedWaitError, Transport
 from allreduce.comm.locks import owned, within
-from allreduce.comm.sites import Place, standing_at
+from allreduce.comm.sites import Place
+from allreduce.comm.stages import Staged, Stages, left
 from allreduce.errors import AllreduceError, ClosedError, TimeoutError, UsageError
-
-# Yields each stage but the last, and is sent its result; returns the last stage, if there is one
-# more, and what makes the call's result of its.
-Stages: TypeAlias = Generator[Work, Any, tuple[Work | None, Callable[[Any], Any]]]
-
-
-class Staged(Work):
-    """A call that is made of several, or that has to wait for its turn."""
-
-    def __init__(self, order: Order, stages: Stages, where: str, place: Place) -> None:
-        self.where = where
-        self.stage: Work | None = None  # what is waited for before the next one can start
-        self.started = False  # wholly, or it has failed
-        self._order, self._stages, self._place = order, stages, place
-        self._last: Work | None = None
-        self._make: Callable[[Any], Any] = as_it_is
-        self._error: BaseException | None = None
-
-    def advance(self) -> bool:
-        """Start what can be; returns whether nothing more is to start. Its turn has come."""
-        if self.started:
-            return True
-        try:
-            with standing_at(self._place):
-                if self.stage is None:
-                    self.stage = next(self._stages)
-                # Who waits for it goes on; two that wait for each other would do so for ever.
-                while not self.stage.awaited and self.stage.look():
-                    self.stage = self._stages.send(self.stage.wait())
-            return False
-        except StopIteration as end:
-            self._last, self._make = end.value
-            self.started = True
-        except AllreduceError as error:  # the others have the same, are told, or miss this member
-            self.fail(error)
-        return True
-
-    def fail(self, error: BaseException) -> None:
-        """Have its wait raise an error, and start nothing more of it."""
-        if not self.started:
-            self._error, self.started = error, True
-            self._stages.close()
-
-    @property
-    def settled(self) -> bool:
-        return self.started and (self._last is None or self._last.settled)
-
-    def done(self) -> bool:
-        if not self.started:  # what has started needs nobody's turn
-            self._order.attend()
-        if not self.started:
-            self._order.ask()
-        self.check()
-        return self.started and (self._last is None or self._last.done())
-
-    def finish(self, timeout: float | None) -> Any:
-        until = None if timeout is None else time.monotonic() + timeout
-        if not self.started:
-            self._order.reach(self, until)
-        self.check()
-        return self._make(None if self._last is None else self._last.wait(_left(until)))
-
-    def check(self) -> None:
-        """Raise why it has failed, if it has."""
-        if self._error is not None:
-            raise self._error
 
 
 class Order:
@@ -185,7 +118,7 @@ class Order:
             found[:] = [] if reached else [self.queue[0]]
 
         while True:
-            if not within(self.lock, _left(until), look):
+            if not within(self.lock, left(until), look):
                 what = "the calls made before" if work is None else work.where
                 raise TimeoutError(
                     f"{what}: another thread of this rank was in comm.empty(), or in a call of "
@@ -197,7 +130,7 @@ class Order:
             with self._told(found[0]):
                 stage = found[0].stage
                 assert stage is not None, "the first one waits for a stage"
-                stage.wait(_left(until))
+                stage.wait(left(until))
 
     def ask(self) -> None:
         """Raise why the communicator has failed in a stage, if it has."""
@@ -261,18 +194,3 @@ class Order:
         """Have quick calls go on after a signal's handler kept this from saying so; lock held."""
         if self.holding:
             self._tell()
-
-
-def of_one(begin: Callable[[], Work]) -> Stages:
-    """Return the stages of a call that has one."""
-    yield from ()
-    return begin(), as_it_is
-
-
-def as_it_is(value: Any) -> Any:
-    """Return what the last stage gave."""
-    return value
-
-
-def _left(until: float | None) -> float | None:
-    return None if until is None else max(0.0, until - time.monotonic())

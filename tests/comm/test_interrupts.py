@@ -14,7 +14,8 @@ from allreduce import errors
 from allreduce.comm import Communicator, attendant, replica_communicators, scaling
 from allreduce.comm.base import Work
 from allreduce.comm.locks import within
-from allreduce.comm.order import Order, Staged
+from allreduce.comm.order import Order
+from allreduce.comm.stages import Staged
 from tests.harness import run_threads, settle_threads, world_of_one
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["shared", "tcp", "hierarchical"])

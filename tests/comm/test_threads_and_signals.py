@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from allreduce.comm import Communicator
-from allreduce.comm.native import NativeTransport, NativeWork
+from allreduce.comm.native import NativeTransport
+from allreduce.comm.native_work import NativeWork
 from allreduce.comm.shared.message_failures import MessageWitness
 from allreduce.errors import AllreduceError, ClosedError, PeerLostError
 from tests.comm.hosts import lay_out

@@ -15,7 +15,8 @@ from allreduce.comm import sites
 from allreduce.comm.array import Array
 from allreduce.comm.call import COLLECTIVES, Call, digest, kind, shaped
 from allreduce.comm.failures import wait_text
-from allreduce.comm.native import NativeTransport, NativeWork
+from allreduce.comm.native import NativeTransport
+from allreduce.comm.native_work import NativeWork
 from allreduce.comm.plan import Placed, Plan, Topology
 from allreduce.comm.planners import plan
 from allreduce.comm.segments import in_place

@@ -26,7 +26,8 @@ from allreduce.comm.array import Array
 from allreduce.comm.call import ANY, MESSAGES, Call, agreed_shape
 from allreduce.comm.choice.choosing import Choices
 from allreduce.comm.failures import wait_text
-from allreduce.comm.native import NativeTransport, NativeWork
+from allreduce.comm.native import NativeTransport
+from allreduce.comm.native_work import NativeWork
 from allreduce.comm.plan import Placed, Plan, Topology
 from allreduce.comm.planners import plan
 from allreduce.comm.segments import in_place
