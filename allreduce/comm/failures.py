@@ -162,8 +162,16 @@ class Witness(ABC):
         """List for whom call `seq` waits, whoever is most to blame first."""
         return self.group.missing(seq)
 
-    def error(self) -> AllreduceError:
-        """Build the error for what killed the communicator."""
+    def made(self, native: Any) -> Call | None:
+        """Return the call of this member's that is carried out as `native`, if that is known."""
+        return self.call(self.me, native.seq)
+
+    def error(self, native: Any = None) -> AllreduceError:
+        """Build the error for what killed the communicator.
+
+        Args:
+            native: What this member waits for; None if for nothing.
+        """
         found = self.group.culprit()
         assert found is not None, "only a dead communicator has an error"
         fault, member, witness, seq, reason = found
@@ -172,12 +180,14 @@ class Witness(ABC):
         current = self._named(witness if absent else self.me, seq)
         if fault == "mismatch":
             return self._mismatch(member, witness, seq)
-        message = self.call(witness, seq)
         if fault in ("lost", "left"):
+            own = None if native is None else self.made(native)
+            if own is not None:
+                return self.bereft(fault, member, self.me, own, native.seq)
+            message = self.call(witness, seq)
             if message is not None and message.collective in MESSAGES:
                 return self.bereft(fault, member, witness, message)
-            done = "before it completed" if fault == "lost" else "while others were in"
-            return self._departed(fault, member, f"{done} {current}", ORDERED)
+            return self._missed(fault, member, current)
         if fault == "aborted":
             return PeerLostError(f"{self.where}: {blamed} aborted the communicator: {reason}")
         _, told = _read_wait(reason)
@@ -199,10 +209,26 @@ class Witness(ABC):
             "if it only needs longer, raise the timeout"
         )
 
-    def bereft(self, fault: str, member: int, witness: int, message: Call) -> PeerLostError:
-        """Build the error for a send or recv of the witness, whose member died or left."""
-        when = f"while {self.members[witness]} was in {message}"
+    def bereft(
+        self, fault: str, member: int, witness: int, call: Call, seq: int = 0
+    ) -> PeerLostError:
+        """Build the error for a call of the witness's in which another died or left.
+
+        Args:
+            fault: "lost" or "left".
+            member: Who did.
+            witness: Whose call it is.
+            call: The call.
+            seq: Its number; messages have none.
+        """
+        if call.collective not in MESSAGES:
+            return self._missed(fault, member, f"{call} #{seq}")
+        when = f"while {self.members[witness]} was in {call}"
         return self._departed(fault, member, when, PAIRED)
+
+    def _missed(self, fault: str, member: int, current: str) -> PeerLostError:
+        done = "before it completed" if fault == "lost" else "while others were in"
+        return self._departed(fault, member, f"{done} {current}", ORDERED)
 
     def _departed(self, fault: str, member: int, when: str, remedy: str) -> PeerLostError:
         blamed = self.members[member]

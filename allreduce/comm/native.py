@@ -136,7 +136,7 @@ class NativeTransport(Transport, Generic[N]):
     def poll(self, native: N) -> None:
         """Do what can be done now; raise if the work has failed."""
         if not self._wait(native, 0.0) and native.failed:
-            raise self._error()
+            raise self._error(native)
 
     def complete(self, native: N, timeout: float | None, waited: float = 0.0) -> None:
         """Wait for a work.
@@ -148,7 +148,7 @@ class NativeTransport(Transport, Generic[N]):
         """
         self.admit()
         if native.failed:
-            raise self._error()
+            raise self._error(native)
         total = self._timeout if timeout is None else waited + timeout
         quiet = min(_ANNOUNCE_SECONDS, WARN_SECONDS, total / 2)
         if waited < quiet:
@@ -173,7 +173,7 @@ class NativeTransport(Transport, Generic[N]):
             return
         if not native.failed and self._surrender(native, total):
             return
-        raise self._error()
+        raise self._error(native)
 
     def _announced(self, native: N) -> contextlib.AbstractContextManager[object]:  # noqa: ARG002
         """Have the others know, while this lasts, in which message this member waits, if in one."""
@@ -215,11 +215,15 @@ class NativeTransport(Transport, Generic[N]):
                 "joined, and cannot use its communicator"
             )
 
-    def _error(self) -> AllreduceError:
-        """Return what killed the communicator: the cause first, then that it is dead."""
+    def _error(self, native: N | None = None) -> AllreduceError:
+        """Return what killed the communicator: the cause first, then that it is dead.
+
+        Args:
+            native: What this member waits for; None if for nothing.
+        """
         # It may take a while to find out the cause: what needs the lock must not wait for that.
         known = self._closed or self._failure is not None
-        error = None if known else self._witness.error()
+        error = None if known else self._witness.error(native)
         with self._lock:
             if self._closed:
                 return ClosedError(f"{self._witness.where}: the communicator is closed")

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar
 
+from allreduce import _native
 from allreduce.comm.array import Array
 from allreduce.comm.call import Call
 from allreduce.comm.failures import group_text
@@ -38,12 +39,12 @@ class HierarchicalWitness(TcpWitness):
         group = group_text(self.name.rpartition("/")[0])
         return f"[{self.transport}] {group}{self.members[self.me]}"
 
-    def error(self) -> AllreduceError:
+    def error(self, native: _native.TcpWork | None = None) -> AllreduceError:
         found = self.group.culprit()
         if found is not None and found[0] == "aborted" and found[4].startswith(_MARK):
             fault, _, text = found[4][len(_MARK) :].partition(" ")
             return _ERRORS.get(fault, PeerLostError)(f"{self.where}: {text}")
-        return super().error()
+        return super().error(native)
 
 
 class Ledger(TcpTransport):
@@ -90,9 +91,13 @@ class Ledger(TcpTransport):
                 member = awaited
         return candidates[0] if candidates else self.index
 
-    def failure(self) -> AllreduceError:
-        """Return why the communicator is dead: the cause first, then that it is."""
-        return self._error()
+    def failure(self, agreed: TcpWork | None = None) -> AllreduceError:
+        """Return why the communicator is dead: the cause first, then that it is.
+
+        Args:
+            agreed: The call that this member waits for; None if for none.
+        """
+        return self._error(None if agreed is None else agreed.native)
 
     def condemn(self, error: AllreduceError) -> None:
         """Tell all members why a smaller communicator has ended, unless they know by now."""

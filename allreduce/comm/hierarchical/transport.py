@@ -123,11 +123,11 @@ class HierarchicalTransport(Transport):
         with self._lock:
             self._works.discard(work)
 
-    def poll(self) -> None:
-        """Do what can be done now; raise if the communicator has failed."""
+    def poll(self, work: HierarchicalWork) -> None:
+        """Do what can be done of a work now; raise if the communicator has failed."""
         self.admit()
         engine.go_on()
-        self._check()
+        self._check(work)
 
     @property
     def dead(self) -> bool:
@@ -187,7 +187,7 @@ class HierarchicalTransport(Transport):
             seconds = engine.go_on()
             if work.complete:
                 return
-            self._check()
+            self._check(work)
             vigil.look()
             if vigil.left <= 0:
                 self._give_up(work, vigil)
@@ -209,8 +209,8 @@ class HierarchicalTransport(Transport):
             with self._lock:
                 self._fail(failure)
 
-    def _check(self) -> None:
-        """Raise why there is no communicator any more, if there is none."""
+    def _check(self, work: HierarchicalWork | None = None) -> None:
+        """Raise why there is no communicator any more, if there is none, and `work` is not done."""
         if self._closed:
             raise ClosedError(f"{self._ledger.where}: the communicator is closed")
         if not self._dead:
@@ -221,7 +221,7 @@ class HierarchicalTransport(Transport):
             if self._ledger.verdict() is None:
                 return
         self._end()
-        raise self._ledger.failure()
+        raise self._ledger.failure(None if work is None else work.agreed)
 
     def _fail(self, failure: LevelError) -> None:
         """End the communicator on all members because a smaller one has ended, unless we left."""

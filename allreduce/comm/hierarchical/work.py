@@ -34,7 +34,7 @@ class HierarchicalWork(Work):
 
     def done(self) -> bool:
         if not self.complete:
-            self._transport.poll()
+            self._transport.poll(self)
         return self.complete
 
     def look(self) -> bool:

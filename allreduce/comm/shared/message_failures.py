@@ -20,16 +20,18 @@ class MessageWitness(SharedWitness):
         """Say which call a work waits in, and for whom."""
         if not work.seq & _native.MESSAGE:
             return f"call #{work.seq}: {self.missing(work.seq)}"
-        collective, _, dtype, _, peer, count = work.call
-        call = self._message(collective, dtype, peer, count, work.tag)
+        call = self._posted(work)
         return f"{call}: {self._absent(call)}"
 
-    def error(self) -> AllreduceError:
+    def made(self, native: _native.Work) -> Call | None:
+        return self._posted(native) if native.seq & _native.MESSAGE else super().made(native)
+
+    def error(self, native: _native.Work | None = None) -> AllreduceError:
         found = self.group.culprit()
         assert found is not None, "only a dead communicator has an error"
         fault, member, witness, seq, reason = found
         if not seq & _native.MESSAGE:
-            return super().error()
+            return super().error(native)
         told = self.group.told(witness)
         call = self._message(*told[0][:5])
         blamed, teller = self.members[member], self.members[witness]
@@ -39,6 +41,9 @@ class MessageWitness(SharedWitness):
             given = Side(str(blamed), sent, Note.unpack(told[1][5]), member == self.me != witness)
             return MismatchError(f"{self.where}: {story('a message', given, taken)}")
         if fault in ("lost", "left"):
+            own = None if native is None else self.made(native)
+            if native is not None and own is not None:
+                return self.bereft(fault, member, self.me, own, native.seq)
             return self.bereft(fault, member, witness, call)
         return self.given_up(witness, str(call), reason, self._absent(call))
 
@@ -51,6 +56,11 @@ class MessageWitness(SharedWitness):
         found = self.group.last_call(call.root)
         last = f"; its last collective was {self.read(found[1])} #{found[0]}" if found else ""
         return f"{peer} {did} ({peer.state}{last})"
+
+    def _posted(self, work: _native.Work) -> Call:
+        """Read the message of a work of this member's."""
+        collective, _, dtype, _, peer, count = work.call
+        return self._message(collective, dtype, peer, count, work.tag)
 
     def _message(self, collective: int, dtype: int, peer: int, count: int, tag: int) -> Call:
         return Call(COLLECTIVES[collective], None, DTYPES[dtype], count, peer, self.name, tag=tag)

@@ -41,6 +41,9 @@ class TcpWitness(Witness):
     def read(self, words: Any) -> Call:
         return decode(words, self.name)
 
+    def made(self, native: _native.TcpWork) -> Call | None:
+        return self.call(self.me, native.key)
+
     def note(self, member: int, seq: int) -> Note:
         told = self.group.posted_call(member, seq)
         return Note("", "") if told is None else Note.unpack(note_of(told))
