@@ -69,7 +69,14 @@ class TimeoutError(AllreduceError, builtins.TimeoutError):
 
 
 class PeerLostError(AllreduceError, ConnectionError):
-    """A member died or left while the others still needed it."""
+    """A member died or left while the others still needed it.
+
+    Attributes:
+        interrupted: Whether it was interrupted, as by Ctrl-C: then nobody looks for a mistake, and
+            a program that ends by this prints one line instead of a traceback.
+    """
+
+    interrupted = False
 
 
 class MismatchError(AllreduceError, ValueError):

@@ -27,6 +27,7 @@ from allreduce.cluster.base import World
 from allreduce.errors import PeerLostError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+INTERRUPT = "an interrupt"  # what a program says to have ended by
 
 # A death elsewhere shows here before its own traceback is out, and an interrupt of the whole job
 # may show as a peer's death first: a victim waits this long before it reports.
@@ -96,13 +97,16 @@ class Watch:
             if isinstance(error, PeerLostError):
                 time.sleep(_AFTER_YOU_SECONDS)
             if not issubclass(kind, KeyboardInterrupt):
-                self._hook(kind, error, trace)
+                if isinstance(error, PeerLostError) and error.interrupted:
+                    print(f"[allreduce] {error}", file=sys.stderr)
+                else:
+                    self._hook(kind, error, trace)
                 self._finish(1, _named(error))
                 return
         except KeyboardInterrupt:
             pass  # then it was that, all along
         self._say_interrupted()
-        self._finish(INTERRUPTED, "an interrupt")
+        self._finish(INTERRUPTED, INTERRUPT)
 
     def _say_interrupted(self) -> None:
         with contextlib.suppress(ValueError):  # not in the main thread
@@ -155,7 +159,7 @@ class Watch:
             self._world.close()
         except KeyboardInterrupt:
             self._say_interrupted()
-            self._end_job(INTERRUPTED, "an interrupt")
+            self._end_job(INTERRUPTED, INTERRUPT)
             _exit_now(INTERRUPTED)
 
     def _abandon(self, reason: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from allreduce.cluster.base import rank_text
+from allreduce.cluster.endings import INTERRUPT
 from allreduce.comm.call import MESSAGES, Call
 from allreduce.comm.disagreement import Side, story
 from allreduce.comm.sites import Note
@@ -86,6 +87,16 @@ def dead(where: str, cause: object) -> ClosedError:
     return ClosedError(
         f"{where}: the communicator is dead since: {cause}; close() it before you make a new one"
     )
+
+
+_INTERRUPTED = (KeyboardInterrupt.__name__, repr(KeyboardInterrupt()), INTERRUPT)
+
+
+def ended(text: str) -> PeerLostError:
+    """Build the error for a member that has ended the communicator; `text` ends with its reason."""
+    error = PeerLostError(text)
+    error.interrupted = text.endswith(_INTERRUPTED)
+    return error
 
 
 def wait_text(seconds: float, missing: str = "") -> str:
@@ -189,7 +200,7 @@ class Witness(ABC):
                 return self.bereft(fault, member, witness, message)
             return self._missed(fault, member, current)
         if fault == "aborted":
-            return PeerLostError(f"{self.where}: {blamed} aborted the communicator: {reason}")
+            return ended(f"{self.where}: {blamed} aborted the communicator: {reason}")
         _, told = _read_wait(reason)
         waited_for = told or self.missing(seq) or f"{blamed} {self.last_call(member)}"
         return self.given_up(witness, current, reason, waited_for)

@@ -14,11 +14,11 @@ from typing import ClassVar
 from allreduce import _native
 from allreduce.comm.array import Array
 from allreduce.comm.call import Call
-from allreduce.comm.failures import group_text
+from allreduce.comm.failures import ended, group_text
 from allreduce.comm.tcp.calls import check, words
 from allreduce.comm.tcp.failures import TcpWitness
 from allreduce.comm.tcp.transport import TcpTransport, TcpWork
-from allreduce.errors import AllreduceError, MismatchError, PeerLostError, TimeoutError
+from allreduce.errors import AllreduceError, MismatchError, TimeoutError
 
 _MARK = "\x01"  # before the reason of an abort that tells what happened in a smaller communicator
 _ERRORS: dict[str, type[AllreduceError]] = {"mismatch": MismatchError, "timeout": TimeoutError}
@@ -43,7 +43,9 @@ class HierarchicalWitness(TcpWitness):
         found = self.group.culprit()
         if found is not None and found[0] == "aborted" and found[4].startswith(_MARK):
             fault, _, text = found[4][len(_MARK) :].partition(" ")
-            return _ERRORS.get(fault, PeerLostError)(f"{self.where}: {text}")
+            kind = _ERRORS.get(fault)
+            text = f"{self.where}: {text}"
+            return ended(text) if kind is None else kind(text)
         return super().error(native)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from allreduce.cluster import World
 from allreduce.comm.call import ANY, Call
 from allreduce.comm.disagreement import Side, story
-from allreduce.comm.failures import process_state
+from allreduce.comm.failures import ended, process_state
 from allreduce.comm.sites import Note
 from allreduce.errors import (
     AllreduceError,
@@ -27,7 +27,6 @@ from allreduce.errors import (
 _ANSWER_SECONDS = 1.0  # in which all members have noticed that a call differs
 _ERRORS: dict[str, type[AllreduceError]] = {
     "left": PeerLostError,
-    "aborted": PeerLostError,
     "timeout": TimeoutError,
     "mismatch": MismatchError,
 }
@@ -55,7 +54,7 @@ def signature(call: Call, shape: tuple[int, ...] = ()) -> int:
 class Notice:
     """Something that ends a communicator, or will when it is needed again."""
 
-    kind: str  # one of _ERRORS
+    kind: str  # "aborted", or one of _ERRORS
     rank: int
     calls: int  # how many collective calls the member had completed
     text: str
@@ -67,7 +66,8 @@ class Notice:
             f"others were in {current}; {remedy}",
             "aborted": f"{member} aborted the communicator: {self.text}",
         }
-        return _ERRORS[self.kind](f"{where}: {texts.get(self.kind, self.text)}")
+        text = f"{where}: {texts.get(self.kind, self.text)}"
+        return ended(text) if self.kind == "aborted" else _ERRORS[self.kind](text)
 
 
 @dataclass(frozen=True)
