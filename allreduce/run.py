@@ -6,12 +6,15 @@ their output, and ends them together: at the first failure, at a signal, with th
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import select
 import signal
 import sys
 import time
+from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +33,7 @@ from allreduce.events import logger
 if TYPE_CHECKING:
     from allreduce.cluster.service import Leader
 
+_BLAME_SECONDS = 0.1  # until the leader knows of what broke when a rank has ended
 _KILL_SECONDS = 0.5  # between SIGTERM and SIGKILL
 _INTERRUPT_SECONDS = 1.5  # between SIGINT and SIGTERM: a job ends within 3 s of Ctrl-C
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # they end the job
@@ -60,10 +64,11 @@ class Job:
             raise JoinError(f"cannot start {size} ranks: {error}; see ulimit -a") from error
         self._out, self._err = Sink(sys.stdout.fileno()), Sink(sys.stderr.fileno())
         self._relays: dict[int, Relay] = {}
-        self._plan: list[tuple[float, signal.Signals]] = []  # when to send what to those that live
+        self._plan: list[tuple[float, Callable[[], None]]] = []  # what to do when, in this order
         self._stop: signal.Signals | None = None
-        self._first: Child | None = None  # who ended first with an error
-        self._culprit: Child | None = None  # whose loss that was, where the leader knows
+        self._failed: list[Child] = []  # who ended with an error of their own, the first one first
+        self._known = 0.0  # when the leader will have seen whose connection broke
+        self._culprit: Child | None = None  # who has been named
         self._leader: Leader | None = None
 
     def run(self) -> int:
@@ -100,6 +105,8 @@ class Job:
         """Say whether a rank lives, or its output waits: after a signal until all are killed."""
         if any(child.code is None for child in self._children):
             return True
+        if self._failed and self._culprit is None and self._stop is None:
+            return True
         waiting = self._out.waiting or self._err.waiting
         return waiting and (self._stop is None or bool(self._plan))
 
@@ -134,7 +141,7 @@ class Job:
         while (number := self._signals.take()) is not None:
             self._act(number)
         if self._plan and time.monotonic() >= self._plan[0][0]:
-            self._send(self._plan.pop(0)[1])
+            self._plan.pop(0)[1]()
 
     def _note_end(self, child: Child) -> None:
         """Write the last of its output, and tell whom its end concerns."""
@@ -142,10 +149,15 @@ class Job:
             self._relays[source].drain()
             self._relays[source].ended = True
             self._forget_ended(source)
-        if child.code and self._first is None:
-            self._fail(child)
-        elif child.code == 0 and self._leader is not None:
+        if child.code == 0 and self._leader is not None:
             self._leader.end(child.rank, child.pid)
+        if child.code and not child.told:
+            if not self._failed and self._stop is None:
+                self._end_after(self._grace)
+                self._known = time.monotonic() + (_BLAME_SECONDS if self._leader else 0.0)
+                self._plan = sorted([*self._plan, (self._known, self._blame)], key=itemgetter(0))
+            self._failed.append(child)
+        self._blame()
 
     def _forget_ended(self, source: int) -> None:
         if self._relays[source].ended:
@@ -183,20 +195,28 @@ class Job:
         self._send(number if number in _FORWARDED else signal.SIGTERM)
         self._end_after(_INTERRUPT_SECONDS if polite else self._grace)
 
-    def _fail(self, child: Child) -> None:
-        """Plan the end of the others.
+    def _blame(self, last: bool = False) -> None:
+        """Name the rank that has failed by itself, once its end is known, or at `last`.
 
-        The leader knows whose connection broke first. The rank that ends first may be another one,
-        which failed for want of it.
+        A rank that ends for want of another says so to the leader, which knows besides whose
+        connection broke first. The first to end may have failed for want of one that is still about
+        to.
         """
-        self._first = child
-        lost = self._leader.first_lost if self._leader is not None else None
-        self._culprit = self._children[lost] if lost is not None else None
-        if self._stop is None:
-            others = sum(other.code is None for other in self._children)
-            ending = f"; ending the other {others}" if others else ""
-            self._tell(f"rank {child.rank} (process {child.pid}) {child.fate}{ending}")
-            self._end_after(self._grace)
+        if not self._failed or self._culprit is not None or self._stop is not None:
+            return
+        if time.monotonic() < self._known and not last:
+            return
+        victims = self._leader.victims if self._leader is not None else set()
+        lost = self._leader.culprit if self._leader is not None else None
+        own = [child for child in self._failed if child.rank not in victims]
+        child = self._children[lost] if lost is not None else (own or self._failed)[0]
+        living = [other for other in self._children if other.code is None]
+        if living and not last and (child.code is None or child.rank in victims):
+            return
+        self._culprit = child
+        others = len([other for other in living if other is not child])
+        ending = f"; ending the other {others}" if others else ""
+        self._tell(f"rank {child.rank} (process {child.pid}) {child.fate}{ending}")
 
     def _tell(self, text: str) -> None:
         """Write a line of our own, from any thread."""
@@ -205,22 +225,27 @@ class Job:
 
     def _end_after(self, seconds: float) -> None:
         now = time.monotonic()
+
+        def end() -> None:
+            self._blame(last=True)
+            self._send(signal.SIGTERM)
+
         self._plan = [
-            (now + seconds, signal.SIGTERM),
-            (now + seconds + _KILL_SECONDS, signal.SIGKILL),
+            (now + seconds, end),
+            (now + seconds + _KILL_SECONDS, functools.partial(self._send, signal.SIGKILL)),
         ]
 
     def _send(self, number: signal.Signals) -> None:
         for child in self._children:
+            child.told = child.told or number in (signal.SIGTERM, signal.SIGKILL)
             child.signal(number)
 
     def _code(self) -> int:
-        """Return the exit code: a forwarded signal's, or the first failing rank's."""
+        """Return the exit code: a forwarded signal's, or that of the rank that has failed."""
         if self._stop is not None:
             return 128 + self._stop
-        if self._first is None:
-            return 0
-        return (self._culprit and self._culprit.code) or self._first.code or 0
+        failed = [child for child in self._failed if child is self._culprit] or self._failed
+        return (failed[0].code or 0) if failed else 0
 
 
 def _line(text: str) -> bytes:

@@ -117,12 +117,42 @@ def test_the_first_failing_ranks_code_is_returned(
     path = script(f"{JOIN}print(os.getpid())\nif world.rank == 1: {ending}\n{busy}")
     result = launch(3, path, deadline=15)
     assert result.code == code, result.err
-    assert "[allreduce.run] rank 1 (process" in result.err or "barrier" in busy
+    assert "[allreduce.run] rank 1 (process" in result.err
     if "boom" in ending:
         assert "[1] ValueError: boom" in result.err
     pids = [int(line.split()[1]) for line in result.out.splitlines()]
     assert wait_gone(pids, 1) == []
     assert result.seconds < 8  # 5 s from the failure, and the start
+
+
+def test_the_rank_that_failed_is_named_and_not_one_that_ended_before_it_for_want_of_it(
+    script: Write,
+) -> None:
+    path = script(
+        """
+        import sys, time
+        import allreduce as ar
+        comm = ar.init()
+        comm.barrier()
+        if comm.rank == 1:
+            comm.abort("no such file")
+            time.sleep(1)
+            sys.exit(7)
+        try:
+            comm.barrier()
+        except ar.PeerLostError as error:
+            if comm.rank == 0:
+                sys.exit(5)
+            raise RuntimeError("the step failed") from error
+        """
+    )
+    result = launch(3, path, deadline=15)
+    assert result.code == 7, result.err
+    told = [line for line in result.err.splitlines() if line.startswith("[allreduce.run]")]
+    assert len(told) == 1, told
+    assert re.fullmatch(
+        r"\[allreduce.run\] rank 1 \(process \d+\) failed with exit code 7", told[0]
+    )
 
 
 def test_the_others_have_time_to_report(script: Write, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from allreduce.cluster.endings import INTERRUPTED
 from allreduce.cluster.lineage import MARKER
 from allreduce.settings import PREFIX
 
@@ -29,6 +30,7 @@ class Child:
     stderr: int
     gate: int
     code: int | None = None  # as shells have it: 128 + n after signal n; None while it runs
+    told: bool = False  # whether it has been told to end
 
     def start(self, word: bytes) -> None:
         """Let it go: it learns `word` and executes its program."""
@@ -46,7 +48,13 @@ class Child:
     @property
     def fate(self) -> str:
         """How it ended, for people."""
-        code = self.code or 0
+        code = self.code
+        if code is None:
+            return "was lost to the others, and has not ended"
+        if code == 0:
+            return "ended with exit code 0, but without leaving the job"
+        if code == INTERRUPTED:
+            return f"was interrupted (exit code {code})"
         if code > 128 and code - 128 in signal.valid_signals():
             return f"was killed by {signal.Signals(code - 128).name}"
         return f"failed with exit code {code}"

@@ -24,7 +24,8 @@ from typing import Any
 
 from allreduce.cluster import abrupt, exits, lineage, pmi
 from allreduce.cluster.base import World
-from allreduce.errors import PeerLostError
+from allreduce.cluster.store import VICTIM
+from allreduce.errors import AllreduceError, PeerLostError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 INTERRUPT = "an interrupt"  # what a program says to have ended by
@@ -32,7 +33,7 @@ INTERRUPT = "an interrupt"  # what a program says to have ended by
 # A death elsewhere shows here before its own traceback is out, and an interrupt of the whole job
 # may show as a peer's death first: a victim waits this long before it reports.
 _AFTER_YOU_SECONDS = 0.5
-_LAST_SECONDS = 1.5  # for the interpreter to end by itself after an error
+_LAST_SECONDS = 1.0  # for the interpreter to end by itself; the launcher gives longer
 
 
 class Watch:
@@ -101,6 +102,7 @@ class Watch:
                     print(f"[allreduce] {error}", file=sys.stderr)
                 else:
                     self._hook(kind, error, trace)
+                self._say_victim(error)
                 self._finish(1, _named(error))
                 return
         except KeyboardInterrupt:
@@ -117,6 +119,16 @@ class Watch:
                 print("[allreduce] interrupted", file=sys.stderr)
             _flush()
             time.sleep(_AFTER_YOU_SECONDS)  # ending frees the claim, and mpirun then kills the rest
+
+    def _say_victim(self, error: BaseException | None) -> None:
+        """Tell the launcher where this rank ends for want of another: that one has failed."""
+        if not self._launched or self._world is None:
+            return
+        while error is not None and not isinstance(error, PeerLostError):
+            error = error.__cause__ or error.__context__
+        if error is not None:
+            with contextlib.suppress(AllreduceError):  # the leader is gone, too
+                self._world.store.set(VICTIM, b"")
 
     def _end_job(self, code: int, reason: str) -> None:
         """End the job where that is in our hands; else the others learn of this rank's loss."""
@@ -138,6 +150,7 @@ class Watch:
         if not code:
             return
         _flush()
+        self._say_victim(exits.ending())
         self._abandon(reason)
         if self._abort is not None:
             time.sleep(pmi.REPORT_SECONDS)

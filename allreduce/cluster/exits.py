@@ -18,11 +18,17 @@ _raised_by_c = sys.version_info < (3, 12)  # sys.exit's then is no exception yet
 _exit = sys.exit
 _watching = 0
 _status = 0
+_ending: SystemExit | None = None
 
 
 def status() -> int:
     """Return the exit status of the SystemExit that ends this program, and 0 where none does."""
     return _status
+
+
+def ending() -> SystemExit | None:
+    """Return the SystemExit that ends this program with that status."""
+    return _ending
 
 
 def watch() -> None:
@@ -53,14 +59,14 @@ def _replace(attribute: object) -> None:
 
 
 def _read(error: SystemExit) -> Any:
-    global _status
+    global _status, _ending
     found = _code.__get__(error)
     if threading.current_thread() is threading.main_thread():
         try:
             sys._getframe(1)
         except ValueError:
             number = found if isinstance(found, int) else int(found is not None)
-            _status = number & 0xFF  # as the system cuts it off
+            _status, _ending = number & 0xFF, error  # as the system cuts it off
     return found
 
 

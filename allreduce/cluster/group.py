@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from allreduce.cluster import leader_pb2 as pb
 from allreduce.cluster.base import Member
+from allreduce.cluster.store import VICTIM
 
 Send = Callable[[pb.ToMember], None]
 
@@ -35,6 +36,8 @@ class Group:
     first_lost: int | None = (
         None  # the rank whose death came first: the others' are its consequence
     )
+    culprit: int | None = None  # the first that was lost and has not said that it is a victim
+    victims: set[int] = field(default_factory=set)
     ended: dict[int, Member] = field(default_factory=dict)  # whose processes cannot join any more
     _members: dict[int, Member] = field(default_factory=dict)
     _send: dict[int, Send] = field(default_factory=dict)  # the members that are connected
@@ -106,6 +109,8 @@ class Group:
         if lost:
             self._lost.add(rank)
             self.first_lost = rank if self.first_lost is None else self.first_lost
+            if self.culprit is None and rank not in self.victims:
+                self.culprit = rank
             for key in list(self._getting):
                 for waiter, request in self._getting.pop(key):
                     self._answer(waiter, self._gone_answer(request))
@@ -118,6 +123,8 @@ class Group:
         """Act on a member's request; returns whether it waits, so that it can expire."""
         content = message.WhichOneof("content")
         if content == "set":
+            if message.set.key == VICTIM:
+                self.victims.add(rank)
             self._set(message.set.key, message.set.value)
             self._answer(rank, pb.ToMember(request=message.request, done=pb.Done()))
             return False

@@ -76,11 +76,16 @@ class Leader:
         forks.hold(self)
 
     @property
-    def first_lost(self) -> int | None:
-        """The rank that was lost first, in any generation."""
+    def culprit(self) -> int | None:
+        """The rank that was lost first, in any generation, and not for want of another."""
         groups = list(self.groups.values())  # the loop's thread adds to them
-        found = [group.first_lost for group in groups]
+        found = [group.culprit for group in groups]
         return next((rank for rank in found if rank is not None), None)
+
+    @property
+    def victims(self) -> set[int]:
+        """The ranks that have said that they end for want of another."""
+        return set().union(*(group.victims for group in list(self.groups.values())))
 
     def end(self, rank: int, pid: int) -> None:
         """Note that a rank's process has ended normally: those who wait for it to join are told."""

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from allreduce.cluster.waiting import Wait
 from allreduce.errors import ClosedError, TimeoutError
 
+VICTIM = "victim"  # the key under which a rank says that it ends for want of another
+
 
 class Store(ABC):
     """Keys and bytes that all members of one world see; each member holds one object of it.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 
 import pytest
 
@@ -99,9 +98,7 @@ def test_a_rank_that_sticks_is_named_when_the_timeout_runs_out(
     with broken(launcher, moment, "stop", ALLREDUCE_TIMEOUT="3") as job:
         result = job.finish_after_action(3 + 5)
         job.assert_nothing_left(but=mpichs(moment))
-    # Heartbeats may be missing for as long as a wait may last: where the leader has noticed that
-    # first, it is the code of the one that sticks, and is killed.
-    assert result.code == 1 or (launcher, result.code) == ("run", 128 + signal.SIGKILL), result
+    assert result.code == 1, result  # and not that of the one that sticks, which is killed
     if (launcher, moment) == ("mpirun", "join"):  # nobody knows yet who is missing
         assert "_wait_for_all_ranks_in_mpi_init" in result.err
         return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 
 import pytest
@@ -22,6 +24,22 @@ def test_ctrl_c_ends_the_job_with_one_line(broken: Break, launcher: str, moment:
     assert len(ours) == 1, result
     assert "Traceback" not in result.err
     assert "Error" not in result.err
+
+
+def test_an_interrupt_of_one_rank_is_one_line_on_each_other_that_names_it(broken: Break) -> None:
+    with broken("run", "fit", size=3) as job:
+        pid = job.ready()[0]
+        os.kill(pid, signal.SIGINT)
+        result = job.finish(6)
+        job.assert_nothing_left()
+    assert result.code == 130, result
+    assert "Traceback" not in result.err
+    lines = "\n".join(result.err.splitlines())
+    own = re.findall(rf"\[allreduce.run\] rank (\d) \(process {pid}\) was interrupted", lines)
+    told = r"\n\[\d\] \[allreduce\] \[shared\] rank \d: rank (\d) aborted .*KeyboardInterrupt"
+    others = re.findall(told, f"\n{lines}")
+    assert len(own) == 1, result
+    assert others == own * 2, result
 
 
 @LAUNCHERS
