@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from allreduce.comm.call import MESSAGES, Call, shaped
 from allreduce.comm.sites import Note
+from allreduce.comm.typed import items
 
 _EQUAL = "must be equal on all ranks"
 _ORDER = "every rank must make the same calls in the same order"
@@ -65,7 +66,14 @@ def _remedy_of(first: Side, second: Side) -> str:
     arguments = f"arrays, counts and factors {_EQUAL}"
     if bool(first.typed) != bool(second.typed):
         return arguments
-    if first.call.collective != second.call.collective and not message:  # of a list without arrays
+    numbers = [items(side.typed) for side in (first, second)]
+    if None not in numbers and numbers[0] != numbers[1]:
+        told = ", ".join(
+            f"{side.member}: {number}"
+            for side, number in zip((first, second), numbers, strict=True)
+        )
+        return f"lists must have the same number of arrays on all ranks ({told})"
+    if first.call.collective != second.call.collective and not message:
         return arguments
     return _remedy(first.call, second.call) or (arguments if first.typed != second.typed else "")
 

@@ -6,6 +6,7 @@ Such a text has to agree on all members, as part of the call, and stands in erro
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -69,12 +70,22 @@ def _spell(
     said += [f"{name}={value!r}" for name, value in factors.items() if value != 1]
     named = zip(("counts", "receives"), shares, strict=True)
     said += [f"{name}={list(rows)}" for name, rows in named if rows is not None]
-    return _bounded(f"{collective}({', '.join(said)})")
+    number = f"{len(kinds)} arrays, " if listed else ""
+    return _bounded(f"{collective}({', '.join(said)})", number)
 
 
-def _bounded(text: str) -> str:
+def _bounded(text: str, number: str) -> str:
     if len(text) <= TEXT_BYTES:
         return text
     mark = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
-    end = f"... #{mark})"
+    end = f"... {number}#{mark})"
     return text[: TEXT_BYTES - len(end)] + end
+
+
+def items(text: str) -> int | None:
+    """Read how many arrays a call of a list has; None of another call."""
+    name, _, rest = text.partition("([")
+    if not rest or not name.isidentifier():
+        return None
+    told = re.search(r"\.\.\. (\d+) arrays, #", rest)  # where the text was too long
+    return int(told[1]) if told else rest.count("[")

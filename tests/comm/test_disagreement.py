@@ -231,6 +231,18 @@ def test_a_member_that_does_not_wait_for_its_call_is_named_with_its_line() -> No
         assert message.count(f"test_disagreement.py:{line} ") == 2
 
 
+@pytest.mark.parametrize("length", [0, 1, 29])
+def test_lists_of_different_lengths_are_told_by_how_many_arrays_they_have(length: int) -> None:
+    def member(comm: Communicator) -> None:
+        comm.all_reduce([np.ones(4)] * (length + comm.rank))
+
+    numbers = f"(replica 0 (rank 0): {length}, replica 1 (rank 0): {length + 1})"
+    for message in raised(member, 2, errors.MismatchError):
+        assert message.endswith(
+            f"; lists must have the same number of arrays on all ranks {numbers}"
+        )
+
+
 def test_symmetric_memory_on_some_members_only_is_a_mismatch() -> None:
     def member(comm: Communicator) -> None:
         mine = comm.empty((5000,), "float32")
