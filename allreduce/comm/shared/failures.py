@@ -54,13 +54,14 @@ class SharedWitness(Witness):
         return Note("", "") if told is None else Note.unpack(told)
 
     def difference(self, low: int, high: int, seq: int) -> str:
-        paths = [self._path(member, seq) for member in (low, high)]
-        if paths[0] != paths[1]:
+        paths = {member: self._path(member, seq) for member in (low, high)}
+        if paths[low] != paths[high]:
+            lent, own = (low, high) if paths[low] == "direct" else (high, low)
             return (
-                "arrays must lie in memory of comm.empty on every rank or on none, input and "
-                "output alike"
+                f"{self.members[lent]} passes memory of comm.empty, {self.members[own]} other "
+                "memory as input or output: pass that of comm.empty on every rank, or on none"
             )
-        if paths[0] == "direct" and self.note(low, seq).shape == self.note(high, seq).shape:
+        if paths[low] == "direct" and self.note(low, seq).shape == self.note(high, seq).shape:
             return "the arrays of comm.empty must be the same one on every rank"
         return ""
 
