@@ -79,8 +79,8 @@ def _share(world: World, links: Links, deadline: float) -> LocalGroup:
     refused, by = _agree(world, links, pulling.refusal(links))
     if refused and links.sockets:
         logger.info(
-            "[shared] %s: copies go through rings: %s cannot read the others' memory: %s",
-            *(world.called(), world.called(by), os.strerror(refused)),
+            "[shared] %s: copies go through rings, not straight out of memory: %s %s",
+            *(world.called(), world.called(by), pulling.reason(refused)),
         )
     choices = stored.current().choices("shared", len(members), crowded, pulls=not refused)
     needed = _native.Group.control_bytes(len(members))

@@ -9,6 +9,7 @@ each process tries, and finds what the others have told it, or not.
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 
 import numpy as np
@@ -39,3 +40,10 @@ def refusal(links: Links) -> int:
         if found != value:  # that number is another process's here
             return errno.ESRCH
     return 0
+
+
+def reason(refused: int) -> str:
+    """Say of a process why it does not read the others' memory."""
+    if refused == errno.ECANCELED:
+        return "has that switched off, by ALLREDUCE_SHARED_PULL=off"
+    return f"cannot read the others' memory: {os.strerror(refused)}"
