@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import Communicator, Work
+from allreduce.comm.updating import update_init, updates
 from tests.comm.cases import Array
+from tests.comm.updates import Side
 from tests.harness import clean_environment, script_of
 
 _START_SECONDS = 60.0
@@ -58,7 +60,7 @@ def every_call(
         sent = comm.send(x, (comm.rank + 1) % size, async_op=True)
         return [sent, comm.recv(x.copy(), (comm.rank - 1) % size, async_op=True)]
 
-    return arrays, [
+    calls: list[Callable[[Array], Any]] = [
         lambda x: comm.barrier(),
         lambda x: comm.broadcast(x, root=same.randrange(size)),
         comm.all_reduce,
@@ -70,6 +72,12 @@ def every_call(
         lambda x: [comm.all_reduce(x, async_op=True) for _ in range(3)],
         passed_on,
     ]
+    if updates(comm):
+        side = Side(comm)
+        given = (side.gradients, side.values, side.momentum(), side.velocity)
+        begin = update_init(comm, *given)
+        calls.append(lambda x: [begin()])
+    return arrays, calls
 
 
 def _rank(folder: str, seed: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -14,34 +15,8 @@ import pytest
 from allreduce import _native
 from allreduce.comm import Communicator, replica_communicators, updating
 from allreduce.errors import MismatchError
-from tests.harness import world_of_one
-
-COUNT, HEADER = 100_003, 16
-
-
-class Side:
-    """What one member has: gradients of ones behind a header, values of zeros, a velocity."""
-
-    def __init__(self, comm: Communicator) -> None:
-        made = comm.empty((HEADER + COUNT,), "float32")
-        made[:HEADER], made[HEADER:] = 2, 1
-        self.header, self.gradients = made[:HEADER], made[HEADER:]
-        self.values = comm.empty((COUNT,), "float32")
-        self.values[:] = 0
-        self.velocity = np.zeros(COUNT, np.float32)
-        comm.barrier()
-
-    def momentum(self) -> Any:
-        update = _native.sgd_update(self.header, self.velocity)
-        update.set(0.5, 0.9, False)
-        update.expect(b"", False)
-        return update
-
-    def adam(self) -> Any:
-        update = _native.adam_update(self.header, self.velocity, np.zeros(COUNT, np.float32))
-        update.set(0.1, 0.9, 0.999, 1e-7, 1)
-        update.expect(b"", False)
-        return update
+from tests.comm.updates import Side
+from tests.harness import run_ranks, world_of_one
 
 
 def _on_two(name: str, act: Callable[[Communicator], Any]) -> list[Any]:
@@ -115,3 +90,90 @@ def test_a_header_has_what_is_expected_of_it() -> None:
     update.expect(bytes(4), False)
     with pytest.raises(ValueError, match="more bytes than the header has"):
         update.expect(bytes(5), False)
+
+
+def _fails_in_steps() -> None:
+    """Train with three strategies, whose updates rank 1 leaves: interrupted, stopped, killed."""
+    import json
+    import os
+    import signal
+    import threading
+    import time
+
+    import numpy as np
+
+    import allreduce as ar
+    from allreduce.graph import slices
+
+    def step(x: ar.Tensor) -> None:
+        optimizer.minimize(ar.ops.sum(x @ w, axis=1), [w])
+
+    def run() -> list[str]:
+        try:
+            strategy.run(step, args=batch)
+        except (ar.AllreduceError, KeyboardInterrupt) as error:
+            return [type(error).__name__, str(error)]
+        return []
+
+    updates = 0
+    real = vars(slices)["update_init"]
+
+    def counting(*arguments: object) -> object:
+        begin = real(*arguments)
+
+        def counted() -> object:
+            nonlocal updates
+            updates += 1
+            if updates == 3 and rank == 1:
+                if how != "SIGINT":
+                    os.kill(pid, signal.Signals[how])
+                else:  # while it waits for the others
+                    threading.Timer(0.3, os.kill, (pid, signal.SIGINT)).start()
+            elif updates == 3 and how == "SIGINT":
+                time.sleep(0.6)
+            return begin()
+
+        return counted
+
+    vars(slices)["update_init"] = counting
+    world = ar.init()
+    rank, pid = world.rank, os.getpid()
+    pids = [int(one) for one in world.all_gather(pid)]
+    for how in ("SIGINT", "SIGSTOP", "SIGKILL"):
+        updates = 0
+        strategy = ar.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            w = ar.Variable(np.ones((256, 1024), "f4"), name="w")
+            optimizer = ar.optim.SGD(1e-3, momentum=0.5)
+        (batch,) = strategy.distribute_dataset([(np.ones((6, 256), "f4"),)])
+        assert run() == run() == []
+        assert updates == 2
+        began = time.monotonic()
+        found = [run(), run()]
+        print(json.dumps([how, time.monotonic() - began, *found]), flush=True)
+        if how == "SIGSTOP" and rank == 0:
+            os.kill(pids[1], signal.SIGCONT)
+        strategy.close()
+
+
+def test_whoever_leaves_an_update_is_named_and_the_next_step_knows_of_it() -> None:
+    results = run_ranks(_fails_in_steps, 3, env={"ALLREDUCE_TIMEOUT": "2"})
+    assert [result.returncode for result in results] == [0, -9, 0], results
+    call = "update(float32[262144], SgdUpdate32)"
+    told = {
+        "SIGINT": ("PeerLostError", "rank 1 aborted the communicator: a wait was interrupted"),
+        "SIGSTOP": ("TimeoutError", "rank 1 "),
+        "SIGKILL": ("PeerLostError", "rank 1 (process"),
+    }
+    for rank in (0, 2):
+        lines = [json.loads(line) for line in results[rank].stdout.splitlines()]
+        assert [line[0] for line in lines] == list(told)
+        for how, seconds, (kind, text), (again, dead) in lines:
+            assert kind == told[how][0], text
+            assert told[how][1] in text
+            assert call in text or how == "SIGINT", text
+            assert again == "ClosedError"
+            assert "rank 1" in dead
+            assert seconds < (3 if how == "SIGSTOP" else 2)
+    (kind, _), (again, _) = json.loads(results[1].stdout.splitlines()[0])[2:]
+    assert (kind, again) == ("KeyboardInterrupt", "ClosedError")
