@@ -20,7 +20,7 @@ _NOBODY = -1  # is the rank that lacks something
 _REMEDY = "make the same model, and use the same variables, on every rank"
 
 if TYPE_CHECKING:
-    from allreduce.graph.arenas import Host
+    from allreduce.graph.arena_plan import Host
 
 Row = tuple[str, tuple[int, ...], str]  # a variable's name, shape and dtype
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from allreduce.errors import UsageError
-from allreduce.graph.arenas import Host
+from allreduce.graph.arena_plan import Host
 from allreduce.graph.node import Node
 from allreduce.graph.variable import Variable
 

@@ -12,7 +12,8 @@ from allreduce import events
 from allreduce.devices.logs import start_logging
 from allreduce.graph import passes
 from allreduce.graph.agreement import Agreement, compare, synchronize
-from allreduce.graph.arenas import ArenaPlan, Host, plan_for
+from allreduce.graph.arena_plan import ArenaPlan, Host
+from allreduce.graph.arenas import plan_for
 from allreduce.graph.body import joins_rows
 from allreduce.graph.changes import (
     check_equal,

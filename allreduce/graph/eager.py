@@ -18,7 +18,7 @@ from allreduce.devices.names import DeviceName
 from allreduce.errors import OutOfMemoryError, UsageError
 from allreduce.graph import numerics, together
 from allreduce.graph.agreement import synchronize
-from allreduce.graph.arenas import Host
+from allreduce.graph.arena_plan import Host
 from allreduce.graph.canaries import Room
 from allreduce.graph.changes import check_equal, check_once, check_owner
 from allreduce.graph.dependence import depends, of_replica, of_samples

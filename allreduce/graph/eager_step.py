@@ -10,7 +10,7 @@ import numpy as np
 
 from allreduce.errors import MismatchError
 from allreduce.graph import nest
-from allreduce.graph.arenas import Host
+from allreduce.graph.arena_plan import Host
 from allreduce.graph.changes import name_of, needs_all
 from allreduce.graph.eager import EagerTrace
 from allreduce.graph.replica import Moment, Replica

@@ -9,7 +9,8 @@ import numpy as np
 
 from allreduce.graph import passes
 from allreduce.graph.agreement import Agreement, compare
-from allreduce.graph.arenas import ArenaPlan, Host, plan_for, publish_iterations
+from allreduce.graph.arena_plan import ArenaPlan, Host
+from allreduce.graph.arenas import plan_for, publish_iterations
 from allreduce.graph.body import joins_rows
 from allreduce.graph.executor import Executor
 from allreduce.graph.node import Graph, Node

@@ -1,0 +1,219 @@
+"""How an optimizer's variables of one dtype lie in memory, and are cut into buckets."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from allreduce.devices import lookup
+from allreduce.devices.names import DeviceName
+from allreduce.errors import ShapeError
+from allreduce.graph import passes
+from allreduce.graph.arena_memory import contents_of, symmetric
+from allreduce.graph.places import Places
+from allreduce.graph.replica import Replica
+from allreduce.graph.slices import EveryonesSlots, agree_to_shard
+from allreduce.graph.update import UpdateRule
+from allreduce.graph.variable import Variable
+from allreduce.reduction import (
+    BUCKET_BYTES,
+    Arena,
+    Bucket,
+    Layout,
+    lay_out,
+    plan_buckets,
+)
+
+# How often a variable was updated, in an optimizer's state, where that is not "iterations": an
+# optimizer with variables of several dtypes, or in several steps, counts for each.
+UPDATES = "updates"
+
+
+class Host(Protocol):
+    """The replicas of this process, as compiling a step needs them."""
+
+    @property
+    def devices(self) -> Sequence[DeviceName]: ...
+    @property
+    def places(self) -> Sequence[Places]: ...
+    @property
+    def replicas(self) -> Sequence[Replica]: ...
+    @property
+    def num_replicas_in_sync(self) -> int: ...
+    @property
+    def shared(self) -> weakref.WeakSet[Variable]: ...
+
+    def on_replicas(self, work: Callable[[int], Any]) -> list[Any]: ...
+
+
+class ArenaPlan:
+    """How an optimizer's variables of one dtype lie in memory, and that memory per replica.
+
+    A variable's value lies in the arena of the optimizer that changed it last. Another optimizer
+    that is to change it takes it over first, before a step.
+
+    Args:
+        rule: The optimizer.
+        variables: All on one device, and of one dtype.
+        host: Whose replicas have it.
+        device: As the replicas' program calls it.
+
+    Attributes:
+        sharded: Which buckets are updated in slices, by index.
+    """
+
+    def __init__(
+        self, rule: UpdateRule, variables: Sequence[Variable], host: Host, device: DeviceName
+    ) -> None:
+        self.variables = tuple(variables)
+        self.device = device  # as the replicas' program calls it
+        named = [(variable.name, variable.shape) for variable in variables]
+        self.layout: Layout = lay_out(named, variables[0].dtype)
+        limit = BUCKET_BYTES if passes.is_on("bucket") else 0
+        self.buckets: tuple[Bucket, ...] = plan_buckets(self.layout, limit)
+        # As it is now, so it stays: what replicas have of slots depends on it.
+        self.sharded = agree_to_shard(host, rule, self.layout, self.buckets)
+        self.arenas: list[Arena] = host.on_replicas(
+            lambda index: self._build(host, index, rule.slots)
+        )
+        self._everyones = self._meet(host)
+        self.take_over()
+
+    def _build(self, host: Host, index: int, slots: Sequence[str]) -> Arena:
+        device = lookup(host.places[index].names[self.device])
+        contents = contents_of(self.layout)
+
+        def private(size: int, dtype: np.dtype[Any]) -> np.ndarray:
+            room = device.allocate(size * dtype.itemsize, contents)
+            array: np.ndarray = room.array(dtype, (size,))
+            return array
+
+        communicator = host.replicas[index].communicator
+        if communicator is None:
+            return Arena(self.layout, slots, private, private)
+        shared = partial(symmetric, device, communicator, contents=contents)
+        return Arena(self.layout, slots, shared if self.sharded else private, shared)
+
+    def _meet(self, host: Host) -> EveryonesSlots | None:
+        """Find the slots of all replicas, if each has its own part of them."""
+        communicator = host.replicas[0].communicator
+        if not self.sharded or communicator is None:
+            return None
+        return EveryonesSlots(communicator, self.arenas[0])
+
+    def take_over(self) -> None:
+        """Bring variables whose values another arena holds, or none, into this one."""
+        for place, variable in enumerate(self.variables):
+            if variable.home is self:
+                continue
+            variable.home = None  # until all is done: what is interrupted is done again
+            for index, arena in enumerate(self.arenas):
+                view = arena.view(arena.parameters, place)
+                view[...] = variable.storage[index]
+                variable.storage[index] = view
+            variable.home = self
+
+    def slots(self, arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield an arena's slots as views, keyed "<variable>/<slot>"."""
+        arena = self.arenas[0]
+        for place, variable in enumerate(self.variables):
+            for slot, array in arrays.items():
+                yield f"{variable.name}/{slot}", arena.view(array, place)
+
+    def _whole_slots(self) -> dict[str, np.ndarray]:
+        """Copy the slots, as an update of all of them would need them."""
+        first = self.arenas[0]
+        if self._everyones is None:
+            return {name: array.copy() for name, array in first.slots.items()}
+        buckets = [each for each in self.buckets if each.index in self.sharded]
+        found = self._everyones.whole(first, self.layout, buckets)
+        for key, view in self.slots(found):
+            if key in first.loaded:
+                view[...] = first.loaded[key]
+        return found
+
+    def state(self, iterations: int) -> dict[str, np.ndarray]:
+        """Copy the slots, and the variables' number of updates where it is not `iterations`."""
+        arena = self.arenas[0]
+        state = dict(self.slots(self._whole_slots()))
+        if arena.iterations != iterations:
+            updates = np.asarray(arena.iterations, np.int64)
+            state.update({f"{variable.name}/{UPDATES}": updates for variable in self.variables})
+        return state
+
+    def load(self, state: Mapping[str, np.ndarray], iterations: int) -> None:
+        """Set the slots from `state`; all that is missing or misshapen is found before any is set.
+
+        Raises:
+            ShapeError: A slot's value has another shape than its variable.
+        """
+        for key, view in self.slots(self.arenas[0].slots):
+            if key in state and np.shape(state[key]) != view.shape:
+                raise ShapeError(
+                    f"optimizer state {key!r} has shape {np.shape(state[key])}; expected "
+                    f"{view.shape}"
+                )
+        counts = [state.get(f"{variable.name}/{UPDATES}") for variable in self.variables]
+        held = {} if self._everyones is None else {k: np.array(v) for k, v in state.items()}
+        for arena in self.arenas:
+            arena.iterations = max((int(c) for c in counts if c is not None), default=iterations)
+            for key, view in self.slots(arena.slots):
+                if key in state and self._everyones is None:
+                    view[...] = state[key]
+                elif key in state:  # others may be looking at what is there
+                    arena.loaded[key] = held[key]
+
+    def settle(self, arena: Arena) -> None:
+        """Set an arena's slots to what was loaded."""
+        for key, view in self.slots(arena.slots):
+            if key in arena.loaded:
+                view[...] = arena.loaded[key]
+        arena.loaded = {}
+
+    def renew(self, host: Host) -> None:
+        """Let what is symmetric lie in new memory, and make all replicas what the first one is.
+
+        The old gradients go first: nobody reads what a step left there. What is interrupted can be
+        done again.
+        """
+        self._make_alike()
+        host.on_replicas(lambda index: self._move(host, index))
+        self._everyones = self._meet(host)
+
+    def _make_alike(self) -> None:
+        """Make all replicas what the first one is, without gradients, and with all of the slots."""
+        first, slots = self.arenas[0], self._whole_slots()
+        for arena in reversed(self.arenas):  # what is loaded goes last: until then it can be redone
+            arena.gradients = arena.gradients[:0].copy()
+            arena.iterations = first.iterations
+            arena.parameters[...] = first.parameters
+            for name, array in arena.slots.items():
+                array[...] = slots[name]
+            arena.loaded = {}
+        self._everyones = None
+
+    def _move(self, host: Host, index: int) -> None:
+        """Give one replica's arena new memory, for one kind of arrays after the other."""
+        device = lookup(host.places[index].names[self.device])
+        communicator, arena = host.replicas[index].communicator, self.arenas[index]
+        assert communicator is not None, "a dead one was one of several"
+        where = (device, communicator, self.layout.size, self.layout.dtype)
+        make = partial(symmetric, *where, contents=contents_of(self.layout))
+
+        def moved(old: np.ndarray) -> np.ndarray:
+            new = make()
+            new[...] = old
+            return new
+
+        if self.sharded:
+            arena.parameters = moved(arena.parameters)
+            for place, variable in enumerate(self.variables):
+                if variable.home is self:
+                    variable.storage[index] = arena.view(arena.parameters, place)
+            for name in arena.slots:
+                arena.slots[name] = moved(arena.slots[name])
+        arena.gradients = make()  # until now their room was for the others, one by one
