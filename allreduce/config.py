@@ -12,6 +12,7 @@ from allreduce.devices.options import (
     run_functions_eagerly,
     set_floatx,
     set_log_device_placement,
+    set_pipelining,
     set_soft_device_placement,
 )
 from allreduce.errors import UsageError, unknown_name
@@ -24,6 +25,7 @@ __all__ = [
     "functions_run_eagerly",
     "get_log_device_placement",
     "get_memory_info",
+    "get_pipelining",
     "get_soft_device_placement",
     "list_logical_devices",
     "list_physical_devices",
@@ -32,6 +34,7 @@ __all__ = [
     "set_floatx",
     "set_log_device_placement",
     "set_logical_devices",
+    "set_pipelining",
     "set_soft_device_placement",
     "threading",
 ]
@@ -87,6 +90,11 @@ def get_soft_device_placement() -> bool:
 def get_log_device_placement() -> bool:
     """Say whether each op's device is logged, with the reason."""
     return options.current().log_device_placement
+
+
+def get_pipelining() -> bool:
+    """Say whether what a step's streams do, and the making of batches, may overlap."""
+    return options.current().pipelining
 
 
 def functions_run_eagerly() -> bool:

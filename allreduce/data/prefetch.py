@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Generator, Iterable
+import time
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from allreduce import events
+from allreduce.devices import options
 
 T = TypeVar("T")
+# Hears of each item how many seconds it took to make, and how many of them its caller waited.
+Note = Callable[[float, float], None]
 # A source that blocks for good (a dead network file system) must not block its caller's exit as
 # well; its thread is a daemon and ends with the process.
 _PATIENCE = 5.0
@@ -19,6 +23,7 @@ _PATIENCE = 5.0
 @dataclass(frozen=True, slots=True)
 class _Item(Generic[T]):
     value: T
+    seconds: float  # that it took
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +40,30 @@ class _Channel(Generic[T]):
     stopped: bool = False
 
 
-def ahead(items: Iterable[T]) -> Generator[T, None, None]:
+def ahead(items: Iterable[T], note: Note | None = None) -> Generator[T, None, None]:
     """Iterate `items`, the next one of which a thread makes while the caller uses the last.
 
     An exception in `items` reaches the caller in place of the item that it concerns. The thread
     ends when this iterator is exhausted, closed or collected; it then closes `items`' own iterator.
+    There is none without `ar.config.set_pipelining`.
     """
+    if not options.current().pipelining:
+        yield from in_turn(items, note)
+        return
     channel: _Channel[T] = _Channel()
     thread = threading.Thread(
         target=_produce, args=(items, channel), name="allreduce-data", daemon=True
     )
     thread.start()
     try:
-        while isinstance(got := _next(channel), _Item):
+        while True:
+            start = time.perf_counter()
+            got = channel.made.get()
+            waited = _since(start, "wait for a batch")
+            if not isinstance(got, _Item):
+                break
+            if note is not None:
+                note(got.seconds, waited)
             channel.wanted.release()
             yield got.value
             del got  # the caller alone decides how long the batch lives
@@ -60,9 +76,32 @@ def ahead(items: Iterable[T]) -> Generator[T, None, None]:
             thread.join(_PATIENCE)
 
 
-def _next(channel: _Channel[T]) -> _Item[T] | _End:
-    with events.span("wait for a batch", stream="input"):
-        return channel.made.get()
+def in_turn(items: Iterable[T], note: Note | None = None) -> Generator[T, None, None]:
+    """Iterate `items`, each of which is made when the caller wants it."""
+    iterator = iter(items)
+    try:
+        while True:
+            start = time.perf_counter()
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            seconds = _since(start, "make a batch")
+            if note is not None:
+                note(seconds, seconds)
+            yield item
+            del item
+    finally:
+        if close := getattr(iterator, "close", None):
+            close()
+
+
+def _since(start: float, name: str) -> float:
+    """Report what began at `start` and has just ended; returns its seconds."""
+    seconds = time.perf_counter() - start
+    if events.heard():
+        events.report(name, start, seconds, {"stream": "input"})
+    return seconds
 
 
 def _produce(items: Iterable[T], channel: _Channel[T]) -> None:
@@ -71,9 +110,9 @@ def _produce(items: Iterable[T], channel: _Channel[T]) -> None:
         iterator = iter(items)
         try:
             while channel.wanted.acquire() and not channel.stopped:
-                with events.span("make a batch", stream="input"):
-                    item = next(iterator)
-                channel.made.put(_Item(item))
+                start = time.perf_counter()
+                item = next(iterator)
+                channel.made.put(_Item(item, _since(start, "make a batch")))
                 del item
         except StopIteration:
             pass

@@ -19,6 +19,7 @@ class Options:
     log_device_placement: bool = False  # log each op's device and why
     check_numerics: bool = False  # look for NaN and Inf in every operation's value
     sync_errors: bool = False  # let each instruction end, and look around it, before the next
+    pipelining: bool = True  # start collectives, and make batches, before anybody waits for them
     functions_run_eagerly: bool = False  # compute steps op by op, with values to look at
     floatx: str = "float32"  # what layers compute in unless told otherwise
     intra_op_threads: int | None = None  # BLAS threads per process; None: the library chooses
@@ -62,6 +63,17 @@ def enable_sync_errors(enabled: bool = True) -> None:
     on, and costs memory and time: values do not share memory, and nothing overlaps.
     """
     _replace(sync_errors=_flag("sync_errors", enabled))
+
+
+def set_pipelining(enabled: bool) -> None:
+    """Choose whether a step's work overlaps: that of its streams, and the making of its batches.
+
+    Without it a collective is over before the next instruction begins, and a batch is made when the
+    step wants it: to find out what only goes wrong when things overlap, and how much time they save
+    (`ar.observe.explain` tells). It holds from the next step, and the next pass over a dataset, on;
+    results are the same bits. Ranks need not choose alike.
+    """
+    _replace(pipelining=_flag("pipelining", enabled))
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:

@@ -31,6 +31,7 @@ from allreduce.graph.partition import partition
 from allreduce.graph.placement import Placed, place, report
 from allreduce.graph.program import Program
 from allreduce.graph.replica import Replica
+from allreduce.graph.reports import Fed
 from allreduce.graph.retracing import Discarded, Retracing, code_of
 from allreduce.graph.returned import Returned, take_apart
 from allreduce.graph.schedule import schedule
@@ -52,6 +53,7 @@ class Compiled:
         updates: The optimizers that the step applies, each with its arena.
         agreement: What ranks compare before they run it, if they exchange values in it or assign.
         placed: Where each operation was put, and why.
+        fed: How long the latest step's batch took, if it is known who made it.
     """
 
     graph: Graph
@@ -60,6 +62,7 @@ class Compiled:
     updates: list[tuple[UpdateRule, ArenaPlan]]
     agreement: Agreement | None = None
     placed: Sequence[Placed] = ()
+    fed: Fed | None = None
 
     def release(self) -> None:
         """Let go of all memory; it runs no more steps."""

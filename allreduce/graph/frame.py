@@ -24,7 +24,7 @@ from allreduce.graph.parallel import dependencies, is_free
 from allreduce.graph.program import Instruction, Program
 from allreduce.graph.rendezvous import Rendezvous
 from allreduce.graph.replica import Moment, Replica
-from allreduce.graph.reports import Clock, Took, reported, timed, wait_for
+from allreduce.graph.reports import Clock, Recent, Took, reported, timed, wait_for
 from allreduce.graph.spec import Shape, concrete
 from allreduce.graph.stamp import Stamp
 from allreduce.graph.tape import Replay, is_replayable
@@ -69,6 +69,7 @@ class Frame:
         self.works: dict[int, Work] = {}  # started and not awaited, by node
         self.clocks: dict[int, Clock] = {}  # of this step's collectives, by node
         self.took: Took | None = None  # by the latest step that has ended well
+        self.recent = Recent()
         self.loops: dict[int, Loop] = {}  # by the node of the scan
         self.moment = moment
         self._watches = options.current().check_numerics
@@ -155,7 +156,7 @@ class Frame:
             raise
         for started in list(self.works):  # what is fetched straight from a collective
             self.end(started)
-        self.took = Took(began, time.perf_counter(), self.clocks)
+        self.took = self.recent.note(Took(began, time.perf_counter(), self.clocks))
         outputs = [self._output(node) for node in self.program.outputs]
         if steps is self.steps and self._replays_left:
             self._record(fed)

@@ -17,6 +17,7 @@ from allreduce.errors import ClosedError, PeerLostError, UsageError
 from allreduce.graph import tracebacks
 from allreduce.graph.places import Places
 from allreduce.graph.replica import Replica
+from allreduce.graph.reports import Fed
 from allreduce.graph.scope import users_line
 from allreduce.graph.threads import Threads
 
@@ -35,6 +36,7 @@ class Replicas:
         first_replica: The id of the first of them among all replicas.
         num_replicas_in_sync: How many replicas there are, over all ranks.
         generation: Of the world they are in.
+        fed: How long the batch took that was made last and that no step has had yet.
     """
 
     generation = 0
@@ -56,6 +58,7 @@ class Replicas:
         self._step: object = None  # the one that runs
         self._threads: Threads | None = None
         self._stale = False  # whether what a dead communicator leaves has still to be made anew
+        self.fed: Fed | None = None
         self._over = ""  # why they run no steps any more
 
     @property

@@ -156,6 +156,7 @@ class Replicator(Replicas):
         """Run one step on each replica that it was compiled for; returns what each fetched."""
         for _, plan in compiled.updates:
             plan.take_over()
+        compiled.fed, self.fed = self.fed, None
 
         def step(index: int) -> list[np.ndarray]:
             feeds = [values[index] for values in arguments.feeds]

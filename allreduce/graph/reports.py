@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from allreduce import events
 from allreduce.comm import Work
+from allreduce.devices import options
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.program import Instruction
@@ -49,12 +51,42 @@ class Took:
     clocks: Mapping[int, Clock]
 
 
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """How long the batch of a step took to be made, and how long the step waited for it.
+
+    Both in seconds. What it did not wait for was hidden behind other steps.
+    """
+
+    made: float
+    waited: float
+
+
+class Recent:
+    """How long the latest steps took, in seconds, with pipelining (True) and without (False)."""
+
+    _KEPT = 32  # of each
+
+    def __init__(self) -> None:
+        self.seconds = {how: deque[float](maxlen=self._KEPT) for how in (True, False)}
+
+    def note(self, took: Took) -> Took:
+        """Keep how long one step took."""
+        self.seconds[options.current().pipelining].append(took.ended - took.began)
+        return took
+
+
 def timed(frame: Frame, node: Node, step: Step) -> Step:
-    """Return the step that starts a collective, with a note of when it did."""
+    """Return the step that starts a collective, with a note of when it did.
+
+    Without pipelining it is over when the step is.
+    """
 
     def run() -> None:
         frame.clocks[node.id] = Clock(time.perf_counter())
         step()
+        if not options.current().pipelining:
+            frame.end(node.id)
 
     return run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator
 from os import PathLike
@@ -32,8 +33,10 @@ def explain(
     Per device the instructions of the program, over its streams; each variable and the operations
     with their device and the reason for it; the bytes of each transfer, and those that only bring
     back what had been sent; each bucket, when it was ready, and how much of its reduction was
-    hidden behind computation in the latest run; and the memory of the values beside what is in use
-    at the worst moment, below which no plan can be. There is no communication.
+    hidden behind computation in the latest run; how much of the making of its batch was hidden; how
+    long steps took with pipelining, and without it, where some ran so; and the memory of the values
+    beside what is in use at the worst moment, below which no plan can be. There is no
+    communication.
 
     Args:
         strategy: Whose replicas run it.
@@ -70,6 +73,13 @@ def _parts(compiled: Compiled, frame: Frame) -> Iterator[str | Table]:
     yield _placements(compiled, program)
     yield from _transfers(program)
     yield from _communication(frame)
+    if compiled.fed is not None and compiled.fed.made:
+        made, waited = compiled.fed.made, compiled.fed.waited
+        yield (
+            f"input: the batch took {_ms(made)} to be made, and the step waited {_ms(waited)} for "
+            f"it; {max(0.0, 1 - waited / made):.0%} of it was hidden behind other steps"
+        )
+    yield from _pipelining(frame)
     if frame.memory.nbytes:
         needed = frame.memory.nbytes / frame.memory.least
         yield (
@@ -195,6 +205,18 @@ def _communication(frame: Frame) -> Iterator[str]:
             f"communication: the replica waited {_ms(exposed)} of {_ms(ended - began)}; at most "
             f"{1 - exposed / whole:.0%} of it was hidden behind computation"
         )
+
+
+def _pipelining(frame: Frame) -> Iterator[str]:
+    """Say how long steps took, and what pipelining gave where they ran without it, too."""
+    overlapped, in_turn = (frame.recent.seconds[how] for how in (True, False))
+    for seconds, how in ((overlapped, "with"), (in_turn, "without")):
+        if seconds:
+            middle = _ms(statistics.median(seconds))
+            yield f"steps {how} pipelining: {middle}, the median of {len(seconds)}"
+    if overlapped and in_turn:
+        gain = 1 - statistics.median(overlapped) / statistics.median(in_turn)
+        yield f"pipelining gave {gain:.0%} of a step's time, beside what hides the input"
 
 
 def _ms(seconds: float) -> str:

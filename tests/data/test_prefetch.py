@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from allreduce.data.prefetch import ahead
+from allreduce.data.prefetch import ahead, in_turn
+from allreduce.devices import options
 
 
 def our_threads() -> list[threading.Thread]:
@@ -94,3 +95,43 @@ def test_an_error_in_the_loop_ends_the_thread() -> None:
         work()
     gc.collect()
     wait_until_gone()
+
+
+@pytest.mark.parametrize("how", ["not pipelined", "in turn"])
+def test_an_item_is_made_when_it_is_wanted(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "_current", options.Options(pipelining=how == "in turn"))
+    made: list[int] = []
+
+    def source() -> Iterator[int]:
+        try:
+            for number in range(3):
+                made.append(number)
+                yield number
+        finally:
+            made.append(-1)
+
+    told: list[tuple[float, float]] = []
+    iterate = in_turn if how == "in turn" else ahead
+    items = iterate(source(), lambda *seconds: told.append(seconds))
+    assert next(items) == 0
+    assert our_threads() == []
+    assert made == [0]
+    assert next(items) == 1
+    items.close()
+    assert made == [0, 1, -1]
+    assert len(told) == 2
+    assert all(took == waited > 0 for took, waited in told)
+
+
+def test_what_an_item_took_is_told_with_it() -> None:
+    told: list[tuple[float, float]] = []
+
+    def source() -> Iterator[int]:
+        for number in range(2):
+            time.sleep(0.02)
+            yield number
+
+    for number in ahead(source(), lambda *seconds: told.append(seconds)):
+        assert len(told) == number + 1  # before the caller has it
+    assert len(told) == 2
+    assert all(took >= 0.02 for took, _ in told)

@@ -57,6 +57,7 @@ def test_a_step_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         device = "CPU:0" if name == "near" else "CPU:1"
         assert f"bucket 0 of {device} (128 B: m/{name}): ready at " in said
     assert "of it was hidden behind computation" in said
+    assert "input: " not in said  # nobody was asked for a batch since the step before
     assert "that are in use at the worst moment" in said
     assert (tmp_path / "step.svg").read_text().startswith("<svg")
 
@@ -81,6 +82,21 @@ def test_an_update_in_slices_is_explained(
     assert "update_slices 0" in said
     assert "the header (64 B: the number of samples): ready at " in said
     assert "bucket 0 (64 B: m/w): ready at " in said
+
+
+@pytest.mark.parametrize("pipelined", [True, False])
+def test_how_much_of_the_input_was_hidden_is_explained(
+    pipelined: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ar.config.set_pipelining(pipelined)
+    strategy = ar.MirroredStrategy(["CPU:0"])
+    step = ar.function(lambda x: ar.ops.sum(x, axis=1))
+    for batch in strategy.distribute_dataset([np.ones((4, 3))] * 2):
+        strategy.run(step, (batch,))
+    ar.observe.explain(strategy, step)
+    (line,) = (each for each in capsys.readouterr().out.splitlines() if each[:6] == "input:")
+    assert line.startswith("input: the batch took ")
+    assert pipelined or line.endswith("; 0% of it was hidden behind other steps")
 
 
 def test_a_value_that_only_comes_back_is_flagged(capsys: pytest.CaptureFixture[str]) -> None:
