@@ -10,6 +10,7 @@ from allreduce.devices.options import (
     enable_check_numerics,
     enable_sync_errors,
     run_functions_eagerly,
+    set_buckets,
     set_floatx,
     set_log_device_placement,
     set_pipelining,
@@ -23,6 +24,7 @@ __all__ = [
     "enable_sync_errors",
     "floatx",
     "functions_run_eagerly",
+    "get_buckets",
     "get_log_device_placement",
     "get_memory_info",
     "get_pipelining",
@@ -31,6 +33,7 @@ __all__ = [
     "list_physical_devices",
     "passes",
     "run_functions_eagerly",
+    "set_buckets",
     "set_floatx",
     "set_log_device_placement",
     "set_logical_devices",
@@ -90,6 +93,11 @@ def get_soft_device_placement() -> bool:
 def get_log_device_placement() -> bool:
     """Say whether each op's device is logged, with the reason."""
     return options.current().log_device_placement
+
+
+def get_buckets() -> int | tuple[str, ...] | None:
+    """Say what cuts gradients into buckets: bytes, names, or None for measured times."""
+    return options.current().buckets
 
 
 def get_pipelining() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from allreduce.devices.integers import integer
@@ -19,6 +20,7 @@ class Options:
     log_device_placement: bool = False  # log each op's device and why
     check_numerics: bool = False  # look for NaN and Inf in every operation's value
     sync_errors: bool = False  # let each instruction end, and look around it, before the next
+    buckets: int | tuple[str, ...] | None = None  # bytes, or what each begins with; None: measured
     pipelining: bool = True  # start collectives, and make batches, before anybody waits for them
     functions_run_eagerly: bool = False  # compute steps op by op, with values to look at
     floatx: str = "float32"  # what layers compute in unless told otherwise
@@ -65,6 +67,32 @@ def enable_sync_errors(enabled: bool = True) -> None:
     _replace(sync_errors=_flag("sync_errors", enabled))
 
 
+def set_buckets(cuts: int | Sequence[str] | None) -> None:
+    """Choose where an optimizer's gradients are cut into buckets, each reduced by one collective.
+
+    It holds for optimizers whose first step is traced from then on, and is the same on all ranks.
+
+    Args:
+        cuts: None: by size at first, and anew from what the first steps were measured to take,
+            which is logged. An integer: each has as many bytes at most, or one variable. Names of
+            variables: a bucket begins with each of them.
+
+    Raises:
+        UsageError: It is none of these.
+    """
+    if isinstance(cuts, str) or not isinstance(cuts, int | Sequence | None):
+        raise UsageError(
+            f"buckets are cut by a number of bytes, or by a list of variables' names, not {cuts!r}"
+        )
+    if cuts is None or isinstance(cuts, int):
+        _replace(buckets=None if cuts is None else integer("a bucket's bytes", cuts, 1))
+        return
+    strange = [each for each in cuts if not isinstance(each, str)]
+    if strange:
+        raise UsageError(f"buckets begin with variables, by their names, not with {strange[0]!r}")
+    _replace(buckets=tuple(cuts))
+
+
 def set_pipelining(enabled: bool) -> None:
     """Choose whether a step's work overlaps: that of its streams, and the making of its batches.
 
@@ -103,7 +131,7 @@ def set_inter_op_threads(count: int) -> None:
     _replace(inter_op_threads=integer("the number of inter-op threads", count, 1))
 
 
-def _replace(**changes: bool | str | int | None) -> None:
+def _replace(**changes: bool | str | int | tuple[str, ...] | None) -> None:
     global _current
     _current = replace(_current, **changes)  # type: ignore[arg-type]  # each setter checks its own
 

@@ -12,21 +12,14 @@ import numpy as np
 from allreduce.devices import lookup
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError
-from allreduce.graph import passes
 from allreduce.graph.arena_memory import contents_of, symmetric
+from allreduce.graph.cutting import Cutting, first_buckets
 from allreduce.graph.places import Places
 from allreduce.graph.replica import Replica
 from allreduce.graph.slices import EveryonesSlots, agree_to_shard
 from allreduce.graph.update import UpdateRule
 from allreduce.graph.variable import Variable
-from allreduce.reduction import (
-    BUCKET_BYTES,
-    Arena,
-    Bucket,
-    Layout,
-    lay_out,
-    plan_buckets,
-)
+from allreduce.reduction import Arena, Bucket, Layout, lay_out
 
 # How often a variable was updated, in an optimizer's state, where that is not "iterations": an
 # optimizer with variables of several dtypes, or in several steps, counts for each.
@@ -63,7 +56,10 @@ class ArenaPlan:
         device: As the replicas' program calls it.
 
     Attributes:
-        sharded: Which buckets are updated in slices, by index.
+        buckets: Ranges of the arena that are reduced by one collective each.
+        sharded: Which of them are updated in slices, by index.
+        cutting: What is known of where to cut anew; None where that is decided.
+        because: Why they are cut where they are, if that was measured.
     """
 
     def __init__(
@@ -73,10 +69,11 @@ class ArenaPlan:
         self.device = device  # as the replicas' program calls it
         named = [(variable.name, variable.shape) for variable in variables]
         self.layout: Layout = lay_out(named, variables[0].dtype)
-        limit = BUCKET_BYTES if passes.is_on("bucket") else 0
-        self.buckets: tuple[Bucket, ...] = plan_buckets(self.layout, limit)
-        # As it is now, so it stays: what replicas have of slots depends on it.
+        self.buckets: tuple[Bucket, ...] = first_buckets(self.layout)
+        self.cutting = Cutting.of(self.layout, host.num_replicas_in_sync)
+        self.because = ""
         self.sharded = agree_to_shard(host, rule, self.layout, self.buckets)
+        self._maps_slots = bool(self.sharded)  # as it is now, so it stays: so does their memory
         self.arenas: list[Arena] = host.on_replicas(
             lambda index: self._build(host, index, rule.slots)
         )
@@ -96,12 +93,12 @@ class ArenaPlan:
         if communicator is None:
             return Arena(self.layout, slots, private, private)
         shared = partial(symmetric, device, communicator, contents=contents)
-        return Arena(self.layout, slots, shared if self.sharded else private, shared)
+        return Arena(self.layout, slots, shared if self._maps_slots else private, shared)
 
     def _meet(self, host: Host) -> EveryonesSlots | None:
-        """Find the slots of all replicas, if each has its own part of them."""
+        """Find the slots of all replicas, if each can have its own part of them."""
         communicator = host.replicas[0].communicator
-        if not self.sharded or communicator is None:
+        if not self._maps_slots or communicator is None:
             return None
         return EveryonesSlots(communicator, self.arenas[0])
 
@@ -127,14 +124,43 @@ class ArenaPlan:
     def _whole_slots(self) -> dict[str, np.ndarray]:
         """Copy the slots, as an update of all of them would need them."""
         first = self.arenas[0]
-        if self._everyones is None:
-            return {name: array.copy() for name, array in first.slots.items()}
-        buckets = [each for each in self.buckets if each.index in self.sharded]
-        found = self._everyones.whole(first, self.layout, buckets)
+        found = self._everyones_slots()
         for key, view in self.slots(found):
             if key in first.loaded:
                 view[...] = first.loaded[key]
         return found
+
+    def _everyones_slots(self) -> dict[str, np.ndarray]:
+        """Copy the slots that the latest update has left, of all members."""
+        first = self.arenas[0]
+        if self._everyones is None:
+            return {name: array.copy() for name, array in first.slots.items()}
+        buckets = [each for each in self.buckets if each.index in self.sharded]
+        return self._everyones.whole(first, self.layout, buckets)
+
+    def cut_anew(
+        self, host: Host, rule: UpdateRule, buckets: tuple[Bucket, ...], because: str
+    ) -> None:
+        """Change the buckets between two steps; all replicas do so together.
+
+        Whose slice an element is in may change, so that every replica first copies what the others
+        have of the slots. What is interrupted can be done again.
+
+        Args:
+            host: Whose replicas have the arena.
+            rule: The optimizer.
+            buckets: The same on all ranks.
+            because: Why they are better, in words.
+        """
+        whole = self._everyones_slots()
+        for arena in self.arenas:
+            for name, array in arena.slots.items():
+                array[...] = whole[name]  # our own slice, which others may look at, as it is
+        sharded = agree_to_shard(host, rule, self.layout, buckets) if self._maps_slots else ()
+        # Whoever has agreed has copied ours: from here on they may change.
+        for arena in self.arenas:
+            self.settle(arena)
+        self.buckets, self.sharded, self.because = buckets, sharded, because
 
     def state(self, iterations: int) -> dict[str, np.ndarray]:
         """Copy the slots, and the variables' number of updates where it is not `iterations`."""
@@ -158,11 +184,11 @@ class ArenaPlan:
                     f"{view.shape}"
                 )
         counts = [state.get(f"{variable.name}/{UPDATES}") for variable in self.variables]
-        held = {} if self._everyones is None else {k: np.array(v) for k, v in state.items()}
+        held = {key: np.array(value) for key, value in state.items()} if self.sharded else {}
         for arena in self.arenas:
             arena.iterations = max((int(c) for c in counts if c is not None), default=iterations)
             for key, view in self.slots(arena.slots):
-                if key in state and self._everyones is None:
+                if key in state and not self.sharded:
                     view[...] = state[key]
                 elif key in state:  # others may be looking at what is there
                     arena.loaded[key] = held[key]
@@ -209,7 +235,7 @@ class ArenaPlan:
             new[...] = old
             return new
 
-        if self.sharded:
+        if self._maps_slots:
             arena.parameters = moved(arena.parameters)
             for place, variable in enumerate(self.variables):
                 if variable.home is self:

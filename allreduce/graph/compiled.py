@@ -22,11 +22,12 @@ from allreduce.graph.changes import (
     name_of,
     needs_all,
 )
+from allreduce.graph.cutting import warn_of_unknown
 from allreduce.graph.dependence import dependents, of_replica
 from allreduce.graph.executor import Executor
 from allreduce.graph.node import Graph
 from allreduce.graph.ops.base import lookup
-from allreduce.graph.outline import outline
+from allreduce.graph.outline import Outline, outline
 from allreduce.graph.partition import partition
 from allreduce.graph.placement import Placed, place, report
 from allreduce.graph.program import Program
@@ -40,6 +41,7 @@ from allreduce.graph.trace import Trace, recording
 from allreduce.graph.update import UpdateRule
 from allreduce.graph.variable import Variable
 from allreduce.graph.wellformed import check_order
+from allreduce.reduction import Bucket
 
 
 @dataclass(slots=True)
@@ -54,6 +56,9 @@ class Compiled:
         agreement: What ranks compare before they run it, if they exchange values in it or assign.
         placed: Where each operation was put, and why.
         fed: How long the latest step's batch took, if it is known who made it.
+        whole: The graph before its updates were cut into buckets; None where it runs alone.
+        said: What all ranks have to run alike; None where there is one rank.
+        buckets: Those of each update, as the graph has them.
     """
 
     graph: Graph
@@ -63,6 +68,19 @@ class Compiled:
     agreement: Agreement | None = None
     placed: Sequence[Placed] = ()
     fed: Fed | None = None
+    whole: Graph | None = None
+    said: Outline | None = None
+    buckets: list[Sequence[Bucket]] = field(default_factory=list)
+
+    def follow(self, host: Host) -> None:
+        """Before a step: have it in the buckets that its optimizers have now."""
+        buckets: list[Sequence[Bucket]] = [plan.buckets for _, plan in self.updates]
+        if self.whole is not None and buckets != self.buckets:
+            old = self.executors
+            self.graph, self.executors = _in_buckets(host, self.whole, self.updates, self.said)
+            self.buckets = buckets
+            for executor in old:  # whose memory the new ones may need as they run
+                executor.release()
 
     def release(self) -> None:
         """Let go of all memory; it runs no more steps."""
@@ -192,17 +210,39 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         synchronize(host, _variables(graph))
         updates = _updates(host, graph)
         _settle(graph)  # those that no optimizer has taken in
-        plans = [plan for _, plan in updates]
-        graph = passes.bucket(_optimized(graph), plans, host.num_replicas_in_sync)
-        if several_ranks:
-            graph = passes.order_collectives(graph)
-        graph = partition(graph)
-        program = _program(graph)
-        executors = [
-            Executor(program, each, {id(plan): plan.arenas[each.index] for plan in plans}, said)
-            for each in host.replicas
-        ]
-        return Compiled(graph, executors, returned, updates, agreement, placed)
+        warn_of_unknown([plan for _, plan in updates])
+        whole, buckets = _optimized(graph), [plan.buckets for _, plan in updates]
+        graph, executors = _in_buckets(host, whole, updates, said)
+        return Compiled(
+            *(graph, executors, returned, updates, agreement, placed),
+            whole=whole,
+            said=said,
+            buckets=list(buckets),
+        )
+
+
+def _in_buckets(
+    host: Host, graph: Graph, updates: list[tuple[UpdateRule, ArenaPlan]], said: Outline | None
+) -> tuple[Graph, list[Executor]]:
+    """Cut the updates of an optimized graph into buckets, and prepare every local replica for it.
+
+    Args:
+        host: This process's replicas.
+        graph: Of a step.
+        updates: The optimizers that it applies, each with its arena.
+        said: What all ranks have to run alike; None where there is one rank.
+    """
+    plans = [plan for _, plan in updates]
+    graph = passes.bucket(graph, plans, host.num_replicas_in_sync)
+    if said is not None:
+        graph = passes.order_collectives(graph)
+    graph = partition(graph)
+    program = _program(graph)
+    executors = [
+        Executor(program, each, {id(plan): plan.arenas[each.index] for plan in plans}, said)
+        for each in host.replicas
+    ]
+    return graph, executors
 
 
 def compile_alone(

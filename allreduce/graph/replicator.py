@@ -15,6 +15,7 @@ from allreduce.graph.agreement import compare
 from allreduce.graph.arenas import publish_iterations, renew
 from allreduce.graph.calls import canonical
 from allreduce.graph.compiled import Compiled, ProgramCache, compile_alone, compile_step
+from allreduce.graph.cutting import measured, prepare
 from allreduce.graph.eager_step import run_eagerly
 from allreduce.graph.node import Graph
 from allreduce.graph.replica import Moment, Replica
@@ -157,6 +158,7 @@ class Replicator(Replicas):
         for _, plan in compiled.updates:
             plan.take_over()
         compiled.fed, self.fed = self.fed, None
+        prepare(self, compiled)
 
         def step(index: int) -> list[np.ndarray]:
             feeds = [values[index] for values in arguments.feeds]
@@ -166,7 +168,7 @@ class Replicator(Replicas):
         if compiled.executors[0].replica.communicator is None:
             results = [step(0)]
         else:
-            results = self.on_replicas(step)
+            results = measured(self, compiled, lambda: self.on_replicas(step))
         for rule, _ in compiled.updates:
             publish_iterations(rule)
         return results

@@ -128,6 +128,7 @@ def _fields(frame: Frame, node: Node, stream: str) -> dict[str, Any]:
         "device": node.device.local if node.device else "",
         "part": node.part,
         "line": node.source,
+        "node": node.id,
     }
     if "bucket" in node.attrs:
         bucket = node.attrs["bucket"]

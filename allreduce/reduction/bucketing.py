@@ -6,6 +6,7 @@ Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Paralle
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from allreduce.reduction.arena import Layout
@@ -42,25 +43,39 @@ class Bucket:
 
 def plan_buckets(layout: Layout, limit: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
     """Cut a layout into buckets of at most `limit` bytes; a larger parameter gets its own."""
-    buckets: list[Bucket] = []
-    spans = layout.spans
-    first = 0
-    for index in range(len(spans)):
-        last = index + 1
-        stop = layout.size if last == len(spans) else spans[last].start
-        end_of_next = stop if last == len(spans) else _end(layout, last)
-        start = spans[first].start
-        if last == len(spans) or (end_of_next - start) * layout.dtype.itemsize > limit:
-            begins = 0 if not buckets else start
-            buckets.append(Bucket(len(buckets), first, last, begins, stop, start))
-            first = last
-    return tuple(buckets)
+    cuts: list[int] = []
+    nbytes = 0
+    for index, size in enumerate(span_bytes(layout)):
+        if index and nbytes + size > limit:
+            cuts.append(index)
+            nbytes = 0
+        nbytes += size
+    return cut_buckets(layout, tuple(cuts))
+
+
+def cut_buckets(layout: Layout, cuts: Sequence[int]) -> tuple[Bucket, ...]:
+    """Cut a layout into buckets; all but the first begin with the spans that `cuts` names."""
+    begins = [0, *cuts]
+    ends = [*cuts, len(layout.spans)]
+    starts = [layout.spans[first].start for first in begins]
+    stops = [*starts[1:], layout.size]
+    return tuple(
+        Bucket(index, first, last, start if index else 0, stop, start)
+        for index, (first, last, start, stop) in enumerate(
+            zip(begins, ends, starts, stops, strict=True)
+        )
+    )
+
+
+def span_bytes(layout: Layout) -> list[int]:
+    """Give the bytes from each span's start to the next one's."""
+    ends = [*(span.start for span in layout.spans[1:]), layout.size]
+    return [
+        (end - span.start) * layout.dtype.itemsize
+        for span, end in zip(layout.spans, ends, strict=True)
+    ]
 
 
 def header_alone(layout: Layout) -> Bucket:
     """Return a bucket of the header alone, for gradients of which no bucket is to wait for it."""
     return Bucket(0, 0, 0, 0, layout.header, layout.header)
-
-
-def _end(layout: Layout, index: int) -> int:
-    return layout.size if index + 1 == len(layout.spans) else layout.spans[index + 1].start

@@ -10,7 +10,6 @@ import pytest
 
 import allreduce as ar
 from allreduce.devices import options
-from allreduce.graph import arena_plan
 from allreduce.graph.reports import Clock
 from allreduce.reduction import sharding
 from tests.graph.eager_cases import NETWORKS, trained
@@ -19,8 +18,8 @@ from tests.graph.eager_cases import NETWORKS, trained
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     ar.config.set_logical_devices("CPU", 4)
-    monkeypatch.setattr(options, "_current", options.Options())
-    monkeypatch.setattr(arena_plan, "BUCKET_BYTES", 64)  # each variable is a bucket
+    # Each variable is a bucket.
+    monkeypatch.setattr(options, "_current", options.Options(buckets=64))
 
 
 @pytest.mark.parametrize("network", ["dense", "images", "sliced"])

@@ -11,7 +11,6 @@ import pytest
 import allreduce as ar
 from allreduce.devices import lookup, options
 from allreduce.errors import NumericsError
-from allreduce.graph import arena_plan
 from allreduce.reduction import sharding
 
 MAKERS: dict[str, Callable[[], ar.optim.Optimizer]] = {
@@ -24,8 +23,8 @@ MAKERS: dict[str, Callable[[], ar.optim.Optimizer]] = {
 @pytest.fixture(autouse=True)
 def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ar.config.set_logical_devices("CPU", 4)
-    monkeypatch.setattr(options, "_current", options.Options())
-    monkeypatch.setattr(arena_plan, "BUCKET_BYTES", 2000)  # two large ones, and two small
+    # Two large ones, and two small.
+    monkeypatch.setattr(options, "_current", options.Options(buckets=2000))
     monkeypatch.setattr(sharding, "SHARDED_BYTES", 3000)
     yield
     ar.config.passes["shard"] = True
