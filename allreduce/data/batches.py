@@ -9,6 +9,7 @@ import numpy as np
 
 from allreduce.data.prefetch import Note, ahead, in_turn
 from allreduce.data.sharding import Piece, Plan, split_rows, starts
+from allreduce.data.staging import Stager
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.nest import leaves, map_leaves
 from allreduce.graph.per_replica import PerReplica
@@ -48,6 +49,7 @@ class ArrayBatches:
         self.order = order
         first = replicator.first_replica
         self._local = slice(first, first + replicator.local_replicas)
+        self._stager = Stager(replicator)
         self._note = feeding(replicator)
 
     def __len__(self) -> int:
@@ -55,7 +57,8 @@ class ArrayBatches:
 
     def __iter__(self) -> Generator[tuple[PerReplica, ...], None, None]:
         made = (self._batch(step) for step in range(self.plan.steps))
-        iterate = ahead if self._largest() >= _WORTH_A_THREAD else in_turn
+        large = self._largest() >= _WORTH_A_THREAD or self._stager.copies
+        iterate = ahead if large else in_turn
         return iterate(made, self._note)
 
     def local_pieces(self, step: int) -> tuple[Piece, ...]:
@@ -64,15 +67,21 @@ class ArrayBatches:
 
     def _batch(self, step: int) -> tuple[PerReplica, ...]:
         pieces = self.local_pieces(step)
-        return tuple(
+        put = self._stager.put
+        batch = tuple(
             PerReplica(
-                values=tuple(self._rows(array, piece) for piece in pieces),
+                values=tuple(
+                    put(index, self._rows(array, piece), own=True)
+                    for index, piece in enumerate(pieces)
+                ),
                 weights=tuple(piece.rows for piece in pieces),
                 offsets=tuple(piece.offset for piece in pieces),
                 everyone=tuple(piece.rows for piece in self.plan.pieces(step)),
             )
             for array in self.arrays
         )
+        self._stager.finish()
+        return batch
 
     def _rows(self, array: np.ndarray, piece: Piece) -> np.ndarray:
         rows = slice(piece.source, piece.source + piece.rows)
@@ -115,8 +124,9 @@ class DistributedDataset:
         return len(self._dataset)  # type: ignore[arg-type]  # where the dataset has a length
 
     def _made(self) -> Iterator[Any]:
+        stager = Stager(self._replicator)
         for number, batch in enumerate(self._dataset):
-            yield distribute(batch, self._replicator, f"batch {number}")
+            yield distribute(batch, self._replicator, f"batch {number}", stager)
 
 
 def feeding(replicator: Replicator) -> Note:
@@ -128,8 +138,16 @@ def feeding(replicator: Replicator) -> Note:
     return note
 
 
-def distribute(batch: Any, replicator: Replicator, name: str = "the batch") -> Any:
-    """Cut one global batch into the pieces of this process's replicas.
+def distribute(
+    batch: Any, replicator: Replicator, name: str = "the batch", stager: Stager | None = None
+) -> Any:
+    """Cut one global batch into the pieces of this process's replicas, each on its device.
+
+    Args:
+        batch: A structure of arrays, `(rows, …)`.
+        replicator: The replicas to share it among.
+        name: For messages.
+        stager: Theirs, where there are many batches.
 
     Raises:
         UsageError: A leaf is no array, or there is none.
@@ -150,13 +168,19 @@ def distribute(batch: Any, replicator: Replicator, name: str = "the batch") -> A
     sizes = split_rows(len(arrays[0]), replicator.num_replicas_in_sync)
     offsets = starts(sizes)
     local = slice(replicator.first_replica, replicator.first_replica + replicator.local_replicas)
+    stager = stager or Stager(replicator)
 
     def cut(leaf: Any) -> PerReplica:
         array = np.asarray(leaf)
         # Copied, because the dataset may refill its arrays while the batch waits for its step.
-        parts = [array[o : o + n].copy() for n, o in zip(sizes[local], offsets[local], strict=True)]
+        parts = [
+            stager.put(index, array[offset : offset + size], own=False)
+            for index, (size, offset) in enumerate(zip(sizes[local], offsets[local], strict=True))
+        ]
         return PerReplica(
             values=tuple(parts), weights=sizes[local], offsets=offsets[local], everyone=sizes
         )
 
-    return map_leaves(cut, batch)
+    made = map_leaves(cut, batch)
+    stager.finish()
+    return made

@@ -58,7 +58,13 @@ class Stream(ABC):
 
 
 class Device(ABC):
-    """One place where memory is and work runs."""
+    """One place where memory is and work runs.
+
+    Attributes:
+        reads_host: Whether its work can use arrays in the host's memory as they are.
+    """
+
+    reads_host = False
 
     def __init__(self, name: DeviceName) -> None:
         if not name.is_complete:

@@ -62,6 +62,8 @@ class CpuStream(Stream):
 class CpuDevice(Device):
     """A logical CPU."""
 
+    reads_host = True
+
     def allocate(self, nbytes: int, contents: Contents = ()) -> Buffer:
         nbytes = integer("a Buffer's size in bytes", nbytes)
         if nbytes < 0:

@@ -1,0 +1,57 @@
+"""Batches on their way to devices, beside the step that runs: on a stream of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from allreduce.devices import lookup
+from allreduce.graph.replicator import Replicator
+
+
+class Stager:
+    """Copies what replicas are fed to their devices, where these cannot read the host's memory.
+
+    Who makes the next batch, while a step computes, waits until it is there and then hands it over.
+    A batch has memory of its own: no step waits for a copy, and none is made where a step reads.
+
+    Args:
+        replicator: Whose replicas are fed.
+    """
+
+    def __init__(self, replicator: Replicator) -> None:
+        self._devices = [lookup(name) for name in replicator.devices]
+        self._streams = [
+            None if device.reads_host else device.stream("host-to-device")
+            for device in self._devices
+        ]
+        self._under_way: list[np.ndarray] = []  # what is copied, so that it stays that long
+
+    @property
+    def copies(self) -> bool:
+        """Whether there is a device that cannot read the host's memory."""
+        return any(stream is not None for stream in self._streams)
+
+    def put(self, replica: int, rows: np.ndarray, *, own: bool) -> Any:
+        """Bring rows to a replica's device; they are there after `finish`, of the same thread.
+
+        Args:
+            replica: Which, among this process's.
+            rows: In the host's memory; unchanged until `finish`.
+            own: Whether they are nobody else's, who may change them later.
+        """
+        device, stream = self._devices[replica], self._streams[replica]
+        if stream is None:
+            return rows if own else rows.copy()
+        self._under_way.append(rows)
+        there = device.allocate(rows.nbytes).array(rows.dtype, rows.shape)
+        device.copy(there, rows, stream)
+        return there
+
+    def finish(self) -> None:
+        """Wait until all rows are where they were brought."""
+        for stream in self._streams:
+            if stream is not None:
+                stream.synchronize()
+        self._under_way.clear()
