@@ -61,15 +61,35 @@ def _check(programs: list[Program]) -> int:
     return dropped
 
 
-@pytest.mark.parametrize("sliced", [False, True])
-@pytest.mark.parametrize("network", [*NETWORKS, "split"])
+class Recurrent(ar.nn.Model):
+    """Goes through the rows of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = ar.nn.Dense(4, "tanh"), ar.nn.Dense(3, "softmax")
+
+    def call(self, inputs: Any) -> Any:
+        def step(h: Any, x: Any) -> Any:
+            return self.cell(ar.ops.concatenate([x, h], axis=-1)), None
+
+        rows = ar.ops.transpose(ar.ops.reshape(inputs, (inputs.shape[0], 6, 12)), (1, 0, 2))
+        start = ar.ops.zeros((inputs.shape[0], 4), inputs.dtype)
+        return self.out(ar.scan(step, start, rows)[0])
+
+
+@pytest.mark.parametrize("buckets", ["one", "in slices", "many", "many, some in slices"])
+@pytest.mark.parametrize("network", [*NETWORKS, "split", "scan"])
 def test_training_is_safe_and_waits_for_nothing_else(
-    network: str, sliced: bool, monkeypatch: pytest.MonkeyPatch
+    network: str, buckets: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sliced = "slices" in buckets
     if sliced:
-        monkeypatch.setattr(sharding, "SHARDED_BYTES", 1)
+        monkeypatch.setattr(sharding, "SHARDED_BYTES", 200 if "many" in buckets else 1)
+    if "many" in buckets:
+        ar.config.set_buckets(64)
     split = network == "split"
-    make: Callable[[], Any] = Split if split else NETWORKS[network]
+    makers: dict[str, Callable[[], Any]] = {**NETWORKS, "split": Split, "scan": Recurrent}
+    make = makers[network]
     per_replica = 2 if split else 1
     strategy = ar.MirroredStrategy(
         [f"CPU:{i}" for i in range(2 * per_replica)], devices_per_replica=per_replica
