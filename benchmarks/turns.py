@@ -75,12 +75,22 @@ def measure(
         ]
         found = [side.begin() for side in sides]
         steps = [side.steps_in(seconds / rounds) for side in sides]
-        for _ in range(rounds):
-            for side, each, count in zip(sides, found, steps, strict=True):
-                each.seconds += side.train(count)
+        for turn in range(rounds):
+            for place in order_of(turn, len(sides)):
+                found[place].seconds += sides[place].train(steps[place])
         for side, each in zip(sides, found, strict=True):
             each.figures = side.ask("figures", seconds)[0]
         return found
+
+
+def order_of(turn: int, sides: int) -> list[int]:
+    """Return in which order sides train in a turn: another one begins in each, forth and back.
+
+    Who always came behind the same one would always find the caches, and the processor's clock, as
+    that one leaves them.
+    """
+    step = -1 if turn % 2 else 1
+    return [(turn + step * place) % sides for place in range(sides)]
 
 
 class _Side:
