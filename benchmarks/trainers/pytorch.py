@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
-from workloads import conv, transformer
+from workloads import transformer
 from workloads.base import BETA_1, BETA_2, EPSILON, LEARNING_RATE, Array, Workload
 
 Weights = dict[str, torch.Tensor]
@@ -97,17 +97,15 @@ class _Conv(nn.Module):
             _set(layer, kernel, weights[f"conv_bias{place}"])
             self.convolutions.append(layer)
         self.to(memory_format=torch.channels_last)
-        side, filters = conv.SIDE // 4, conv.FILTERS[1]
-        # Its own Flatten goes through the channels first.
-        kernel = weights["kernel0"].reshape(side, side, filters, -1).permute(2, 0, 1, 3)
-        self.first = _linear(kernel.reshape(-1, kernel.shape[-1]), weights["bias0"])
+        self.first = _dense(weights, 0)
         self.last = _dense(weights, 1)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         x = images.permute(0, 3, 1, 2)  # a view that lies channels-last
         for layer in self.convolutions:
             x = functional.max_pool2d(functional.relu(layer(x)), 2)
-        x = functional.relu(self.first(x.flatten(1)))
+        x = x.permute(0, 2, 3, 1).flatten(1)  # rows, columns, channels: as they lie, so no copy
+        x = functional.relu(self.first(x))
         last: torch.Tensor = self.last(x)
         return last
 

@@ -19,7 +19,6 @@ def build(name: str, workload: Workload, rank: int, ports: Sequence[int]) -> tup
     task = {"type": "worker", "index": rank}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
     return rank, TensorFlow(workload.first_weights())
 
 
