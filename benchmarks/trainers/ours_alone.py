@@ -100,13 +100,13 @@ class Instructions(ours.Ours):
     """Programs of many additions of one number each, which are not fused."""
 
     def __init__(self, workload: Workload) -> None:
-        fuses, ar.config.passes["fuse"] = ar.config.passes["fuse"], False
+        # For good: switched back on, the next call would be traced anew, as one chain.
+        ar.config.passes["fuse"] = False
         self._x = np.ones(1, np.float32)
         self._short, long = _additions(_SHORT), _additions(_LONG)
         super().__init__(long)
         for program in (self._short, long):  # traces
             program(self._x)
-        ar.config.passes["fuse"] = fuses
 
     def step(self, *batch: Array) -> Any:
         """Run the long program."""
