@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from revision import Revision
 from trainers import TRAINERS
 from turns import Measured
 from workloads import WORKLOADS
@@ -51,6 +52,7 @@ class Standing:
     ratio: float | None  # its median divided by ours
     goal: float | None  # of the ratio
     losses: list[float]  # of the first steps
+    revision: Revision
 
     @property
     def met(self) -> bool | None:
@@ -67,6 +69,7 @@ class Figure:
     value: float
     goal: float | None
     most: bool  # whether the goal is the most that it may be
+    revision: Revision
 
     @property
     def met(self) -> bool | None:
@@ -76,7 +79,7 @@ class Figure:
         return self.value <= self.goal if self.most else self.value >= self.goal
 
 
-def standings(case: str, found: Sequence[Measured]) -> list[Standing]:
+def standings(case: str, found: Sequence[Measured], revision: Revision) -> list[Standing]:
     """Put the sides of a case beside ours."""
     workload = WORKLOADS[case]
     ours = {each.ranks: each.median for each in found if each.trainer == "ours"}
@@ -98,18 +101,23 @@ def standings(case: str, found: Sequence[Measured]) -> list[Standing]:
                 ratio,
                 RATIOS.get((case, each.ranks, each.trainer)),
                 each.losses,
+                revision,
             )
         )
     return made
 
 
-def figures(case: str, found: Sequence[Measured]) -> list[Figure]:
+def figures(case: str, found: Sequence[Measured], revision: Revision) -> list[Figure]:
     """Return what else the sides of a case tell."""
     title = WORKLOADS[case].title
     return [
-        Figure(title, f"{what}{detail}", value, *FIGURES.get(what, (None, False)))
+        Figure(title, f"{what}{detail}", value, *_goal(what), revision)
         for what, detail, value in _figures(case, found)
     ]
+
+
+def _goal(what: str) -> tuple[float | None, bool]:
+    return FIGURES.get(what, (None, False))
 
 
 def _figures(case: str, found: Sequence[Measured]) -> Iterator[tuple[str, str, float]]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 import picture
 import report
 from goals import Figure, Standing
+from revision import Revision
+from workloads import WORKLOADS
 
+Row = TypeVar("Row", Standing, Figure)
+Rows = tuple[list[Standing], list[Figure]]
 _YES_OR_NO = {True: "yes", False: "NO", None: ""}
 
 
@@ -48,14 +53,45 @@ def show(standings: Sequence[Standing], figures: Sequence[Figure]) -> None:
         report.print_table(["case", "figure", "value", "goal", "met"], told, "Other figures")
 
 
-def of_others(path: Path, cases: Container[str]) -> tuple[list[Standing], list[Figure]]:
-    """Read what `save` has written, if it has, of cases with other titles than these."""
+def read(path: Path) -> Rows:
+    """Read what `save` has written; nothing where it has not."""
     file = path.with_suffix(".json")
     written = json.loads(file.read_text()) if file.exists() else {"standings": [], "figures": []}
     for each in (*written["standings"], *written["figures"]):
         del each["met"]
-    standings = [Standing(**each) for each in written["standings"] if each["case"] not in cases]
-    return standings, [Figure(**each) for each in written["figures"] if each["case"] not in cases]
+        each["revision"] = Revision(**each["revision"])
+    standings = [Standing(**each) for each in written["standings"]]
+    return standings, [Figure(**each) for each in written["figures"]]
+
+
+def missing(known: Iterable[Standing], sides: Mapping[str, Container[str]]) -> list[str]:
+    """List whose rows of a case would have no new ones in their place.
+
+    A ratio is of two who were measured in one run: a case's rows are replaced together.
+
+    Args:
+        known: The rows there are.
+        sides: Who will be measured, by title, in each case that will be.
+    """
+    lost = {
+        f"{each.contestant} in {each.case}": None
+        for each in known
+        if each.case in sides and each.contestant not in sides[each.case]
+    }
+    return list(lost)
+
+
+def merged(known: Rows, made: Rows) -> Rows:
+    """Put the rows of new measurements in the place of those of the same cases."""
+    cases = {each.case for each in made[0]}
+    return _replaced(known[0], made[0], cases), _replaced(known[1], made[1], cases)
+
+
+def _replaced(known: list[Row], made: list[Row], cases: Container[str]) -> list[Row]:
+    titles = [each.title for each in WORKLOADS.values()]
+    rows = [each for each in known if each.case not in cases] + made
+    rows.sort(key=lambda each: titles.index(each.case))
+    return rows
 
 
 def save(standings: Sequence[Standing], figures: Sequence[Figure], path: Path, title: str) -> None:

@@ -17,10 +17,12 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Container
 from pathlib import Path
 
 import goals
 import jobs
+import revision
 import standings
 import turns
 from environments import DEFAULT_FOLDER, Environments
@@ -49,9 +51,32 @@ def main() -> None:
     if world().size > 1:
         raise SystemExit("training.py starts all processes itself: python benchmarks/training.py")
     peers = [] if options.peers is None else options.peers or _PEERS
+    if options.update:
+        check_update(options, {*HERE, *peers})
     failed = _run(options, pythons(peers, options.environments))
     if failed:
         raise SystemExit(f"training.py: not measured: {', '.join(failed)}")
+
+
+def check_update(options: argparse.Namespace, measured: Container[str]) -> None:
+    """Refuse to drop rows of those who would not be measured.
+
+    Raises:
+        SystemExit: There are such.
+    """
+    sides = {
+        WORKLOADS[case].title: {
+            TRAINERS[name].title for name, _ in WORKLOADS[case].sides if name in measured
+        }
+        for case in options.cases
+    }
+    known, _ = standings.read(options.out)
+    lost = standings.missing(known, sides)
+    if lost:
+        raise SystemExit(
+            f"training.py: --update would drop {', '.join(lost)}; measure them too, with --peers, "
+            "or write elsewhere, with --out"
+        )
 
 
 def pythons(peers: list[str], folder: Path) -> dict[str, Path]:
@@ -72,6 +97,7 @@ def pythons(peers: list[str], folder: Path) -> dict[str, Path]:
 def _run(options: argparse.Namespace, interpreters: dict[str, Path]) -> list[str]:
     """Measure all cases, print and write what comes out; returns those that failed."""
     failed, made, figures = [], [], []
+    measured = revision.current()
     for case in options.cases:
         print(f"{WORKLOADS[case].title} ...", file=sys.stderr, flush=True)
         try:
@@ -87,14 +113,13 @@ def _run(options: argparse.Namespace, interpreters: dict[str, Path]) -> list[str
             print(f"{case}: {error}", file=sys.stderr, flush=True)
             failed.append(case)
             continue
-        made += goals.standings(case, found)
-        figures += goals.figures(case, found)
+        made += goals.standings(case, found, measured)
+        figures += goals.figures(case, found, measured)
     if made:
         standings.show(made, figures)
         title = "training steps, one BLAS thread per process"
         if options.update:
-            known, others = standings.of_others(options.out, {each.case for each in made})
-            made, figures = known + made, others + figures
+            made, figures = standings.merged(standings.read(options.out), (made, figures))
         standings.save(made, figures, options.out, title)
     return failed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from dataclasses import replace
@@ -15,6 +16,8 @@ import standings
 import training
 import turns
 from environments import REPOSITORY
+from goals import Figure, Standing
+from revision import Revision
 from trainers import TRAINERS
 from turns import Measured
 from workloads import WORKLOADS
@@ -22,6 +25,7 @@ from workloads import WORKLOADS
 from tests.cluster.processes import run
 
 SCRIPT = str(REPOSITORY / "benchmarks" / "training.py")
+NOW = Revision("2026-01-01T00:00:00Z", "abc1234")
 HERE = {name: Path(sys.executable) for name in ("ours", "numpy")}
 
 
@@ -80,12 +84,12 @@ def test_ratios_are_of_sides_with_as_many_processes() -> None:
         _measured("apart", 2, 1.25, loss=5.0),
     ]
     goals.check_losses("mlp", found)
-    one, two, alone, together, apart = goals.standings("mlp", found)
+    one, two, alone, together, apart = goals.standings("mlp", found, NOW)
     assert (one.ratio, two.ratio, alone.ratio, together.ratio) == (None, None, 2.0, 1.5)
     assert (one.met, alone.met, together.met) == (None, True, False)  # of 1.3 and 1.6
     assert (one.rate, two.rate) == (128, 256 / 1.25)
     assert (apart.ratio, apart.met) == (1, None)
-    scaling, theirs, limit = goals.figures("mlp", found)
+    scaling, theirs, limit = goals.figures("mlp", found, NOW)
     assert (scaling.what, scaling.value, scaling.met) == ("weak scaling", 0.8, False)
     assert (theirs.what, theirs.met) == ("weak scaling of pytorch", None)
     assert (limit.what, limit.value) == ("weak scaling without communication", 0.8)
@@ -94,7 +98,7 @@ def test_ratios_are_of_sides_with_as_many_processes() -> None:
 def test_figures_know_whether_less_is_better() -> None:
     told = {"peak": 105.0, "bound": 100.0, "waits": 1.2, "computes": 1.01, "instruction": 3e-7}
     found = [replace(_measured("ours", 1, 1.0), figures=told)]
-    made = {each.what: each.met for each in goals.figures("small", found)}
+    made = {each.what: each.met for each in goals.figures("small", found, NOW)}
     assert made == {
         "peak memory ÷ liveness bound": True,
         "step ÷ longer of input and compute, input waits": False,
@@ -105,8 +109,8 @@ def test_figures_know_whether_less_is_better() -> None:
 
 def test_digits_count_the_samples_of_all_processes() -> None:
     found = [_measured("ours", 2, 1.0), _measured("ours", 8, 1.6)]
-    assert [each.rate for each in goals.standings("digits", found)] == [128, 80]
-    (figure,) = goals.figures("digits", found)
+    assert [each.rate for each in goals.standings("digits", found, NOW)] == [128, 80]
+    (figure,) = goals.figures("digits", found, NOW)
     assert (figure.value, figure.met) == (0.625, False)
 
 
@@ -136,19 +140,41 @@ def test_shares_of_processes_make_the_whole_batch() -> None:
 
 def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
     found = [_measured("ours", 1, 1e-3), _measured("pytorch", 1, 1.2e-3)]
-    standings.show(goals.standings("mlp", found), goals.figures("mlp", found))
+    standings.show(goals.standings("mlp", found, NOW), goals.figures("mlp", found, NOW))
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[-1][-3:] == ["1.2", "1.3", "NO"]
 
 
-def test_other_cases_stay_in_the_file(tmp_path: Path) -> None:
+def _rows(case: str, *found: Measured) -> tuple[list[Standing], list[Figure]]:
+    return goals.standings(case, found, NOW), goals.figures(case, found, NOW)
+
+
+def test_other_cases_stay_in_the_file_with_their_dates(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert standings.of_others(out, ()) == ([], [])
-    found = [_measured("ours", 1, 1e-3), _measured("pytorch", 1, 1.2e-3), _measured("ours", 2, 1.0)]
-    made, figures = goals.standings("mlp", found), goals.figures("mlp", found)
-    standings.save(made, figures, out, "all")
-    assert standings.of_others(out, {"another"}) == (made, figures)
-    assert standings.of_others(out, {WORKLOADS["mlp"].title}) == ([], [])
+    assert standings.read(out) == ([], [])
+    large = _rows("mlp", _measured("ours", 1, 1e-3), _measured("ours", 2, 1.0))
+    small = _rows("small", _measured("ours", 1, 1e-3))
+    standings.save(*standings.merged(([], []), small), out, "one")
+    standings.save(*standings.merged(standings.read(out), large), out, "both")
+    assert standings.read(out) == (large[0] + small[0], large[1] + small[1])
+    again = goals.standings("small", [_measured("ours", 1, 2e-3)], Revision("later", "def5678"))
+    standings.save(*standings.merged(standings.read(out), (again, [])), out, "again")
+    assert standings.read(out) == (large[0] + again, large[1])
+
+
+def test_an_update_does_not_drop_peers(tmp_path: Path) -> None:
+    """Their ratios would be missing, or be of another run of ours."""
+    rows = _rows("small", _measured("ours", 1, 1e-3), _measured("pytorch", 1, 1.2e-3))
+    standings.save(*rows, tmp_path / "out", "all")
+    options = argparse.Namespace(out=tmp_path / "out", cases=["mlp", "small"])
+    training.check_update(options, {"ours", "pytorch"})
+    with pytest.raises(SystemExit, match=r"would drop PyTorch in MLP 64-64-10, batch 32; measure"):
+        training.check_update(options, {"ours"})
+
+
+def test_all_sides_begin_and_follow_different_ones() -> None:
+    turn = [turns.order_of(each, 3) for each in range(6)]
+    assert turn == [[0, 1, 2], [1, 0, 2], [2, 0, 1], [0, 2, 1], [1, 2, 0], [2, 1, 0]]
 
 
 def test_no_peer_is_asked_for_but_at_will(tmp_path: Path) -> None:
