@@ -133,8 +133,9 @@ def _figures(case: str, found: Sequence[Measured]) -> Iterator[tuple[str, str, f
             )
     if ("bandwidth", 1) in medians:
         yield "of the memory's bandwidth", "", medians["bandwidth", 1] / medians["ours", 1]
-    if case == "digits":
-        yield "samples/s of 8 processes ÷ of 2", "", medians["ours", 2] / medians["ours", 8]
+    if ("ours", 8) in medians:
+        many, few = (WORKLOADS[case].samples(n) / medians["ours", n] for n in (8, 2))
+        yield "samples/s of 8 processes ÷ of 2", "", many / few
     for each in found:
         told = each.figures
         if "bound" in told and each.trainer == "ours":

@@ -201,6 +201,7 @@ _STEPS: dict[str, Callable[[Workload], Step]] = {
     "conv": training(_conv),
     "transformer": training(_transformer),
     "digits": training(_digits),
+    "digits-each": training(_digits),
     "adam": _adam,
     "chain": _chain,
 }

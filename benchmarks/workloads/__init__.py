@@ -9,6 +9,6 @@ WORKLOADS: dict[str, Workload] = {
     each.name: each
     for each in (
         *(mlp.LARGE, mlp.SMALL, conv.CASE, transformer.CASE, chain.CASE, adam.CASE),
-        *(parts.INPUT, parts.INSTRUCTIONS, digits.CASE),
+        *(parts.INPUT, parts.INSTRUCTIONS, digits.CASE, digits.EACH),
     )
 }

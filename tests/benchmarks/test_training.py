@@ -112,6 +112,9 @@ def test_digits_count_the_samples_of_all_processes() -> None:
     assert [each.rate for each in goals.standings("digits", found, NOW)] == [128, 80]
     (figure,) = goals.figures("digits", found, NOW)
     assert (figure.value, figure.met) == (0.625, False)
+    own = [_measured("ours", 2, 1.0), _measured("ours", 8, 4.0)]
+    (figure,) = goals.figures("digits-each", own, NOW)
+    assert (figure.value, figure.met) == (1, True)
 
 
 def test_who_does_other_work_is_found_out() -> None:
