@@ -1,11 +1,11 @@
-"""How contestants are timed: in turn, on rewritten inputs, the slowest rank counting."""
+"""How contestants are timed: in turns, on rewritten inputs, the slowest rank counting."""
 
 from __future__ import annotations
 
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def hold(
     seconds: float,
     slowest: Callable[[Array], Array],
 ) -> list[Timing]:
-    """Time all contestants of one size in turn, and check what they computed.
+    """Time all contestants of one size in turns, and check what they computed.
 
     Args:
         contestants: Their cases differ in the type of elements at most.
@@ -86,12 +86,10 @@ def hold(
     """
     sources = {each.case: each.case.source(rank) for each in contestants}
     start = time.perf_counter()
-    for _ in range(WARM_UP):
-        for each in contestants:
-            each.run(sources[each.case])
+    _rounds(contestants, sources, WARM_UP)
     lap = float(slowest(np.array([(time.perf_counter() - start) / WARM_UP]))[0])
     runs = int(min(MOST, max(FEWEST, seconds / lap)))
-    times = np.array([[each.run(sources[each.case]) for each in contestants] for _ in range(runs)])
+    times = _rounds(contestants, sources, runs)
     for each in contestants:
         _spoil(each.result())
         each.run(sources[each.case])
@@ -100,6 +98,28 @@ def hold(
         _timing(each, column)
         for each, column in zip(contestants, slowest(times).T.tolist(), strict=True)
     ]
+
+
+def _rounds(contestants: Sequence[Contestant], sources: Mapping[Case, Array], runs: int) -> Array:
+    """Let all run so often; returns their seconds, `(runs, contestants)`."""
+    times = np.empty((runs, len(contestants)))
+    for number, row in enumerate(times):
+        for index in turns(len(contestants), number):
+            row[index] = contestants[index].run(sources[contestants[index].case])
+    return times
+
+
+def turns(count: int, number: int) -> list[int]:
+    """Return in which order contestants run in a round.
+
+    In 2·count rounds everybody follows every other one equally often: one that always followed the
+    same one would find the caches, and the other ranks, always as that one leaves them. (E. J.
+    Williams, "Experimental Designs Balanced for the Estimation of Residual Effects of Treatments",
+    1949.)
+    """
+    order = [(-(at // 2) if at % 2 == 0 else at // 2 + 1) % count for at in range(count)]
+    order = [(index + number) % count for index in order]
+    return order[::-1] if number // count % 2 else order
 
 
 def _spoil(output: Array) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cases import Array, Case
-from contest import FEWEST, Contestant, Timing, dump, hold, load, p99
+from contest import FEWEST, Contestant, Timing, dump, hold, load, p99, turns
 
 CASE = Case("all_reduce", "float32", 1, 64)
 
@@ -36,6 +38,14 @@ def test_inputs_are_rewritten_and_wrong_results_found() -> None:
         hold([_contestant("honest"), _contestant("liar", spoil=1)], 0, 1e-9, np.asarray)
     # One more than it should be, after many runs: each run began with fresh inputs.
     assert "Max absolute difference among violations: 1." in str(raised.value)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_everybody_follows_everybody_equally_often(count: int) -> None:
+    rounds = [turns(count, number) for number in range(2 * count)]
+    assert all(sorted(each) == list(range(count)) for each in rounds)
+    follows = Counter(pair for each in rounds for pair in pairwise(each))
+    assert follows == dict.fromkeys(permutations(range(count), 2), 2)
 
 
 def test_p99() -> None:
