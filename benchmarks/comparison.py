@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -139,6 +140,28 @@ def print_types(runs: Iterable[Run]) -> None:
         for rate in rates
     ]
     report.print_table(columns, cells, "types at equal bytes")
+
+
+def kept(path: Path, runs: Iterable[Run]) -> list[Run]:
+    """Read what `save` has written, if it has, of cases that these runs have not measured anew.
+
+    Raises:
+        SystemExit: It was measured on another machine.
+    """
+    file = path.with_suffix(".json")
+    if not file.exists():
+        return []
+    written = json.loads(file.read_text())
+    for about in ("processor", "cores"):
+        if written["machine"][about] != report.machine()[about]:
+            raise SystemExit(f"{file} has another machine's figures; name another --out")
+    anew = {(run.peer, each.place) for run in runs for each in run.timings}
+    found = []
+    for run in written["runs"]:
+        timings = [Timing(**each) for each in run["timings"]]
+        timings = [each for each in timings if (run["peer"], each.place) not in anew]
+        found += [Run(run["peer"], run["about"], timings)] if timings else []
+    return found
 
 
 def save(runs: Sequence[Run], path: Path, title: str) -> None:

@@ -42,7 +42,8 @@ def drive(options: argparse.Namespace) -> None:
         if types:
             comparison.print_types(driver.runs)
         title = f"ours over {options.transport}, and peers"
-        comparison.save(driver.runs, options.out, title)
+        kept = comparison.kept(options.out, driver.runs) if options.add else []
+        comparison.save([*kept, *driver.runs], options.out, title)
     if driver.failed:
         raise SystemExit(f"collectives.py: not measured: {'; '.join(driver.failed)}")
 

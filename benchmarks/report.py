@@ -58,7 +58,7 @@ def write(rows: Sequence[Row], path: Path, title: str) -> None:
 def save(path: Path, title: str, figures: Mapping[str, Any]) -> None:
     """Write figures, and what is needed to judge them, to `path` with the suffix .json."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    about = {"title": title, "machine": _machine(), **figures}
+    about = {"title": title, "machine": machine(), **figures}
     path.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
 
 
@@ -110,7 +110,7 @@ def percent(fraction: float | None) -> str:
     return "" if fraction is None else f"{fraction * 100:.0f} %"
 
 
-def _machine() -> dict[str, object]:
+def machine() -> dict[str, object]:
     """Return what is needed to judge the figures."""
     models = [
         line.partition(":")[2].strip()

@@ -77,3 +77,17 @@ def test_files(tmp_path: Path) -> None:
     assert [run["about"] for run in written["runs"]] == ["MPICH 1.0", ""]
     assert [each["per_empty"] for each in written["comparisons"]] == [8]
     assert (tmp_path / "results" / "peers.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_other_cases_are_kept(tmp_path: Path) -> None:
+    first, gloo = _run("MPICH", 8e-4, 1e-4), _run("gloo", 8e-4, 2e-4)
+    small = Run("MPICH", "", [_timing(EMPTY, 1e-6, nbytes=8), _timing("MPICH", 3e-6, nbytes=8)])
+    assert comparison.kept(tmp_path / "peers", [first]) == []
+    comparison.save([first, gloo, small], tmp_path / "peers", "ours and peers")
+    again = _run("MPICH", 9e-4, 1e-4)
+    assert comparison.kept(tmp_path / "peers", [again]) == [gloo, small]
+    written = json.loads((tmp_path / "peers.json").read_text())
+    written["machine"]["cores"] += 1
+    (tmp_path / "peers.json").write_text(json.dumps(written))
+    with pytest.raises(SystemExit, match="another machine's figures"):
+        comparison.kept(tmp_path / "peers", [again])
