@@ -9,10 +9,12 @@
 Each run rewrites the inputs, meets in a barrier of the contestant's own kind, and times one call,
 in place if it is an all_reduce or a broadcast; a run's time is the slowest rank's. Results are
 checked. Ours runs on `comm.empty` memory and on ordinary NumPy arrays, the peers on ordinary ones.
-An MPI takes turns with us in the same processes; the others run right after us. The probes are the
-machine's own limits: native code without a protocol, in turn with the rest. One is of an all_reduce
-in memory that all ranks map; the other of private arrays, which go through rings or are copied by
-the kernel, whichever is faster (of more than two ranks, what copies by the kernel only).
+An MPI takes turns with us in the same processes, in another order each round; the others run right
+after us. The probes are the machine's own limits: native code without a protocol, in turns with the
+rest. One is of an all_reduce in memory that all ranks map; the other of private arrays, which go
+through rings or are copied by the kernel: the fastest of several ways and chunks (of more than two
+ranks, what copies by the kernel only). Figures of further peers, ranks and sizes are put beside
+those that a file has with --add.
 
 With --peers each library gets a virtual environment, made once, in a folder outside the checkout.
 Sizes are those of one rank's input. float16 and bfloat16 are ours alone, beside our float32.
@@ -148,6 +150,7 @@ def main() -> None:
     many = parser.add_argument_group("with several libraries")
     many.add_argument("--peers", nargs="*", choices=PEERS, help="beside whom; all without a name")
     many.add_argument("--ranks", type=int, nargs="+", default=[2], help="how many, one by one")
+    many.add_argument("--add", action="store_true", help="keep the other figures in --out's file")
     many.add_argument("--environments", type=Path, default=DEFAULT_FOLDER, help="kept in here")
     many.add_argument("--deadline", type=float, default=1800, help="seconds that a job may take")
     options = parser.parse_args()

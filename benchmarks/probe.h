@@ -17,7 +17,7 @@ constexpr int kMostRanks = 1024;
 constexpr int kSpins = 2000;  // before a core is given away, where each process has one
 
 struct alignas(64) Arrival {
-  std::atomic<std::uint32_t> count;
+  std::atomic<std::uint64_t> count;
 };
 
 inline void relax() {
@@ -33,18 +33,19 @@ struct Crew {
   bool roomy;  // whether each process has a core of its own
 
   void meet() const {
-    const std::uint32_t mine = arrivals[rank].count.load(std::memory_order_relaxed) + 1;
-    arrivals[rank].count.store(mine, std::memory_order_release);  // pairs with the loads below
-    for (int other = 0; other < ranks; ++other) {
-      int tries = 0;
-      // The difference, because counts wrap.
-      while (static_cast<std::int32_t>(arrivals[other].count.load(std::memory_order_acquire) -
-                                       mine) < 0) {
-        if (roomy && ++tries < kSpins) {
-          relax();
-        } else {
-          sched_yield();
-        }
+    const std::uint64_t mine = arrivals[rank].count.load(std::memory_order_relaxed) + 1;
+    arrivals[rank].count.store(mine, std::memory_order_release);  // pairs with the load in await()
+    for (int other = 0; other < ranks; ++other) await(arrivals[other].count, mine);
+  }
+
+  // Waits until another process has counted so far.
+  void await(const std::atomic<std::uint64_t>& count, std::uint64_t least) const {
+    int tries = 0;
+    while (count.load(std::memory_order_acquire) < least) {
+      if (roomy && ++tries < kSpins) {
+        relax();
+      } else {
+        sched_yield();
       }
     }
   }

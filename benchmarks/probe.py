@@ -23,11 +23,14 @@ from contest import PRIVATE_PROBE, PROBE, Contestant
 
 from allreduce.comm import Communicator
 
-_SOURCES = [Path(__file__).with_name(name) for name in ("probe.cpp", "probe_private.cpp")]
+_SOURCES = [
+    Path(__file__).with_name(name)
+    for name in ("probe.cpp", "probe_private.cpp", "probe_exchange.cpp")
+]
 _LINE_BYTES = 64
 _TRIALS = 5  # runs per way, of which the fastest counts
-# As probe_private.cpp numbers them.
-_WAYS = (0, 1, 2)
+# As probe_private.cpp numbers them; in rings, between two ranks, with so many bytes at a time.
+WAYS = ((0, 0), (1, 0), *((way, chunk << 10) for way in (2, 3) for chunk in (8, 16, 32, 64, 128)))
 _PRIVATE = {"all_reduce": 0, "all_gather": 1, "broadcast": 2, "all_to_all": 3}
 
 
@@ -75,7 +78,9 @@ class Probe:
             region = self._region(self._offset() + case.ranks * _lines(case) * _LINE_BYTES)
             found += self._fastest([self._symmetric(case, region, s) for s in (0, 1)])
         if case.collective in _PRIVATE:
-            found += self._fastest([self.private(case, way) for way in _WAYS])
+            x = np.empty(case.count, np.float32)
+            out = x if case.in_place else np.empty(case.out_count, np.float32)
+            found += self._fastest([self.private(case, *way, x, out) for way in WAYS])
         return found
 
     def _fastest(self, made: Sequence[Contestant]) -> Sequence[Contestant]:
@@ -123,13 +128,11 @@ class Probe:
         )
         return _native(PROBE, case, mine, mine, lambda: act(*arguments))
 
-    def private(self, case: Case, way: int) -> Contestant:
+    def private(self, case: Case, way: int, chunk: int, x: Array, out: Array) -> Contestant:
         """Make the probe that moves private arrays, in one of its ways; a collective call."""
         assert self._library is not None
         region = self._region(int(self._library.probe_private_bytes(case.ranks)))
         act = self._library.probe_private
-        x = np.empty(case.count, np.float32)
-        out = x if case.in_place else np.empty(case.out_count, np.float32)
         arguments = (
             _address(region),
             self._comm.rank,
@@ -140,6 +143,7 @@ class Probe:
             ctypes.c_size_t(x.nbytes),
             _PRIVATE[case.collective],
             way,
+            ctypes.c_size_t(chunk),
             self._roomy(),
         )
         return _native(PRIVATE_PROBE, case, x, out, lambda: act(*arguments), region)

@@ -1,53 +1,25 @@
 // The machine's own limit for collectives on private arrays: no protocol, no checks.
 //
 // What is private has to be moved once more than what is shared. There are two ways: through rings
-// in shared memory, which each process writes and the others read; or by process_vm_readv, with
-// which the kernel copies straight out of the other process. Both are here; whoever times them
-// takes the faster one. Spinning barriers are the only synchronisation.
+// in shared memory, which one process writes and another reads; or by process_vm_readv, with which
+// the kernel copies straight out of the other process. Both are here, and what two processes can do
+// in rings besides is in probe_exchange.cpp; whoever times them takes the fastest. Spinning
+// barriers are the only synchronisation.
+
+#include "probe_private.h"
 
 #include <sys/uio.h>
 
-#include <algorithm>
 #include <cstring>
 #include <vector>
 
-#include "probe.h"
-
 namespace {
 
-using probe::Crew;
+using namespace probe;
 
-constexpr std::size_t kLine = 64;
-constexpr std::size_t kRing = 512 << 10;   // bytes of a process's ring
 constexpr std::size_t kBlock = 128 << 10;  // bytes that are pulled and added while in the cache
 constexpr std::size_t kPull = 1 << 20;     // bytes that one system call copies
 constexpr std::size_t kPast = 4 << 20;     // bytes from which own parts go past the caches
-
-// What a process has told of itself, in the region that all of them map.
-struct alignas(64) Owner {
-  std::uint64_t process, address;
-};
-
-struct Job {
-  Crew crew;
-  Owner* owners;
-  std::byte* rings;
-  std::byte *in, *out;
-  std::size_t bytes;  // of one input
-
-  // Rings begin as far into a cache line as their owners' arrays, so that vectors lie in one line.
-  std::byte* ring(int of) const {
-    return rings + static_cast<std::size_t>(of) * (kRing + kLine) + owners[of].address % kLine;
-  }
-  std::size_t cut(std::size_t whole, int at) const {
-    return whole / kLine * static_cast<std::size_t>(at) / static_cast<std::size_t>(crew.ranks) *
-           kLine;
-  }
-  std::size_t low(std::size_t whole) const { return cut(whole, crew.rank); }
-  std::size_t high(std::size_t whole) const {
-    return crew.rank + 1 == crew.ranks ? whole : cut(whole, crew.rank + 1);
-  }
-};
 
 void add(std::byte* to, const std::byte* from, std::size_t bytes) {
   auto* total = reinterpret_cast<float*>(to);
@@ -70,7 +42,7 @@ bool pull(const Owner& from, std::byte* to, std::size_t at, std::size_t bytes) {
 }
 
 // Moves a ring's lines to the output and the next chunk's into the ring, in one pass.
-void exchange(std::byte* out, std::byte* ring, const std::byte* next, std::size_t bytes) {
+void renew(std::byte* out, std::byte* ring, const std::byte* next, std::size_t bytes) {
   auto* to = reinterpret_cast<float*>(out);
   auto* middle = reinterpret_cast<float*>(ring);
   const auto* from = reinterpret_cast<const float*>(next);
@@ -103,8 +75,8 @@ void all_reduce_by_rings(const Job& job) {
     crew.meet();
     const std::size_t next = start + kRing;
     if (next + kRing <= job.bytes) {
-      exchange(here, own, here + kRing, low);
-      exchange(here + high, own + high, here + kRing + high, whole - high);
+      renew(here, own, here + kRing, low);
+      renew(here + high, own + high, here + kRing + high, whole - high);
       continue;
     }
     std::memcpy(here, own, low);
@@ -145,22 +117,6 @@ bool all_reduce_by_pulls(const Job& job, std::vector<std::byte>& scratch) {
   return good;
 }
 
-enum Collective { kAllReduce, kAllGather, kBroadcast, kAllToAll };
-
-// What a process gives to another: where it lies in the giver's input and in the taker's output.
-struct Part {
-  std::size_t from, to, bytes;
-};
-
-Part part(const Job& job, int collective, int giver, int taker) {
-  const std::size_t share = job.bytes / static_cast<std::size_t>(job.crew.ranks);
-  const auto place = static_cast<std::size_t>(giver);
-  if (collective == kAllGather) return {0, place * job.bytes, job.bytes};
-  if (collective == kAllToAll)
-    return {static_cast<std::size_t>(taker) * share, place * share, share};
-  return {0, 0, giver == 0 && taker != 0 ? job.bytes : 0};
-}
-
 // Copies past the caches where that is asked for and known.
 void copy_out(std::byte* to, const std::byte* from, std::size_t bytes, bool stream) {
 #if defined(__AVX__)
@@ -176,35 +132,6 @@ void copy_out(std::byte* to, const std::byte* from, std::size_t bytes, bool stre
   }
 #endif
   std::memcpy(to, from, bytes);
-}
-
-void copy_own(const Job& job, int collective, bool stream) {
-  const Part own = part(job, collective, job.crew.rank, job.crew.rank);
-  copy_out(job.out + own.to, job.in + own.from, own.bytes, stream);
-}
-
-// Between two processes: one writes half of its ring while the other reads the other half.
-void copy_by_rings(const Job& job, int collective, bool stream) {
-  const Crew& crew = job.crew;
-  const int other = 1 - crew.rank;
-  const Part given = part(job, collective, crew.rank, other);
-  const Part taken = part(job, collective, other, crew.rank);
-  const std::size_t half = kRing / 2, most = std::max(given.bytes, taken.bytes);
-  const auto chunk = [&](const Part& whole, std::size_t start) {
-    return start < whole.bytes ? std::min(half, whole.bytes - start) : 0;
-  };
-  for (std::size_t start = 0; start < most + half; start += half) {
-    const std::size_t side = start / half % 2 * half;
-    std::memcpy(job.ring(crew.rank) + side, job.in + given.from + start, chunk(given, start));
-    if (start != 0) {
-      const std::size_t before = start - half;
-      copy_out(job.out + taken.to + before, job.ring(other) + (half - side), chunk(taken, before),
-               stream);
-    }
-    crew.meet();
-  }
-  copy_own(job, collective, stream);
-  crew.meet();
 }
 
 bool copy_by_pulls(const Job& job, int collective) {
@@ -223,38 +150,44 @@ bool copy_by_pulls(const Job& job, int collective) {
 
 }  // namespace
 
+void probe::copy_own(const Job& job, int collective, bool stream) {
+  const Part own = part(job, collective, job.crew.rank, job.crew.rank);
+  copy_out(job.out + own.to, job.in + own.from, own.bytes, stream);
+}
+
 // Bytes that arrivals, owners and rings of `ranks` processes take in the region; zeros at first.
 extern "C" std::size_t probe_private_bytes(int ranks) {
-  return static_cast<std::size_t>(ranks) * (sizeof(probe::Arrival) + sizeof(Owner) + kRing + kLine);
+  return static_cast<std::size_t>(ranks) * (sizeof(Arrival) + sizeof(Owner) + kRing + kLine);
 }
 
 // Carry out one collective; returns the seconds between all having come and all being done, or -1
 // where it cannot be done so.
 //
 // collective: as `Collective` numbers them. bytes: of the input, on every process the same.
-// way: 0 through the rings, 1 by the kernel, 2 through the rings and out past the caches. roomy:
-// whether each process has its own core.
+// way: 0 all_reduce through the rings, a ring full at a time; 1 by the kernel; 2 between two
+// processes through the rings, `chunk` bytes at a time, 3 also out past the caches. A region is for
+// one way and one chunk. roomy: whether each process has its own core.
 extern "C" double probe_private(std::byte* region, int rank, int ranks, int process, std::byte* in,
                                 std::byte* out, std::size_t bytes, int collective, int way,
-                                int roomy) {
+                                std::size_t chunk, int roomy) {
   static std::vector<std::byte> scratch;
-  auto* arrivals = reinterpret_cast<probe::Arrival*>(region);
+  auto* arrivals = reinterpret_cast<Arrival*>(region);
   auto* owners = reinterpret_cast<Owner*>(arrivals + ranks);
   const Crew crew{arrivals, rank, ranks, roomy != 0};
   const Job job{crew, owners, reinterpret_cast<std::byte*>(owners + ranks), in, out, bytes};
-  owners[rank] = {static_cast<std::uint64_t>(process), reinterpret_cast<std::uint64_t>(in)};
-  if (way != 1 && collective != kAllReduce && ranks != 2) return -1;
+  owners[rank].process = static_cast<std::uint64_t>(process);
+  owners[rank].address = reinterpret_cast<std::uint64_t>(in);
+  const bool reduces = collective == kAllReduce, exchanges = way > 1;
+  if (exchanges && (ranks != 2 || (reduces && way == 3))) return -1;
+  if (way == 0 && !reduces) return -1;
   bool good = true;
   const double seconds = crew.time([&] {
-    if (collective == kAllReduce && way == 1) {
-      good = all_reduce_by_pulls(job, scratch);
-    } else if (collective == kAllReduce) {
+    if (exchanges)
+      exchange(job, collective, chunk, way == 3);
+    else if (way == 0)
       all_reduce_by_rings(job);
-    } else if (way == 1) {
-      good = copy_by_pulls(job, collective);
-    } else {
-      copy_by_rings(job, collective, way == 2);
-    }
+    else
+      good = reduces ? all_reduce_by_pulls(job, scratch) : copy_by_pulls(job, collective);
   });
   return good ? seconds : -1;
 }
