@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _Call = tuple[int, int, int, int, int, int]  # collective, operator, type, path, root, count
-_Way = tuple[int, bool, int]  # bytes of a step, whether it streams, from where on its copies do
+# Bytes of a step, whether it streams, from where on its copies do, whether members exchange places.
+_Way = tuple[int, bool, int, bool]
 # Of a collective: number, largest small contribution; of each band: limit, and the direct, pulled
 # and staged way.
 _Rules = tuple[int, int, list[tuple[int, _Way, _Way, _Way]]]
@@ -15,6 +16,7 @@ _Rules = tuple[int, int, list[tuple[int, _Way, _Way, _Way]]]
 SLOT_BYTES: int
 PLACE_BYTES: int
 RING_BYTES: int
+LAP_BYTES: int
 EAGER_BYTES: int
 WINDOW_BYTES: int
 WINDOWS_PER_RECEIVER: int

@@ -44,7 +44,7 @@ DTYPES = (
     "complex64",
     "complex128",
 )
-PATHS = ("small", "direct", "staged", "pulled")
+PATHS = ("small", "direct", "staged", "pulled", "exchanged")
 COUNT_LIMIT = 1 << 36  # what a signature cannot count any more
 ANY = -1  # source or tag of a recv that takes every one
 

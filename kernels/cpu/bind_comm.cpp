@@ -100,13 +100,15 @@ nb::object culprit(const Group& group) {
 
 // For each collective its number, its largest contribution that travels with the post, and its
 // bands: limit, and the direct, pulled and staged way. Of a way: bytes of a step or chunk, whether
-// these are stored past the caches, and from where on copies to the output are.
-using WayWords = std::tuple<std::uint64_t, bool, std::uint64_t>;
+// these are stored past the caches, from where on copies to the output are, and whether places of
+// the rings change hands.
+using WayWords = std::tuple<std::uint64_t, bool, std::uint64_t, bool>;
 using BandWords = std::tuple<std::uint64_t, WayWords, WayWords, WayWords>;
 using RuleWords = std::tuple<int, std::uint64_t, std::vector<BandWords>>;
 
 Way way_of(const WayWords& words) {
-  return {std::get<0>(words), std::get<1>(words), std::get<2>(words)};
+  const auto [chunk, streaming, past, exchanged] = words;
+  return {chunk, streaming, past, exchanged};
 }
 
 Choices choices_of(const std::vector<RuleWords>& words, int members) {
@@ -211,6 +213,7 @@ void bind_comm(nb::module_& m) {
   m.attr("SLOT_BYTES") = kSmall;
   m.attr("PLACE_BYTES") = kPlace;
   m.attr("RING_BYTES") = kRing * kPlace;
+  m.attr("LAP_BYTES") = kLap * kPlace;
   m.attr("EAGER_BYTES") = kEager;
   m.attr("WINDOW_BYTES") = kWindow;
   m.attr("WINDOWS_PER_RECEIVER") = kWindowsPerReceiver;

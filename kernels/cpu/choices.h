@@ -21,6 +21,7 @@ struct Way {
   std::uint64_t chunk = 0;          // bytes that one step moves at most
   bool streaming = false;           // staged bytes are stored past the caches
   std::uint64_t past = UINT64_MAX;  // bytes from which on a part that is copied out is so, too
+  bool exchanged = false;           // between two members: places of the rings change hands
 };
 
 // Calls whose largest input has up to `limit` bytes and does not travel with the post.
@@ -50,6 +51,8 @@ class Choices {
       const bool power = chunk != 0 && (chunk & (chunk - 1)) == 0;
       if (!power || chunk < kPlace || chunk > kRing * kPlace)
         return "a staged chunk is no power of two that the ring holds";
+      if (band.staged.exchanged && (members != 2 || chunk > kLap * kPlace))
+        return "only two members exchange places, and a lap of them at most";
       if (chunk < least) return "a staged chunk has less than a cache line for each member";
       if (band.pulled.chunk != 0 && !copies(collective)) return "only copies can be pulled";
       for (const Way& way : {band.direct, band.pulled})

@@ -47,11 +47,12 @@ struct Work {
 
   int agreed = 0;  // members 0..agreed-1 have posted the same call
 
-  // Staged path: chunks of this call, the first of which lies at place `base` of the ring.
+  // Staged and exchanged path: chunks of this call, the first of which lies at place `base`; and
+  // whether the others have to be through with all places before it.
   std::uint64_t base = 0;
   std::uint64_t staged = 0, reduced = 0, consumed = 0;
   std::uint64_t longest = 0;  // elements of the longest segment, of all members once they agreed
-  bool begun = false;
+  bool begun = false, elsewhere = false;
 
   // Pulled path: how it is staged instead, and whether it has to be.
   Way rings;
@@ -77,13 +78,16 @@ struct Share {
   const int members;
   std::vector<const void*> in;  // scratch: one pointer per member
   std::vector<void*> out;
+  Path in_rings = Path::staged;  // how the last call went that began in the rings
+  unsigned spares;  // of two members: which of both spare pages are this one's, as bits
 
   Share(Group& group, int me)
       : group(group),
         me(me),
         members(group.members()),
         in(static_cast<std::size_t>(members)),
-        out(static_cast<std::size_t>(members)) {}
+        out(static_cast<std::size_t>(members)),
+        spares(members == 2 ? 1u << me : 0) {}
 
   const Control& control() const { return group.control(); }
   MemberState& own() const { return control().state(me); }
@@ -108,7 +112,14 @@ Lent lent_by(const Share& share, const Work& work, int member);
 bool readable_by_all(const Share& share, const Work& work);
 // Advances `position`, the member's place in the ring, past this call when it is finished.
 Progress step_staged(Share& share, Work& work, std::uint64_t& position);
-// As step_staged, which it is if somebody's input cannot be read.
+// As step_staged, for two members.
+Progress step_exchanged(Share& share, Work& work, std::uint64_t& position);
+// Begins a call in the rings at the next of `position` where a chunk fits.
+void begin_in_rings(Share& share, Work& work, Path path, std::uint64_t position,
+                    std::uint64_t places);
+// Whether nobody needs the places any more that calls before this one have used in another way.
+bool rings_are_free(const Share& share, Work& work);
+// As step_staged or step_exchanged, which it is if somebody's input cannot be read.
 Progress step_pulled(Share& share, Work& work, std::uint64_t& position);
 
 }  // namespace allreduce

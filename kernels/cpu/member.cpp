@@ -116,7 +116,7 @@ void Member::place(Work& work) {
     return;
   }
   if (bytes <= small_[static_cast<std::size_t>(collective)]) return;
-  work.call.path = Path::staged;
+  work.call.path = band.staged.exchanged ? Path::exchanged : Path::staged;
   work.way = work.rings = band.staged;
   if (band.direct.chunk != 0 && reads_in_place(work) && locate(work)) {
     work.call.path = Path::direct;
@@ -211,6 +211,9 @@ Progress Member::advance() {
       break;
     case Path::pulled:
       progress = step_pulled(share_, head, ring_position_);
+      break;
+    case Path::exchanged:
+      progress = step_exchanged(share_, head, ring_position_);
       break;
   }
   if (progress == Progress::finished) {

@@ -32,6 +32,9 @@ inline constexpr std::size_t kSmall = 4096;
 // turns. (choices.h says how many places a chunk takes.)
 inline constexpr std::size_t kRing = 128;
 inline constexpr std::size_t kPlace = 4 << 10;
+// Places that two members use who exchange what they have: both rings' together, 128 KiB, stay in a
+// level-2 cache beside what goes in and out.
+inline constexpr std::size_t kLap = 16;
 // What a place takes: one line more, for a chunk may begin anywhere in its first one (staged.cpp).
 inline constexpr std::size_t kPlaceStride = kPlace + kLine;
 
@@ -56,8 +59,8 @@ inline bool copies(Collective collective) {
          collective == Collective::all_to_all;
 }
 // small: through the slots; direct: symmetric memory, in place; staged: through the chunk rings;
-// pulled: out of each other's private memory.
-enum class Path : std::uint8_t { small, direct, staged, pulled };
+// pulled: out of each other's private memory; exchanged: through rings whose places change hands.
+enum class Path : std::uint8_t { small, direct, staged, pulled, exchanged };
 
 inline constexpr int kRootBits = 12;
 inline constexpr int kCountBits = 36;

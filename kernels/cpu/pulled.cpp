@@ -114,7 +114,8 @@ Progress step_pulled(Share& share, Work& work, std::uint64_t& position) {
   if (!agreed(share, work)) return Progress::blocked;
   if (work.withheld) {
     work.way = work.rings;
-    return step_staged(share, work, position);
+    return work.way.exchanged ? step_exchanged(share, work, position)
+                              : step_staged(share, work, position);
   }
   const Progress progress = advance(share, work);
   if (progress != Progress::finished) return progress;

@@ -91,7 +91,7 @@ bool agreed(Share& share, Work& work) {
       blame_mismatch(share, work, work.agreed);
       return false;
     }
-    if (work.call.path == Path::staged || work.call.path == Path::pulled) {
+    if (work.call.path != Path::small && work.call.path != Path::direct) {
       const Lent lent = lent_by(share, work, work.agreed);
       work.longest = std::max(work.longest, lent.longest);
       work.withheld |= lent.withheld != 0;

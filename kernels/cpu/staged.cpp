@@ -207,7 +207,8 @@ bool sources_ready(const Share& share, const Work& work, std::uint64_t chunk) {
   return share.all_reached(&MemberState::staged, reached);
 }
 
-bool ring_has_room(const Share& share, const Work& work) {
+bool ring_has_room(const Share& share, Work& work) {
+  if (!rings_are_free(share, work)) return false;
   const std::uint64_t end = place_of(work, work.staged + 1);
   return end <= kRing || share.all_reached(&MemberState::consumed, end - kRing);
 }
@@ -250,14 +251,24 @@ Progress advance(Share& share, Work& work) {
 
 }  // namespace
 
+void begin_in_rings(Share& share, Work& work, Path path, std::uint64_t position,
+                    std::uint64_t places) {
+  work.begun = true;
+  work.base = (position + places - 1) / places * places;
+  // In places that are exchanged, one that is skipped does not tell that it is free.
+  work.elsewhere = share.in_rings != path || (path == Path::exchanged && work.base != position);
+  share.in_rings = path;
+  // Places that it skips are consumed.
+  if (work.base != position) share.group.publish(share.own().consumed.value, work.base);
+}
+
+bool rings_are_free(const Share& share, Work& work) {
+  if (work.elsewhere) work.elsewhere = !share.all_reached(&MemberState::consumed, work.base);
+  return !work.elsewhere;
+}
+
 Progress step_staged(Share& share, Work& work, std::uint64_t& position) {
-  if (!work.begun) {
-    work.begun = true;
-    const std::uint64_t whole = places(work);
-    work.base = (position + whole - 1) / whole * whole;
-    // Places that it skips are consumed.
-    if (work.base != position) share.group.publish(share.own().consumed.value, work.base);
-  }
+  if (!work.begun) begin_in_rings(share, work, Path::staged, position, places(work));
   // In this order: a member that moves nothing learns only from the others' posts that there are
   // chunks, which it has to consume.
   if (!agreed(share, work) || work.consumed < chunks(share, work)) return advance(share, work);

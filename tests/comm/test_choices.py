@@ -30,10 +30,11 @@ GOOD = Row(
     [
         ("shared", 2, "barrier", 0, False, Choice("small")),
         ("shared", 2, "all_reduce", 4096, True, Choice("small")),
-        ("shared", 2, "all_reduce", 4097, False, Choice("staged", 512 * KIB)),
+        ("shared", 2, "all_reduce", 4097, False, Choice("exchanged", 64 * KIB)),
+        ("shared", 2, "all_reduce", 32 * KIB + 1, False, Choice("staged", 512 * KIB)),
         ("shared", 2, "all_reduce", 4097, True, Choice("direct", 256 * KIB, past=PAST)),
         ("shared", 8, "all_reduce", 1 << 28, False, Choice("staged", 512 * KIB)),
-        ("shared", 2, "all_gather", 1 << 20, False, Choice("staged", 256 * KIB, past=PAST)),
+        ("shared", 2, "all_gather", 1 << 20, False, Choice("exchanged", 64 * KIB, past=PAST)),
         (
             *("shared", 3, "all_gather", 1 << 20, False),
             Choice("staged", 256 * KIB, "streaming", PAST),
@@ -66,7 +67,7 @@ def test_stored_rows_stand_before_the_built_in_ones() -> None:
     assert table.digest != Table().digest == Table().digest
     for members, crowded, chunk in ((2, True, 64), (4, True, 64), (2, False, 512), (5, True, 512)):
         choices = table.choices("shared", members, crowded)
-        assert choices.choose("all_reduce", 5000).chunk == chunk * KIB
+        assert choices.choose("all_reduce", 50000).chunk == chunk * KIB
     assert table.choices("shared", 2, True).choose("reduce", 5000).chunk == 256 * KIB
 
 
@@ -88,7 +89,7 @@ def test_stored_rows_stand_before_the_built_in_ones() -> None:
         ({"past": 0}, "past=0; expected a number of bytes, 1 or more"),
         (
             {"transport": "tcp", "algorithm": "chain", "stores": None, "past": 1},
-            "on staged, direct and pulled rows of the shared transport",
+            "on rows of the shared transport that are not small",
         ),
         ({"algorithm": "small", "stores": None}, "bytes up to None, but.*room for 4096"),
         ({"algorithm": "small", "stores": None, "bytes": (0, 9)}, "small has no chunks"),
@@ -99,6 +100,11 @@ def test_stored_rows_stand_before_the_built_in_ones() -> None:
             "bytes from 9; expected 4097 or more of a pulled row",
         ),
         ({"transport": "tcp", "algorithm": "chain", "crowded": True}, "shared transport only"),
+        ({"algorithm": "exchanged", "stores": None}, "for other than 2 members"),
+        (
+            {"algorithm": "exchanged", "stores": None, "members": (2, 2), "chunk": 128 * KIB},
+            "from 4096 to 65536",
+        ),
         ({"transport": "tcp", "algorithm": "chain", "chunk": 1 << 21}, "to 1048576"),
     ],
 )
@@ -119,10 +125,11 @@ def test_what_is_stored_for_ordinary_arrays_does_not_hold_for_symmetric_ones() -
 @pytest.mark.parametrize(
     ("members", "crowded", "collective", "nbytes", "algorithm"),
     [
-        (2, False, "all_to_all", 4 << 20, "staged"),
-        (2, False, "all_to_all", 5 << 20, "pulled"),
+        (2, False, "all_to_all", 5 << 20, "exchanged"),
+        (3, False, "all_to_all", 4 << 20, "staged"),
+        (3, False, "all_to_all", 5 << 20, "pulled"),
         (3, False, "gather", 1 << 28, "pulled"),
-        (2, False, "all_gather", 1 << 28, "staged"),
+        (2, False, "all_gather", 1 << 28, "exchanged"),
         (8, False, "broadcast", 1 << 28, "staged"),
         (3, True, "broadcast", 1 << 20, "pulled"),
         (2, False, "all_reduce", 1 << 28, "staged"),
@@ -133,7 +140,8 @@ def test_what_is_pulled(
 ) -> None:
     choices = Table().choices("shared", members, crowded, pulls=True)
     assert choices.choose(collective, nbytes).algorithm == algorithm
-    assert choices.choose(collective, nbytes, pulled=False).algorithm == "staged"
+    in_rings = "exchanged" if algorithm == "exchanged" else "staged"
+    assert choices.choose(collective, nbytes, pulled=False).algorithm == in_rings
 
 
 def test_what_cannot_be_pulled_goes_by_the_next_row() -> None:
@@ -169,13 +177,14 @@ def test_rows_that_do_not_fit_the_members_are_refused() -> None:
         (0, (NONE, 0, 0, 1 << 20), "no power of two that the ring holds"),
         (0, (NONE, 100, 0, 4096), "a step is too short"),
         (0, (NONE, 0, 100, 4096), "only copies can be pulled"),
+        (0, (NONE, 0, 0, -131072), "only two members exchange places, and a lap of them at most"),
     ],
 )
 def test_the_native_side_guards_its_memory(
     small: int, band: tuple[int, int, int, int], message: str
 ) -> None:
-    limit, *chunks = band
-    direct, pulled, staged = ((chunk, False, NONE) for chunk in chunks)
+    limit, *chunks = band  # a negative one is of an exchange
+    direct, pulled, staged = ((abs(chunk), False, NONE, chunk < 0) for chunk in chunks)
     with pytest.raises(ValueError, match=message):
         _native.Group(-1, 2, 2, [(1, small, [(limit, direct, pulled, staged)])])
 

@@ -48,6 +48,13 @@ STORED = (
         stores="streaming",
         past=3 * KIB,
     ),
+    Row(
+        *("shared", ("all_reduce", "reduce_scatter", "all_gather", "all_to_all"), "exchanged"),
+        members=(2, 2),
+        bytes=(200 * KIB, 290 * KIB),
+        chunk=8 * KIB,
+        past=150 * KIB,
+    ),
     Row("shared", ("all_reduce", "reduce"), "staged", chunk=128 * KIB, stores="streaming"),
     Row(
         *("shared", COLLECTIVES, "staged"), crowded=True, chunk=32 * KIB, stores="ordinary", past=1

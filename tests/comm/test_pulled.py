@@ -83,7 +83,7 @@ def test_where_one_may_not_all_go_through_rings(table: str, how: str) -> None:
         "variable": "rank 1 has that switched off, by ALLREDUCE_SHARED_PULL=off",
     }
     for result in results:
-        assert (result.returncode, result.stdout) == (0, "staged [0. 1.]\n"), result
+        assert (result.returncode, result.stdout) == (0, "exchanged [0. 1.]\n"), result
         assert f"not straight out of memory: {told[how]}" in result.stderr
 
 

@@ -14,10 +14,11 @@ import pytest
 from tests.harness import ROOT
 
 CPU = ROOT / "kernels" / "cpu"
+_SHARED = "direct engine exchanged group member p2p p2p_mail pulled region remote small staged"
 SOURCES = {  # of each test program, besides the kernels
-    "protocol_test": "direct engine group member p2p p2p_mail pulled region remote small staged",
-    "p2p_test": "direct engine group member p2p p2p_mail pulled region remote small staged",
-    "update_test": "direct engine group member p2p p2p_mail pulled region remote small staged",
+    "protocol_test": _SHARED,
+    "p2p_test": _SHARED,
+    "update_test": _SHARED,
     "tcp_test": "tcp_agreement tcp_connection tcp_diagnostics tcp_endings tcp_engine tcp_execution "
     "tcp_fold tcp_member tcp_messages tcp_plan tcp_small tcp_staging tcp_words",
 }

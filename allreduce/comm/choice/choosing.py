@@ -19,7 +19,8 @@ _LEAST_CHUNK = 4096
 _LARGEST_STEP = 1 << 30  # of direct or pulled work, between which other calls have their turn
 _NO_LIMIT = (1 << 64) - 1  # as the native side has it
 _STORES = ("ordinary", "streaming")
-_Way = tuple[int, bool, int]
+_IN_RINGS = ("staged", "exchanged")
+_Way = tuple[int, bool, int, bool]
 _Band = tuple[int, _Way, _Way, _Way]
 
 
@@ -160,18 +161,18 @@ class Choices:
                 best = self.choose(collective, limit, symmetric=True)
                 rings = self.choose(collective, limit, pulled=False)
                 bands.append(
-                    (limit, _way(best, "direct"), _way(plain, "pulled"), _way(rings, "staged"))
+                    (limit, _way(best, "direct"), _way(plain, "pulled"), _way(rings, *_IN_RINGS))
                 )
             rules.append((COLLECTIVES.index(collective), small, bands))
         return rules
 
 
-def _way(choice: Choice, algorithm: str) -> _Way:
+def _way(choice: Choice, *algorithms: str) -> _Way:
     """Return how the native side goes a way; with 0 bytes at a time it does not."""
-    if choice.algorithm != algorithm:
-        return 0, False, _NO_LIMIT
+    if choice.algorithm not in algorithms:
+        return 0, False, _NO_LIMIT, False
     past = _NO_LIMIT if choice.past is None else choice.past
-    return choice.chunk, choice.stores == "streaming", past
+    return choice.chunk, choice.stores == "streaming", past, choice.algorithm == "exchanged"
 
 
 def _limits(rows: Iterable[Row]) -> list[int]:
@@ -223,14 +224,16 @@ def _check(row: Row, where: str) -> None:
             raise _wrong(where, f"{name} from {least} to {most}; expected a range from {low} up")
     if row.crowded is not None and row.transport != "shared":
         raise _wrong(where, "crowded is told apart on the shared transport only")
+    if row.algorithm == "exchanged" and row.members != (2, 2):
+        raise _wrong(where, "an exchanged row for other than 2 members; these alone exchange")
     _check_chunk(row, where)
     if (row.stores is not None) != (row.algorithm == "staged"):
         raise _wrong(where, f"stores={row.stores!r}; a staged row, and no other, has to say which")
     if row.stores not in (None, *_STORES):
         raise _wrong(where, unknown_name("kind of stores", row.stores, _STORES))
-    copies = row.transport == "shared" and row.algorithm in ("direct", "pulled", "staged")
+    copies = row.transport == "shared" and row.algorithm != "small"
     if row.past is not None and (not copies or row.past < 1):
-        expected = "1 or more, on staged, direct and pulled rows of the shared transport"
+        expected = "1 or more, on rows of the shared transport that are not small"
         raise _wrong(where, f"past={row.past}; expected a number of bytes, {expected}")
 
 
@@ -247,6 +250,7 @@ def _check_chunk(row: Row, where: str) -> None:
         raise _wrong(where, f"bytes from {row.bytes[0]}; expected {least} or more of a pulled row")
     limit = {
         "staged": _native.RING_BYTES,
+        "exchanged": _native.LAP_BYTES,
         "direct": _LARGEST_STEP if row.transport == "shared" else _native.TCP_CHUNK_BYTES,
         "chain": _native.TCP_CHUNK_BYTES,
         "pulled": _LARGEST_STEP,

@@ -31,6 +31,7 @@ _STAGED = tuple(
     for stores in ("ordinary", "streaming")
 )
 _PULLED = tuple(Choice("pulled", chunk * KIB) for chunk in (256, 1024, 4096))
+_EXCHANGED = tuple(Choice("exchanged", chunk * KIB) for chunk in (16, 64))
 _DIRECT = tuple(Choice("direct", chunk * KIB) for chunk in (64, 256, 1024))
 _HOPS = tuple(
     Choice(algorithm, chunk * KIB) for algorithm in ("direct", "chain") for chunk in (64, 256, 1024)
@@ -100,6 +101,7 @@ def cells(choices: Choices, transport: str, members: int) -> list[Cell]:
         found += [_cell(choices, *one, _STAGED[4:5]) for one in limits]
     carried = ALGORITHMS[transport]
     private = _STAGED + _PULLED if choices.pulls else _STAGED
+    private += _EXCHANGED if members == 2 else ()
     kinds = [(False, _HOPS)] if transport == "tcp" else [(True, _DIRECT), (False, private)]
     for nbytes, band in _LARGE:
         size = min(nbytes, most)
@@ -162,6 +164,7 @@ def _row(
     crowded: bool | None = None,
 ) -> Row:
     staged = choice.algorithm == "staged"
+    members = (2, 2) if choice.algorithm == "exchanged" else members
     return Row(
         *(transport, collectives, choice.algorithm, members, band, crowded),
         chunk=choice.chunk or None,

@@ -54,6 +54,9 @@ def plan_shared(call: Call, topology: Topology, choices: Choices, placed: Placed
     elif choice.algorithm == "pulled":
         _pulled(moved, call, me, size, item, placed, choice)
         staging = 0
+    elif choice.algorithm == "exchanged":
+        _exchanged(moved, call, me, item, placed, choice)
+        staging = _native.LAP_BYTES
     else:
         _staged(moved, call, me, size, item, placed, choice)
         staging = _native.RING_BYTES
@@ -152,6 +155,25 @@ def _pulled(
     moved.add(f"copy the own part to the output{_how(choice, own * item)}", own, own)
     if any(given(call, me, to) for to in range(size) if to != me):
         moved.steps.append("wait until the others have copied theirs")
+
+
+def _exchanged(
+    moved: _Moved, call: Call, me: int, item: int, placed: Placed, choice: Choice
+) -> None:
+    out, own = given(call, me, 1 - me), given(call, me, me)
+    parts = [out, own] if call.collective in _REDUCING else [out, own, taken(call, me, 1 - me)]
+    parts += [given(call, 1 - me, 1 - me)]
+    number = counted(sum(many for _, many in pieces(max(parts), choice.chunk // item)), "chunk")
+    moved.add(
+        f"copy what is for the other one into places that it has filled, {number} in all", out, out
+    )
+    if call.collective in _REDUCING:
+        moved.add("reduce what it has put there with the own input", 2 * own, own)
+        return
+    got = taken(call, me, 1 - me)
+    moved.add(f"copy what it has put there out{_how(choice, got * item)}", got, got)
+    own = 0 if placed.in_place else taken(call, me, me)
+    moved.add(f"copy the own part to the output{_how(choice, own * item)}", own, own)
 
 
 def _staged(
