@@ -209,6 +209,8 @@ class Control {
   std::byte* place(int member, std::uint64_t position) const {
     return own(member) + kSlots * kPerSlot + position % kRing * kPlaceStride;
   }
+  // A page that two members hand to and fro with small contributions; each has one at first.
+  std::byte* spare(int member) const { return own(member + 1) - sizeof(Mailbox) - kSmall; }
   Mailbox& mailbox(int member) const {
     std::byte* end = own(member + 1);
     return *std::launder(reinterpret_cast<Mailbox*>(end - sizeof(Mailbox)));
@@ -223,7 +225,7 @@ class Control {
     return (bytes + kPage - 1) / kPage * kPage;
   }
   static std::size_t per_member(int members) {
-    return kSlots * kPerSlot + (members > 1 ? kRing * kPlaceStride + sizeof(Mailbox) : 0);
+    return kSlots * kPerSlot + (members > 1 ? kRing * kPlaceStride + kSmall + sizeof(Mailbox) : 0);
   }
   std::byte* own(int member) const {
     return base_ + sizeof_states(members_) +
