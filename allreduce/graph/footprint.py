@@ -11,7 +11,8 @@ from allreduce.graph.ops.base import lookup
 from allreduce.graph.program import Program
 
 # What is written or read as one: ("block", index) and ("value", node) hold values, ("gradient",
-# plan, span) a gradient where it is reduced, and ("variable", variable) what outlives the step.
+# plan, span) a gradient where it is reduced, ("variable", variable) what outlives the step, and
+# ("number", plan) and ("iterations", plan) what an arena's updates count.
 Region = Hashable
 
 
@@ -100,6 +101,7 @@ class _Places:
             yield Access(("variable", node.attrs["variable"]), False, node.id)
         for region in _changed(node):
             yield Access(region, True)
+        yield from _counting(node)
         if node.op in ("update_bucket", "update_slices"):
             yield from (Access(region, False) for region in _gradients(node))
         elif (node.id in self.at and node.op not in ("read", "send")) or node.attrs.get("copy"):
@@ -119,6 +121,20 @@ def _changed(node: Node) -> Sequence[Region]:
         spans = range(len(plan.layout.spans))
         return [("count", id(plan)), *(("gradient", id(plan), each) for each in spans)]
     return [("variable", each) for each in node.attrs.get("changes", ())]
+
+
+def _counting(node: Node) -> Iterator[Access]:
+    """Say what an instruction does with the numbers of an arena's updates."""
+    if node.op not in ("all_reduce_bucket", "update_bucket", "update_slices"):
+        return
+    plan, leads = id(node.attrs["plan"]), node.attrs["bucket"].has_header
+    if node.op == "update_bucket":
+        yield Access(("iterations", plan), leads)
+    elif node.op == "update_slices":
+        yield Access(("number", plan), False)
+    elif leads:
+        yield Access(("iterations", plan), False)
+        yield Access(("number", plan), True)
 
 
 def _gradient(node: Node) -> Region:

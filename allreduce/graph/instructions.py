@@ -130,7 +130,8 @@ def _all_reduce_bucket(frame: Frame, node: Node) -> Step:
     start = communicator.all_reduce_init(part, op="sum", out=part)
 
     def run() -> None:
-        arena.number = arena.iterations + 1
+        if bucket.has_header:  # another one's may start when the header's update has counted
+            arena.number = arena.iterations + 1
         if stamp is not None:
             stamp.put(arena.iterations)
         frame.works[node.id] = start()

@@ -21,6 +21,7 @@ from allreduce.graph.frame import Frame
 from allreduce.graph.program import STREAMS, Program
 from allreduce.reduction import sharding
 from tests.graph.eager_cases import NETWORKS, trained
+from tests.graph.test_hazards import Recurrent
 from tests.graph.test_parallel import Split
 
 DEADLINE = 20.0  # seconds that an event may take
@@ -95,15 +96,18 @@ class Streamed(Frame):
 
 
 @pytest.mark.parametrize("poisons", [False, True], ids=["shared memory", "poisoned"])
-@pytest.mark.parametrize("network", [*NETWORKS, "split", "sliced"])
+@pytest.mark.parametrize("network", [*NETWORKS, "split", "scan", "sliced", "many buckets"])
 def test_training_gives_the_same_bits(
     network: str, poisons: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if network == "sliced":
         monkeypatch.setattr(sharding, "SHARDED_BYTES", 1)
-        network = "dense"
+    elif network == "many buckets":
+        monkeypatch.setattr(sharding, "SHARDED_BYTES", 200)  # of some
+        ar.config.set_buckets(64)
     split = network == "split"
-    make: Callable[[], Any] = Split if split else NETWORKS[network]
+    makers: dict[str, Callable[[], Any]] = {**NETWORKS, "split": Split, "scan": Recurrent}
+    make = makers.get(network, NETWORKS["dense"])
     owned = [f"CPU:{i}" for i in range(4 if split else 2)]
     strategy = ar.MirroredStrategy(owned, devices_per_replica=2 if split else 1)
     wanted = trained(make, strategy, eagerly=False)
