@@ -73,6 +73,9 @@ def _parts(compiled: Compiled, frame: Frame) -> Iterator[str | Table]:
     yield _placements(compiled, program)
     yield from _transfers(program)
     yield from _communication(frame)
+    for _, plan in compiled.updates:
+        if plan.because:
+            yield f"{len(plan.buckets)} buckets, {plan.because}"
     if compiled.fed is not None and compiled.fed.made:
         made, waited = compiled.fed.made, compiled.fed.waited
         yield (

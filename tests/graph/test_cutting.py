@@ -112,7 +112,9 @@ def test_replicas_go_on_after_an_error_behind_the_change(monkeypatch: pytest.Mon
 
 
 def test_first_steps_are_measured_and_the_choice_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(events.logger, "handlers", [caplog.handler])  # strategies add theirs
     known: list[tuple[Gradients, Costs, int]] = []
@@ -137,6 +139,8 @@ def test_first_steps_are_measured_and_the_choice_is_logged(
     begins = latest.updates[0][1].layout.spans[2].name
     assert "Adam: from update 5 on, 2 buckets instead of 1, as a step should take" in caplog.text
     assert f"ar.config.set_buckets(['{begins}']) fixes them" in caplog.text
+    ar.observe.explain(trained.strategy, trained.step)
+    assert "2 buckets, as a step should take " in capsys.readouterr().out
 
 
 def test_what_is_not_worth_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
