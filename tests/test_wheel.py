@@ -76,7 +76,7 @@ def run(*command: str | Path, cwd: Path, seconds: float = 240) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel; where `make` has compiled the native module, without doing so again."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder]
+    build: list[str | Path] = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder]
     if importlib.util.find_spec("scikit_build_core"):
         build.append("--no-build-isolation")
     else:
