@@ -9,9 +9,9 @@ _ALIGNMENT = 64  # bytes: a cache line
 
 
 def aligned(nbytes: int) -> NDArray[np.uint8] | None:
-    """Allocate memory that begins with a cache line; None where there is no room for it."""
+    """Allocate zeros that begin with a cache line; None where there is no room for them."""
     try:
-        memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
+        memory = np.zeros(nbytes + _ALIGNMENT, np.uint8)
     except (MemoryError, ValueError):  # the latter where an address cannot say so much
         return None
     offset = -memory.ctypes.data % _ALIGNMENT

@@ -91,11 +91,11 @@ class Communicator(Calling, Groups):
         return f"<Communicator {self._name!r}: {self.rank} of {self.size}, {self.transport}{state}>"
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = "float32") -> NDArray[Any]:
-        """Allocate an array in symmetric memory; a collective call.
+        """Allocate an array of zeros in symmetric memory; a collective call.
 
-        Collectives whose arrays (or slices) lie in such memory on every member copy nothing. Its
-        content is undefined. It is freed with the last array that uses it; after the communicator
-        has died it still can be read, but peers may have left anything in it.
+        Collectives whose arrays (or slices) lie in such memory on every member copy nothing. It is
+        freed with the last array that uses it; after the communicator has died it still can be
+        read, but peers may have left anything in it.
 
         Raises:
             OutOfMemoryError: A member cannot have the memory; raised on all members.
