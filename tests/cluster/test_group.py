@@ -5,6 +5,7 @@ from __future__ import annotations
 from allreduce.cluster import leader_pb2 as pb
 from allreduce.cluster.base import Member
 from allreduce.cluster.group import Group
+from allreduce.cluster.store import VICTIM
 
 
 class Room:
@@ -101,6 +102,17 @@ def test_the_first_lost_is_named_when_others_follow() -> None:
     room.group.leave(2, "it died too", lost=True)
     room.come(0, "b")
     assert room.sent[0][0].lost.identity.rank == 1
+
+
+def test_one_that_says_that_it_ends_for_want_of_another_is_no_culprit() -> None:
+    room = Room(3)
+    room.put(2, VICTIM, b"")
+    seen = []
+    for rank in (2, 1, 0):
+        room.group.leave(rank, "it died", lost=True)
+        seen.append(room.group.culprit)
+    assert seen == [None, 1, 1]
+    assert room.group.victims == {2}
 
 
 def test_what_a_lost_member_had_set_stays() -> None:
