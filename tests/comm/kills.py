@@ -26,6 +26,8 @@ from tests.harness import clean_environment, script_of
 
 _START_SECONDS = 60.0
 _END_SECONDS = 20.0
+# Who died in a call; or, while a group is made, in the leader's words.
+_LOST = r": rank (\d+)(?: \(member \d+\))? \(process (\d+)(?: on \S+)?\) (?:died|is gone)"
 _LAUNCH = (sys.executable, "-m", "allreduce.run", "-n")
 
 
@@ -60,6 +62,17 @@ def every_call(
         sent = comm.send(x, (comm.rank + 1) % size, async_op=True)
         return [sent, comm.recv(x.copy(), (comm.rank - 1) % size, async_op=True)]
 
+    def scattered(x: Array) -> None:
+        root = same.randrange(size)
+        comm.scatter(x if comm.rank == root else None, root=root)
+
+    def grouped(x: Array) -> None:
+        with contextlib.ExitStack() as stack:
+            part = comm.split(0, -comm.rank)
+            assert part is not None
+            stack.callback(part.close)
+            part.all_reduce(x)
+
     calls: list[Callable[[Array], Any]] = [
         lambda x: comm.barrier(),
         lambda x: comm.broadcast(x, root=same.randrange(size)),
@@ -68,6 +81,14 @@ def every_call(
         comm.reduce_scatter,
         comm.all_gather,
         comm.all_to_all,
+        lambda x: comm.reduce(x, root=same.randrange(size)),
+        lambda x: comm.gather(x, root=same.randrange(size)),
+        scattered,
+        lambda x: comm.all_to_all(x, counts=[len(x) // size] * size),
+        lambda x: comm.all_reduce([x, x[:3]]),
+        lambda x: comm.all_gather_object({"rank": comm.rank, "text": "x" * (len(x) % 5000)}),
+        lambda x: comm.empty(len(x)),
+        grouped,
         lambda x: time.sleep(own.random() / 50),
         lambda x: [comm.all_reduce(x, async_op=True) for _ in range(3)],
         passed_on,
@@ -82,13 +103,14 @@ def every_call(
 
 def _rank(folder: str, seed: int) -> None:
     """Make calls of all kinds, until a death is reported; tell when that was."""
+    import gc
     import os
     import random
     import time
     from pathlib import Path
 
     from allreduce import errors
-    from allreduce.comm import init, world
+    from allreduce.comm import Work, init, world
     from tests.comm.kills import every_call
 
     def descriptors() -> int:
@@ -111,11 +133,13 @@ def _rank(folder: str, seed: int) -> None:
             result = same.choice(calls)(same.choice(arrays))
             if isinstance(result, list):
                 time.sleep(own.random() / 50)
-                for work in result:
+                for work in (one for one in result if isinstance(one, Work)):
                     work.wait()
     except errors.PeerLostError as error:
         now = time.monotonic()
         comm.close()
+        error.__traceback__ = error.__cause__ = error.__context__ = None  # what these hold
+        gc.collect()
         text = f"{now} {descriptors() - before} {error}"
         (place / f"{rank}.new").write_text(text)
         (place / f"{rank}.new").rename(place / f"{rank}.lost")
@@ -197,7 +221,7 @@ def kill_one(transport: str, size: int, seed: int) -> list[Loss]:
         for survivor in sorted(set(range(size)) - {victim}):
             text = (place / f"{survivor}.lost").read_text()
             seconds, descriptors, message = text.split(" ", 2)
-            found = re.search(r"\]\s.*?: rank (\d+) \(process (\d+)\) died", message)
+            found = re.search(_LOST, message)
             assert found, message
             assert int(found[2]) == pid or int(found[1]) != victim
             took = float(seconds) - killed
