@@ -145,6 +145,55 @@ std::shared_ptr<const PythonChain::Bound> PythonChain::bind(PyArrayObject* out,
   return bound_;
 }
 
+int operands_of(LinkOp op) {
+  switch (op) {
+    case LinkOp::negative:
+    case LinkOp::absolute:
+    case LinkOp::sign:
+    case LinkOp::square:
+    case LinkOp::sqrt:
+    case LinkOp::relu:
+    case LinkOp::logical_not:
+    case LinkOp::isfinite:
+    case LinkOp::isnan:
+    case LinkOp::isinf:
+    case LinkOp::cast:
+    case LinkOp::copy:
+      return 1;
+    case LinkOp::where:
+      return 3;
+    default:
+      return 2;
+  }
+}
+
+// The type of what a link behind those of a chain reads.
+Scalar type_of(const Chain& chain, int read) {
+  const auto place = static_cast<std::size_t>(read >= 0 ? read : -1 - read);
+  if (place >= (read >= 0 ? chain.inputs.size() : chain.links.size()))
+    throw nb::value_error("a link that reads what is not there");
+  return read >= 0 ? chain.inputs[place] : chain.links[place].out;
+}
+
+// Whether all that a link behind those of a chain reads is of its type.
+bool fits(const Chain& chain, const Link& link) {
+  if (link.count != operands_of(link.op)) throw nb::value_error("a link of too many operands");
+  bool is_one_type = true;
+  for (int i = 0; i < link.count; ++i) {
+    const bool is_condition = link.op == LinkOp::where && i == 0;
+    const Scalar wanted = is_condition ? Scalar::boolean : link.in;
+    is_one_type = type_of(chain, link.reads[i]) == wanted && is_one_type;
+  }
+  return is_one_type;
+}
+
+void check_room(const Chain& chain, const Link& link) {
+  if (link.room < 0) throw nb::value_error("a link without a room");
+  for (const Link& each : chain.links)
+    if (each.room == link.room && each.out != link.out)
+      throw nb::value_error("a room for values of several types");
+}
+
 // The chain of these operations on inputs of these dtypes, or nothing where one has no kernel here.
 std::optional<PythonChain> make_chain(const std::vector<Row>& rows,
                                       const std::vector<int>& dtypes) {
@@ -161,8 +210,9 @@ std::optional<PythonChain> make_chain(const std::vector<Row>& rows,
     if (!op || !out || reads.empty() || reads.size() > kMostReads) return std::nullopt;
     Link link{*op, {}, *out, static_cast<int>(reads.size()), {0, 0, 0}, room};
     std::copy(reads.begin(), reads.end(), link.reads);
-    const int last = reads.back();
-    link.in = last >= 0 ? chain.inputs.at(last) : chain.links.at(-1 - last).out;
+    link.in = type_of(chain, reads.back());
+    check_room(chain, link);
+    if (!fits(chain, link)) return std::nullopt;
     if (!kernels_in_use().links.find(link.op, link.in, link.out)) return std::nullopt;
     chain.links.push_back(link);
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ BINARY = ["add", "subtract", "multiply", "maximum", "minimum"]
 COMPARISONS = ["less", "less_equal", "greater", "greater_equal", "equal", "not_equal"]
 LOGIC = ["logical_and", "logical_or", "logical_xor"]
 # Around the widths of vectors and of tiles, and past the size from which results are streamed.
-LENGTHS = [0, 1, 15, 63, 767, 768, 769, 5000, (1 << 20) + 3]
+LENGTHS = [0, 1, 15, 63, 383, 384, 385, 5000, (1 << 20) + 3]
 
 
 @pytest.fixture(params=range(3))
@@ -85,6 +86,48 @@ def test_a_long_chain_has_numpys_bits(length: int, dtype: str) -> None:
         second = y - x * two
         expected = two / np.maximum(2 * np.square((second + x) / second), y)
     _same(_run(rows, [x, y, two]), expected)
+
+
+ARITHMETIC = ["add", "subtract", "multiply", "divide"]
+# Whether a number is repeated as the second and as the third operand of two operations.
+REPEATED = [(False, False), (True, False), (False, True), (True, True)]
+
+
+def _pair(first: str, second: str, is_right: bool, inputs: Sequence[np.ndarray]) -> None:
+    dtype, (x, y, z) = inputs[0].dtype.name, inputs
+    links = [(first, [0, 1], dtype), (second, [2, -1] if is_right else [-1, 2], dtype)]
+    made = getattr(np, first)(x, y)
+    expected = getattr(np, second)(z, made) if is_right else getattr(np, second)(made, z)
+    _same(_run(links, inputs), expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("is_right", [False, True])
+@pytest.mark.usefixtures("level")
+def test_two_operations_have_numpys_bits(dtype: str, is_right: bool) -> None:
+    for repeats in REPEATED:
+        y, z = (_array(dtype, () if each else 803, 1 + i) for i, each in enumerate(repeats))
+        x = _array(dtype, 803, 3)
+        with np.errstate(all="ignore"):
+            for first, second in itertools.product(ARITHMETIC, ARITHMETIC):
+                _pair(first, second, is_right, [x, y, z])
+
+
+@pytest.mark.parametrize("repeats", REPEATED)
+@pytest.mark.usefixtures("level")
+def test_two_operations_are_written_past_the_caches(repeats: tuple[bool, bool]) -> None:
+    length = (1 << 20) + 3
+    x, y, z = (np.linspace(1, 2 + i, length, dtype="float32") for i in range(3))
+    y, z = (each[:1] if once else each for once, each in zip(repeats, (y, z), strict=True))
+    links = [("multiply", [0, 1], 11, 0), ("add", [-1, 2], 11, 1)]
+    chain = _native.chain(links, [11] * 3)
+    assert chain is not None
+    memory = np.empty(length + 32, "float32")
+    for skipped in (0, 5):  # from a line's beginning on, and from where it has to be copied
+        start = -memory.ctypes.data // 4 % 16 + skipped
+        out = memory[start : start + length]
+        assert chain.run(out, [x, y, z])
+        np.testing.assert_array_equal(out, x * y + z)
 
 
 @pytest.mark.parametrize("dtype", NUMBERS)
@@ -205,6 +248,7 @@ def test_what_it_has_no_kernel_for_is_refused() -> None:
     assert _native.chain([("tanh", [0], number, 0)], [number]) is None
     assert _native.chain([("add", [0, 1], np.dtype("float16").num, 0)], [23, 23]) is None
     assert _native.chain([("cast", [0], np.dtype("int32").num, 0)], [number]) is None
+    assert _native.chain([("add", [0, 1], number, 0)], [np.dtype("float64").num, number]) is None
     chain = _native.chain([("negative", [0], number, 0)], [number])
     assert chain is not None
     out = np.zeros(3, "float32")
@@ -218,3 +262,18 @@ def test_what_it_has_no_kernel_for_is_refused() -> None:
     for x in refused:
         assert not chain.run(out, [x])
     assert not chain.run(np.zeros(6, "float32")[::2], [out])
+
+
+@pytest.mark.parametrize(
+    ("links", "match"),
+    [
+        ([("add", [0, 2], 11, 0)], "not there"),
+        ([("add", [0, 1], 11, 0), ("add", [-2, 0], 11, 1)], "not there"),
+        ([("add", [0], 11, 0)], "operands"),
+        ([("add", [0, 1], 11, -1)], "room"),
+        ([("less", [0, 1], 0, 0), ("add", [0, 1], 11, 0)], "several types"),
+    ],
+)
+def test_a_chain_that_cannot_be_is_refused(links: Any, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        _native.chain(links, [11, 11])
