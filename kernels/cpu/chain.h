@@ -45,12 +45,19 @@ enum class LinkOp : std::uint8_t {
 // Computes `n` elements; `out` may be one of the operands, and overlaps none otherwise.
 using LinkKernel = void (*)(void* out, const void* a, const void* b, const void* c, std::size_t n);
 
+// Two operations on floats: second(first(a, b), c), or second(c, first(a, b)). Where `streams`
+// holds, `out` is aligned to a cache line, apart from all operands, and written past the caches.
+using PairKernel = void (*)(void* out, const void* a, const void* b, const void* c, std::size_t n,
+                            bool streams);
+
 struct LinkKernels {
   // The kernel of an operation on operands of type `in` (all but the condition of `where`), or null
   // where there is none.
   LinkKernel (*find)(LinkOp op, Scalar in, Scalar out);
-  // One for two operations on floats: second(first(a, b), c), or second(c, first(a, b)).
-  LinkKernel (*find_pair)(LinkOp first, LinkOp second, bool is_right, Scalar type);
+  // The kernel of two operations, or null. It reads one element of b or of c where that is
+  // repeated.
+  PairKernel (*find_pair)(LinkOp first, LinkOp second, bool is_right, Scalar type, bool repeats_b,
+                          bool repeats_c);
   // Copies past the caches; `fence` orders such stores before all that follow.
   void (*stream)(void* to, const void* from, std::size_t bytes);
   void (*fence)();
@@ -96,13 +103,19 @@ class BoundChain {
     std::size_t size;  // of an element
     std::vector<std::ptrdiff_t> strides;
     Way way;
+    bool repeated;
     std::size_t tile;  // where in the scratch memory what is not read directly is laid out
   };
   struct Step {
     LinkKernel kernel;
+    PairKernel pair;                // instead, where there is one
     std::size_t reads[kMostReads];  // inputs, and behind them the tiles of links
     int count;
     std::size_t tile;
+  };
+
+  struct Fetched {
+    std::size_t source, bytes, share;  // of a tile, and what of it is fetched in each step
   };
 
   void merge_axes();
@@ -110,15 +123,16 @@ class BoundChain {
   void add_steps(const Chain& chain);
   void lay_out(char* tile, const Source& source, const char* data, std::size_t first,
                std::size_t n) const;
-  void run_tile(char* out, const char* const* operands, char* scratch, std::size_t n) const;
+  void run_tile(char* out, const char* const* operands, char* scratch, std::size_t n,
+                bool streams) const;
   void fetch_share(const char* const* operands, std::size_t index) const;
 
   const LinkKernels* kernels_;
   std::vector<std::size_t> shape_;
   std::vector<Source> sources_;
   std::vector<Step> steps_;
-  std::vector<std::size_t> fetched_;  // the sources that are read directly, where tiles follow
-  std::vector<std::size_t> tiles_;    // where in the scratch memory each link's value is
+  std::vector<Fetched> fetched_;    // the sources that are read directly, where tiles follow
+  std::vector<std::size_t> tiles_;  // where in the scratch memory each link's value is
   std::size_t elements_ = 1, row_ = 1, tile_ = 0, out_size_, scratch_ = 0;
 };
 

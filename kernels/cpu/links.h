@@ -3,6 +3,7 @@
 #pragma once
 
 #include "chain.h"
+#include "pairs.h"
 #include "vectors.h"
 
 namespace allreduce::KERNEL_LEVEL {
@@ -166,82 +167,6 @@ LinkKernel convert(Scalar to) {
     default:
       return nullptr;
   }
-}
-
-// Two operations at once: a tile is read and written less often. Against one at a time, 10⁷ floats
-// and 8 operations take a third less.
-struct Add {
-  template <class T>
-  static T of(T x, T y) {
-    return x + y;
-  }
-};
-struct Subtract {
-  template <class T>
-  static T of(T x, T y) {
-    return x - y;
-  }
-};
-struct Multiply {
-  template <class T>
-  static T of(T x, T y) {
-    return x * y;
-  }
-};
-struct Divide {
-  template <class T>
-  static T of(T x, T y) {
-    return x / y;
-  }
-};
-
-template <class T, class First, class Second, bool IsRight>
-void both(void* out, const void* a, const void* b, const void* c, std::size_t n) {
-  T* to = static_cast<T*>(out);
-  const T *x = static_cast<const T*>(a), *y = static_cast<const T*>(b);
-  const T* z = static_cast<const T*>(c);
-#pragma GCC ivdep
-  for (std::size_t i = 0; i < n; ++i) {
-    const T first = First::of(x[i], y[i]);
-    to[i] = IsRight ? Second::of(z[i], first) : Second::of(first, z[i]);
-  }
-}
-
-template <class T, class First>
-LinkKernel pair_behind(LinkOp second, bool is_right) {
-  switch (second) {
-    case LinkOp::add:
-      return is_right ? both<T, First, Add, true> : both<T, First, Add, false>;
-    case LinkOp::subtract:
-      return is_right ? both<T, First, Subtract, true> : both<T, First, Subtract, false>;
-    case LinkOp::multiply:
-      return is_right ? both<T, First, Multiply, true> : both<T, First, Multiply, false>;
-    case LinkOp::divide:
-      return is_right ? both<T, First, Divide, true> : both<T, First, Divide, false>;
-    default:
-      return nullptr;
-  }
-}
-
-template <class T>
-LinkKernel pair_of(LinkOp first, LinkOp second, bool is_right) {
-  switch (first) {
-    case LinkOp::add:
-      return pair_behind<T, Add>(second, is_right);
-    case LinkOp::subtract:
-      return pair_behind<T, Subtract>(second, is_right);
-    case LinkOp::multiply:
-      return pair_behind<T, Multiply>(second, is_right);
-    case LinkOp::divide:
-      return pair_behind<T, Divide>(second, is_right);
-    default:
-      return nullptr;
-  }
-}
-
-inline LinkKernel find_pair(LinkOp first, LinkOp second, bool is_right, Scalar type) {
-  if (type == Scalar::float32) return pair_of<float>(first, second, is_right);
-  return type == Scalar::float64 ? pair_of<double>(first, second, is_right) : nullptr;
 }
 
 #undef ALLREDUCE_LINK1
