@@ -1,16 +1,17 @@
 """A frame's steps with as much of them as can be in native code, one call for what stands together.
 
 They are bound to the arrays of a step that has run: what is computed lies in the frame's memory, in
-an arena or in a variable, and stays there; what is fed may lie elsewhere each time.
+an arena or in a variable, and stays there; what is fed, and what the caller gets, may lie elsewhere
+each time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from allreduce import _native
 from allreduce.graph import native_steps
@@ -28,7 +29,7 @@ class Replay:
 
     Args:
         frame: It has one thread, and all values of its latest step.
-        fed: That step's inputs, by node; no two of them share memory.
+        moving: That step's inputs, and what the caller gets, by node.
         parts: What carries out each instruction; None where nothing has to be done.
         waits: The collectives that each waits for.
 
@@ -39,17 +40,21 @@ class Replay:
     def __init__(
         self,
         frame: Frame,
-        fed: Mapping[int, np.ndarray],
+        moving: Mapping[int, np.ndarray],
         parts: Sequence[Step | None],
         waits: Sequence[tuple[int, ...]],
     ) -> None:
         self._frame = frame
-        self._moving = set(fed)  # values that lie in what is fed
+        # By its address is found what an array moves with, and inputs may overlap.
+        apart = {i: _stand_in(x) for i, x in moving.items()}
+        frame.values.update(apart)
+        self._bases = set(moving)
+        self._moving = set(moving)  # values that lie in what moves
         self._loose: set[int] = set()  # and those that are somewhere new each time
-        self._tape = _native.Tape(list(fed.values()), list(_storages(frame)))
+        self._tape = _native.Tape(list(apart.values()), list(_storages(frame)))
         self.begin = self._tape.begin
         self.steps: list[Step] = []
-        self._looks: list[Step] = []  # of all values that lie in what is fed
+        self._looks: list[Step] = []  # of all values that lie in what moves
         nodes = [each.node for each in frame.program.instructions]
         native = [
             part is not None and self._is_native(node, part)
@@ -57,7 +62,7 @@ class Replay:
         ]
         wanted = self._wanted(nodes, native)
         self._bind(nodes, parts, waits, native, wanted)
-        for i in self._moving - wanted - set(fed):  # a batch may be large
+        for i in self._moving:  # what they look at is not there
             frame.values.pop(i, None)
 
     def _is_native(self, node: Node, part: Step) -> bool:
@@ -85,6 +90,8 @@ class Replay:
     def _is_seen(self, node: Node, look: Step) -> bool:
         """Say whether a view needs no new look, unless somebody asks for it in Python."""
         (source,), values = node.inputs, self._frame.values
+        if source in self._moving:
+            look()
         view, base = values[node.id], values[source]
         if source in self._loose or (view.size and not np.may_share_memory(view, base)):
             self._loose.add(node.id)
@@ -95,12 +102,12 @@ class Replay:
         return True
 
     def _wanted(self, nodes: Sequence[Node], native: Sequence[bool]) -> set[int]:
-        """Find the values that lie in what is fed and that Python reads."""
+        """Find the views of what moves that Python reads."""
         wanted = {node.id for node in self._frame.program.outputs}
         for node, is_native in zip(reversed(nodes), reversed(native), strict=True):
             if not is_native or (lookup(node.op).view is not None and node.id in wanted):
                 wanted.update(node.inputs)
-        return wanted & self._moving
+        return wanted & self._moving - self._bases
 
     def _bind(
         self,
@@ -154,11 +161,19 @@ class Replay:
 
 
 def is_replayable(fed: Mapping[int, np.ndarray], frame: Frame) -> bool:
-    """Say whether a step's inputs tell by their addresses what lies in which of them."""
-    arrays = [x for x in fed.values() if x.size]
+    """Say whether a step's inputs are none of the variables, which it may change as it goes."""
     known = [storage[index] for storage, index in _storages(frame)]
-    pairs = [*combinations(arrays, 2), *((x, y) for x in arrays for y in known)]
-    return not any(np.may_share_memory(x, y) for x, y in pairs)
+    return not any(np.may_share_memory(x, y) for x in fed.values() for y in known)
+
+
+def _stand_in(x: np.ndarray) -> np.ndarray:
+    """Return an array that lies as another one does, in memory that nobody writes to or reads."""
+    if not x.size:
+        return np.empty(x.shape, x.dtype)
+    first, behind = byte_bounds(x)
+    memory = np.empty(behind - first, np.uint8)
+    start = x.__array_interface__["data"][0] - first
+    return np.ndarray(x.shape, x.dtype, memory, start, x.strides)
 
 
 def _storages(frame: Frame) -> list[tuple[list[np.ndarray], int]]:

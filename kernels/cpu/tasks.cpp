@@ -12,7 +12,8 @@ bool ChainTask::run(const std::vector<std::uintptr_t>& bases) const {
 }
 
 template <class T>
-ProductTask<T>::ProductTask(Product<T> product, std::vector<Axis> axes, Place out, Place a, Place b)
+ProductTask<T>::ProductTask(Product<T> product, std::vector<Axis> axes, Place out, Operand a,
+                            Operand b)
     : Task(product.work() * times(axes)),
       product_(product),
       axes_(std::move(axes)),
@@ -27,10 +28,20 @@ std::size_t ProductTask<T>::times(const std::vector<Axis>& axes) {
   return product;
 }
 
+// Whether some matrix may be the other operand's, too.
+template <class T>
+bool ProductTask<T>::is_of_one(const char* a, const char* b) const {
+  if (a == b) return true;
+  const bool apart = a + a_.last <= b + b_.first || b + b_.last <= a + a_.first;
+  return !apart &&
+         std::any_of(axes_.begin(), axes_.end(), [](const Axis& axis) { return axis.a != axis.b; });
+}
+
 template <class T>
 bool ProductTask<T>::run(const std::vector<std::uintptr_t>& bases) const {
   char* const out = out_.in(bases);
-  const char *const a = a_.in(bases), *const b = b_.in(bases);
+  const char *const a = a_.place.in(bases), *const b = b_.place.in(bases);
+  if (is_of_one(a, b)) return false;
   for (std::size_t i = 0; i < times(axes_); ++i) {
     std::ptrdiff_t to = 0, left = 0, right = 0;
     std::size_t rest = i;
@@ -62,6 +73,7 @@ EpilogueTask<T>::EpilogueTask(Product<T> product, Parts parts, std::size_t links
 
 template <class T>
 bool EpilogueTask<T>::run(const std::vector<std::uintptr_t>& bases) const {
+  if (a_.place.in(bases) == b_.in(bases)) return false;
   const char* inputs[kMostInputs];
   for (std::int64_t first = 0; first < product_.rows(); first += parts_.rows) {
     const std::int64_t count = std::min(parts_.rows, product_.rows() - first);

@@ -29,7 +29,8 @@ class ChainTask : public Task {
   std::vector<Place> inputs_;
 };
 
-// Matrix products, over axes that all three have: `steps` are bytes along each of these.
+// Matrix products, over axes that all three have: `steps` are bytes along each of these. One of a
+// matrix and its own transposed is not done, as NumPy goes another way there.
 template <class T>
 class ProductTask : public Task {
  public:
@@ -37,18 +38,25 @@ class ProductTask : public Task {
     std::size_t size;
     std::ptrdiff_t out, a, b;
   };
-  ProductTask(Product<T> product, std::vector<Axis> axes, Place out, Place a, Place b);
+  struct Operand {
+    Place place;
+    std::ptrdiff_t first, last;  // how far it reaches, in bytes from its first element
+  };
+  ProductTask(Product<T> product, std::vector<Axis> axes, Place out, Operand a, Operand b);
   bool run(const std::vector<std::uintptr_t>& bases) const override;
 
  private:
   static std::size_t times(const std::vector<Axis>& axes);
+  bool is_of_one(const char* a, const char* b) const;
 
   Product<T> product_;
   std::vector<Axis> axes_;
-  Place out_, a_, b_;
+  Place out_;
+  Operand a_, b_;
 };
 
-// A product and the chain behind it, some rows at a time.
+// A product, but none of a matrix and its own transposed, and the chain behind it, some rows at a
+// time.
 template <class T>
 class EpilogueTask : public Task {
  public:

@@ -95,6 +95,35 @@ def test_an_input_given_twice_is_read_as_both() -> None:
         np.testing.assert_array_equal(np.asarray(product(a, b)), a @ b.T)
 
 
+def test_inputs_may_be_columns_of_one_array() -> None:
+    @ar.function
+    def total(x: Any, y: Any) -> Any:
+        return x * 2 + ops.reshape(y, (-1, 1)), ops.transpose(x, (1, 0)) @ x, x @ x[:11]
+
+    for _ in range(4):
+        for table in (_batches(1, 18)[0][0], _batches(2, 18)[1][0]):
+            x, y = table[:, 1:], table[:, 0]
+            expected = x * 2 + y.reshape(-1, 1), x.T @ x, x @ x[:11]
+            for one, other in zip(total(x, y), expected, strict=True):
+                np.testing.assert_array_equal(np.asarray(one), other)
+    assert _replayed(total)
+
+
+def test_what_reads_a_value_that_is_somewhere_new_is_replayed() -> None:
+    @ar.function
+    def step(x: Any) -> Any:
+        turned = ops.reshape(ops.transpose(x * 2, (1, 0)), (-1,))  # a copy, in memory of its own
+        y = turned + 1
+        return y, y * turned, ops.square(y) - 3
+
+    for x, _ in _batches(5):
+        turned = (x * 2).T.reshape(-1)
+        y = turned + 1
+        for one, other in zip(step(x), (y, y * turned, np.square(y) - 3), strict=True):
+            np.testing.assert_array_equal(np.asarray(one), other)
+    assert _replayed(step)
+
+
 def test_a_label_out_of_range_is_told_as_ever() -> None:
     step, variables = _network()
     for x, y in _batches(3):
