@@ -68,7 +68,7 @@ class Executor:
             then.
 
         Returns:
-            The fetched values, in new arrays.
+            The fetched values, in memory that is the caller's.
 
         Raises:
             OutOfMemoryError: There is none for a value; names the largest that have it.

@@ -20,6 +20,7 @@ from allreduce.graph.memory import Memory
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.outline import Outline
+from allreduce.graph.outputs import Outputs
 from allreduce.graph.parallel import dependencies, is_free
 from allreduce.graph.program import Instruction, Program
 from allreduce.graph.rendezvous import Rendezvous
@@ -47,6 +48,7 @@ class Frame:
         moment: The first step that it is for; others have the same rows.
         outline: What all ranks have to run alike; None where there is one rank.
         threads: How many run instructions that do not depend on each other.
+        returns: Whether a caller gets what it computes.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Frame:
         moment: Moment,
         outline: Outline | None,
         threads: int = 1,
+        returns: bool = True,
     ) -> None:
         self.program = program
         self.replica = replica
@@ -80,11 +83,15 @@ class Frame:
         # Gradients that are computed where they are reduced.
         stored = {} if self.syncs else stored_in_place(program)
         self.in_place = {value: self.gradient(node) for value, node in stored.items()}
+        # With what is looked for beside values, these lie in the frame's memory.
+        lends = returns and not self.syncs
+        self.outputs = Outputs(program, self.in_place, self.shape, self.device, lends)
         free = self._find_free()
         threads = min(threads, sum(free))
         # Values that share memory are not made at once.
         planned = replace(program, blocks=None) if threads > 1 else program
-        self.memory = Memory(planned, self.in_place, self.shape, self.device, self.syncs)
+        elsewhere = {*self.in_place, *self.outputs.lent}
+        self.memory = Memory(planned, elsewhere, self.shape, self.device, self.syncs)
         self._parts = [self._part(each) for each in program.instructions]
         self._bind = partial(self._at_once, free, threads) if threads > 1 else self._in_order
         self.steps = self._bind(self._parts)
@@ -137,56 +144,60 @@ class Frame:
                 self.values[node.id] = value
 
     def run(self, feeds: Sequence[np.ndarray], moment: Moment) -> list[np.ndarray]:
-        """Run all instructions; returns copies of the outputs."""
+        """Run all instructions; returns the outputs, in memory that is the caller's."""
         self.moment = moment
         began = time.perf_counter()
         self.clocks = {}
         for name, array in self.runtime.items():
             array[...] = self.replica.id if name == "replica" else getattr(moment, name)
-        fed = dict(zip(self.program.inputs, feeds, strict=True))
-        self.values.update(fed)
-        steps = self._chosen(feeds)
+        # What is somewhere else in each step.
+        moving = {**dict(zip(self.program.inputs, feeds, strict=True)), **self.outputs.lend()}
+        self.values.update(moving)
+        steps = self._chosen(list(moving.values()))
         try:
             with np.errstate(all="ignore"):  # infinities and NaN are results here, not warnings
                 for step in steps:
                     step()
         except BaseException as error:
             self._leave(error)
-            self._forget(fed)
+            self._forget()
             raise
         for started in list(self.works):  # what is fetched straight from a collective
             self.end(started)
         self.took = self.recent.note(Took(began, time.perf_counter(), self.clocks))
-        outputs = [self._output(node) for node in self.program.outputs]
+        outputs = self.outputs.of(self.values)
         if steps is self.steps and self._replays_left:
-            self._record(fed)
-        self._forget(fed)
+            self._record(moving)
+        self._forget()
         return outputs
 
-    def _forget(self, fed: Mapping[int, np.ndarray]) -> None:
-        """Let go of a batch, which may be large, and is the caller's."""
-        for i in fed:
+    def _forget(self) -> None:
+        """Let go of a batch, which may be large, and is the caller's, and of what it gets."""
+        for i in (*self.program.inputs, *self.outputs.passing):
             self.values.pop(i, None)
 
-    def _chosen(self, feeds: Sequence[np.ndarray]) -> list[Step]:
+    def _chosen(self, moving: list[np.ndarray]) -> list[Step]:
         """Choose how to run a step: native code tells nobody about single instructions."""
         if events.heard():
             return self._heard()
-        if self._replay is not None and self._replay.begin(list(feeds)):
+        if self._replay is not None and self._replay.begin(moving):
             return self._replay.steps
         return self.steps
 
-    def _record(self, fed: Mapping[int, np.ndarray]) -> None:
+    def _record(self, moving: Mapping[int, np.ndarray]) -> None:
         """Bind what native code can do to the arrays of the step that has just run."""
+        if not is_replayable(moving, self):
+            return
         self._replays_left -= 1
-        if is_replayable(fed, self):
-            parts = [None if part is _nothing else part for part in self._parts]
-            instructions = self.program.instructions
-            waits = [
-                self._collectives(instructions[i].node.id for i in each.waits)
-                for each in instructions
-            ]
-            self._replay = Replay(self, fed, parts, waits)
+        parts = [None if part is _nothing else part for part in self._parts]
+        instructions = self.program.instructions
+        waits = [
+            self._collectives(instructions[i].node.id for i in each.waits) for each in instructions
+        ]
+        try:
+            self._replay = Replay(self, moving, parts, waits)
+        except MemoryError:  # the step has been done, and others can be without this
+            self._replay = None
 
     def _heard(self) -> list[Step]:
         """Bind the instructions so that each reports how long it takes."""
@@ -203,12 +214,6 @@ class Frame:
             for work in self.works.values():
                 work.wait()
         self.works.clear()
-
-    def _output(self, node: Node) -> np.ndarray:
-        if node.id in self.values:
-            return self.values[node.id].copy()
-        # Left out of the null program: there are no rows of it.
-        return np.zeros(self.shape(node), node.spec.dtype)
 
     def _is_made(self, node: Node) -> bool:
         """Say whether a node has nothing to do: what it stores was computed where it goes."""
@@ -262,7 +267,7 @@ class Frame:
 
     def inside(self, program: Program) -> Frame:
         """Bind a program that is a part of this one: what a loop repeats."""
-        return Frame(program, self.replica, {}, self.rendezvous, self.moment, None)
+        return Frame(program, self.replica, {}, self.rendezvous, self.moment, None, returns=False)
 
     def buffer(self, node: Node) -> np.ndarray:
         """Make room for a node's value."""

@@ -48,12 +48,13 @@ def _compute(frame: Frame, node: Node) -> Step:
 
         return look
     assert kernel is not None, node
-    out = frame.in_place[target] if target in frame.in_place else frame.buffer(node)
-    values[target] = out
+    if target not in frame.outputs.lent:  # which is somewhere else in each step
+        in_place = target in frame.in_place
+        values[target] = frame.in_place[target] if in_place else frame.buffer(node)
     syncs = frame.syncs
 
     def run() -> None:
-        given = [values[i] for i in inputs]
+        out, given = values[target], [values[i] for i in inputs]
         try:
             kernel(out, [unwritable(each) for each in given] if syncs else given, attrs)
         except UsageError as error:
