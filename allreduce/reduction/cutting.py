@@ -88,6 +88,7 @@ class _Plan:
 
 
 _UNITS = 16  # of a bucket as large as may be: cuts are told as exactly as that
+_MOST_UNITS = 256  # of all of them: the search takes more than a second from a thousand places on
 _NOTHING = _Plan(0.0, 0.0, ())
 
 
@@ -107,7 +108,7 @@ def choose_cuts(step: Gradients, costs: Costs, limit: int) -> Cuts:
         costs: What was measured of collectives and updates.
         limit: The most bytes of a bucket of several spans.
     """
-    places = _places(step, limit // _UNITS)
+    places = _places(step, max(limit // _UNITS, sum(step.nbytes) // _MOST_UNITS))
     best: dict[int, list[_Plan]] = {place: [] for place in places}  # of the spans before each
     best[0] = [_NOTHING]
     for at, first in enumerate(places):

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allreduce.reduction import Costs, Gradients, choose_cuts, modelled_end
+from allreduce.reduction import Costs, Gradients, choose_cuts, cutting, modelled_end
+from allreduce.reduction.cutting import _places
 
 STEPS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=6)
 COSTS = st.builds(
@@ -71,6 +72,23 @@ def test_half_of_a_collective_beside_the_computation() -> None:
     costs = Costs(latency=0.0, per_byte=0.3, beside=0.5, update_per_byte=0.2)
     # Of 3 seconds one is done until 3.0, two then; the update takes two more.
     assert modelled_end(step, costs, ()) == pytest.approx(7.0)
+
+
+@pytest.mark.parametrize("size", [10, 300 << 10, 3 << 20])
+def test_there_are_few_places_to_search_whatever_the_sizes(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[list[int]] = []
+
+    def places(step: Gradients, grain: int) -> list[int]:
+        found.append(_places(step, grain))
+        return found[-1]
+
+    monkeypatch.setattr(cutting, "_places", places)
+    count = 3000
+    step = Gradients((size,) * count, (0.0,) * count, 0.0)
+    choose_cuts(step, Costs(1e-5, 1e-9, 0.0, 0.0), 4 << 20)
+    assert len(found[0]) <= 2 * 256 + 2
 
 
 def test_thousands_of_small_variables_are_cut_in_a_moment() -> None:
