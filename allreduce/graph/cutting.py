@@ -145,16 +145,18 @@ class Cutting:
         )
 
 
-def prepare(host: Host, compiled: Compiled) -> None:
-    """Before a step: cut the buckets of its updates anew where it is time, all ranks together."""
-    for rule, plan in compiled.updates:
+def prepare(host: Host, updates: Sequence[tuple[UpdateRule, ArenaPlan]]) -> None:
+    """Before updates: count them, and cut buckets anew where it is time, all ranks together.
+
+    Eager steps count as well, as one rank may run them beside compiled ones of the others.
+    """
+    for rule, plan in updates:
         if plan.cutting is None:
             continue
         plan.cutting.updates += 1
         if plan.cutting.updates >= _CHANGES:
             _decide(host, rule, plan, plan.cutting)
             plan.cutting = None
-    compiled.follow(host)
 
 
 def measured(host: Host, compiled: Compiled, run: Callable[[], T]) -> T:
@@ -187,22 +189,21 @@ def measured(host: Host, compiled: Compiled, run: Callable[[], T]) -> T:
 
 def _decide(host: Host, rule: UpdateRule, plan: ArenaPlan, cutting: Cutting) -> None:
     """Have rank 0 choose, and all replicas follow."""
-    replicas = host.replicas
-    costs = host.on_replicas(lambda i: costs_of(replicas[i].communicator, plan.arenas[i].gradients))
     present = tuple(each.first for each in plan.buckets[1:])
-    cuts, because = present, "rank 0 has measured it"
-    if replicas[0].id == 0 and cutting.steps:
-        cuts, because = _chosen(cutting, costs[0], present)
-    told = np.full(len(plan.layout.spans) + 1, -1, np.int64)
-    told[: len(cuts) + 1] = cutting.updates, *cuts
 
-    def hear(index: int) -> np.ndarray:
-        communicator, mine = replicas[index].communicator, told.copy()
-        assert communicator is not None, "one of several"
-        adopt(communicator, "where buckets are cut", mine)
-        return mine
+    def hear(index: int) -> tuple[np.ndarray, str]:
+        replica, because = host.replicas[index], "rank 0 has measured it"
+        assert replica.communicator is not None, "one of several"
+        costs = costs_of(replica.communicator, plan.arenas[index].gradients)
+        told = np.full(len(plan.layout.spans) + 1, -1, np.int64)
+        if replica.id == 0:  # the others wait for it, and hear of an error here
+            cuts, because = _chosen(cutting, costs, present) if cutting.steps else (present, "")
+            told[: len(cuts) + 1] = cutting.updates, *cuts
+        adopt(replica.communicator, "where buckets are cut", told)
+        return told, because
 
-    step, *heard = (int(each) for each in host.on_replicas(hear)[0])
+    told, because = host.on_replicas(hear)[0]
+    step, *heard = map(int, told)
     if step != cutting.updates:
         raise InternalError(
             f"buckets are cut anew in update {step} on rank 0 but {cutting.updates} here"

@@ -158,7 +158,8 @@ class Replicator(Replicas):
         for _, plan in compiled.updates:
             plan.take_over()
         compiled.fed, self.fed = self.fed, None
-        prepare(self, compiled)
+        prepare(self, compiled.updates)
+        compiled.follow(self)
 
         def step(index: int) -> list[np.ndarray]:
             feeds = [values[index] for values in arguments.feeds]
