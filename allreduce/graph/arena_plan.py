@@ -159,7 +159,9 @@ class ArenaPlan:
         sharded = agree_to_shard(host, rule, self.layout, buckets) if self._maps_slots else ()
         # Whoever has agreed has copied ours: from here on they may change.
         for arena in self.arenas:
-            self.settle(arena)
+            self._set_loaded(arena)
+        for arena in self.arenas:  # not before all have it: until then it can be done again
+            arena.loaded = {}
         self.buckets, self.sharded, self.because = buckets, sharded, because
 
     def state(self, iterations: int) -> dict[str, np.ndarray]:
@@ -195,10 +197,13 @@ class ArenaPlan:
 
     def settle(self, arena: Arena) -> None:
         """Set an arena's slots to what was loaded."""
+        self._set_loaded(arena)
+        arena.loaded = {}
+
+    def _set_loaded(self, arena: Arena) -> None:
         for key, view in self.slots(arena.slots):
             if key in arena.loaded:
                 view[...] = arena.loaded[key]
-        arena.loaded = {}
 
     def renew(self, host: Host) -> None:
         """Let what is symmetric lie in new memory, and make all replicas what the first one is.

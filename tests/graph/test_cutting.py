@@ -14,7 +14,8 @@ from allreduce import events
 from allreduce.devices import options
 from allreduce.errors import UsageError
 from allreduce.graph import cutting
-from allreduce.reduction import Costs, Gradients, sharding
+from allreduce.graph.arena_plan import ArenaPlan
+from allreduce.reduction import Arena, Costs, Gradients, sharding
 from tests.graph.test_slices import MAKERS, Trained
 from tests.harness import run_ranks
 
@@ -91,6 +92,35 @@ def test_what_was_loaded_before_the_change_holds(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(sharding, "SHARDED_BYTES", 1)
 
     _both(3, MAKERS["adam"], work, monkeypatch)
+
+
+def test_what_was_loaded_holds_after_an_interrupt_in_the_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sharding, "SHARDED_BYTES", 1)
+    settled: list[object] = []
+
+    def work(trained: Trained) -> None:
+        trained.run(2)
+        state = trained.optimizer.state()
+        trained.run(2)
+        trained.optimizer.load_state(state)
+        if ar.config.get_buckets() is None:
+            with monkeypatch.context() as patches:
+                patches.setattr(ArenaPlan, "_set_loaded", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    trained.run(1)
+        trained.run(3)
+
+    def interrupted(plan: ArenaPlan, arena: Arena) -> None:
+        settled.append(arena)
+        if len(settled) == 2:
+            raise KeyboardInterrupt
+        real(plan, arena)
+
+    real = ArenaPlan._set_loaded
+    _both(2, MAKERS["adam"], work, monkeypatch)
+    assert len(settled) == 2
 
 
 def test_replicas_go_on_after_an_error_behind_the_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,8 +231,14 @@ def _ranks() -> None:
     rank = strategy.communicator.rank
     vars(cutting)["choose_cuts"] = lambda *_: (1,) if rank == 0 else (2,)
     found: list[list[float]] = []
-    for buckets in (None, 1 << 30):
+
+    def choose_none(*_: object) -> None:
+        raise ValueError("no choice")
+
+    for buckets in (None, 1 << 30, None):
         ar.config.set_buckets(buckets)
+        if len(found) == 4:
+            vars(cutting)["choose_cuts"] = choose_none
         with strategy.scope():
             weights = [ar.Variable(np.eye(40) / 2, name=f"m/{i}") for i in range(3)]
             optimizer = ar.optim.Adam(0.01)
@@ -214,8 +250,12 @@ def _ranks() -> None:
 
         step = ar.function(lambda x, o=optimizer, w=tuple(weights): o.minimize(loss(x, w), w))
         x = np.random.default_rng(rank).normal(size=(2 + rank, 40))
-        for _ in range(7):
-            strategy.run(step, args=(x,))
+        for count in range(7):  # one rank looks at one of them
+            try:
+                strategy.run(step, args=(x,), eagerly=rank == 0 and count == 2)
+            except (ValueError, ar.PeerLostError) as error:
+                print(json.dumps([*found, [count, "no choice" in str(error)]]))
+                return
         latest = strategy.latest(step)
         assert latest is not None
         found.append([each.first for each in latest.updates[0][1].buckets])
@@ -223,7 +263,6 @@ def _ranks() -> None:
         strategy.communicator.barrier()
         values = [*state.values(), *(each.numpy() for each in weights)]
         found.append([float(value.sum()) for value in values])
-    print(json.dumps(found))
 
 
 def test_all_ranks_do_what_rank_0_has_chosen() -> None:
@@ -232,3 +271,4 @@ def test_all_ranks_do_what_rank_0_has_chosen() -> None:
     assert first[2] == second[2] == [0]
     assert first[1] == first[3]
     assert second[1] == second[3]
+    assert first[4] == second[4] == [4, True]  # what goes wrong as rank 0 chooses, all hear of
