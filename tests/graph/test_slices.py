@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -246,6 +247,7 @@ def test_slices_take_no_more_of_a_devices_memory() -> None:
     used = []
     for shard in (False, True):
         ar.config.passes["shard"] = shard
+        gc.collect()  # what earlier tests have left may go at any time
         before = lookup("CPU:1").memory.used
         trained = Trained(2, MAKERS["adam"])
         trained.run(1)
