@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+import sys
 from collections.abc import Callable, Container, Mapping
 from math import prod
 
@@ -102,7 +102,7 @@ class Room:
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self._shape, self._dtype = shape, dtype
-        self._spare: deque[np.ndarray] = deque(maxlen=1)
+        self._pieces: list[np.ndarray] = []  # lent last: all arrays over one of them refer to it
 
     @classmethod
     def of(cls, node: Node, shape: tuple[int, ...], device: Callable[[DeviceName], Device]) -> Room:
@@ -114,29 +114,25 @@ class Room:
         return room
 
     def lend(self) -> np.ndarray:
-        """Return memory that nobody else has, until the last array over it is gone."""
-        try:
-            memory = self._spare.pop()
-        except IndexError:
-            memory = self._new()
-        loan = np.asarray(_Loan(memory, self._spare))
-        return loan.view(self._dtype).reshape(self._shape)
+        """Return memory that nobody else has, until the last array over it is gone.
 
-    def _new(self) -> np.ndarray:
+        Nothing of ours is run when that happens: a signal's handler might, and what it raises
+        where an object ends is lost.
+        """
         size = prod(self._shape) * self._dtype.itemsize
-        raw = np.empty(size + ALIGNMENT, np.uint8)
-        skip = -raw.__array_interface__["data"][0] % ALIGNMENT
-        return raw[skip : skip + size]
+        pieces = self._pieces
+        idle = [i for i in range(len(pieces)) if _references(pieces, i) == _OURS]
+        piece = pieces[idle[0]] if idle else np.empty(size + ALIGNMENT, np.uint8)
+        # What a step is fed is often what the one before has returned: two take turns then.
+        kept = [pieces[i] for i in range(len(pieces)) if i not in idle]
+        self._pieces = [*kept[-1:], piece]
+        skip = -piece.__array_interface__["data"][0] % ALIGNMENT
+        return piece[skip : skip + size].view(self._dtype).reshape(self._shape)
 
 
-class _Loan:
-    """Whom arrays over lent memory are based on, so that it is there as long as they are."""
+def _references(pieces: list[np.ndarray], index: int) -> int:
+    return sys.getrefcount(pieces[index])
 
-    __slots__ = ("__array_interface__", "_memory", "_spare")
 
-    def __init__(self, memory: np.ndarray, spare: deque[np.ndarray]) -> None:
-        self._memory, self._spare = memory, spare
-        self.__array_interface__ = memory.__array_interface__
-
-    def __del__(self) -> None:
-        self._spare.append(self._memory)
+# Of a piece that only a list has; how Python counts its own depends on its version.
+_OURS = _references([np.empty(0, np.uint8)], 0)

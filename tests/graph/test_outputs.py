@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import allreduce as ar
 from allreduce import ops
 from allreduce.graph import frame, nest
+from allreduce.graph.outputs import Room
 
 SHAPE = (200, 300)  # large enough not to be copied
 
@@ -126,6 +128,32 @@ def test_memory_that_nobody_has_is_taken_again(run: Callable[..., Any]) -> None:
     del kept  # of which one is kept for later steps
     again = [_address(run(step, x)) for _ in range(3)]
     assert len(set(again)) == 1
+
+
+def test_what_a_handler_raises_is_not_lost_where_a_result_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Ring(BaseException):
+        pass
+
+    def ring(*_: object) -> None:
+        raise Ring
+
+    lost: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", lambda found: lost.append(found.exc_value))
+    room = Room(SHAPE, np.dtype("float32"))
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        for _ in range(300):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-4)
+                while not lost:
+                    room.lend()
+            except Ring:
+                continue
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert lost == []
 
 
 def test_a_scan_keeps_its_own_memory(run: Callable[..., Any]) -> None:
