@@ -130,7 +130,9 @@ def test_what_is_stored_for_ordinary_arrays_does_not_hold_for_symmetric_ones() -
         (3, False, "all_to_all", 4 << 20, "staged"),
         (3, False, "all_to_all", 5 << 20, "pulled"),
         (3, False, "gather", 1 << 28, "pulled"),
-        (2, False, "all_gather", 1 << 28, "exchanged"),
+        (2, False, "all_gather", 4 << 20, "exchanged"),
+        (2, True, "all_gather", 1 << 20, "staged"),
+        (2, False, "all_gather", 1 << 28, "staged"),
         (8, False, "broadcast", 1 << 28, "staged"),
         (3, True, "broadcast", 1 << 20, "pulled"),
         (2, False, "all_reduce", 1 << 28, "staged"),
@@ -141,7 +143,7 @@ def test_what_is_pulled(
 ) -> None:
     choices = Table().choices("shared", members, crowded, pulls=True)
     assert choices.choose(collective, nbytes).algorithm == algorithm
-    exchanges = members == 2 and collective in ("all_to_all", "all_gather")
+    exchanges = algorithm == "exchanged" or (members == 2 and collective == "all_to_all")
     in_rings = "exchanged" if exchanges else "staged"
     assert choices.choose(collective, nbytes, pulled=False).algorithm == in_rings
 
