@@ -13,7 +13,8 @@ from allreduce.devices import lookup
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError
 from allreduce.graph.arena_memory import contents_of, symmetric
-from allreduce.graph.cutting import Cutting, first_buckets
+from allreduce.graph.cutting import Cutting
+from allreduce.graph.first_cuts import agree_on_cuts, first_buckets
 from allreduce.graph.places import Places
 from allreduce.graph.replica import Replica
 from allreduce.graph.slices import EveryonesSlots, agree_to_shard
@@ -69,9 +70,10 @@ class ArenaPlan:
         self.device = device  # as the replicas' program calls it
         named = [(variable.name, variable.shape) for variable in variables]
         self.layout: Layout = lay_out(named, variables[0].dtype)
-        self.buckets: tuple[Bucket, ...] = first_buckets(self.layout)
+        self.buckets: tuple[Bucket, ...] = first_buckets(host, rule, self.layout)
         self.cutting = Cutting.of(self.layout, host.num_replicas_in_sync)
         self.because = ""
+        agree_on_cuts(host, self.buckets, self.cutting is not None)
         self.sharded = agree_to_shard(host, rule, self.layout, self.buckets)
         self._maps_slots = bool(self.sharded)  # as it is now, so it stays: so does their memory
         self.arenas: list[Arena] = host.on_replicas(

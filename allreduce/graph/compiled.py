@@ -22,7 +22,6 @@ from allreduce.graph.changes import (
     name_of,
     needs_all,
 )
-from allreduce.graph.cutting import warn_of_unknown
 from allreduce.graph.dependence import dependents, of_replica
 from allreduce.graph.executor import Executor
 from allreduce.graph.node import Graph
@@ -210,7 +209,6 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         synchronize(host, _variables(graph))
         updates = _updates(host, graph)
         _settle(graph)  # those that no optimizer has taken in
-        warn_of_unknown([plan for _, plan in updates])
         whole, buckets = _optimized(graph), [plan.buckets for _, plan in updates]
         graph, executors = _in_buckets(host, whole, updates, said)
         return Compiled(

@@ -1,4 +1,4 @@
-"""Where an optimizer's buckets are cut: by size, by hand, or as the first steps were measured.
+"""Where an optimizer's buckets are cut anew, as the first steps were measured.
 
 In a few of the first steps with an arena rank 0 notes when its first replica has each gradient;
 then all replicas together measure what a collective takes. Rank 0 chooses the cuts and tells the
@@ -18,16 +18,14 @@ import numpy as np
 from allreduce import events
 from allreduce.comm import adopt
 from allreduce.devices import options
-from allreduce.errors import InternalError, did_you_mean
+from allreduce.errors import InternalError
 from allreduce.graph import passes
 from allreduce.graph.frame import Frame
 from allreduce.graph.ops.base import lookup
-from allreduce.graph.outline import own_part
 from allreduce.graph.probing import costs_of
 from allreduce.graph.update import UpdateRule
 from allreduce.reduction import (
     BUCKET_BYTES,
-    Bucket,
     Costs,
     Cuts,
     Gradients,
@@ -35,7 +33,6 @@ from allreduce.reduction import (
     choose_cuts,
     cut_buckets,
     modelled_end,
-    plan_buckets,
     span_bytes,
 )
 
@@ -52,36 +49,6 @@ _CHANGES = 5
 _WORTH_CUTTING = 1 << 20
 # Of a step's time: as much the model has to promise, as what it knows is only measured.
 _LEAST_GAIN = 0.05
-
-
-def first_buckets(layout: Layout) -> tuple[Bucket, ...]:
-    """Cut an arena that is laid out now."""
-    if not passes.is_on("bucket"):
-        return plan_buckets(layout, 0)
-    chosen = options.current().buckets
-    if isinstance(chosen, tuple):
-        begins = [i for i, span in enumerate(layout.spans) if i and _is_named(span.name, chosen)]
-        return cut_buckets(layout, begins)
-    return plan_buckets(layout, BUCKET_BYTES if chosen is None else chosen)
-
-
-def _is_named(name: str, chosen: Sequence[str]) -> bool:
-    return name in chosen or own_part(name) in chosen
-
-
-def warn_of_unknown(plans: Sequence[ArenaPlan]) -> None:
-    """Warn of names given to `ar.config.set_buckets` that no variable of a step's updates has."""
-    chosen = options.current().buckets
-    if not isinstance(chosen, tuple) or not plans:
-        return
-    names = [variable.name for plan in plans for variable in plan.variables]
-    known = {*names, *map(own_part, names)}
-    for each in chosen:
-        if each not in known:
-            near = did_you_mean(each, names)
-            events.logger.warning(
-                "no bucket begins with %r: the step updates no variable of this name%s", each, near
-            )
 
 
 @dataclass(slots=True)
@@ -213,13 +180,14 @@ def _decide(host: Host, rule: UpdateRule, plan: ArenaPlan, cutting: Cutting) -> 
         return
     plan.cut_anew(host, rule, cut_buckets(plan.layout, cuts), because)
     events.logger.info(
-        "%s: from update %d on, %d buckets instead of %d, %s; ar.config.set_buckets(%r) fixes them",
+        "%s: from update %d on, %d buckets instead of %d, %s; ar.config.set_buckets(%r) fixes them "
+        "(of several optimizers, with the names of all in one list)",
         type(rule).__name__,
         step,
         len(cuts) + 1,
         len(present) + 1,
         because,
-        [plan.layout.spans[i].name for i in cuts],
+        [plan.layout.spans[i].name for i in (0, *cuts)],  # the first says whose they are
     )
 
 
