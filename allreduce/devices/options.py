@@ -75,7 +75,8 @@ def set_buckets(cuts: int | Sequence[str] | None) -> None:
     Args:
         cuts: None: by size at first, and anew from what the first steps were measured to take,
             which is logged. An integer: each has as many bytes at most, or one variable. Names of
-            variables: a bucket begins with each of them.
+            variables, of all optimizers: a bucket begins with each of them, and an optimizer with
+            none is cut by size.
 
     Raises:
         UsageError: It is none of these.
@@ -96,10 +97,10 @@ def set_buckets(cuts: int | Sequence[str] | None) -> None:
 def set_pipelining(enabled: bool) -> None:
     """Choose whether a step's work overlaps: that of its streams, and the making of its batches.
 
-    Without it a collective is over before the next instruction begins, and a batch is made when the
-    step wants it: to find out what only goes wrong when things overlap, and how much time they save
-    (`ar.observe.explain` tells). It holds from the next step, and the next pass over a dataset, on;
-    results are the same bits. Ranks need not choose alike.
+    Without it, with one inter-op thread, a collective is over before the next instruction begins,
+    and a batch is made when the step wants it: to find out what only goes wrong when things
+    overlap, and how much time they save (`ar.observe.explain` tells). It holds from the next step,
+    and the next pass over a dataset, on; results are the same bits. Ranks need not choose alike.
     """
     _replace(pipelining=_flag("pipelining", enabled))
 

@@ -2,8 +2,10 @@
 
 In a few of the first steps with an arena rank 0 notes when its first replica has each gradient;
 then all replicas together measure what a collective takes. Rank 0 chooses the cuts and tells the
-others, before the step in which they hold. Sums add element by element in the order of members, so
-that the bits do not depend on where they are cut; and the arena stays as it is laid out.
+others, before the step in which they hold; the arena stays as it is laid out. In shared memory, and
+among two members, sums add element by element in the order of members, so that the bits do not
+depend on where buckets are cut. A ring of TCP adds each slice in another order, and its slices move
+with the cuts: there, `ar.config.set_buckets` gives bits that can be repeated.
 """
 
 from __future__ import annotations
