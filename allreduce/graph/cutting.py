@@ -25,6 +25,7 @@ from allreduce.graph import passes
 from allreduce.graph.frame import Frame
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.probing import costs_of
+from allreduce.graph.replicas import current_steps
 from allreduce.graph.update import UpdateRule
 from allreduce.reduction import (
     BUCKET_BYTES,
@@ -139,8 +140,11 @@ def measured(host: Host, compiled: Compiled, run: Callable[[], T]) -> T:
     if not cuttings or replica != 0:
         return run()
     ends: dict[int, tuple[float, float]] = {}
+    here = current_steps()
 
     def listen(event: events.Event) -> None:
+        if current_steps() != here:  # other replicas' step, in another thread
+            return
         if event.fields.get("replica") == replica and "node" in event.fields:
             ends[event.fields["node"]] = event.start + event.seconds, event.seconds
 
@@ -166,7 +170,9 @@ def _decide(host: Host, rule: UpdateRule, plan: ArenaPlan, cutting: Cutting) -> 
         costs = costs_of(replica.communicator, plan.arenas[index].gradients)
         told = np.full(len(plan.layout.spans) + 1, -1, np.int64)
         if replica.id == 0:  # the others wait for it, and hear of an error here
-            cuts, because = _chosen(cutting, costs, present) if cutting.steps else (present, "")
+            cuts = present
+            if costs is not None and cutting.steps:
+                cuts, because = _chosen(cutting, costs, present)
             told[: len(cuts) + 1] = cutting.updates, *cuts
         adopt(replica.communicator, "where buckets are cut", told)
         return told, because

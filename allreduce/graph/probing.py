@@ -12,8 +12,11 @@ from allreduce.reduction import BUCKET_BYTES, Costs
 _TRIES = 4
 
 
-def costs_of(communicator: Communicator | None, gradients: np.ndarray) -> Costs:
-    """Measure a collective, together with all members; what is among the gradients is lost."""
+def costs_of(communicator: Communicator | None, gradients: np.ndarray) -> Costs | None:
+    """Measure a collective, together with all members; what is among the gradients is lost.
+
+    Returns None where a large one took no longer than a small one: this tells of other programs.
+    """
     assert communicator is not None, "one of several"
     exchange(communicator, "a measurement of collectives", np.zeros(1))  # all are here, or told
     gradients[...] = 0
@@ -28,7 +31,9 @@ def costs_of(communicator: Communicator | None, gradients: np.ndarray) -> Costs:
         alone.append(_exposed(communicator, large, 0.0))
         exposed.append(_exposed(communicator, large, min(alone)))
     many = min(alone)
-    per_byte = max(0.0, (many - few) / (large.nbytes - small.nbytes))
+    if many <= few:
+        return None
+    per_byte = (many - few) / (large.nbytes - small.nbytes)
     # What is hidden once in a while cannot be counted on.
     beside = max(0.0, 1 - max(exposed) / many)
     return Costs(max(0.0, few - small.nbytes * per_byte), per_byte, beside, 0.0)

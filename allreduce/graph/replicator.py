@@ -89,7 +89,13 @@ class Replicator(Replicas):
 
     def graph(self, fn: Callable[..., Any], arguments: Arguments) -> Graph:
         """Return the graph of a step, as each replica runs it, without running it."""
-        return self._exclusively(lambda: self._compiled(fn, arguments).graph)
+
+        def current() -> Graph:
+            compiled = self._compiled(fn, arguments)
+            compiled.follow(self)
+            return compiled.graph
+
+        return self._exclusively(current)
 
     def latest(self, fn: Callable[..., Any]) -> Compiled | None:
         """Return a function's step that was run last, if it has been."""

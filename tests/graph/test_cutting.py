@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import allreduce as ar
 from allreduce import events
 from allreduce.devices import options
 from allreduce.errors import UsageError
-from allreduce.graph import cutting
+from allreduce.graph import cutting, probing
 from allreduce.graph.arena_plan import ArenaPlan
 from allreduce.reduction import Arena, Costs, Gradients, sharding
 from tests.graph.test_slices import MAKERS, Trained
@@ -26,6 +27,8 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "_current", options.Options())
     monkeypatch.setattr(cutting, "_WORTH_CUTTING", 1)
     monkeypatch.setattr(cutting, "_LEAST_GAIN", -1e9)  # whatever was measured here
+    measure, usual = probing.costs_of, Costs(1e-5, 1e-9, 0.0, 0.0)
+    monkeypatch.setattr(cutting, "costs_of", lambda *args: measure(*args) or usual)
 
 
 def _buckets(trained: Trained) -> int:
@@ -173,6 +176,29 @@ def test_first_steps_are_measured_and_the_choice_is_logged(
     assert "2 buckets, as a step should take " in capsys.readouterr().out
 
 
+def test_a_graph_that_is_asked_for_has_the_latest_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "choose_cuts", lambda *_: (1, 3))
+    trained = Trained(2, MAKERS["adam"])
+    trained.run(4)
+    trained.run(1, eagerly=True)
+    assert _buckets(trained) == 2
+    (batch,) = trained.strategy.distribute_dataset([(trained.x,)])
+    with trained.strategy.scope():
+        shown = trained.step.graph(*batch)
+    assert str(shown).count("update_bucket") == _buckets(trained) == 4
+
+
+def test_what_only_noise_speaks_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = count(100, -1)  # the later, the less: a small collective comes first
+    monkeypatch.setattr(probing, "_exposed", lambda *_: next(seconds))
+    monkeypatch.setattr(cutting, "costs_of", probing.costs_of)
+    monkeypatch.setattr(cutting, "choose_cuts", lambda *_: (1,))
+    trained = Trained(2, MAKERS["adam"])
+    trained.run(6)
+    assert next(seconds) < 80
+    assert _buckets(trained) == 2
+
+
 def test_what_is_not_worth_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutting, "_LEAST_GAIN", 0.05)
     trained = Trained(2, MAKERS["adam"])
@@ -228,13 +254,15 @@ def _ranks() -> None:
     import numpy as np
 
     import allreduce as ar
-    from allreduce.graph import cutting
-    from allreduce.reduction import sharding
+    from allreduce.graph import cutting, probing
+    from allreduce.reduction import Costs, sharding
 
     cutting._WORTH_CUTTING, cutting._LEAST_GAIN, sharding.SHARDED_BYTES = 1, -1e9, 1
     strategy = ar.MultiWorkerMirroredStrategy()
     rank = strategy.communicator.rank
     vars(cutting)["choose_cuts"] = lambda *_: (1,) if rank == 0 else (2,)
+    measure, usual = probing.costs_of, Costs(1e-5, 1e-9, 0.0, 0.0)
+    vars(cutting)["costs_of"] = lambda *args: measure(*args) or usual
     found: list[list[Any]] = []
 
     def choose_none(*_: object) -> None:
