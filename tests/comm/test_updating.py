@@ -93,7 +93,7 @@ def test_a_header_has_what_is_expected_of_it() -> None:
 
 
 def _fails_in_steps() -> None:
-    """Train with three strategies, whose updates rank 1 leaves: interrupted, stopped, killed."""
+    """Train with two strategies, whose updates rank 1 leaves: interrupted, and killed."""
     import json
     import os
     import signal
@@ -138,8 +138,7 @@ def _fails_in_steps() -> None:
     vars(slices)["update_init"] = counting
     world = ar.init()
     rank, pid = world.rank, os.getpid()
-    pids = [int(one) for one in world.all_gather(pid)]
-    for how in ("SIGINT", "SIGSTOP", "SIGKILL"):
+    for how in ("SIGINT", "SIGKILL"):
         updates = 0
         strategy = ar.MultiWorkerMirroredStrategy()
         with strategy.scope():
@@ -151,18 +150,15 @@ def _fails_in_steps() -> None:
         began = time.monotonic()
         found = [run(), run()]
         print(json.dumps([how, time.monotonic() - began, *found]), flush=True)
-        if how == "SIGSTOP" and rank == 0:
-            os.kill(pids[1], signal.SIGCONT)
         strategy.close()
 
 
 def test_whoever_leaves_an_update_is_named_and_the_next_step_knows_of_it() -> None:
-    results = run_ranks(_fails_in_steps, 3, env={"ALLREDUCE_TIMEOUT": "4"})
+    results = run_ranks(_fails_in_steps, 3)
     assert [result.returncode for result in results] == [0, -9, 0], results
     call = "update(float32[262144], SgdUpdate32)"
     told = {
         "SIGINT": ("PeerLostError", "rank 1 aborted the communicator: a wait was interrupted"),
-        "SIGSTOP": ("TimeoutError", "rank 1 "),
         "SIGKILL": ("PeerLostError", "rank 1 (process"),
     }
     for rank in (0, 2):
@@ -174,6 +170,6 @@ def test_whoever_leaves_an_update_is_named_and_the_next_step_knows_of_it() -> No
             assert call in text or how == "SIGINT", text
             assert again == "ClosedError"
             assert "rank 1" in dead
-            assert seconds < (8 if how == "SIGSTOP" else 3)
+            assert seconds < 3
     (kind, _), (again, _) = json.loads(results[1].stdout.splitlines()[0])[2:]
     assert (kind, again) == ("KeyboardInterrupt", "ClosedError")
