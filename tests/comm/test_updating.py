@@ -125,8 +125,8 @@ def _fails_in_steps() -> None:
             nonlocal updates
             updates += 1
             if updates == 3 and rank == 1:
-                if how != "SIGINT":
-                    os.kill(pid, signal.Signals[how])
+                if how == "SIGKILL":
+                    os.kill(pid, signal.SIGKILL)
                 else:  # while it waits for the others
                     threading.Timer(0.3, os.kill, (pid, signal.SIGINT)).start()
             elif updates == 3 and how == "SIGINT":
