@@ -99,6 +99,33 @@ say("fine")
     assert said == ["fine"] * 3
 
 
+def test_who_has_completed_its_calls_and_does_something_else_keeps_nobody_waiting() -> None:
+    said = failing(
+        """
+from allreduce.comm.mpi.progress import entered
+store, large, small = world().store, np.ones(50_000), np.ones(1)
+if rank == 0:
+    sent = [comm.send(small, 1, tag=tag, async_op=True) for tag in range(100)]  # its cells are full
+    comm.recv(large, 1)
+    assert not all(work.look() for work in sent), "they do not fill the cells: send more"
+    store.set("complete", b"")  # but what acknowledges it may lie in MPI
+    store.get("sent", 15)
+else:
+    with entered:  # no thread of this rank makes room meanwhile
+        work = comm.send(large, 0, async_op=True)
+        store.get("complete", 15)
+    work.wait()
+    store.set("sent", b"")
+    for tag in range(100):
+        comm.recv(small, 0, tag=tag)
+comm.barrier()
+say("fine")
+""",
+        size=2,
+    )
+    assert said == ["fine"] * 2
+
+
 def test_several_threads_may_close_beside_one_that_receives_in_vain() -> None:
     said = failing("""
 import threading

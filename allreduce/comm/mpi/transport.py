@@ -33,7 +33,7 @@ from allreduce.comm.base import Transport
 from allreduce.comm.call import MESSAGES, Call
 from allreduce.comm.choice.stored import current
 from allreduce.comm.failures import MemberInfo, group_text
-from allreduce.comm.mpi import progress
+from allreduce.comm.mpi import lingering, progress
 from allreduce.comm.mpi.admission import Admission
 from allreduce.comm.mpi.calls import Collective
 from allreduce.comm.mpi.ending import Ending
@@ -90,6 +90,7 @@ class MpiTransport(Transport):
         self._closed = self._leaving = False
         self._closing = threading.Lock()
         progress.add(self)
+        lingering.begin(library.mpi)
 
     @property
     def members(self) -> tuple[MemberInfo, ...]:
