@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +24,7 @@ __all__ = [
 
 _MADE = "a communicator together"  # what exchanges are for; their keys tell people nothing
 _REMEDY = "every rank has to make the same calls"
+_NEWS_SECONDS = 0.5  # in which the store tells of a death that broke a connection
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,14 @@ class World:
             if not wait.goes_on(f"{who} to make {_MADE}; {_REMEDY}"):
                 raise
             return self.store.get(own, wait.remaining)
+
+    def check_lives(self, seconds: float = _NEWS_SECONDS) -> None:
+        """Raise PeerLostError if a member has died, or if news of that come within this time."""
+        try:
+            with contextlib.suppress(TimeoutError):  # the store tells those who wait
+                self.store.get(f"{self.generation}/never", seconds)
+        except PeerLostError as error:
+            raise error from None  # whatever broke is its consequence
 
     def close(self) -> None:
         """Leave the world: its store is closed. Closing twice is harmless."""

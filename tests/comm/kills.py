@@ -26,7 +26,7 @@ from tests.harness import clean_environment, script_of
 
 _START_SECONDS = 60.0
 _END_SECONDS = 20.0
-# Who died in a call; or, while members meet, in the words of the leader.
+# Who died in a call; or, while a group is made, in the leader's words.
 _LOST = r": rank (\d+)(?: \(member \d+\))? \(process (\d+)(?: on \S+)?\) (?:died|is gone)"
 _LAUNCH = (sys.executable, "-m", "allreduce.run", "-n")
 
@@ -66,6 +66,13 @@ def every_call(
         root = same.randrange(size)
         comm.scatter(x if comm.rank == root else None, root=root)
 
+    def grouped(x: Array) -> None:
+        with contextlib.ExitStack() as stack:
+            part = comm.split(0, -comm.rank)
+            assert part is not None
+            stack.callback(part.close)
+            part.all_reduce(x)
+
     calls: list[Callable[[Array], Any]] = [
         lambda x: comm.barrier(),
         lambda x: comm.broadcast(x, root=same.randrange(size)),
@@ -81,6 +88,7 @@ def every_call(
         lambda x: comm.all_reduce([x, x[:3]]),
         lambda x: comm.all_gather_object({"rank": comm.rank, "text": "x" * (len(x) % 5000)}),
         lambda x: comm.empty(len(x)),
+        grouped,
         lambda x: time.sleep(own.random() / 50),
         lambda x: [comm.all_reduce(x, async_op=True) for _ in range(3)],
         passed_on,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.harness import run_ranks
 
@@ -101,6 +104,48 @@ def test_a_member_that_does_not_come_is_named() -> None:
     _check(second[0], "[shared] rank 1: rank 0 gave up group([0, 1]) at ", "did not come")
     assert first[1] == second[1] == "2"
     _check(results[0].stderr, "waiting for rank 1 (process ", " is alive) in group([0, 1]) at ")
+
+
+def _dies_while_a_group_is_made(transport: str, folder: str) -> None:
+    import os
+    import time
+    from pathlib import Path
+
+    os.environ["ALLREDUCE_HOST"] = f"host{int(os.environ['ALLREDUCE_RANK']) // 2}"
+    import allreduce as ar
+    from allreduce.comm.shared import opener
+    from allreduce.comm.tcp.calling import Calling
+
+    comm = ar.init(transport=transport)
+    if comm.rank == 1:  # they have met, and begin to connect, or to share memory
+        owner, name = (Calling, "start") if transport == "tcp" else (opener, "_agree")
+        setattr(owner, name, lambda *_: os._exit(9))
+    began = time.monotonic()
+    try:
+        comm.split(0)
+    except ar.PeerLostError as error:
+        print(time.monotonic() - began < 1.5, error, flush=True)
+    told = Path(folder) / "told"
+    while comm.rank == 0 and not told.exists():  # which hosts what tells the other
+        assert time.monotonic() - began < 5, "the other is not told"
+        time.sleep(0.01)
+    told.touch()
+    os._exit(0)
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp", "hierarchical"])
+def test_a_rank_that_dies_while_a_group_is_made_is_named_by_all(
+    transport: str, tmp_path: Path
+) -> None:
+    results = run_ranks(
+        _dies_while_a_group_is_made,
+        3,
+        env={"ALLREDUCE_TCP_INTERFACE": "lo"},
+        arguments=(transport, str(tmp_path)),
+    )
+    for rank in (0, 2):
+        assert results[rank].stdout.startswith("True "), results
+        assert "rank 1 (process" in results[rank].stdout, results
 
 
 def test_hosts_are_named_where_local_and_across_wait_for_each_other() -> None:

@@ -7,7 +7,6 @@ caller, and then hands each pair of processes a socket pair.
 from __future__ import annotations
 
 import builtins
-import contextlib
 import json
 import os
 import secrets
@@ -27,7 +26,6 @@ from allreduce.events import logger
 
 _STRANGER_SECONDS = 2.0  # a connection that proves nothing within this time is dropped
 _LOOK_SECONDS = 0.25  # between looks whether a rank that has not called has died
-_NEWS_SECONDS = 0.5  # in which the store tells of a death
 _PAIR = struct.Struct("!I")
 _ROW = struct.Struct("!IIQ16s")  # process id, local members, token
 
@@ -45,6 +43,7 @@ def connect(world: World, name: str, local_members: int, timeout: float) -> Link
         PeerLostError: A process died meanwhile.
         JoinError: A process could not prove that it belongs to the job, or has no descriptors left.
         TimeoutError: Ranks did not come.
+        ConnectionError: A connection broke.
     """
     deadline = time.monotonic() + timeout
     key = f"{world.generation}/comm/{name}"
@@ -59,12 +58,17 @@ def connect(world: World, name: str, local_members: int, timeout: float) -> Link
         if world.rank == 0:
             return _host(world, key, meeting, hello, deadline)
         return _visit(world, key, meeting, hello, deadline)
-    except builtins.TimeoutError as error:  # a socket's; the store's already say who is missing
-        if isinstance(error, TimeoutError):
+    except builtins.TimeoutError as error:
+        if isinstance(error, TimeoutError):  # the store's, which says who is missing
             raise
-        raise TimeoutError(
-            f"[shared] {world.called()}: the ranks did not all meet within {timeout:g} s"
-        ) from error
+        raise late(world, timeout) from error
+
+
+def late(world: World, timeout: float) -> TimeoutError:
+    """Build the error for a socket on which nothing came in time."""
+    return TimeoutError(
+        f"[shared] {world.called()}: the ranks did not all meet within {timeout:g} s"
+    )
 
 
 def _host(world: World, key: str, meeting: Meeting, hello: Hello, deadline: float) -> Links:
@@ -76,7 +80,7 @@ def _host(world: World, key: str, meeting: Meeting, hello: Hello, deadline: floa
         listener.listen(world.size + 16)
         world.store.set(f"{key}/address", address.encode())
         links.cores = _compare(world, key, "", deadline)
-        callers = _accept_all(world, key, listener, meeting, deadline)
+        callers = _accept_all(world, listener, meeting, deadline)
         links.sockets = {rank: sock for rank, (sock, _) in sorted(callers.items())}
         hellos = [hello, *(callers[rank][1] for rank in links.sockets)]
         links.processes = tuple(Process(h.rank, h.pid, h.local_members, h.token) for h in hellos)
@@ -92,11 +96,11 @@ def _host(world: World, key: str, meeting: Meeting, hello: Hello, deadline: floa
 
 
 def _accept_all(
-    world: World, key: str, listener: socket.socket, meeting: Meeting, deadline: float
+    world: World, listener: socket.socket, meeting: Meeting, deadline: float
 ) -> dict[int, tuple[socket.socket, Hello]]:
     callers: dict[int, tuple[socket.socket, Hello]] = {}
     while len(callers) < world.size - 1:
-        sock = _accept(world, key, listener, deadline)
+        sock = _accept(world, listener, deadline)
         sock.settimeout(_STRANGER_SECONDS)
         try:
             hello = handshake.answer(sock, meeting, world.generation, world.size)
@@ -110,7 +114,7 @@ def _accept_all(
     return callers
 
 
-def _accept(world: World, key: str, listener: socket.socket, deadline: float) -> socket.socket:
+def _accept(world: World, listener: socket.socket, deadline: float) -> socket.socket:
     while True:
         arm(listener, min(deadline, time.monotonic() + _LOOK_SECONDS))
         try:
@@ -118,13 +122,7 @@ def _accept(world: World, key: str, listener: socket.socket, deadline: float) ->
         except builtins.TimeoutError:
             if time.monotonic() >= deadline:
                 raise
-        _check_lives(world, key, 0.0)
-
-
-def _check_lives(world: World, key: str, seconds: float) -> None:
-    """Raise PeerLostError if a member of the world has died: the store tells those who wait."""
-    with contextlib.suppress(TimeoutError):
-        world.store.get(f"{key}/never", seconds)
+        world.check_lives(0.0)
 
 
 def _introduce(links: Links) -> None:
@@ -164,7 +162,7 @@ def _visit(world: World, key: str, meeting: Meeting, hello: Hello, deadline: flo
             _receive_pair(links, sock)
     except HandshakeError as error:
         links.close()
-        _check_lives(world, key, _NEWS_SECONDS)
+        world.check_lives()
         raise JoinError(
             f"[shared] {world.called()} could not join rank 0's communicator: {error}"
         ) from error

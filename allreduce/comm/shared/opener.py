@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import os
 import struct
@@ -17,9 +18,9 @@ from allreduce.comm.opening import communicators
 from allreduce.comm.shared import memory, pulling
 from allreduce.comm.shared.links import Links, Process
 from allreduce.comm.shared.local_group import LocalGroup
-from allreduce.comm.shared.meeting import connect
+from allreduce.comm.shared.meeting import connect, late
 from allreduce.comm.shared.transport import SharedTransport
-from allreduce.errors import JoinError, OutOfMemoryError, UnsupportedError
+from allreduce.errors import AllreduceError, JoinError, OutOfMemoryError, UnsupportedError
 from allreduce.events import logger
 
 _REPORT = struct.Struct("!iI")  # an errno value, and the rank that got it
@@ -38,6 +39,7 @@ def open_shared(
 
     Raises:
         OutOfMemoryError: A process cannot have the memory; raised on all of them.
+        PeerLostError: A process died meanwhile.
     """
     transports = shared_transports(world, local_members, name=name, timeout=timeout)
     return communicators(world, transports, name)
@@ -47,17 +49,32 @@ def shared_transports(
     world: World, local_members: int, *, name: str, timeout: float
 ) -> list[SharedTransport]:
     """As `open_shared`, for a larger transport: nobody but its caller ends these."""
+    try:
+        local = _meet(world, local_members, name, timeout)
+    except AllreduceError:
+        raise
+    except builtins.TimeoutError as error:
+        raise late(world, timeout) from error
+    except (ConnectionError, handshake.HandshakeError) as failure:
+        world.check_lives()  # it is known who has died, or will be in a moment
+        raise JoinError(
+            f"[shared] {world.called()}: a process ended while they made a communicator: {failure}"
+        ) from failure
+    return [SharedTransport(local, local.first + i, name, timeout) for i in range(local_members)]
+
+
+def _meet(world: World, local_members: int, name: str, timeout: float) -> LocalGroup:
+    """Connect the processes, and have them share memory."""
     deadline = time.monotonic() + timeout
     if world.size == 1:
         links = Links(0, (Process(0, os.getpid(), local_members),))
     else:
         links = connect(world, name, local_members, timeout)
     try:
-        local = _share(world, links, deadline)
+        return _share(world, links, deadline)
     except BaseException:
         links.close()
         raise
-    return [SharedTransport(local, local.first + i, name, timeout) for i in range(local_members)]
 
 
 def _share(world: World, links: Links, deadline: float) -> LocalGroup:
@@ -76,7 +93,7 @@ def _share(world: World, links: Links, deadline: float) -> LocalGroup:
             "transport='tcp'"
         )
     crowded = len(members) > links.cores
-    refused, by = _agree(world, links, pulling.refusal(links))
+    refused, by = _agree(links, pulling.refusal(links))
     if refused and links.sockets:
         logger.info(
             "[shared] %s: copies go through rings, not straight out of memory: %s %s",
@@ -101,7 +118,7 @@ def _share(world: World, links: Links, deadline: float) -> LocalGroup:
     finally:
         if fd is not None:
             os.close(fd)
-    error, rank = _agree(world, links, error)
+    error, rank = _agree(links, error)
     if error or group is None:
         raise OutOfMemoryError(
             f"[shared] {world.called()}: no shared memory of {needed} bytes for a communicator of "
@@ -113,26 +130,21 @@ def _share(world: World, links: Links, deadline: float) -> LocalGroup:
     return LocalGroup(group, links, members, own, choices)
 
 
-def _agree(world: World, links: Links, error: int) -> tuple[int, int]:
+def _agree(links: Links, error: int) -> tuple[int, int]:
     """Have every process learn of the first that failed: its errno value (or 0) and rank."""
     mine = _REPORT.pack(error, links.rank)
-    try:
-        if links.rank != 0:
-            links.sockets[0].sendall(mine)
-            found = _REPORT.unpack(handshake.receive(links.sockets[0], _REPORT.size))
-            return int(found[0]), int(found[1])
-        reports = [(error, 0)]
-        for sock in links.sockets.values():
-            report = _REPORT.unpack(handshake.receive(sock, _REPORT.size))
-            reports.append((int(report[0]), int(report[1])))
-        verdict = next((report for report in reports if report[0]), (0, 0))
-        for sock in links.sockets.values():
-            sock.sendall(_REPORT.pack(*verdict))
-        return verdict
-    except (OSError, handshake.HandshakeError) as failure:
-        raise JoinError(
-            f"[shared] {world.called()}: a process ended while they made a communicator: {failure}"
-        ) from failure
+    if links.rank != 0:
+        links.sockets[0].sendall(mine)
+        found = _REPORT.unpack(handshake.receive(links.sockets[0], _REPORT.size))
+        return int(found[0]), int(found[1])
+    reports = [(error, 0)]
+    for sock in links.sockets.values():
+        report = _REPORT.unpack(handshake.receive(sock, _REPORT.size))
+        reports.append((int(report[0]), int(report[1])))
+    verdict = next((report for report in reports if report[0]), (0, 0))
+    for sock in links.sockets.values():
+        sock.sendall(_REPORT.pack(*verdict))
+    return verdict
 
 
 def _watch(group: _native.Group, links: Links) -> None:

@@ -95,6 +95,7 @@ class Calling:
             sock.settimeout(max(0.001, self._deadline - time.monotonic()))
             sock.connect((process.host, process.port))
         except OSError as error:
+            self._check_lives()
             raise JoinError(
                 f"[tcp] {world.called()} cannot reach {place}: {error}; {interface.remedy(error)}"
             ) from error
@@ -102,4 +103,10 @@ class Calling:
             sock.settimeout(max(0.001, self._deadline - time.monotonic()))
             handshake.call(sock, self._mesh.meeting, hello)
         except (HandshakeError, OSError) as error:
+            self._check_lives()
             raise JoinError(f"[tcp] {world.called()} could not join {place}: {error}") from error
+
+    def _check_lives(self) -> None:
+        """Raise PeerLostError if a call failed because somebody died, and not because of `end`."""
+        if not self._ended:
+            self._mesh.world.check_lives()

@@ -86,6 +86,7 @@ def connect(world: World, name: str, local_members: int, timeout: float) -> Mesh
     Raises:
         UsageError: There is no interface, or ranks want different numbers of connections.
         JoinError: A member cannot be reached, or proved not to be of this job.
+        PeerLostError: A process died meanwhile.
         TimeoutError: Members did not come.
     """
     deadline = time.monotonic() + timeout

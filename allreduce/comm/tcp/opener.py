@@ -31,6 +31,7 @@ def open_tcp(world: World, local_members: int, *, name: str, timeout: float) -> 
         UsageError: There is no interface to meet on.
         JoinError: A member cannot be reached, or is not of this job; or the system is short of
             descriptors or threads.
+        PeerLostError: A process died meanwhile.
         TimeoutError: Members did not come.
     """
     transports = tcp_transports(TcpTransport, world, local_members, name=name, timeout=timeout)
