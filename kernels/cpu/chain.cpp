@@ -10,14 +10,15 @@ namespace allreduce {
 namespace {
 
 // Elements of a tile. Of floats, a handful of them and what is fetched for the next tile take a
-// part of a level-1 cache of 32 KiB only, and stores past the caches are never far apart. Eight
-// operations on 10⁷ floats take 4.7 ms at best on a core of Zen 3, where one takes 3.7; with 768
-// elements, and numbers that are laid out in tiles, 6.3.
+// part of a level-1 cache of 32 KiB only, and stores past the caches are never far apart.
 constexpr std::size_t kTile = 384;
+// Of a chain that is one spine, which keeps nothing in tiles: to begin one takes 50 ns or more, as
+// long as half of 384 floats.
+constexpr std::size_t kLongTile = 2048;
 constexpr std::size_t kLine = 64;
 
-// A result of as many bytes goes past the caches: 6.9 instead of 8.8 ms for these operations. What
-// is in them is of more use, and no line has to be read before it is written.
+// A result of as many bytes goes past the caches: 4.5 instead of 5.5 ms for eight operations on 10⁷
+// floats (Zen 3). What is in them is of more use, and no line has to be read before it is written.
 constexpr std::size_t kStreamed = std::size_t{1} << 22;
 
 std::size_t padded(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
@@ -76,22 +77,7 @@ std::size_t size_of(Scalar type) {
   }
 }
 
-BoundChain::BoundChain(const Chain& chain, const LinkKernels& kernels,
-                       std::vector<std::size_t> shape,
-                       std::vector<std::vector<std::ptrdiff_t>> strides)
-    : kernels_(&kernels), shape_(std::move(shape)), out_size_(size_of(chain.links.back().out)) {
-  for (std::size_t each : shape_) elements_ *= each;
-  for (std::size_t i = 0; i < chain.inputs.size(); ++i)
-    sources_.push_back({size_of(chain.inputs[i]), std::move(strides[i]), Way::direct, false, 0});
-  merge_axes();
-  choose_ways();
-  add_steps(chain);
-  for (std::size_t i = 0; i < sources_.size(); ++i) {
-    const std::size_t bytes = tile_ * sources_[i].size;
-    if (sources_[i].way == Way::direct && elements_ > tile_)
-      fetched_.push_back({i, bytes, padded((bytes + steps_.size() - 1) / steps_.size())});
-  }
-}
+namespace {
 
 // Whether nothing but the link behind it reads a link's value, and that once.
 bool is_passed_on(const Chain& chain, std::size_t index) {
@@ -105,13 +91,71 @@ bool is_passed_on(const Chain& chain, std::size_t index) {
   return readers == 1 && next == 1;
 }
 
+// How many links behind this one are carried out with it, in registers.
+std::size_t followers(const Chain& chain, const LinkKernels& kernels, std::size_t first) {
+  const auto fits = [&](std::size_t index) {
+    return kernels.find_spine(chain.links[index].op, chain.links[index].in) != nullptr;
+  };
+  std::size_t last = first;
+  while (fits(first) && last + 1 < chain.links.size() && last + 1 - first < kLongest &&
+         is_passed_on(chain, last) && fits(last + 1))
+    ++last;
+  return last - first;
+}
+
+}  // namespace
+
+BoundChain::BoundChain(const Chain& chain, const LinkKernels& kernels,
+                       std::vector<std::size_t> shape,
+                       std::vector<std::vector<std::ptrdiff_t>> strides)
+    : kernels_(&kernels), shape_(std::move(shape)), out_size_(size_of(chain.links.back().out)) {
+  for (std::size_t each : shape_) elements_ *= each;
+  for (std::size_t i = 0; i < chain.inputs.size(); ++i)
+    sources_.push_back({size_of(chain.inputs[i]), std::move(strides[i]), Way::direct});
+  is_spine_ = chain.links.size() > 1 && followers(chain, kernels, 0) + 1 == chain.links.size();
+  merge_axes();
+  choose_ways();
+  add_steps(chain);
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    const std::size_t bytes = tile_ * sources_[i].size;
+    if (sources_[i].way == Way::direct && elements_ > tile_ && !is_spine_)
+      fetched_.push_back({i, bytes, padded((bytes + steps_.size() - 1) / steps_.size())});
+  }
+}
+
+// The number of what a link reads: of an input, or behind them of an earlier link's tile.
+std::size_t BoundChain::place_of(int read) const {
+  return static_cast<std::size_t>(read >= 0 ? read : static_cast<int>(sources_.size()) - 1 - read);
+}
+
+// Adds the links `first` to `last` (inclusive) as one step.
+void BoundChain::add_spine(const Chain& chain, std::size_t first, std::size_t last) {
+  const Link& begin = chain.links[first];
+  Step step{nullptr, {place_of(begin.reads[0]), 0, 0}, 1, tiles_[last]};
+  step.spine = kernels_->find_spine(begin.op, begin.in);
+  for (std::size_t index = first; index <= last; ++index) {
+    const Link& link = chain.links[index];
+    const bool is_right = index != first && link.reads[0] != -static_cast<int>(index);
+    const std::size_t other = place_of(link.reads[is_right ? 0 : 1]);
+    const bool repeats = other < sources_.size() && sources_[other].repeated;
+    if (!repeats) needs_tile(other);
+    step.links.push_back({link.op, is_right, repeats, nullptr});
+    step.others.push_back(other);
+  }
+  needs_tile(step.reads[0]);
+  steps_.push_back(std::move(step));
+}
+
+// Has an input laid out in tiles, if it is not read directly; of one that is repeated a spine reads
+// one element.
+void BoundChain::needs_tile(std::size_t read) {
+  if (read < sources_.size()) sources_[read].whole = true;
+}
+
 void BoundChain::add_steps(const Chain& chain) {
-  const auto inputs = static_cast<int>(sources_.size());
   std::vector<std::size_t> rooms;
   std::vector<bool> used;
-  const Link* before = nullptr;  // to be carried out with the next one
-  for (std::size_t index = 0; index < chain.links.size(); ++index) {
-    const Link& link = chain.links[index];
+  for (const Link& link : chain.links) {
     const auto room = static_cast<std::size_t>(link.room);
     if (rooms.size() <= room) {
       rooms.resize(room + 1, 0);
@@ -123,32 +167,20 @@ void BoundChain::add_steps(const Chain& chain) {
       scratch_ += padded(tile_ * size_of(link.out));
     }
     tiles_.push_back(rooms[room]);
-    const auto place = [&](int read) {
-      return static_cast<std::size_t>(read >= 0 ? read : inputs - 1 - read);
-    };
-    const auto repeats = [&](std::size_t read) {
-      return read < sources_.size() && sources_[read].repeated;
-    };
-    LinkKernel alone = kernels_->find(link.op, link.in, link.out);
-    Step step{alone, nullptr, {0, 0, 0}, link.count, rooms[room]};
-    if (before) {
-      const bool is_right = link.reads[0] != -static_cast<int>(index);
-      step.reads[0] = place(before->reads[0]);
-      step.reads[1] = place(before->reads[1]);
-      step.reads[2] = place(link.reads[is_right ? 0 : 1]);
-      step.pair = kernels_->find_pair(before->op, link.op, is_right, link.in,
-                                      repeats(step.reads[1]), repeats(step.reads[2]));
-      step.count = 3;
-      before = nullptr;
-    } else if (index + 1 < chain.links.size() && is_passed_on(chain, index) &&
-               kernels_->find_pair(link.op, chain.links[index + 1].op, false, link.in, false,
-                                   false)) {
-      before = &link;
+  }
+  for (std::size_t index = 0; index < chain.links.size(); ++index) {
+    if (const std::size_t more = followers(chain, *kernels_, index)) {
+      add_spine(chain, index, index + more);
+      index += more;
       continue;
-    } else {
-      for (int i = 0; i < link.count; ++i) step.reads[i] = place(link.reads[i]);
     }
-    steps_.push_back(step);
+    const Link& link = chain.links[index];
+    Step step{kernels_->find(link.op, link.in, link.out), {0, 0, 0}, link.count, tiles_[index]};
+    for (int i = 0; i < link.count; ++i) {
+      step.reads[i] = place_of(link.reads[i]);
+      needs_tile(step.reads[i]);
+    }
+    steps_.push_back(std::move(step));
   }
 }
 
@@ -177,8 +209,9 @@ void BoundChain::merge_axes() {
 // Cuts the result into tiles: parts of a row of the last axis or, where rows are short, several.
 void BoundChain::choose_ways() {
   row_ = shape_.empty() ? 1 : shape_.back();
-  const bool rows_are_long = shape_.size() < 2 || row_ > kTile / 2;
-  tile_ = rows_are_long ? std::min(row_, kTile) : kTile / std::max<std::size_t>(1, row_) * row_;
+  const std::size_t most = is_spine_ ? kLongTile : kTile;
+  const bool rows_are_long = shape_.size() < 2 || row_ > most / 2;
+  tile_ = rows_are_long ? std::min(row_, most) : most / std::max<std::size_t>(1, row_) * row_;
   for (Source& source : sources_) {
     auto contiguous = static_cast<std::ptrdiff_t>(source.size);
     bool direct = true, repeated = true, same = true;
@@ -216,8 +249,7 @@ void BoundChain::lay_out(char* tile, const Source& source, const char* data, std
 }
 
 // Asks for a part of what the next tile reads, while this one is worked on: a processor does so by
-// itself within a page only, and here it is another one in each tile. 8.5 instead of 11 ms for the
-// operations above, when each went through the tile by itself.
+// itself within a page only, and here it is another one in each tile.
 void BoundChain::fetch_share(const char* const* operands, std::size_t index) const {
   for (const Fetched& each : fetched_) {
     const char* next = operands[each.source] + each.bytes;
@@ -226,23 +258,38 @@ void BoundChain::fetch_share(const char* const* operands, std::size_t index) con
   }
 }
 
+void BoundChain::run_spine(char* to, const Step& step, const char* const* operands,
+                           const char* scratch, std::size_t n, bool streams) const {
+  const auto found = [&](std::size_t read) {
+    const std::size_t inputs = sources_.size();
+    return read < inputs ? operands[read] : scratch + tiles_[read - inputs];
+  };
+  SpineLink links[kLongest];
+  for (std::size_t i = 0; i < step.links.size(); ++i) {
+    links[i] = step.links[i];
+    links[i].other = found(step.others[i]);
+  }
+  step.spine(to, found(step.reads[0]), links, step.links.size(), n, streams);
+}
+
 void BoundChain::run_tile(char* out, const char* const* operands, char* scratch, std::size_t n,
                           bool streams) const {
   const std::size_t inputs = sources_.size();
   for (std::size_t index = 0; index < steps_.size(); ++index) {
     const Step& step = steps_[index];
     fetch_share(operands, index);
+    const bool is_last = index + 1 == steps_.size();
+    char* to = is_last ? out : scratch + step.tile;
+    if (step.spine) {
+      run_spine(to, step, operands, scratch, n, is_last && streams);
+      continue;
+    }
     const char* reads[kMostReads] = {nullptr, nullptr, nullptr};
     for (int i = 0; i < step.count; ++i) {
       const std::size_t read = step.reads[i];
       reads[i] = read < inputs ? operands[read] : scratch + tiles_[read - inputs];
     }
-    const bool is_last = index + 1 == steps_.size();
-    char* to = is_last ? out : scratch + step.tile;
-    if (step.pair)
-      step.pair(to, reads[0], reads[1], reads[2], n, is_last && streams);
-    else
-      step.kernel(to, reads[0], reads[1], reads[2], n);
+    step.kernel(to, reads[0], reads[1], reads[2], n);
   }
 }
 
@@ -255,7 +302,8 @@ void BoundChain::run(char* out, const char* const* inputs) const {
     streams = streams && inputs[i] != out;  // what is read is in the caches already
     const Source& source = sources_[i];
     if (source.way == Way::once && elements_) {
-      lay_out(scratch + source.tile, source, inputs[i], 0, std::min(tile_, elements_));
+      lay_out(scratch + source.tile, source, inputs[i], 0,
+              source.whole ? std::min(tile_, elements_) : 1);
       operands[i] = scratch + source.tile;
     }
   }
@@ -279,7 +327,7 @@ void BoundChain::run(char* out, const char* const* inputs) const {
     }
     char* place = out + first * out_size_;
     const bool is_on_line = reinterpret_cast<std::uintptr_t>(place) % kLine == 0;
-    const bool straight = streams && steps_.back().pair && is_on_line;
+    const bool straight = streams && steps_.back().spine && is_on_line;
     char* made = streams && !straight ? scratch + steps_.back().tile : place;
     run_tile(made, operands, scratch, n, straight);
     if (made != place) kernels_->stream(place, made, n * out_size_);

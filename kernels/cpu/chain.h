@@ -45,25 +45,34 @@ enum class LinkOp : std::uint8_t {
 // Computes `n` elements; `out` may be one of the operands, and overlaps none otherwise.
 using LinkKernel = void (*)(void* out, const void* a, const void* b, const void* c, std::size_t n);
 
-// Two operations on floats: second(first(a, b), c), or second(c, first(a, b)). Where `streams`
-// holds, `out` is aligned to a cache line, apart from all operands, and written past the caches.
-using PairKernel = void (*)(void* out, const void* a, const void* b, const void* c, std::size_t n,
-                            bool streams);
+// An operation on what the one before it has made, and an operand of its own: one element where it
+// is repeated. On the right stands what the one before has made, or not.
+struct SpineLink {
+  LinkOp op;
+  bool is_right, repeats;
+  const void* other;
+};
+
+// Operations on floats, one behind the other, the first of them on `x`; for sums, differences,
+// products and quotients. Where `streams` holds, `out` is aligned to a cache line, apart from all
+// operands, and written past the caches.
+using SpineKernel = void (*)(void* out, const void* x, const SpineLink* links, std::size_t count,
+                             std::size_t n, bool streams);
 
 struct LinkKernels {
   // The kernel of an operation on operands of type `in` (all but the condition of `where`), or null
   // where there is none.
   LinkKernel (*find)(LinkOp op, Scalar in, Scalar out);
-  // The kernel of two operations, or null. It reads one element of b or of c where that is
-  // repeated.
-  PairKernel (*find_pair)(LinkOp first, LinkOp second, bool is_right, Scalar type, bool repeats_b,
-                          bool repeats_c);
+  // The kernel of several operations of which this is one, or null.
+  SpineKernel (*find_spine)(LinkOp op, Scalar type);
   // Copies past the caches; `fence` orders such stores before all that follow.
   void (*stream)(void* to, const void* from, std::size_t bytes);
   void (*fence)();
 };
 
 constexpr int kMostReads = 3;
+// Operations of a spine.
+constexpr std::size_t kLongest = 16;
 // Inputs of a chain; one with more is left to NumPy. Their addresses are put on the stack.
 constexpr std::size_t kMostInputs = 2048;
 
@@ -103,15 +112,19 @@ class BoundChain {
     std::size_t size;  // of an element
     std::vector<std::ptrdiff_t> strides;
     Way way;
-    bool repeated;
-    std::size_t tile;  // where in the scratch memory what is not read directly is laid out
+    bool repeated = false;
+    std::size_t tile = 0;  // where in the scratch memory what is not read directly is laid out
+    bool whole = false;    // whether a tile of it is, or one element that is repeated
   };
+  // An operation, or a spine: those read what the one before has made, and another operand.
   struct Step {
     LinkKernel kernel;
-    PairKernel pair;                // instead, where there is one
     std::size_t reads[kMostReads];  // inputs, and behind them the tiles of links
     int count;
     std::size_t tile;
+    SpineKernel spine = nullptr;
+    std::vector<SpineLink> links = {};
+    std::vector<std::size_t> others = {};  // what they read
   };
 
   struct Fetched {
@@ -121,13 +134,19 @@ class BoundChain {
   void merge_axes();
   void choose_ways();
   void add_steps(const Chain& chain);
+  void add_spine(const Chain& chain, std::size_t first, std::size_t last);
+  std::size_t place_of(int read) const;
+  void needs_tile(std::size_t read);
   void lay_out(char* tile, const Source& source, const char* data, std::size_t first,
                std::size_t n) const;
+  void run_spine(char* to, const Step& step, const char* const* operands, const char* scratch,
+                 std::size_t n, bool streams) const;
   void run_tile(char* out, const char* const* operands, char* scratch, std::size_t n,
                 bool streams) const;
   void fetch_share(const char* const* operands, std::size_t index) const;
 
   const LinkKernels* kernels_;
+  bool is_spine_ = false;  // the whole chain
   std::vector<std::size_t> shape_;
   std::vector<Source> sources_;
   std::vector<Step> steps_;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "chain.h"
-#include "pairs.h"
+#include "spine.h"
 #include "vectors.h"
 
 namespace allreduce::KERNEL_LEVEL {
@@ -216,7 +216,7 @@ inline void stream(void* to, const void* from, std::size_t bytes) {
 
 inline void fence() { store_fence(); }
 
-constexpr LinkKernels link_kernels{find_link, find_pair, stream, fence};
+constexpr LinkKernels link_kernels{find_link, find_spine, stream, fence};
 
 }  // namespace
 }  // namespace allreduce::KERNEL_LEVEL

@@ -19,7 +19,7 @@ BINARY = ["add", "subtract", "multiply", "maximum", "minimum"]
 COMPARISONS = ["less", "less_equal", "greater", "greater_equal", "equal", "not_equal"]
 LOGIC = ["logical_and", "logical_or", "logical_xor"]
 # Around the widths of vectors and of tiles, and past the size from which results are streamed.
-LENGTHS = [0, 1, 15, 63, 383, 384, 385, 5000, (1 << 20) + 3]
+LENGTHS = [0, 1, 15, 63, 383, 384, 385, 2047, 2049, 5000, (1 << 20) + 3]
 
 
 @pytest.fixture(params=range(3))
@@ -111,6 +111,22 @@ def test_two_operations_have_numpys_bits(dtype: str, is_right: bool) -> None:
         with np.errstate(all="ignore"):
             for first, second in itertools.product(ARITHMETIC, ARITHMETIC):
                 _pair(first, second, is_right, [x, y, z])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.usefixtures("level")
+def test_many_operations_have_numpys_bits(dtype: str) -> None:
+    """More than stay in registers, with an array or a number on either side of each."""
+    x, y, number = _array(dtype, 803, 1), _array(dtype, 803, 2), np.array(1.25, dtype)
+    links, expected = [("add", [0, 1], dtype)], x + y
+    with np.errstate(all="ignore"):
+        for place in range(40):
+            op, other = ARITHMETIC[place // 4 % 4], place % 2 + 1
+            is_right = place % 4 > 1
+            links.append((op, [other, -1 - place] if is_right else [-1 - place, other], dtype))
+            operands = (expected, (y, number)[other - 1])
+            expected = getattr(np, op)(*(reversed(operands) if is_right else operands))
+    _same(_run(links, [x, y, number]), expected)
 
 
 @pytest.mark.parametrize("repeats", REPEATED)
