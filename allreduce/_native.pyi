@@ -269,6 +269,15 @@ class Tape:
     ) -> bool: ...
     def add_column_sums(self, out: np.ndarray, x: np.ndarray) -> bool: ...
     def add_constant(self, out: np.ndarray, value: np.ndarray) -> bool: ...
+    def add_dropout(
+        self,
+        out: np.ndarray,
+        x: np.ndarray,
+        numbers: list[np.ndarray],
+        rate: float,
+        key: int,
+        rows_per_sample: int,
+    ) -> bool: ...
     def add_loss(
         self,
         is_sparse: bool,

@@ -85,6 +85,12 @@ def _fill(tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.n
     return tape.add_copy(out, np.asarray(node.attrs["value"], out.dtype))
 
 
+def _dropout(tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
+    x, *numbers = inputs  # of the step; they stay where they are
+    attrs = node.attrs
+    return tape.add_dropout(out, x, numbers, attrs["rate"], attrs["key"], attrs["rows_per_sample"])
+
+
 def _sparse_loss(
     tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
 ) -> bool:
@@ -108,6 +114,7 @@ _ADD: dict[str, Add] = {
     "assign": _copy,
     "size": _size,
     "fill": _fill,
+    "dropout": _dropout,
     "sparse_softmax_cross_entropy": _sparse_loss,
     "sparse_softmax_cross_entropy_gradient": _sparse_loss,
     "softmax_cross_entropy": _loss,

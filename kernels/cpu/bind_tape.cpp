@@ -130,6 +130,30 @@ bool PythonTape::add_constant(nb::handle out, nb::handle value) {
   return true;
 }
 
+template <class T>
+bool PythonTape::dropout_of(PyArrayObject* out, PyArrayObject* x, const Arrays& from, double rate,
+                            std::uint64_t key, std::int64_t rows_per_sample) {
+  if (!is_of<T>(out) || !is_of<T>(x) || !PyArray_SIZE(x)) return false;
+  const auto rows = static_cast<std::size_t>(PyArray_NDIM(x) ? PyArray_DIM(x, 0) : 1);
+  const typename DropoutTask<T>::Plan plan{rows, static_cast<std::size_t>(PyArray_SIZE(x)) / rows,
+                                           rate, key, rows_per_sample};
+  tape_.add(std::make_unique<DropoutTask<T>>(
+      kernels_in_use().of<T>(), plan,
+      typename DropoutTask<T>::Places{place(out), place(x), place(from[0]), place(from[1])}));
+  return true;
+}
+
+bool PythonTape::add_dropout(nb::handle out, nb::handle x, const nb::list& from, double rate,
+                             std::uint64_t key, std::int64_t rows_per_sample) {
+  PyArrayObject *to = as_array(out), *source = as_array(x);
+  const Arrays numbers = arrays_of(from);
+  for (PyArrayObject* each : numbers)
+    if (scalar_of(PyArray_TYPE(each)) != Scalar::int64 || !is_plain(each)) return false;
+  if (numbers.size() != 2 || !is_contiguous(to) || !is_contiguous(source)) return false;
+  return dropout_of<float>(to, source, numbers, rate, key, rows_per_sample) ||
+         dropout_of<double>(to, source, numbers, rate, key, rows_per_sample);
+}
+
 void bind_tape(nb::module_& m) {
   nb::class_<PythonTape>(m, "Tape")
       .def(nb::init<nb::list, nb::list>(), nb::arg("given"), nb::arg("held"))
@@ -143,6 +167,8 @@ void bind_tape(nb::module_& m) {
            nb::arg("a"), nb::arg("b"), nb::arg("rest"), nb::arg("rows"), nb::arg("in_place"))
       .def("add_column_sums", &PythonTape::add_column_sums, nb::arg("out"), nb::arg("x"))
       .def("add_constant", &PythonTape::add_constant, nb::arg("out"), nb::arg("value"))
+      .def("add_dropout", &PythonTape::add_dropout, nb::arg("out"), nb::arg("x"),
+           nb::arg("numbers"), nb::arg("rate"), nb::arg("key"), nb::arg("rows_per_sample"))
       .def("add_loss", &PythonTape::add_loss, nb::arg("is_sparse"), nb::arg("out"),
            nb::arg("dy").none(), nb::arg("targets"), nb::arg("logits"));
   m.def("find_blas", &find_blas, nb::arg("module"));

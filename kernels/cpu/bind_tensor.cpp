@@ -226,11 +226,10 @@ void bind_dropout(nb::module_& m) {
         if (!(rate >= 0 && rate < 1)) throw nb::value_error("the rate of a dropout is in [0, 1)");
         if (!n) return;
         const std::size_t rows = x.ndim() ? x.shape(0) : 1;
-        const DropoutPlan plan{key, first_row, static_cast<std::uint32_t>(step),
-                               static_cast<std::uint32_t>(rate * 4294967296.0)};
+        const DropoutPlan plan = dropout_plan(rate, key, first_row, step);
         unlocked(n, [&] {
-          table().of<T>().dropout(out.data(), x.data(), rows, n / rows,
-                                  static_cast<T>(1 / (1 - rate)), plan);
+          table().of<T>().dropout(out.data(), x.data(), rows, n / rows, dropout_scale<T>(rate),
+                                  plan);
         });
       },
       nb::arg("out").noconvert(), nb::arg("x").noconvert(), nb::arg("rate"), nb::arg("key"),

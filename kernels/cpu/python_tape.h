@@ -78,6 +78,9 @@ class PythonTape {
                     const nb::list& rest, std::int64_t rows, bool in_place);
   bool add_column_sums(nb::handle out, nb::handle x);
   bool add_constant(nb::handle out, nb::handle value);
+  // `from` are 0-dimensional: where the replica's rows begin, and the step's number.
+  bool add_dropout(nb::handle out, nb::handle x, const nb::list& from, double rate,
+                   std::uint64_t key, std::int64_t rows_per_sample);
   bool add_loss(bool is_sparse, nb::handle out, nb::handle dy, nb::handle targets,
                 nb::handle logits);
 
@@ -101,6 +104,9 @@ class PythonTape {
   template <class T>
   bool epilogue_of(const Chain& chain, PyArrayObject* out, PyArrayObject* a, PyArrayObject* b,
                    const Arrays& rest, std::int64_t rows, bool in_place);
+  template <class T>
+  bool dropout_of(PyArrayObject* out, PyArrayObject* x, const Arrays& from, double rate,
+                  std::uint64_t key, std::int64_t rows_per_sample);
   template <class T>
   bool sums_of(PyArrayObject* out, PyArrayObject* x);
   template <class T>

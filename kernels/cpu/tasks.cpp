@@ -125,6 +125,21 @@ bool LossTask<T>::run(const std::vector<std::uintptr_t>& bases) const {
   return true;
 }
 
+template <class T>
+bool DropoutTask<T>::run(const std::vector<std::uintptr_t>& bases) const {
+  const auto number = [&](const Place& place) {
+    return *reinterpret_cast<const std::int64_t*>(place.in(bases));
+  };
+  const auto first_row =
+      static_cast<std::uint64_t>(number(places_.row_offset) * plan_.rows_per_sample);
+  const DropoutPlan plan = dropout_plan(plan_.rate, plan_.key, first_row,
+                                        static_cast<std::uint64_t>(number(places_.step)));
+  kernels_->dropout(reinterpret_cast<T*>(places_.out.in(bases)),
+                    reinterpret_cast<const T*>(places_.x.in(bases)), plan_.rows, plan_.columns,
+                    dropout_scale<T>(plan_.rate), plan);
+  return true;
+}
+
 template class ProductTask<float>;
 template class ProductTask<double>;
 template class EpilogueTask<float>;
@@ -133,5 +148,7 @@ template class ColumnSumsTask<float>;
 template class ColumnSumsTask<double>;
 template class LossTask<float>;
 template class LossTask<double>;
+template class DropoutTask<float>;
+template class DropoutTask<double>;
 
 }  // namespace allreduce

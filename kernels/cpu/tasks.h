@@ -138,4 +138,27 @@ class LossTask : public Task {
   std::size_t rows_, columns_;
 };
 
+// What a dropout keeps depends on the step, and on where the replica's rows begin, which it reads.
+template <class T>
+class DropoutTask : public Task {
+ public:
+  struct Plan {
+    std::size_t rows, columns;
+    double rate;
+    std::uint64_t key;
+    std::int64_t rows_per_sample;
+  };
+  struct Places {
+    Place out, x, row_offset, step;
+  };
+  DropoutTask(const FloatKernels<T>& kernels, const Plan& plan, const Places& places)
+      : Task(plan.rows * plan.columns * 8), kernels_(&kernels), plan_(plan), places_(places) {}
+  bool run(const std::vector<std::uintptr_t>& bases) const override;
+
+ private:
+  const FloatKernels<T>* kernels_;
+  Plan plan_;
+  Places places_;
+};
+
 }  // namespace allreduce

@@ -33,6 +33,19 @@ struct DropoutPlan {
   std::uint32_t step, threshold;
 };
 
+// From the share that is dropped, which is below 1.
+inline DropoutPlan dropout_plan(double rate, std::uint64_t key, std::uint64_t first_row,
+                                std::uint64_t step) {
+  return {key, first_row, static_cast<std::uint32_t>(step),
+          static_cast<std::uint32_t>(rate * 4294967296.0)};
+}
+
+// What is kept becomes as much larger.
+template <class T>
+T dropout_scale(double rate) {
+  return static_cast<T>(1 / (1 - rate));
+}
+
 template <class T>
 struct FloatKernels {
   void (*relu)(T* out, const T* x, std::size_t n);

@@ -49,7 +49,7 @@ def _network() -> tuple[Callable[..., Any], list[ar.Variable]]:
     @ar.function
     def step(x: Any, y: Any) -> Any:
         a, b, c, d = variables
-        hidden = ops.relu(x @ a + b) * 0.5 + 1
+        hidden = ops.dropout(ops.relu(x @ a + b) * 0.5 + 1, 0.3, seed=1)
         loss = ar.nn.losses.sparse_categorical_crossentropy(y, hidden @ c + d, from_logits=True)
         optimizer.minimize(loss, variables)
         return loss, ops.transpose(x, (1, 0)), ops.mean(hidden, axis=0)
