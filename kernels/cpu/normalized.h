@@ -13,7 +13,7 @@ namespace {
 // The mean of `term(j)` over a row.
 template <class T, class Term>
 inline T mean_of(std::size_t columns, Term term) {
-  return fold_row(columns, T(0), term, [](T a, T b) { return a + b; }) / static_cast<T>(columns);
+  return sum_row<T>(columns, term) / static_cast<T>(columns);
 }
 
 // What a row is divided by.
@@ -31,8 +31,7 @@ void softmax(T* out, const T* x, std::size_t rows, std::size_t columns) {
   for (std::size_t i = 0; i < rows; ++i, x += columns, out += columns) {
     const T shift = largest(x, columns);
     for (std::size_t j = 0; j < columns; ++j) out[j] = exponential(x[j] - shift);
-    const T total = fold_row(
-        columns, T(0), [out](std::size_t j) { return out[j]; }, [](T a, T b) { return a + b; });
+    const T total = sum_row<T>(columns, [out](std::size_t j) { return out[j]; });
     for (std::size_t j = 0; j < columns; ++j) out[j] /= total;
   }
 }

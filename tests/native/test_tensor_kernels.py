@@ -173,6 +173,24 @@ def test_rows_are_normalized(levels: list[int], dtype: str, columns: int) -> Non
     np.testing.assert_allclose(slopes, expected, rtol, 10 * atol)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [512, 513, 1536, 5000, 65536])
+def test_long_rows_are_added_up_as_well_as_numpy_does(
+    levels: list[int], dtype: str, columns: int
+) -> None:
+    x = np.random.default_rng(columns).uniform(1, 2, (4, columns)).astype(dtype)
+    normal, shares = np.empty_like(x), np.empty_like(x)
+    _native.normalize(normal, x, 1e-3)
+    _native.softmax(shares, x)
+    wide = x.astype(np.longdouble)
+    centred = wide - wide.mean(-1, keepdims=True)
+    expected = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + 1e-3)
+    # Means of so many numbers from 1 to 2 are off by few units in the last place.
+    unit = float(np.finfo(dtype).eps)
+    assert np.abs(normal - expected).max() < 7 * unit  # lanes alone: 14
+    np.testing.assert_allclose(shares.sum(-1, dtype=np.longdouble), 1, rtol=2 * unit)
+
+
 def test_wrong_arrays_are_refused() -> None:
     x, count = np.zeros(4, np.float32), np.ones(1, np.float32)
     with pytest.raises(ValueError, match="different sizes"):
