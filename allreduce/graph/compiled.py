@@ -100,10 +100,8 @@ class ProgramCache:
 
     def of(self, fn: Callable[..., Any]) -> Programs:
         """Return what was compiled of a function."""
-        # A bound method is made anew at each access: its instance is what lives on. By id, as an
-        # instance need not be hashable; forgotten before its id can return.
-        owner, method = (fn.__self__, fn.__func__) if inspect.ismethod(fn) else (fn, None)
-        key = (id(owner), method)
+        owner, method = _parts(fn)
+        key = (id(owner), method)  # forgotten before its id can return
         found = self._functions.get(key)
         if found is None:
             found = self._functions[key] = Programs(self._discarded)
@@ -114,6 +112,12 @@ class ProgramCache:
                 found.owner = owner
         return found
 
+    def like(self, fn: Callable[..., Any]) -> Arguments | None:
+        """Return what a function's latest call looked like, if others may be compared with it."""
+        owner, method = _parts(fn)
+        found = self._functions.get((id(owner), method))
+        return None if found is None else found.like
+
     def _forget(self, key: tuple[int, object], code: object) -> None:
         programs = self._functions.pop(key)
         if programs.by_signature:
@@ -122,10 +126,19 @@ class ProgramCache:
     def clear(self) -> None:
         """Forget all programs, but not how often each function ran."""
         for programs in list(self._functions.values()):  # some may go meanwhile
-            programs.latest = None
+            programs.latest = programs.like = programs.liked = None
             while programs.by_signature:
                 _, compiled = programs.by_signature.popitem()
                 compiled.release()
+
+
+def _parts(fn: Callable[..., Any]) -> tuple[Any, object]:
+    """Return what lives as long as a function does, and which of its methods it is.
+
+    A bound method is made anew at each access: its instance is what lives on. It need not be
+    hashable.
+    """
+    return (fn.__self__, fn.__func__) if inspect.ismethod(fn) else (fn, None)
 
 
 @dataclass(slots=True)
@@ -134,6 +147,8 @@ class Programs:
 
     Attributes:
         discarded: The functions before it that were made for one call each.
+        like: What the latest call looked like, if others may be compared with it.
+        liked: What was compiled for that.
         owner: What the function is of, where it has to be kept so that its id stays its own.
     """
 
@@ -143,6 +158,8 @@ class Programs:
     steps: int = 0
     retracing: Retracing = field(default_factory=Retracing)
     owner: object = None
+    like: Arguments | None = None
+    liked: Compiled | None = None
 
     def get(
         self,
@@ -155,6 +172,9 @@ class Programs:
 
         The first one with another seed takes the place of all those with the seed before.
         """
+        if self.like is not None and arguments.key is self.like.key and self.liked and not alone:
+            self.retracing.note(fn, arguments, False)
+            return self.liked
         signature = (alone, arguments.seed, arguments.key)
         found = self.by_signature.get(signature)
         self.retracing.note(fn, arguments, found is None)
@@ -163,6 +183,8 @@ class Programs:
                 self.discarded.note(fn)
             self._drop_other_seeds(alone, arguments.seed)
             found = self.by_signature[signature] = make()
+        if not alone:
+            self.like, self.liked = arguments.without_values(), found
         return found
 
     def _drop_other_seeds(self, alone: bool, seed: int | None) -> None:
@@ -172,6 +194,7 @@ class Programs:
                 dropped = self.by_signature.pop(signature)
                 if dropped is self.latest:
                     self.latest = None
+                self.like = self.liked = None
                 dropped.release()
 
     def count_step(self) -> int:

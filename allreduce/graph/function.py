@@ -8,10 +8,8 @@ from typing import Any
 
 from allreduce.errors import UsageError
 from allreduce.graph import nest
-from allreduce.graph.calls import canonical
 from allreduce.graph.owner import current_replicator
 from allreduce.graph.per_replica import PerReplica
-from allreduce.graph.signature import take_apart
 from allreduce.graph.step_graph import StepGraph
 from allreduce.graph.trace import check_outside, current_trace
 
@@ -40,8 +38,7 @@ class Function:
                 "strategy.run(...), which gives each replica its part"
             )
         replicator = current_replicator()
-        call = canonical(self.python_function, args, kwargs)
-        arguments = take_apart(call, replicator.local_replicas)
+        arguments = replicator.take_apart(self.python_function, args, kwargs)
         return replicator.run_alone(self.python_function, arguments)
 
     def graph(self, *args: Any, **kwargs: Any) -> StepGraph:
@@ -56,8 +53,7 @@ class Function:
         """
         check_outside("graph", "ask for it outside")
         replicator = current_replicator()
-        call = canonical(self.python_function, args, kwargs)
-        arguments = take_apart(call, replicator.local_replicas)
+        arguments = replicator.take_apart(self.python_function, args, kwargs)
         return StepGraph(replicator.graph(self.python_function, arguments))
 
     def __get__(self, instance: Any, owner: Any = None) -> Function:

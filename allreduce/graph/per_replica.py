@@ -35,30 +35,28 @@ class PerReplica:
     everyone: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.values, list | tuple) or not self.values:
+        if not isinstance(self.values, (list, tuple)) or not self.values:
             raise UsageError(
                 "PerReplica takes a tuple with one array per local replica, got "
                 f"{type(self.values).__name__} {self.values!r:.60}"
             )
-        values = tuple(np.asarray(value) for value in self.values)
-        rows = tuple(len(value) if value.ndim else 1 for value in values)
-        weights = self.weights or rows
+        # Lists, and no generators: three of these are made in each step.
+        values = tuple([np.asarray(value) for value in self.values])
+        rows = tuple([len(value) if value.ndim else 1 for value in values])
+        weights = tuple(self.weights) or rows
         is_batch = self.is_batch
         if is_batch is None:
-            is_batch = values[0].ndim > 0 and tuple(weights) == rows
-        offsets = self.offsets or tuple(sum(weights[:i]) for i in range(len(weights)))
+            is_batch = values[0].ndim > 0 and weights == rows
+        offsets = tuple(self.offsets) or tuple([sum(weights[:i]) for i in range(len(weights))])
         if not len(values) == len(weights) == len(offsets):
             raise UsageError(
                 f"PerReplica got {len(values)} values, {len(weights)} weights and {len(offsets)} "
                 "offsets; it needs one of each per local replica"
             )
-        for name, value in (
-            ("values", values),
-            ("weights", tuple(weights)),
-            ("offsets", tuple(offsets)),
-            ("is_batch", is_batch),
-        ):
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "offsets", offsets)
+        object.__setattr__(self, "is_batch", is_batch)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{value!s:.60}" for value in self.values)

@@ -65,14 +65,10 @@ class Replicas:
         self._stale = False  # whether what a dead communicator leaves has still to be made anew
         self.fed: Fed | None = None
         self._over = ""  # why they run no steps any more
-
-    @property
-    def local_replicas(self) -> int:
-        return len(self.devices)
-
-    @property
-    def _spans_ranks(self) -> bool:
-        return self.local_replicas < self.num_replicas_in_sync
+        # No properties, nor the calls that can be spared in `_exclusively` and `on_replicas`: each
+        # step asks.
+        self.local_replicas = len(self.devices)
+        self._spans_ranks = self.local_replicas < total
 
     @property
     def places(self) -> list[Places]:
@@ -119,6 +115,13 @@ class Replicas:
         If one raises, all others, of other ranks too, are released from their collectives, unless
         they raise it as well; the first error is raised.
         """
+        if self.local_replicas == 1:
+            try:
+                return [work(0)]
+            except BaseException as only:
+                self._tell(0, only)
+                self._add_traceback(only)
+                raise
         failures: list[BaseException] = []
         guard = threading.Lock()
 
@@ -131,7 +134,7 @@ class Replicas:
                 self._tell(index, error)
                 return None
 
-        results = [guarded(0)] if self.local_replicas == 1 else self._in_threads(guarded)
+        results = self._in_threads(guarded)
         if failures:
             # What the others raise because theirs was aborted only echoes the cause.
             error = next((e for e in failures if not isinstance(e, PeerLostError)), failures[0])
@@ -184,9 +187,12 @@ class Replicas:
             step = self._step = object()
             try:
                 _steps.set((*outer, step))
-                self._stop("an interrupt")  # which another one may have kept from it
-                self._renew()
-                self._check_not_over()
+                if self._threads is not None:
+                    self._stop("an interrupt")  # which another one may have kept from it
+                if not self._spans_ranks:
+                    self._renew()
+                if self._over:
+                    self._check_not_over()
                 return work()
             except BaseException as error:
                 self._stop(repr(error))

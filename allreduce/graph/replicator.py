@@ -14,7 +14,13 @@ from allreduce.errors import UsageError
 from allreduce.graph.agreement import compare
 from allreduce.graph.arenas import publish_iterations, renew
 from allreduce.graph.calls import canonical
-from allreduce.graph.compiled import Compiled, ProgramCache, compile_alone, compile_step
+from allreduce.graph.compiled import (
+    Compiled,
+    ProgramCache,
+    Programs,
+    compile_alone,
+    compile_step,
+)
 from allreduce.graph.cutting import measured, prepare
 from allreduce.graph.eager_step import run_eagerly
 from allreduce.graph.node import Graph
@@ -72,15 +78,22 @@ class Replicator(Replicas):
         check_outside("run", "call the function itself there")
         if not callable(fn):
             raise UsageError(f"run takes a function, not {type(fn).__name__} {fn!r:.60}")
-        if not isinstance(args, list | tuple) or not isinstance(kwargs, dict | None):
+        if not isinstance(args, (list, tuple)) or not (kwargs is None or isinstance(kwargs, dict)):
             raise UsageError(
                 f"run takes the arguments as args=(x, y) and kwargs={{...}}; got args of type "
                 f"{type(args).__name__} and kwargs of type {type(kwargs).__name__}"
             )
         fn = getattr(fn, "python_function", fn)
-        arguments = take_apart(canonical(fn, args, kwargs or {}), self.local_replicas)
+        arguments = self.take_apart(fn, args, kwargs or {})
         returned, results, moments = self._results(fn, arguments, eagerly)
         return returned.rebuild(returned.spread(results, moments))
+
+    def take_apart(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Arguments:
+        """Describe a call's arguments."""
+        like = self._programs.like(fn)
+        return take_apart(canonical(fn, args, kwargs), self.local_replicas, like)
 
     def run_alone(self, fn: Callable[..., Any], arguments: Arguments) -> Any:
         """Run `fn` on this process's first replica only; no other rank or replica takes part."""
@@ -91,7 +104,7 @@ class Replicator(Replicas):
         """Return the graph of a step, as each replica runs it, without running it."""
 
         def current() -> Graph:
-            compiled = self._compiled(fn, arguments)
+            compiled = self._compiled(self._programs.of(fn), fn, arguments)
             compiled.follow(self)
             return compiled.graph
 
@@ -102,7 +115,11 @@ class Replicator(Replicas):
         return self._programs.of(getattr(fn, "python_function", fn)).latest
 
     def _compiled(
-        self, fn: Callable[..., Any], arguments: Arguments, alone: bool = False
+        self,
+        programs: Programs,
+        fn: Callable[..., Any],
+        arguments: Arguments,
+        alone: bool = False,
     ) -> Compiled:
         """Return the step of a function; all ranks do so together, but where one runs it alone."""
         made: list[Compiled] = []
@@ -114,7 +131,7 @@ class Replicator(Replicas):
                 made.append(compile_step(self, fn, arguments))
             return made[0]
 
-        compiled = self._programs.of(fn).get(fn, arguments, make, alone)
+        compiled = programs.get(fn, arguments, make, alone)
         if compiled.agreement is not None and not made:
             compare(self, compiled.agreement, arguments.everyone is not None)
         return compiled
@@ -131,11 +148,12 @@ class Replicator(Replicas):
         alone = alone and self.num_replicas_in_sync > 1
 
         def run() -> tuple[Returned, list[list[np.ndarray]], list[Moment]]:
-            compiled = None if eagerly else self._compiled(fn, arguments, alone)
-            number = self._programs.of(fn).count_step()
+            programs = self._programs.of(fn)
+            compiled = None if eagerly else self._compiled(programs, fn, arguments, alone)
+            number = programs.count_step()
             moments = arguments.moments(self.local_replicas, self.num_replicas_in_sync, number)
             if compiled is not None:
-                self._programs.of(fn).latest = compiled
+                programs.latest = compiled
                 return compiled.returned, self._run_compiled(compiled, arguments, moments), moments
             replicas = [self._first()] if alone else self.replicas
             return *self._run_eagerly(replicas, fn, arguments, moments), moments

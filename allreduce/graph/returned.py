@@ -33,6 +33,8 @@ class Returned:
 
     def rebuild(self, values: Iterator[Any]) -> Any:
         """Put fetched values where the function returned tensors."""
+        if self.structure is True:
+            return next(values)
         return nest.map_leaves(lambda leaf: next(values) if leaf is True else leaf, self.structure)
 
     def spread(

@@ -88,6 +88,29 @@ def test_equal_calls_share_a_trace_however_they_are_written() -> None:
         owner.step(x, w=1)
 
 
+def test_a_call_is_compared_with_the_latest_one_in_all_that_counts() -> None:
+    traces: list[tuple[Any, ...]] = []
+
+    @function
+    def step(x: Tensor, y: Any) -> Any:
+        traces.append((x.shape, x.dtype.name, isinstance(y, Tensor), len(passes.switched_off())))
+        return x * y
+
+    ones, wide = np.ones(2, "float32"), np.ones((3, 2), "float32")
+    for x, y in [(ones, ones), (ones, 2), (ones, ones), (wide, ones), (ones.astype("int64"), ones)]:
+        for factor in (1, 2):  # new values each time, in an array of the same look
+            np.testing.assert_array_equal(step(x * factor, y).numpy(), x * factor * y)
+    passes.switch("fuse", False)
+    try:
+        step(ones.astype("int64"), ones)
+    finally:
+        passes.switch("fuse", True)
+    assert traces == [
+        *(((2,), "float32", True, 0), ((2,), "float32", False, 0), ((3, 2), "float32", True, 0)),
+        *(((2,), "int64", True, 0), ((2,), "int64", True, 1)),
+    ]
+
+
 def test_a_default_that_is_a_dataclass_is_the_functions_own() -> None:
     @dataclass(eq=False)
     class Traces:
