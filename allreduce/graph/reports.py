@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -65,15 +66,27 @@ class Fed:
 class Recent:
     """How long the latest steps took, in seconds, with pipelining (True) and without (False)."""
 
-    _KEPT = 32  # of each
+    _KEPT = 64
 
     def __init__(self) -> None:
-        self.seconds = {how: deque[float](maxlen=self._KEPT) for how in (True, False)}
+        self._steps = deque[tuple[bool, float]](maxlen=self._KEPT)
 
     def note(self, took: Took) -> Took:
         """Keep how long one step took."""
-        self.seconds[options.current().pipelining].append(took.ended - took.began)
+        self._steps.append((options.current().pipelining, took.ended - took.began))
         return took
+
+    def seconds(self, how: bool) -> list[float]:
+        """Give those with pipelining, or those without."""
+        return [seconds for each, seconds in self._steps if each is how]
+
+    def shares(self) -> list[float]:
+        """Divide each step with pipelining by a neighbour without: all else was alike."""
+        return [
+            one / other if how else other / one
+            for (how, one), (next_how, other) in itertools.pairwise(self._steps)
+            if how is not next_how
+        ]
 
 
 def timed(frame: Frame, node: Node, step: Step) -> Step:

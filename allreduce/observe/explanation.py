@@ -13,6 +13,7 @@ from rich.table import Table
 
 from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
+from allreduce.events import counted
 from allreduce.graph.compiled import Compiled
 from allreduce.graph.frame import Frame
 from allreduce.graph.node import Node
@@ -212,14 +213,15 @@ def _communication(frame: Frame) -> Iterator[str]:
 
 def _pipelining(frame: Frame) -> Iterator[str]:
     """Say how long steps took, and what pipelining gave where they ran without it, too."""
-    overlapped, in_turn = (frame.recent.seconds[how] for how in (True, False))
-    for seconds, how in ((overlapped, "with"), (in_turn, "without")):
-        if seconds:
+    for how, name in ((True, "with"), (False, "without")):
+        if seconds := frame.recent.seconds(how):
             middle = _ms(statistics.median(seconds))
-            yield f"steps {how} pipelining: {middle}, the median of {len(seconds)}"
-    if overlapped and in_turn:
-        gain = 1 - statistics.median(overlapped) / statistics.median(in_turn)
-        yield f"pipelining gave {gain:.0%} of a step's time, beside what hides the input"
+            yield f"steps {name} pipelining: {middle}, the median of {len(seconds)}"
+    if shares := frame.recent.shares():
+        yield (
+            f"pipelining gave {1 - statistics.median(shares):.0%} of a step's time, the median of "
+            f"{counted(len(shares), 'pair')} of neighbours, beside what hides the input"
+        )
 
 
 def _ms(seconds: float) -> str:
