@@ -25,10 +25,10 @@ def build(name: str, workload: Workload, rank: int, ports: Sequence[int]) -> tup
 
         return 0, ours_alone.SIDES[workload.name](workload)
     if len(ports) == 1 or name == "apart":
-        return max(rank, 0), Ours(_STEPS[workload.name](workload))
+        return max(rank, 0), Ours(STEPS[workload.name](workload))
     strategy = ar.MultiWorkerMirroredStrategy()
     with strategy.scope():
-        step = _STEPS[workload.name](workload)
+        step = STEPS[workload.name](workload)
     return strategy.communicator.rank, Together(step, strategy)
 
 
@@ -195,7 +195,7 @@ def _chain(workload: Workload) -> Step:
     return ar.function(lambda x: chain.apply(ar.ops, x))
 
 
-_STEPS: dict[str, Callable[[Workload], Step]] = {
+STEPS: dict[str, Callable[[Workload], Step]] = {
     "mlp": training(mlp),
     "small": training(mlp),
     "conv": training(_conv),
