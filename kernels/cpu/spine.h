@@ -38,7 +38,7 @@ struct Divide {
 
 // Vectors that stay in registers from the first operation to the last: as many divisions are under
 // way at once, and to choose an operation is little beside them. Eight operations on 10⁷ floats
-// take 4 ms so (Zen 3), and 7.5 where pairs of them went through tiles; to copy as many takes 3.4.
+// take 3.9 ms so (Zen 3); to copy as many past the caches takes 3.4.
 constexpr std::size_t kHeld = 8;
 // Bytes: as far ahead is asked for what is read, as a processor does by itself within a page only.
 // Eight operations on 10⁷ floats: 4.1 instead of 4.4 ms, and on small pages 5.6 instead of 6.0.
