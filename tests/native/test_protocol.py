@@ -22,16 +22,27 @@ SOURCES = {  # of each test program, besides the kernels
     "tcp_test": "tcp_agreement tcp_connection tcp_diagnostics tcp_endings tcp_engine tcp_execution "
     "tcp_fold tcp_member tcp_messages tcp_plan tcp_small tcp_staging tcp_words",
 }
+STANDARD = (
+    "algorithm array atomic chrono condition_variable cstring deque functional map memory mutex "
+    "optional string thread vector"
+)
 LEVELS = {
     "baseline": [],
     "avx2": ["-mavx2", "-mf16c"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mf16c"],
 }
 COMMON = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-psabi"]
-COMMON += ["-ffp-contract=off", "-fwrapv", f"-I{CPU}", "-pthread"]
+COMMON += ["-ffp-contract=off", "-fwrapv", f"-I{CPU}", "-pthread", "-fno-sanitize-recover=all"]
 SANITIZERS = ("thread", "address,undefined")
+LINES = "-g1"  # for the reports; more would take half as long again
+# Checks for undefined behaviour take twice as long to compile where they are then optimized, and
+# what is checked runs no faster for it.
+LIBRARY = {"thread": (LINES,), "address,undefined": (LINES, "-O0")}
+# What is to be checked are the sources and not what tests them.
+TEST = {"thread": (LINES,), "address,undefined": (LINES, "-fno-sanitize=undefined")}
 
 Builder = Callable[[str, str], Path]  # (program, sanitizer) -> the executable
+Command = list[str | Path]
 
 
 @pytest.fixture(scope="module")
@@ -41,39 +52,60 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Builder:
     parts: dict[str, list[Path]] = {}
 
     def program(name: str, sanitizer: str) -> Path:
-        compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-        if compiler is None:
-            pytest.skip("no C++ compiler")
         folder = tmp_path_factory.mktemp("native")
-        flags = [compiler, *COMMON, f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
-        probe = folder / "probe.cpp"
-        probe.write_text("int main() { return 0; }\n")
-        if subprocess.run([*flags, probe, "-o", folder / "probe"], capture_output=True).returncode:
-            pytest.skip(f"{compiler} lacks -fsanitize={sanitizer}")
-        if sanitizer not in parts:
-            parts[sanitizer] = compile_kernels(folder, flags, sanitizer)
+        flags = compiler_of(sanitizer, folder)
         sources = [CPU / f"{one}.cpp" for one in SOURCES.get(name, "").split()]
-        sources.append(Path(__file__).parent / f"{name}.cpp")
         missing = [one for one in sources if (sanitizer, one.name) not in made]
         for one in missing:
             made[sanitizer, one.name] = folder / f"{one.stem}.o"
-        flags.append("-g1")  # lines for the reports; more would take half as long again
-        run_together([*flags, "-c", one, "-o", made[sanitizer, one.name]] for one in missing)
-        objects = [made[sanitizer, one.name] for one in sources]
-        run([*flags, *objects, *parts[sanitizer], "-o", folder / name])
+        target = folder / f"{name}.o"
+        source = Path(__file__).parent / f"{name}.cpp"
+        commands: list[Command] = [[*flags, *TEST[sanitizer], "-c", source, "-o", target]]
+        if missing:
+            standard = precompiled([*flags, *LIBRARY[sanitizer]], folder)
+            commands += [[*standard, "-c", one, "-o", made[sanitizer, one.name]] for one in missing]
+        if sanitizer not in parts:
+            parts[sanitizer], kernels = kernel_commands(folder, flags, sanitizer)
+            commands = [*kernels, *commands]
+        run_together(commands)
+        objects = [*(made[sanitizer, one.name] for one in sources), target, *parts[sanitizer]]
+        run([*flags, *objects, "-o", folder / name])
         return folder / name
 
     return program
 
 
-def compile_kernels(folder: Path, flags: list[str], sanitizer: str) -> list[Path]:
-    """Compile the kernels: for races one instruction set is as good as all."""
+def compiler_of(sanitizer: str, folder: Path) -> list[str]:
+    """Return the command that compiles for a sanitizer, or skip the test."""
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    flags = [compiler, *COMMON, f"-fsanitize={sanitizer}"]
+    probe = folder / "probe.cpp"
+    probe.write_text("int main() { return 0; }\n")
+    if subprocess.run([*flags, probe, "-o", folder / "probe"], capture_output=True).returncode:
+        pytest.skip(f"{compiler} lacks -fsanitize={sanitizer}")
+    return flags
+
+
+def precompiled(flags: list[str], folder: Path) -> list[str]:
+    """Compile the standard headers, half of the sources' time, once for all of them."""
+    header = folder / "standard.h"
+    header.write_text("".join(f"#include <{name}>\n" for name in STANDARD.split()))
+    run([*flags, "-x", "c++-header", header, "-o", folder / "standard.h.gch"])
+    return [*flags, "-include", str(header)]
+
+
+def kernel_commands(
+    folder: Path, flags: list[str], sanitizer: str
+) -> tuple[list[Path], list[Command]]:
+    """Return the kernels' objects and what compiles them: for races one instruction set will do."""
     several = os.uname().machine == "x86_64" and sanitizer != "thread"
     if sanitizer != "thread":  # 20 s of compiling instead of 64, and none more of running
         flags = [*flags, "-O0"]
     objects = [folder / "kernel_table.o"]
     dispatch = ["-DALLREDUCE_X86_LEVELS"] if several else []
-    commands: list[list[str | Path]] = []
+    commands: list[Command] = []
     commands.append([*flags, *dispatch, "-c", CPU / "kernel_table.cpp", "-o", objects[0]])
     for level, own in LEVELS.items() if several else [("baseline", [])]:
         if level != "baseline":  # the same operations; checking them triples the time to compile
@@ -81,18 +113,17 @@ def compile_kernels(folder: Path, flags: list[str], sanitizer: str) -> list[Path
         objects.append(folder / f"{level}.o")
         source = CPU / "reduce_kernels.cpp"
         commands.append([*flags, *own, f"-DKERNEL_LEVEL={level}", "-c", source, "-o", objects[-1]])
-    run_together(commands)
-    return objects
+    return objects, commands
 
 
-def run_together(commands: Iterable[list[str | Path]]) -> None:
+def run_together(commands: Iterable[Command]) -> None:
     """Run commands that have to succeed, as many at a time as there are cores."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for _ in pool.map(run, commands):
             pass
 
 
-def run(command: list[str | Path], timeout: float = 400) -> str:
+def run(command: Command, timeout: float = 400) -> str:
     """Run a command that has to succeed; returns its output."""
     options = {"TSAN_OPTIONS": "halt_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
     result = subprocess.run(
