@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -138,11 +137,19 @@ def test_a_caught_sys_exit_is_no_failure(script: Write) -> None:
 
 
 def test_a_rank_that_raises_leaves_no_shared_memory_of_mpis(script: Write) -> None:
-    before = set(os.listdir("/dev/shm"))
-    path = script("if world.rank == 1: raise ValueError\ntime.sleep(60)")
-    assert run(mpirun(3, path), deadline=15).code == 1
-    left = {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("mpich")}
-    assert not left
+    lines = (
+        "with open('/proc/self/maps') as maps:\n"
+        "    mapped = {line.split()[5] for line in maps if '/dev/shm/' in line}\n"
+        "os.write(1, ''.join(f'{name}\\n' for name in mapped).encode())\n"
+        "world.store.barrier('all', 30)\n"
+        "if world.rank == 1: raise ValueError\n"
+        "time.sleep(60)"
+    )
+    result = run(mpirun(3, script(lines)), deadline=15)
+    assert result.code == 1
+    mapped = [Path(line) for line in result.out.splitlines()]
+    assert len(mapped) >= 3
+    assert not [name for name in mapped if name.exists()]
 
 
 def test_a_library_that_does_not_know_the_launcher_leaves_no_shared_memory(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def _job(transport: str, size: int, seed: int) -> Iterator[tuple[Path, subproces
         script = place / "program.py"
         script.write_text(script_of(_rank, folder, seed))
         own = {"ALLREDUCE_TRANSPORT": transport, "ALLREDUCE_SECRET": folder, "TMPDIR": str(scratch)}
-        shared = set(os.listdir("/dev/shm"))
+        shared = _shared_memory()
         with (place / "output").open("w+b") as output:
             process = subprocess.Popen(
                 [*_LAUNCH, str(size), str(script)],
@@ -178,11 +178,18 @@ def _job(transport: str, size: int, seed: int) -> Iterator[tuple[Path, subproces
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         assert not _living(folder)
-        until = time.monotonic() + _END_SECONDS  # another job's names may come and go meanwhile
-        while (left := set(os.listdir("/dev/shm")) - shared) and time.monotonic() < until:
+        until = time.monotonic() + _END_SECONDS
+        left = _shared_memory() - shared
+        while left and time.monotonic() < until:  # other tests' names come and go meanwhile
             time.sleep(0.1)
+            left &= _shared_memory()
         assert not left
         assert not list(scratch.iterdir())
+
+
+def _shared_memory() -> set[str]:
+    """Return the names of shared memory but MPI's, which only other tests' jobs have."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("mpich")}
 
 
 def _await(place: Path, ending: str, count: int, process: subprocess.Popen[bytes]) -> None:
