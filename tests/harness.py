@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import os
 import signal
 import socket
@@ -25,6 +26,10 @@ from allreduce.comm import Communicator, replica_communicators
 
 T = TypeVar("T")
 ROOT = Path(__file__).parent.parent
+
+_LANE = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 4
+_FIRST_PORT, _PORTS = 12000, 5000  # the first process's that runs tests; how many each has
+_port_numbers = itertools.count(os.getpid())
 
 
 @dataclass(frozen=True)
@@ -93,11 +98,18 @@ def settle_threads(
 
 
 def free_port() -> int:
-    """Return a port on the loopback interface that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port on the loopback interface that nothing listens on now.
+
+    Below those that the kernel hands out by itself, and another one for each call and for each
+    process that runs tests beside this one: whoever is to listen there has not started yet, and
+    nobody else may take it meanwhile.
+    """
+    for number in _port_numbers:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", _FIRST_PORT + _LANE * _PORTS + number % _PORTS))
+            port: int = probe.getsockname()[1]
+            return port
+    raise AssertionError("numbers do not end")
 
 
 def script_of(fn: Callable[..., None], *arguments: Any) -> str:

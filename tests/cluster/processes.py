@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.harness import free_port
 
 PREFIXES = (
     "ALLREDUCE_",
@@ -139,10 +140,8 @@ def mpirun(size: int, script: Path, *arguments: str) -> list[str]:
 
 
 def free_address() -> str:
-    """Find a port that nobody listens at now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    """Find an address that nobody listens at now."""
+    return f"127.0.0.1:{free_port()}"
 
 
 def alive(pid: int) -> bool:
