@@ -8,6 +8,9 @@ ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 KERNELS := $(shell find kernels -type f)
+# All tests wait as much as they compute: two lanes, each with whole files, in the order of their names.
+# What ARGS chooses runs in one, without starting further processes for it.
+LANES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 NATIVE := $(filter %.cpp %.h %.hpp %.cu %.cuh,$(KERNELS))
 
 # Tests and benchmarks start processes: they have to find this mpirun before any other.
@@ -26,7 +29,7 @@ train: .venv/.installed
 	$(BIN)/mpirun -n $(N) $(BIN)/python mpi_examples/train.py $(ARGS)
 
 test: .venv/.test
-	$(BIN)/python -m pytest -m "not torture" $(ARGS)
+	$(BIN)/python -m pytest -m "not torture" $(or $(ARGS),$(LANES))
 
 torture: .venv/.test
 	$(BIN)/python -m pytest -m torture $(ARGS)
