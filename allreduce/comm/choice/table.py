@@ -104,10 +104,11 @@ TABLE: tuple[Row, ...] = (
         chunk=1 * MIB,
         past=_PAST,
     ),
-    # By the kernel, 64 MiB take 10.0 ms instead of 11.7 in the rings; of 16 MiB that changes from
-    # hour to hour (Zen 3).
+    # By the kernel, all_to_all of 64 MiB takes 10.0 ms instead of 11.7 in the rings, all_gather 19.1
+    # instead of 21.5 beside Open MPI, and 20.6 instead of 20.0 beside Intel MPI; which is faster at
+    # 16 MiB changes from hour to hour (Zen 3).
     Row(
-        *("shared", ("all_to_all",), "pulled"),
+        *("shared", ("all_gather", "all_to_all"), "pulled"),
         members=(2, 2),
         bytes=(16 * MIB + 1, None),
         chunk=1 * MIB,
@@ -132,8 +133,7 @@ TABLE: tuple[Row, ...] = (
         chunk=64 * KIB,
         past=_PAST,
     ),
-    # 16 MiB 4.0 ms instead of 4.2 in chunks of 256 KiB, and of 4.7 by the kernel ("pulled", one
-    # copy instead of two); 64 MiB 16.7 ms instead of 17.5 (Zen 3).
+    # 16 MiB 4.0 ms instead of 4.2 in chunks of 256 KiB, and of 4.7 by the kernel (Zen 3).
     Row(
         *("shared", ("all_gather",), "staged"),
         members=(2, 2),
