@@ -104,9 +104,9 @@ TABLE: tuple[Row, ...] = (
         chunk=1 * MIB,
         past=_PAST,
     ),
-    # By the kernel, all_to_all of 64 MiB takes 10.0 ms instead of 11.7 in the rings, all_gather 19.1
-    # instead of 21.5 beside Open MPI, and 20.6 instead of 20.0 beside Intel MPI; which is faster at
-    # 16 MiB changes from hour to hour (Zen 3).
+    # By the kernel, all_to_all of 64 MiB takes 10.0 ms instead of 11.7 in the rings; all_gather,
+    # beside Open MPI, 19.1 instead of 21.5, and beside Intel MPI 20.6 instead of 20.0. Of 16 MiB
+    # that changes from hour to hour (Zen 3).
     Row(
         *("shared", ("all_gather", "all_to_all"), "pulled"),
         members=(2, 2),
