@@ -15,6 +15,7 @@ import pytest
 
 from allreduce import errors
 from allreduce.comm import Communicator, init
+from tests.comm.mpi_cases import transport
 
 PAIRS = ("something_else", "own_timeout", "interrupted")  # those of two ranks
 LAST = "completed"  # it closes the home itself
@@ -123,7 +124,7 @@ def both_left(home: Communicator, comm: Communicator) -> None:
 
 
 def interrupted(home: Communicator, comm: Communicator) -> None:
-    """An interrupted wait kills the communicator."""
+    """An interrupted wait kills the communicator, and none that has nothing under way."""
 
     def interrupt(*_: Any) -> None:
         raise InterruptedError("now")
@@ -131,7 +132,8 @@ def interrupted(home: Communicator, comm: Communicator) -> None:
     if comm.rank == 0:
         before = signal.signal(signal.SIGALRM, interrupt)
         signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with pytest.raises(InterruptedError):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(InterruptedError, match="now"):
+            patch.setattr(transport(home)._flight, "advance", interrupt)
             comm.all_reduce(np.ones(3))
         signal.signal(signal.SIGALRM, before)
         home.send(np.ones(1), 1)

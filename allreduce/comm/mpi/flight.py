@@ -40,6 +40,11 @@ class Flight:
         return [*self._agreeing, *self._moving, *self._looking, *self._messages]
 
     @property
+    def idle(self) -> bool:
+        """Whether all are complete."""
+        return not (self._agreeing or self._moving or self._looking or self._messages)
+
+    @property
     def moving(self) -> bool:
         """Whether bytes are on their way, which advance with our polls only."""
         return bool(self._moving or self._messages)

@@ -203,8 +203,12 @@ class MpiTransport(Transport):
         self._ending.check()
 
     def advance(self) -> None:
-        """Do what can be done of this communicator's calls; the caller is alone in MPI."""
-        if self._ending.here or self._closed:
+        """Do what can be done of this communicator's calls; the caller is alone in MPI.
+
+        An interrupt meanwhile leaves none of them half done where there are none: who waits for
+        another communicator's call then has only that one dead.
+        """
+        if self._ending.here or self._closed or self._flight.idle:
             return
         with self._ending.intact():
             work = self._flight.advance()
@@ -224,7 +228,7 @@ class MpiTransport(Transport):
     @property
     def busy(self) -> bool:
         """Whether calls are under way, which go on with our polls only."""
-        return bool(self._flight.works) and not self._ending.here
+        return not self._flight.idle and not self._ending.here
 
     @property
     def dead(self) -> bool:
