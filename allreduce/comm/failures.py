@@ -137,6 +137,12 @@ class Witness(ABC):
     def where(self) -> str:
         return f"[{self.transport}] {group_text(self.name)}{self.members[self.me]}"
 
+    @property
+    def heard(self) -> bool:
+        """Whether the communicator has ended, and in which call of the others is known."""
+        found = self.group.culprit()
+        return found is not None and self.call(found[2], found[3]) is not None
+
     def call(self, member: int, seq: int) -> Call | None:
         """Return the call that a member posted under a number, if its slot still tells."""
         words = self.group.posted_call(member, seq)
@@ -177,11 +183,12 @@ class Witness(ABC):
         """Return the call of this member's that is carried out as `native`, if that is known."""
         return self.call(self.me, native.seq)
 
-    def error(self, native: Any = None) -> AllreduceError:
+    def error(self, native: Any = None, own: Call | None = None) -> AllreduceError:
         """Build the error for what killed the communicator.
 
         Args:
             native: What this member waits for; None if for nothing.
+            own: The call of it, where the native side may have forgotten it.
         """
         found = self.group.culprit()
         assert found is not None, "only a dead communicator has an error"
@@ -192,7 +199,7 @@ class Witness(ABC):
         if fault == "mismatch":
             return self._mismatch(member, witness, seq)
         if fault in ("lost", "left"):
-            own = None if native is None else self.made(native)
+            own = own or (None if native is None else self.made(native))
             if own is not None:
                 return self.bereft(fault, member, self.me, own, native.seq)
             message = self.call(witness, seq)

@@ -16,6 +16,7 @@ from typing import ClassVar, Generic
 
 from allreduce.comm import engine
 from allreduce.comm.base import Transport
+from allreduce.comm.call import Call
 from allreduce.comm.failures import MemberInfo, Witness, dead
 from allreduce.comm.native_work import N, NativeWork
 from allreduce.errors import AllreduceError, ClosedError, UsageError
@@ -215,15 +216,20 @@ class NativeTransport(Transport, Generic[N]):
                 "joined, and cannot use its communicator"
             )
 
-    def _error(self, native: N | None = None) -> AllreduceError:
+    def _error(self, native: N | None = None, own: Call | None = None) -> AllreduceError:
         """Return what killed the communicator: the cause first, then that it is dead.
 
         Args:
             native: What this member waits for; None if for nothing.
+            own: The call of it; without this, as its work knows it.
         """
+        if own is None:
+            with self._lock:
+                calls = (work.call for work in self._pending if work.native is native)
+                own = next(calls, None)
         # It may take a while to find out the cause: what needs the lock must not wait for that.
         known = self._closed or self._failure is not None
-        error = None if known else self._witness.error(native)
+        error = None if known else self._witness.error(native, own)
         with self._lock:
             if self._closed:
                 return ClosedError(f"{self._witness.where}: the communicator is closed")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from allreduce.comm.array import Array
 from allreduce.comm.base import Work
+from allreduce.comm.call import Call
 
 if TYPE_CHECKING:
     from allreduce.comm.native import NativeTransport
@@ -29,7 +30,14 @@ N = TypeVar("N", bound=Started)
 
 
 class NativeWork(Work, Generic[N]):
-    """A started call; keeps its arrays alive."""
+    """A started call; keeps its arrays alive.
+
+    Attributes:
+        native: As the native side has it.
+        call: The call, where the native side forgets it before it is done.
+    """
+
+    call: Call | None = None
 
     def __init__(
         self,

@@ -230,6 +230,7 @@ def kill_one(transport: str, size: int, seed: int) -> list[Loss]:
             seconds, descriptors, message = text.split(" ", 2)
             found = re.search(_LOST, message)
             assert found, message
+            assert "completed call #" not in message, message
             assert int(found[2]) == pid or int(found[1]) != victim
             took = float(seconds) - killed
             losses.append(Loss(survivor, took, int(found[1]), int(descriptors)))

@@ -54,6 +54,8 @@ def test_a_rank_killed_inside_a_collective_is_named() -> None:
     assert results[1].returncode == -14
     for rank in (0, 2):
         assert f"rank {rank}: rank 1 (process" in results[rank].stdout, results
+        lost = "died before it completed all_reduce(float32[3000000], op='sum') #"
+        assert lost in results[rank].stdout, results
 
 
 def _interrupted() -> None:

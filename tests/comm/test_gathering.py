@@ -47,7 +47,7 @@ def test_members_that_wait_for_each_other_in_different_groups_all_learn_of_it() 
     results = run_ranks(_orders, 3)
     assert [result.returncode for result in results] == [0, 0, 0], results
     by_rank = [[json.loads(line) for line in result.stdout.splitlines()] for result in results]
-    assert all(seconds < 2 for told in by_rank for _, seconds in told), by_rank
+    assert all(seconds < 5 for told in by_rank for _, seconds in told), by_rank
     reverse, right, ring, third, nested, over, last = (
         [told[scene][0] for told in by_rank] for scene in range(7)
     )

@@ -39,14 +39,16 @@ class HierarchicalWitness(TcpWitness):
         group = group_text(self.name.rpartition("/")[0])
         return f"[{self.transport}] {group}{self.members[self.me]}"
 
-    def error(self, native: _native.TcpWork | None = None) -> AllreduceError:
+    def error(
+        self, native: _native.TcpWork | None = None, own: Call | None = None
+    ) -> AllreduceError:
         found = self.group.culprit()
         if found is not None and found[0] == "aborted" and found[4].startswith(_MARK):
             fault, _, text = found[4][len(_MARK) :].partition(" ")
             kind = _ERRORS.get(fault)
             text = f"{self.where}: {text}"
             return ended(text) if kind is None else kind(text)
-        return super().error(native)
+        return super().error(native, own)
 
 
 class Ledger(TcpTransport):
@@ -62,7 +64,7 @@ class Ledger(TcpTransport):
         check(call, self._witness.where)
         nothing = Call("barrier", None, "none", 0, None, call.group)
         barrier = words(nothing, self._size, self._choices)
-        return self._begin(barrier, self._told(call, x, out), None, None, _nothing)
+        return self._begin(call, barrier, self._told(call, x, out), (None, None), _nothing)
 
     @property
     def where(self) -> str:
@@ -93,13 +95,13 @@ class Ledger(TcpTransport):
                 member = awaited
         return candidates[0] if candidates else self.index
 
-    def failure(self, agreed: TcpWork | None = None) -> AllreduceError:
+    def failure(self, agreed: TcpWork) -> AllreduceError:
         """Return why the communicator is dead: the cause first, then that it is.
 
         Args:
-            agreed: The call that this member waits for; None if for none.
+            agreed: The call that this member waits for.
         """
-        return self._error(None if agreed is None else agreed.native)
+        return self._error(agreed.native, agreed.call)
 
     def condemn(self, error: AllreduceError) -> None:
         """Tell all members why a smaller communicator has ended, unless they know by now."""

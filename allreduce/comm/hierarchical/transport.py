@@ -209,8 +209,8 @@ class HierarchicalTransport(Transport):
             with self._lock:
                 self._fail(failure)
 
-    def _check(self, work: HierarchicalWork | None = None) -> None:
-        """Raise why there is no communicator any more, if there is none, and `work` is not done."""
+    def _check(self, work: HierarchicalWork) -> None:
+        """Raise why there is no communicator any more, if there is none, to who waits."""
         if self._closed:
             raise ClosedError(f"{self._ledger.where}: the communicator is closed")
         if not self._dead:
@@ -221,7 +221,7 @@ class HierarchicalTransport(Transport):
             if self._ledger.verdict() is None:
                 return
         self._end()
-        raise self._ledger.failure(None if work is None else work.agreed)
+        raise self._ledger.failure(work.agreed)
 
     def _fail(self, failure: LevelError) -> None:
         """End the communicator on all members because a smaller one has ended, unless we left."""
@@ -260,7 +260,7 @@ class HierarchicalTransport(Transport):
             self._ledger.await_verdict(_YIELD_SECONDS)  # who shares its host knows if it lives
         self._ledger.give_up(work.agreed, blamed, reason)
         self._end()
-        raise self._ledger.failure()
+        raise self._ledger.failure(work.agreed)
 
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
         """Allocate ordinary memory; all members ask for the same size."""

@@ -26,12 +26,12 @@ class MessageWitness(SharedWitness):
     def made(self, native: _native.Work) -> Call | None:
         return self._posted(native) if native.seq & _native.MESSAGE else super().made(native)
 
-    def error(self, native: _native.Work | None = None) -> AllreduceError:
+    def error(self, native: _native.Work | None = None, own: Call | None = None) -> AllreduceError:
         found = self.group.culprit()
         assert found is not None, "only a dead communicator has an error"
         fault, member, witness, seq, reason = found
         if not seq & _native.MESSAGE:
-            return super().error(native)
+            return super().error(native, own)
         told = self.group.told(witness)
         call = self._message(*told[0][:5])
         blamed, teller = self.members[member], self.members[witness]
@@ -41,7 +41,7 @@ class MessageWitness(SharedWitness):
             given = Side(str(blamed), sent, Note.unpack(told[1][5]), member == self.me != witness)
             return MismatchError(f"{self.where}: {story('a message', given, taken)}")
         if fault in ("lost", "left"):
-            own = None if native is None else self.made(native)
+            own = own or (None if native is None else self.made(native))
             if native is not None and own is not None:
                 return self.bereft(fault, member, self.me, own, native.seq)
             return self.bereft(fault, member, witness, call)

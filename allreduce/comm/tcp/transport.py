@@ -41,7 +41,11 @@ _FAIL_SECONDS = 5.0  # how long the engine may take to let go of the arrays of a
 
 
 class TcpWork(NativeWork[_native.TcpWork]):
-    """A started call of the tcp transport."""
+    """A started call of the tcp transport.
+
+    Attributes:
+        call: What was started; None if that was too late, and is not what others were in.
+    """
 
     def origin(self) -> tuple[int, int]:
         return self.native.source, self.native.tag
@@ -89,7 +93,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         if x is not None:  # a NumPy scalar has no memory of its own
             x = np.asarray(x)
         words = calls.words(call, self._size, self._choices)
-        return self._begin(words, self._told(call, x, out), x, out, result)
+        return self._begin(call, words, self._told(call, x, out), (x, out), result)
 
     def _told(self, call: Call, x: Array | None, out: Array | None) -> bytes:
         """Return what all members get to know of a call."""
@@ -99,17 +103,27 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
 
     def _begin(
         self,
+        call: Call,
         words: tuple[object, ...],
         told: bytes,
-        x: Array | None,
-        out: Array | None,
+        arrays: tuple[Array | None, Array | None],
         result: Callable[[], Any],
     ) -> TcpWork:
-        """Have the native side start a call."""
+        """Have the native side start a call.
+
+        Args:
+            call: The call.
+            words: What is carried out, which may be less.
+            told: What the other members get to know of the call.
+            arrays: The input and the output.
+            result: Makes the result.
+        """
+        late = call.collective not in MESSAGES and self._witness.heard
         try:
             with self._lock:  # calls of several threads get one order
-                native = self._member.start(words, told, _address(x), _address(out))
-                work = TcpWork(self, native, (x, out), result)
+                native = self._member.start(words, told, *map(_address, arrays))
+                work = TcpWork(self, native, arrays, result)
+                work.call = None if late else call
                 self._keep(work)
         except BaseException as error:
             self._interrupted(error)
