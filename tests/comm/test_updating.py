@@ -93,16 +93,18 @@ def test_a_header_has_what_is_expected_of_it() -> None:
 
 
 def _fails_in_steps() -> None:
-    """Train with two strategies, whose updates rank 1 leaves: interrupted, and killed."""
+    """Train with three strategies, whose updates rank 1 leaves: interrupted, stopped, killed."""
     import json
     import os
     import signal
     import threading
     import time
+    from unittest import mock
 
     import numpy as np
 
     import allreduce as ar
+    from allreduce.comm.native import NativeTransport
     from allreduce.graph import slices
 
     def step(x: ar.Tensor) -> None:
@@ -124,21 +126,22 @@ def _fails_in_steps() -> None:
         def counted() -> object:
             nonlocal updates
             updates += 1
-            if updates == 3 and rank == 1:
-                if how == "SIGKILL":
-                    os.kill(pid, signal.SIGKILL)
-                else:  # while it waits for the others
-                    threading.Timer(0.3, os.kill, (pid, signal.SIGINT)).start()
-            elif updates == 3 and how == "SIGINT":
+            if updates == 3 and rank == 1:  # while it waits for the others
+                threading.Timer(0.3, os.kill, (pid, signal.Signals[how])).start()
+            elif updates == 3:
                 time.sleep(0.6)
+                # Less patient than the leader, which takes the silent for lost.
+                complete = lambda self, native, *_: patient(self, native, 0.5)  # noqa: E731
+                mock.patch.object(NativeTransport, "complete", complete).start()
             return begin()
 
         return counted
 
-    vars(slices)["update_init"] = counting
+    vars(slices)["update_init"], patient = counting, NativeTransport.complete
     world = ar.init()
     rank, pid = world.rank, os.getpid()
-    for how in ("SIGINT", "SIGKILL"):
+    pids = [int(one) for one in world.all_gather(pid)]
+    for how in ("SIGINT", "SIGSTOP", "SIGKILL"):
         updates = 0
         strategy = ar.MultiWorkerMirroredStrategy()
         with strategy.scope():
@@ -150,6 +153,9 @@ def _fails_in_steps() -> None:
         began = time.monotonic()
         found = [run(), run()]
         print(json.dumps([how, time.monotonic() - began, *found]), flush=True)
+        mock.patch.stopall()
+        if how == "SIGSTOP" and rank == 0:
+            os.kill(pids[1], signal.SIGCONT)
         strategy.close()
 
 
@@ -159,6 +165,7 @@ def test_whoever_leaves_an_update_is_named_and_the_next_step_knows_of_it() -> No
     call = "update(float32[262144], SgdUpdate32)"
     told = {
         "SIGINT": ("PeerLostError", "rank 1 aborted the communicator: a wait was interrupted"),
+        "SIGSTOP": ("TimeoutError", "rank 1 "),
         "SIGKILL": ("PeerLostError", "rank 1 (process"),
     }
     for rank in (0, 2):
