@@ -63,6 +63,8 @@ def _remedy_of(first: Side, second: Side) -> str:
         return _ORDER
     if first.name in _INTERNAL and first.typed != second.typed:
         return _ORDER
+    if first.name == "empty":
+        return f"shapes and types {_EQUAL}"
     arguments = f"arrays, counts and factors {_EQUAL}"
     if bool(first.typed) != bool(second.typed):
         return arguments

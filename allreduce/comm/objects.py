@@ -61,7 +61,7 @@ def encode(where: str, value: Any) -> Array:
         raise UsageError(
             f"{where} carries numbers of up to 64 bits, strings, bytes, None, lists and dicts with "
             f"keys that are no tuples, but not this {type(value).__name__}: {error}"
-        ) from error
+        ) from None
     return np.frombuffer(packed, _BYTE)
 
 

@@ -13,6 +13,9 @@ import pytest
 
 from allreduce import errors
 from allreduce.comm import Communicator, adopt, total
+from allreduce.comm.call import Call
+from allreduce.comm.disagreement import Side, story
+from allreduce.comm.sites import Note
 from tests.harness import settle_threads
 
 
@@ -190,6 +193,21 @@ def test_members_that_disagree_all_say_so_and_no_output_is_touched(
         pairs.add(min(sides))
     assert len(pairs) == 1  # the same story on all members
     assert all((out == 5.0).all() for out in outs)
+
+
+def test_what_differs_in_empty_is_its_shape_or_type() -> None:
+    typed = ("empty((8,), dtype='float32')", "empty((9,), dtype='float32')")
+    sides = [
+        Side(
+            f"rank {rank}",
+            Call("barrier", None, "none", 0, None, "world", typed=text),
+            Note("", ""),
+        )
+        for rank, text in enumerate(typed)
+    ]
+    assert story("call #1", sides[0], sides[1]).endswith(
+        "; shapes and types must be equal on all ranks"
+    )
 
 
 def _line(call: Any) -> str:
