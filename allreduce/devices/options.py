@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import SupportsIndex
 
 from allreduce.devices.integers import integer
 from allreduce.devices.logs import start_logging
@@ -67,7 +68,7 @@ def enable_sync_errors(enabled: bool = True) -> None:
     _replace(sync_errors=_flag("sync_errors", enabled))
 
 
-def set_buckets(cuts: int | Sequence[str] | None) -> None:
+def set_buckets(cuts: SupportsIndex | Sequence[str] | None) -> None:
     """Choose where an optimizer's gradients are cut into buckets, each reduced by one collective.
 
     It holds for optimizers whose first step is traced from then on, and is the same on all ranks.
@@ -75,22 +76,25 @@ def set_buckets(cuts: int | Sequence[str] | None) -> None:
     Args:
         cuts: None: by size at first, and anew from what the first steps were measured to take,
             which is logged. An integer: each has as many bytes at most, or one variable. Names of
-            variables, of all optimizers: a bucket begins with each of them, and an optimizer with
-            none is cut by size.
+            variables, of all optimizers, each once: a bucket begins with each of them, and an
+            optimizer with none is cut by size; with [] all are.
 
     Raises:
         UsageError: It is none of these.
     """
-    if isinstance(cuts, str) or not isinstance(cuts, int | Sequence | None):
+    if isinstance(cuts, str) or not isinstance(cuts, SupportsIndex | Sequence | None):
         raise UsageError(
             f"buckets are cut by a number of bytes, or by a list of variables' names, not {cuts!r}"
         )
-    if cuts is None or isinstance(cuts, int):
+    if not isinstance(cuts, Sequence):
         _replace(buckets=None if cuts is None else integer("a bucket's bytes", cuts, 1))
         return
     strange = [each for each in cuts if not isinstance(each, str)]
     if strange:
         raise UsageError(f"buckets begin with variables, by their names, not with {strange[0]!r}")
+    twice = [each for each in cuts if cuts.count(each) > 1]
+    if twice:
+        raise UsageError(f"one bucket begins with each name, and {twice[0]!r} is there twice")
     _replace(buckets=tuple(cuts))
 
 

@@ -241,7 +241,7 @@ def test_buckets_are_fixed_by_hand(
     assert "no bucket begins" not in caplog.text  # some are the other optimizer's
 
 
-@pytest.mark.parametrize("wrong", [0, -1, True, 2.5, "m/0", [1], {"m/0"}])
+@pytest.mark.parametrize("wrong", [0, -1, True, 2.5, "m/0", [1], {"m/0"}, ["m/0", "m/1", "m/0"]])
 def test_what_cuts_no_buckets_is_refused(wrong: Any) -> None:
     with pytest.raises(UsageError, match=r"bucket"):
         ar.config.set_buckets(wrong)
