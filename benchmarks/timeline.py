@@ -54,6 +54,7 @@ def main() -> None:
         model.fit(x, y, batch_size=batch, verbose=0)
     if strategy.communicator.rank == 0:
         draw(out.with_suffix(".json"), out.with_suffix(".png"))
+        print(f"wrote {out.with_suffix('.json')} and {out.with_suffix('.png')}")
 
 
 def draw(recorded: Path, picture: Path) -> None:

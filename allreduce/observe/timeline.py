@@ -19,7 +19,7 @@ import numpy as np
 from allreduce import comm, events
 from allreduce.comm import Communicator, exchange, exchange_plain
 from allreduce.errors import AllreduceError, UsageError
-from allreduce.training.facts import check_equal, telling
+from allreduce.training.facts import Fact, check_equal, telling
 
 _ROUNDS = 8  # of comparing clocks between hosts; the one in which ranks met fastest counts
 
@@ -46,6 +46,7 @@ def timeline(path: str | PathLike[str]) -> Timeline:
 
     Raises:
         UsageError: It is no path, no .json, or its folder does not exist.
+        MismatchError: Ranks name different files.
     """
     return Timeline(path)
 
@@ -71,7 +72,8 @@ class Timeline:
                 raise UsageError(
                     f"cannot write {self._path}: there is no folder {self._path.parent}"
                 )
-        check_equal(self._communicator, "timeline", {})
+        path = Fact(str(self._path), "name the same file on every rank: rank 0 writes it for all")
+        check_equal(self._communicator, "timeline", {"the path": path})
         self._spans.clear()
         self._stop = events.subscribe(self._record)
         return self

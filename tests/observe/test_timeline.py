@@ -38,6 +38,11 @@ def _recorded(folder: str) -> None:
     except RuntimeError:
         print("raised")
     try:
+        with ar.observe.timeline(f"{folder}/{rank}.json"):
+            print("entered")
+    except ar.MismatchError as error:
+        print(rank, error)
+    try:
         with ar.observe.timeline(f"{folder}/none/trace.json"):
             print("entered")
     except (ar.UsageError, ar.MismatchError) as error:
@@ -47,8 +52,13 @@ def _recorded(folder: str) -> None:
 def test_a_timeline_has_all_ranks_instructions_in_order(tmp_path: Path) -> None:
     first, second = run_ranks(_recorded, 2, arguments=[str(tmp_path)])
     assert first.returncode == second.returncode == 0, (first, second)
-    assert first.stdout.startswith("raised\n0 cannot write ")
-    assert second.stdout.startswith("raised\n1 timeline on rank 1: rank 0 raised UsageError")
+    for rank, result in enumerate((first, second)):
+        raised, others, _ = result.stdout.splitlines()
+        assert raised == "raised"
+        assert others.startswith(f"{rank} timeline on rank {rank}: the path ")
+        assert "0.json" in others and "1.json" in others  # noqa: PT018 - both of them
+    assert "\n0 cannot write " in first.stdout
+    assert "\n1 timeline on rank 1: rank 0 raised UsageError" in second.stdout
     lanes = _lanes(tmp_path / "trace.json")
     names = {
         f"replica {rank} CPU:0 {stream}" for rank in (0, 1) for stream in ("compute", "collective")
