@@ -22,7 +22,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from allreduce.cluster import abrupt, exits, lineage, pmi
+from allreduce.cluster import abrupt, exits, lineage, pmi, traces
 from allreduce.cluster.base import World
 from allreduce.cluster.store import VICTIM
 from allreduce.errors import AllreduceError, PeerLostError
@@ -100,6 +100,8 @@ class Watch:
             if not issubclass(kind, KeyboardInterrupt):
                 if isinstance(error, PeerLostError) and error.interrupted:
                     print(f"[allreduce] {error}", file=sys.stderr)
+                elif self._hook is sys.__excepthook__:
+                    print(traces.text(error), end="", file=sys.stderr)
                 else:
                     self._hook(kind, error, trace)
                 self._say_victim(error)

@@ -6,9 +6,8 @@ has room for.
 
 from __future__ import annotations
 
-import traceback
-
 from allreduce import events
+from allreduce.cluster import traces
 from allreduce.comm import Communicator, world
 from allreduce.errors import AllreduceError, PeerLostError
 
@@ -22,7 +21,7 @@ def reason(who: str, error: BaseException) -> str:
 
 def tell(communicator: Communicator, who: str, error: BaseException) -> None:
     """Leave an error's traceback for the other members, who look for it when they are told."""
-    text = f"{who}{_RAISED.rstrip()}:\n{''.join(traceback.format_exception(error))}"
+    text = f"{who}{_RAISED.rstrip()}:\n{traces.text(error)}"
     try:
         world().store.set(_key(communicator), text.encode(errors="backslashreplace"))
     except AllreduceError as failure:  # what ended the step is the one to be raised

@@ -1,0 +1,85 @@
+"""Tracebacks in which the lines of the user's own program stand out.
+
+A step goes through dozens of this library's functions before it comes to the line of a loss that
+is wrong. Where the user's lines, or the message, say what went wrong, those are told as one line.
+"""
+
+from __future__ import annotations
+
+import logging
+import sysconfig
+import traceback
+from types import FrameType
+from typing import Any
+
+from allreduce.errors import AllreduceError, InternalError
+from allreduce.events import logger
+
+_PACKAGE = __name__.partition(".")[0]
+_STANDARD = sysconfig.get_path("stdlib")
+_INSTALLED = (_STANDARD, *(sysconfig.get_path(name) for name in ("purelib", "platlib")))
+_OMITTED = "<omitted>"  # the file of what stands for frames that are not shown
+
+
+def text(error: BaseException) -> str:
+    """Write an error as Python does, with its causes, and this library's frames as one line.
+
+    They are all shown where ALLREDUCE_LOG_LEVEL is DEBUG, and where an error that is not of
+    `allreduce.errors` comes out of them: then they are what has to be looked at.
+    """
+    told = traceback.TracebackException.from_exception(error)
+    if not logger.isEnabledFor(logging.DEBUG):
+        _shorten(told, error)
+    return "".join(told.format())
+
+
+def _shorten(told: traceback.TracebackException | None, error: BaseException | None) -> None:
+    if told is None or error is None:
+        return
+    _shorten(told.__cause__, error.__cause__)
+    _shorten(told.__context__, error.__context__)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [index for index, frame in enumerate(frames) if _is_users(frame)]
+    if own and len(frames) == len(told.stack):
+        explained = isinstance(error, AllreduceError) and not isinstance(error, InternalError)
+        told.stack = _without(told.stack, frames, len(frames) if explained else own[-1])
+
+
+def _without(
+    stack: traceback.StackSummary, frames: list[FrameType], end: int
+) -> traceback.StackSummary:
+    """Put a line in the place of each run of this library's frames before the frame `end`."""
+    kept, omitted = _Stack(), 0
+    for index, (summary, frame) in enumerate(zip(stack, frames, strict=True)):
+        hidden = _is_ours(frame) or (omitted and frame.f_code.co_filename.startswith(_STANDARD))
+        if hidden and index < end:
+            omitted += 1
+            continue
+        if omitted:
+            kept.append(_placeholder(omitted))
+            omitted = 0
+        kept.append(summary)
+    if omitted:
+        kept.append(_placeholder(omitted))
+    return kept
+
+
+def _placeholder(count: int) -> traceback.FrameSummary:
+    said = f"{count} line{'s' * (count != 1)} of {_PACKAGE}"
+    return traceback.FrameSummary(_OMITTED, 0, said, lookup_line=False, line="")
+
+
+class _Stack(traceback.StackSummary):
+    def format_frame_summary(self, frame_summary: traceback.FrameSummary, **how: Any) -> str:
+        if frame_summary.filename == _OMITTED:
+            return f"  ... {frame_summary.name}, which ALLREDUCE_LOG_LEVEL=DEBUG shows\n"
+        return super().format_frame_summary(frame_summary, **how)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == _PACKAGE
+
+
+def _is_users(frame: FrameType) -> bool:
+    """Say whether a frame is of the program: neither of this library nor of what is installed."""
+    return not _is_ours(frame) and not frame.f_code.co_filename.startswith(_INSTALLED)

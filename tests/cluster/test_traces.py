@@ -1,0 +1,91 @@
+"""Tracebacks: the user's lines are all there, this library's where they tell something."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from allreduce.cluster import traces
+from allreduce.errors import UsageError
+from allreduce.events import logger
+
+_SOURCE = """
+def outer(act):
+    inner(act)
+
+def inner(act):
+    if isinstance(act, Exception):
+        raise act
+    act()
+"""
+_LINE = "  ... 2 lines of allreduce, which ALLREDUCE_LOG_LEVEL=DEBUG shows\n"
+
+
+def _library() -> Callable[[Any], None]:
+    """Return a function that calls or raises what it gets, as one of this library's modules."""
+    space: dict[str, Any] = {"__name__": "allreduce.somewhere"}
+    exec(compile(_SOURCE, "library.py", "exec"), space)
+    outer: Callable[[Any], None] = space["outer"]
+    return outer
+
+
+def _told(act: Any) -> str:
+    try:
+        _library()(act)
+    except Exception as error:
+        return traces.text(error)
+    raise AssertionError("nothing was raised")
+
+
+def _my_loss() -> None:
+    raise ValueError("wrong")
+
+
+def _my_step() -> None:
+    _library()(_my_loss)
+
+
+def _my_cleanup() -> None:
+    try:
+        _my_step()
+    except ValueError as error:
+        raise RuntimeError("so it ends") from error
+
+
+def test_an_error_of_the_users_is_told_with_the_users_lines_alone() -> None:
+    said = _told(_my_step)
+    assert said.count(_LINE) == 2
+    assert "library.py" not in said
+    step, loss = "in _my_step\n    _library()(_my_loss)", "in _my_loss\n    raise"
+    assert 0 < said.index(step) < said.index(loss)
+    assert said.endswith("ValueError: wrong\n")
+
+
+def test_causes_are_told_so_too() -> None:
+    said = _told(_my_cleanup)
+    assert said.count(_LINE) == 2
+    assert "in _my_loss" in said
+    assert "library.py" not in said
+    assert "direct cause" in said
+
+
+def test_what_the_library_raises_on_purpose_is_in_its_message() -> None:
+    said = _told(UsageError("got 3; expected 4"))
+    assert said.endswith(f"{_LINE}allreduce.errors.UsageError: got 3; expected 4\n")
+
+
+def test_an_error_that_the_library_does_not_know_shows_all_of_it() -> None:
+    said = _told(KeyError("x"))
+    assert "library.py" in said
+    assert "in inner" in said
+    assert _LINE not in said
+
+
+def test_all_is_shown_on_request(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger.name):
+        said = _told(_my_step)
+    assert "library.py" in said
+    assert _LINE not in said
