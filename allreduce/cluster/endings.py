@@ -118,7 +118,8 @@ class Watch:
         if not self._launched:
             job = self._world.job if self._world is not None else self._job
             if _first_on_this_host(f"interrupted.{job}"):  # rank 0 may be deaf: it is in MPI_Init
-                print("[allreduce] interrupted", file=sys.stderr)
+                who = f"rank {self._rank} (process {self._pid})"
+                print(f"[allreduce] interrupted: {who}", file=sys.stderr)
             _flush()
             time.sleep(_AFTER_YOU_SECONDS)  # ending frees the claim, and mpirun then kills the rest
 
