@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from allreduce import _native
 from allreduce.comm.array import Array
 from allreduce.comm.call import Call
-from allreduce.comm.failures import MemberInfo
 from allreduce.comm.locks import taken, within
+from allreduce.comm.members import MemberInfo
 from allreduce.comm.plan import Plan
 from allreduce.errors import AllreduceError, ClosedError, TimeoutError, UsageError
 

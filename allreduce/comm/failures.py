@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from allreduce.cluster.base import rank_text
 from allreduce.cluster.endings import INTERRUPT
 from allreduce.comm.call import MESSAGES, Call
 from allreduce.comm.disagreement import Side, story
+from allreduce.comm.members import MemberInfo
 from allreduce.comm.sites import Note
 from allreduce.errors import (
     AllreduceError,
@@ -23,26 +23,6 @@ from allreduce.errors import (
 # What members that left too early had to do.
 ORDERED = "every rank must make the same calls"
 PAIRED = "every send needs its recv, and every recv its send"
-_STOPPED = "is stopped"
-_STATES = {  # by the kernel's letter (proc(5))
-    "T": f"{_STOPPED}, by a signal: kill -CONT lets it go on",
-    "t": f"{_STOPPED}, by a debugger",
-    "Z": "is dead",
-    "X": "is dead",
-}
-
-
-def process_state(pid: int) -> str:
-    """Say whether a process of this host lives, or is stopped."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            letter = stat.read().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return f"process {pid} is dead"
-    except OSError:  # hidden from us
-        return f"process {pid}"
-    return f"process {pid} {_STATES.get(letter, 'is alive')}"
-
 
 _GROUP = re.compile(r"[^/]+(/(split|group|local|across)\.\d+)+")
 
@@ -50,36 +30,6 @@ _GROUP = re.compile(r"[^/]+(/(split|group|local|across)\.\d+)+")
 def group_text(name: str) -> str:
     """Say which group a message is about: that of all ranks goes without saying."""
     return f"{name}: " if _GROUP.fullmatch(name) else ""
-
-
-@dataclass(frozen=True)
-class MemberInfo:
-    """One member of a communicator: where it lives."""
-
-    index: int
-    rank: int
-    pid: int
-    replicated: bool  # whether processes have several members in this communicator
-
-    def __str__(self) -> str:
-        if self.replicated:
-            return f"replica {self.index} (rank {self.rank})"
-        return rank_text(self.rank, self.index)
-
-    @property
-    def state(self) -> str:
-        """Say whether its process lives."""
-        return process_state(self.pid)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether its process is known to be stopped."""
-        return _STOPPED in self.state
-
-    @property
-    def lost(self) -> str:
-        """Say what may have become of it when its connection ends without a word."""
-        return "it was killed, crashed or called os._exit; what started it tells its exit status"
 
 
 def dead(where: str, cause: object) -> ClosedError:

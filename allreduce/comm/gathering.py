@@ -15,8 +15,8 @@ from itertools import count
 from allreduce.cluster import World
 from allreduce.cluster.waiting import Wait
 from allreduce.comm import engine
-from allreduce.comm.failures import process_state
 from allreduce.comm.gathering_notes import Failure, Note, Wanted
+from allreduce.comm.members import process_state
 from allreduce.comm.sites import place, text
 from allreduce.errors import MismatchError, TimeoutError
 

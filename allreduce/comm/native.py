@@ -17,7 +17,8 @@ from typing import ClassVar, Generic
 from allreduce.comm import engine
 from allreduce.comm.base import Transport
 from allreduce.comm.call import Call
-from allreduce.comm.failures import MemberInfo, Witness, dead
+from allreduce.comm.failures import Witness, dead
+from allreduce.comm.members import MemberInfo
 from allreduce.comm.native_work import N, NativeWork
 from allreduce.errors import AllreduceError, ClosedError, UsageError
 from allreduce.events import logger

@@ -11,7 +11,7 @@ import pytest
 
 from allreduce import errors
 from allreduce.comm import Communicator
-from allreduce.comm.failures import MemberInfo
+from allreduce.comm.members import MemberInfo
 from tests.cluster.processes import mpirun
 from tests.harness import run_ranks, run_threads
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from allreduce.comm.array import Array
 from allreduce.comm.call import Call
-from allreduce.comm.failures import MemberInfo
+from allreduce.comm.members import MemberInfo
 from allreduce.comm.plan import Plan
 from allreduce.errors import AllreduceError
 

@@ -9,7 +9,7 @@ from typing import Any
 from allreduce.cluster import World
 from allreduce.comm.array import Array
 from allreduce.comm.call import Call
-from allreduce.comm.failures import MemberInfo
+from allreduce.comm.members import MemberInfo
 from allreduce.comm.mpi.opener import mpi_transport
 from allreduce.comm.mpi.transport import MpiTransport
 from allreduce.comm.mpi.work import MpiWork

@@ -25,7 +25,6 @@ from allreduce.comm import engine
 from allreduce.comm.array import Array
 from allreduce.comm.base import Transport, Work
 from allreduce.comm.call import Call
-from allreduce.comm.failures import MemberInfo
 from allreduce.comm.hierarchical import progress
 from allreduce.comm.hierarchical.accounts import Accounts
 from allreduce.comm.hierarchical.chains import make_chains
@@ -36,6 +35,7 @@ from allreduce.comm.hierarchical.runs import Run, Runs
 from allreduce.comm.hierarchical.vigil import Vigil
 from allreduce.comm.hierarchical.work import HierarchicalWork
 from allreduce.comm.locks import within
+from allreduce.comm.members import MemberInfo
 from allreduce.comm.plan import Plan
 from allreduce.errors import ClosedError, UsageError
 

@@ -15,7 +15,8 @@ from typing import Any
 from allreduce.cluster import World
 from allreduce.comm.call import ANY, Call
 from allreduce.comm.disagreement import Side, story
-from allreduce.comm.failures import ended, process_state
+from allreduce.comm.failures import ended
+from allreduce.comm.members import process_state
 from allreduce.comm.sites import Note
 from allreduce.errors import (
     AllreduceError,

@@ -32,7 +32,8 @@ from allreduce.comm.array import Array
 from allreduce.comm.base import Transport
 from allreduce.comm.call import MESSAGES, Call
 from allreduce.comm.choice.stored import current
-from allreduce.comm.failures import MemberInfo, group_text
+from allreduce.comm.failures import group_text
+from allreduce.comm.members import MemberInfo
 from allreduce.comm.mpi import lingering, progress
 from allreduce.comm.mpi.admission import Admission
 from allreduce.comm.mpi.calls import Collective

@@ -7,7 +7,7 @@ import weakref
 
 from allreduce import _native
 from allreduce.comm.choice.choosing import Choices
-from allreduce.comm.failures import MemberInfo
+from allreduce.comm.members import MemberInfo
 from allreduce.comm.shared.links import Links
 
 

@@ -13,7 +13,7 @@ from allreduce.cluster import World
 from allreduce.comm import handshake
 from allreduce.comm.choice import stored
 from allreduce.comm.communicator import Communicator
-from allreduce.comm.failures import MemberInfo
+from allreduce.comm.members import MemberInfo
 from allreduce.comm.opening import communicators
 from allreduce.comm.shared import memory, pulling
 from allreduce.comm.shared.links import Links, Process

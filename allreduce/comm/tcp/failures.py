@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 from allreduce import _native
 from allreduce.comm.call import MESSAGES, Call
-from allreduce.comm.failures import MemberInfo, Witness
+from allreduce.comm.failures import Witness
+from allreduce.comm.members import MemberInfo
 from allreduce.comm.sites import Note
 from allreduce.comm.tcp.calls import decode, note_of
 

@@ -1,0 +1,57 @@
+"""The members of a communicator, as messages tell of them: who they are, and whether they live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from allreduce.cluster.base import rank_text
+
+_STOPPED = "is stopped"
+_STATES = {  # by the kernel's letter (proc(5))
+    "T": f"{_STOPPED}, by a signal: kill -CONT lets it go on",
+    "t": f"{_STOPPED}, by a debugger",
+    "Z": "is dead",
+    "X": "is dead",
+}
+
+
+def process_state(pid: int) -> str:
+    """Say whether a process of this host lives, or is stopped."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            letter = stat.read().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return f"process {pid} is dead"
+    except OSError:  # hidden from us
+        return f"process {pid}"
+    return f"process {pid} {_STATES.get(letter, 'is alive')}"
+
+
+@dataclass(frozen=True)
+class MemberInfo:
+    """One member of a communicator: where it lives."""
+
+    index: int
+    rank: int
+    pid: int
+    replicated: bool  # whether processes have several members in this communicator
+
+    def __str__(self) -> str:
+        if self.replicated:
+            return f"replica {self.index} (rank {self.rank})"
+        return rank_text(self.rank, self.index)
+
+    @property
+    def state(self) -> str:
+        """Say whether its process lives."""
+        return process_state(self.pid)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its process is known to be stopped."""
+        return _STOPPED in self.state
+
+    @property
+    def lost(self) -> str:
+        """Say what may have become of it when its connection ends without a word."""
+        return "it was killed, crashed or called os._exit; what started it tells its exit status"
