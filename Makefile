@@ -34,9 +34,11 @@ test: .venv/.test
 torture: .venv/.test
 	$(BIN)/python -m pytest -m torture $(ARGS)
 
+# Into a folder of their own: the figures in benchmarks/results are beside more libraries.
 bench: .venv/.bench
-	$(BIN)/mpirun -n 2 $(BIN)/python benchmarks/collectives.py
-	$(BIN)/python benchmarks/training.py $(ARGS)
+	@mkdir -p build/bench
+	$(BIN)/mpirun -n 2 $(BIN)/python benchmarks/collectives.py --out build/bench/collectives
+	$(BIN)/python benchmarks/training.py --out build/bench/training $(ARGS)
 
 # mypy cannot be told that strategies/ is allreduce.strategies: it reads a picture of the installed
 # package made of links. Run from there, its messages name the files as they are called here.
