@@ -8,7 +8,8 @@ ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 KERNELS := $(shell find kernels -type f)
-# All tests wait as much as they compute: two lanes, each with whole files, in the order of their names.
+# All tests wait as much as they compute: two lanes, each with whole files, in the order of their names
+# but for the longest (tests/conftest.py).
 # What ARGS chooses runs in one, without starting further processes for it.
 LANES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 NATIVE := $(filter %.cpp %.h %.hpp %.cu %.cuh,$(KERNELS))

@@ -5,6 +5,8 @@ import os
 import signal
 import sys
 
+import pytest
+
 from allreduce.devices import set_logical_devices
 
 set_logical_devices("CPU", 4)
@@ -13,3 +15,21 @@ os.environ["ALLREDUCE_CHOICES"] = "built-in"
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 # What a shell starts in its background ignores what Ctrl-C sends; what tests start would, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Where lanes take whole files, the longest go first: left for the end, they would run while the
+# other lanes have nothing to do. The first compiles on all cores, which none of the others minds.
+LONGEST = (
+    "tests/native/test_protocol.py",
+    "tests/benchmarks/test_collectives.py",
+    "tests/strategies/test_agreement.py",
+    "tests/test_wheel.py",
+    "tests/training/test_ranks.py",
+    "tests/test_package.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first where tests run in lanes."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        places = {name: place for place, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
