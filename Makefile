@@ -6,7 +6,8 @@ N ?= 8
 ARGS ?=
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Most of what it installs is never imported; what is, is compiled to bytecode then.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 KERNELS := $(shell find kernels -type f)
 # All tests wait as much as they compute: two lanes, each with whole files, in the order of their names
 # but for the longest (tests/conftest.py).
