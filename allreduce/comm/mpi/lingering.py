@@ -47,29 +47,32 @@ def begin(mpi: Any) -> None:
         return
     _thread = thread
     atexit.register(_leave)
+    # A program may finalise MPI by itself, and must be alone in it then: what is attached to
+    # COMM_SELF is deleted first.
+    mpi.COMM_SELF.Set_attr(mpi.Comm.Create_keyval(delete_fn=lambda *_: _leave()), None)
 
 
 def _run(mpi: Any) -> None:
     world, tag = mpi.COMM_WORLD, mpi.COMM_WORLD.Get_attr(mpi.TAG_UB)
-    seen, nap = progress.turns(), _NAP_SECONDS
+    seen, nap, following = progress.turns(), _BUSY_NAP_SECONDS, _NAP_SECONDS
     while not _over.wait(nap):
         if progress.turns() != seen:
-            seen, nap = progress.turns(), _BUSY_NAP_SECONDS
+            seen, nap, following = progress.turns(), _BUSY_NAP_SECONDS, _NAP_SECONDS
             continue
         with progress.entered:
-            if mpi.Is_finalized():
-                return
             # For no message there is, so that MPI goes on with all that it holds. On COMM_SELF
             # MPICH only looks into a queue.
             for _ in range(_LOOKS):
+                if _over.is_set():
+                    return
                 world.Iprobe(mpi.ANY_SOURCE, tag)
-        nap = min(2 * nap, _LONGEST_NAP_SECONDS)
+        nap, following = following, min(2 * following, _LONGEST_NAP_SECONDS)
 
 
 def _leave() -> None:
     """End the thread before MPI ends, and before the interpreter does."""
+    _over.set()
     if _thread is not None:
-        _over.set()
         _thread.join(_LEAVE_SECONDS)
 
 

@@ -25,7 +25,7 @@ class Driven(Protocol):
     def advance(self) -> None: ...
 
 
-_turns = 0  # how often somebody has been in MPI to drive
+_turns = 0  # how often somebody has been in MPI to drive calls
 _open: list[Driven] = []
 _abandoned: list[Driven] = []  # dead with calls started: MPI may still write to their arrays
 
@@ -45,15 +45,16 @@ def remove(transport: Driven, unfinished: bool) -> None:
 def drive() -> None:
     """Perform this process's share of all started calls, over all communicators."""
     global _turns
-    _turns += 1
     with entered:
         for transport in tuple(_open):
-            transport.advance()
+            if transport.busy:
+                _turns += 1
+                transport.advance()
     _native.progress()
 
 
 def turns() -> int:
-    """Return how often that was done: it tells whether somebody does it now."""
+    """Return how often somebody was in MPI for that: it tells whether somebody is now."""
     return _turns
 
 

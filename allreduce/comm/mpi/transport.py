@@ -204,13 +204,7 @@ class MpiTransport(Transport):
         self._ending.check()
 
     def advance(self) -> None:
-        """Do what can be done of this communicator's calls; the caller is alone in MPI.
-
-        An interrupt meanwhile leaves none of them half done where there are none: who waits for
-        another communicator's call then has only that one dead.
-        """
-        if self._ending.here or self._closed or self._flight.idle:
-            return
+        """Do what can be done of this communicator's calls; the caller is alone in MPI."""
         with self._ending.intact():
             work = self._flight.advance()
             if work is not None:
@@ -228,8 +222,12 @@ class MpiTransport(Transport):
 
     @property
     def busy(self) -> bool:
-        """Whether calls are under way, which go on with our polls only."""
-        return not self._flight.idle and not self._ending.here
+        """Whether calls are under way, which go on with our polls only.
+
+        Without any it is not driven: an interrupt of who waits for another communicator's call
+        leaves none of them half done.
+        """
+        return not (self._flight.idle or self._ending.here or self._closed)
 
     @property
     def dead(self) -> bool:
