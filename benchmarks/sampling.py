@@ -3,8 +3,10 @@
     python benchmarks/sampling.py all_reduce --nbytes 1048576
     python benchmarks/sampling.py all_reduce --nbytes 262144 --ranks 8 --memory empty
 
-Linux's `perf` samples rank 0 by its clock while all ranks repeat the call. The package strips what
-it compiles; built for this, functions have names:
+As in collectives.py, ranks rewrite their inputs, meet in a barrier, and make the call, over and
+over; Linux's `perf` samples all of that on rank 0, by the clock. Only calls copy and reduce: the
+barrier waits, and what rewrites is NumPy's. The package strips what it compiles; built for this,
+functions have names:
 
     pip install . -C cmake.build-type=RelWithDebInfo \\
       -C cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO="-O3 -DNDEBUG -g1"
@@ -20,88 +22,90 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from cases import COLLECTIVES, Case
+import numpy as np
+from cases import COLLECTIVES, Array, Case
+from contest import EMPTY, ORDINARY, Contestant
 from jobs import run
-
-if TYPE_CHECKING:
-    from allreduce.comm import Communicator
 
 # perf's: share, user or kernel, function; with columns of what it has not sampled
 _ROW = re.compile(r"\s*([\d.]+)%\s+\[(.)\]\s+(.+?)(?:\s+-)*\s*$")
 _NOISE = re.compile(r"allreduce::|avx2::|avx512::|baseline::|\(anonymous namespace\)::")
 _SMALLEST_SHARE = 0.01
-_BATCH_SECONDS = 0.2  # of calls, between which the ranks agree on whether to go on
+_BATCH_SECONDS = 0.2  # of rounds, between which the ranks agree on whether to go on
+
+
+class Rounds:
+    """Rewriting, meeting and calling, with the seconds that each of them took so far."""
+
+    names = ("rewriting the input", "the barrier", "the call")
+
+    def __init__(self, contestant: Contestant, source: Array) -> None:
+        self._contestant, self._source = contestant, source
+        self.taken: list[tuple[float, float, float]] = []
+
+    def run(self, times: int) -> None:
+        """Do so many rounds."""
+        one, clock = self._contestant, time.perf_counter
+        for _ in range(times):
+            begun = clock()
+            one.refill(self._source)
+            written = clock()
+            one.barrier()
+            met = clock()
+            one.call()
+            self.taken.append((written - begun, met - written, clock() - met))
 
 
 def take_part(options: argparse.Namespace) -> None:
-    """Repeat the call as one of the ranks; rank 0 is sampled, and reports."""
+    """Do rounds as one of the ranks; rank 0 is sampled, and reports."""
     import ours
 
     from allreduce.comm import init
 
     with init(transport=options.transport) as comm:
         case = Case(options.collective, "float32", comm.size, options.nbytes)
-        named = {each.name.replace("comm.", ""): each for each in ours.contestants(comm, case)}
-        contestant = named[options.memory]
-        contestant.refill(case.source(comm.rank))
-        calls = _batch(comm, contestant.call)
+        wanted = EMPTY if options.memory == "empty" else ORDINARY
+        one = next(each for each in ours.contestants(comm, case) if each.name == wanted)
+        rounds = Rounds(one, case.source(comm.rank))
+        rounds.run(10)
+        each = sum(map(sum, rounds.taken)) / 10
+        batch = int(comm.broadcast_object(max(1, int(_BATCH_SECONDS / each))))
+        rounds.run(batch)  # the first reach memory that nobody has touched
+        rounds.taken.clear()
         if comm.rank:
-            while _agreed(comm, True):
-                _repeat(contestant.call, calls)
+            while comm.broadcast_object(None):
+                rounds.run(batch)
             return
         with tempfile.TemporaryDirectory() as folder:
-            _sampled(comm, contestant.call, calls, Path(folder) / "perf.data", options.seconds)
+            data = Path(folder) / "perf.data"
+            record = ("perf", "record", "-q", "-e", "cpu-clock", "-F", "4000", "-o", str(data))
+            whom = ("-p", str(os.getpid()), "--", "sleep", str(options.seconds))
+            sampler = subprocess.Popen([*record, *whom])
+            going = True
+            while going:
+                going = bool(comm.broadcast_object(sampler.poll() is None))
+                if going:
+                    rounds.run(batch)
+            _report(rounds, data)
 
 
-def _batch(comm: Communicator, call: Callable[[], object]) -> int:
-    """Return how many calls take `_BATCH_SECONDS`, the same on all ranks."""
-    began = time.perf_counter()
-    _repeat(call, 10)
-    each = (time.perf_counter() - began) / 10
-    return int(comm.broadcast_object(max(1, int(_BATCH_SECONDS / each))))
-
-
-def _repeat(call: Callable[[], object], times: int) -> None:
-    for _ in range(times):
-        call()
-
-
-def _agreed(comm: Communicator, wanted: bool) -> bool:
-    return bool(comm.broadcast_object(wanted))
-
-
-def _sampled(
-    comm: Communicator, call: Callable[[], object], calls: int, data: Path, seconds: float
-) -> None:
-    _agreed(comm, True)
-    _repeat(call, calls)  # the first reach memory that nobody has touched
-    record = ("perf", "record", "-q", "-e", "cpu-clock", "-F", "4000", "-o", str(data))
-    sampler = subprocess.Popen([*record, "-p", str(os.getpid()), "--", "sleep", str(seconds)])
-    began, made = time.perf_counter(), 0
-    while sampler.poll() is None:
-        _agreed(comm, True)
-        _repeat(call, calls)
-        made += calls
-    each = (time.perf_counter() - began) / made
-    _agreed(comm, False)
-    _report(each, data)
-
-
-def _report(each: float, data: Path) -> None:
-    """Print what a call's microseconds went into."""
+def _report(rounds: Rounds, data: Path) -> None:
+    """Print what a round's microseconds went into."""
     report = subprocess.run(
         ["perf", "report", "-i", data, "--stdio", "--no-children", "--sort", "symbol"],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    print(f"{each * 1e6:.1f} us a call; of these")
+    taken = np.array(rounds.taken) * 1e6
+    means, medians = taken.mean(axis=0), np.median(taken, axis=0)
+    for name, mean, median in zip(rounds.names, means, medians, strict=True):
+        print(f"{mean:9.1f} us {name} (median {median:.1f})")
+    print("the functions of all three:")
     for share, name in shares(report):
-        print(f"{share * each * 1e6:9.1f} us {share:4.0%}  {name}")
+        print(f"{share * means.sum():9.1f} us {share:4.0%}  {name}")
 
 
 def shares(report: str) -> list[tuple[float, str]]:
@@ -123,6 +127,8 @@ def main() -> None:
     parser.add_argument("--transport", default="shared")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.memory == "empty" and options.transport != "shared":
+        parser.error("only shared memory can be comm.empty's: leave --memory out, or --transport")
     if options.inside:
         take_part(options)
         return
