@@ -50,6 +50,9 @@ def test_what_is_compared_can_be_chosen(transport: str, members: int, pulls: boo
         low, high = cell.bytes
         assert cell.nbytes * members <= 64 << 20
         assert high is None or low <= cell.nbytes <= high
+        sizes = {*range(low, (high or low << 6) + 1, max(1, low // 3)), high or 1 << 40}
+        stood_for = {default.choose(cell.collective, n, symmetric=cell.symmetric) for n in sizes}
+        assert stood_for == {first}, (cell.collective, cell.bytes)
         for choice, choices in zip(cell.candidates, made, strict=False):
             found = choices.choose(cell.collective, cell.nbytes, symmetric=cell.symmetric)
             assert found == choice

@@ -142,6 +142,30 @@ class Choices:
             held = (in_place if symmetric else []) + ordinary
         return Choice.of(held[0])
 
+    def alike(
+        self, collective: str, nbytes: int, band: tuple[int, int | None], *, symmetric: bool
+    ) -> tuple[int, int | None] | None:
+        """Return for which sizes of a band calls go as one of `nbytes` does.
+
+        Of several parts of the band that do it is the one of `nbytes`, or the first beyond; None if
+        there is none.
+        """
+        wanted = self.choose(collective, nbytes, symmetric=symmetric)
+        low, high = band[0], _NO_LIMIT if band[1] is None else band[1]
+        ends = [end for end in _limits(self._rows[collective]) if low <= end < high]
+        found: tuple[int, int] | None = None
+        for end in (*ends, high):
+            if self.choose(collective, end, symmetric=symmetric) == wanted:
+                found = (low if found is None else found[0], end)
+            elif found is not None and found[1] >= nbytes:
+                break
+            else:
+                found = None
+            low = end + 1
+        if found is None:
+            return None
+        return found[0], None if found[1] == _NO_LIMIT else found[1]
+
     def largest_chunk(self) -> int:
         """Return the bytes of the longest chunk of any call."""
         return max(row.chunk or 0 for rows in self._rows.values() for row in rows)

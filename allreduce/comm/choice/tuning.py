@@ -17,7 +17,7 @@ _TRIED = (
     *("gather", "scatter"),
 )
 CUT = ("reduce_scatter", "scatter", "all_to_all")  # whose input has a part for each member
-# The size that is measured, and the sizes that it stands for.
+# The size that is measured, and the sizes that it stands for, as far as calls go the same way now.
 _SMALL = ((2 * KIB, (KIB + 1, 2 * KIB)), (4 * KIB, (2 * KIB + 1, 4 * KIB)))
 _LARGE = (
     (64 * KIB, (4 * KIB + 1, 256 * KIB)),
@@ -98,7 +98,8 @@ def cells(choices: Choices, transport: str, members: int) -> list[Cell]:
     found = []
     if transport == "shared":
         limits = [("all_reduce", nbytes, band, False) for nbytes, band in _SMALL]
-        found += [_cell(choices, *one, _STAGED[4:5]) for one in limits]
+        small = [_cell(choices, *one, _STAGED[4:5]) for one in limits]
+        found += [cell for cell in small if cell is not None]
     carried = ALGORITHMS[transport]
     private = _STAGED + _PULLED if choices.pulls else _STAGED
     private += _EXCHANGED if members == 2 else ()
@@ -113,6 +114,8 @@ def cells(choices: Choices, transport: str, members: int) -> list[Cell]:
                 if not fit:
                     continue
                 cell = _cell(choices, collective, size, band, symmetric, fit)
+                if cell is None:
+                    continue
                 found.append(_with_other_copies(cell, members) if transport == "shared" else cell)
     return found
 
@@ -124,11 +127,15 @@ def _cell(
     band: tuple[int, int | None],
     symmetric: bool,
     tried: Iterable[Choice],
-) -> Cell:
+) -> Cell | None:
+    """Make a comparison, unless calls of the band's sizes go another way than those measured."""
     default = choices.choose(collective, nbytes, symmetric=symmetric)
+    alike = choices.alike(collective, nbytes, band, symmetric=symmetric)
+    if alike is None:
+        return None
     others = (replace(one, past=default.past) for one in tried)
     candidates = (default, *(one for one in others if one != default))
-    return Cell(collective, nbytes, band, symmetric, candidates)
+    return Cell(collective, nbytes, alike, symmetric, candidates)
 
 
 def _with_other_copies(cell: Cell, members: int) -> Cell:
