@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,13 +93,18 @@ def test_a_header_has_what_is_expected_of_it() -> None:
         update.expect(bytes(5), False)
 
 
-def _fails_in_steps() -> None:
-    """Train with three strategies, whose updates rank 1 leaves: interrupted, stopped, killed."""
+def _fails_in_steps(folder: str) -> None:
+    """Train with three strategies, whose updates rank 1 leaves: interrupted, stopped, killed.
+
+    Args:
+        folder: Where rank 1 writes that it is about to leave one; the others come later than that.
+    """
     import json
     import os
     import signal
     import threading
     import time
+    from pathlib import Path
     from unittest import mock
 
     import numpy as np
@@ -128,7 +134,10 @@ def _fails_in_steps() -> None:
             updates += 1
             if updates == 3 and rank == 1:  # while it waits for the others
                 threading.Timer(0.3, os.kill, (pid, signal.Signals[how])).start()
+                Path(folder, how).touch()
             elif updates == 3:
+                while not Path(folder, how).exists():  # it may be late by more than that
+                    time.sleep(0.01)
                 time.sleep(0.6)
                 # Less patient than the leader, which takes the silent for lost.
                 complete = lambda self, native, *_: patient(self, native, 0.5)  # noqa: E731
@@ -159,8 +168,10 @@ def _fails_in_steps() -> None:
         strategy.close()
 
 
-def test_whoever_leaves_an_update_is_named_and_the_next_step_knows_of_it() -> None:
-    results = run_ranks(_fails_in_steps, 3)
+def test_whoever_leaves_an_update_is_named_and_the_next_step_knows_of_it(
+    tmp_path: Path,
+) -> None:
+    results = run_ranks(_fails_in_steps, 3, arguments=(str(tmp_path),))
     assert [result.returncode for result in results] == [0, -9, 0], results
     call = "update(float32[262144], SgdUpdate32)"
     told = {
