@@ -68,10 +68,18 @@ def borrow_out(where: str, out: Any) -> Array:
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """Return the dtype whose `str` it is."""
-    if name == "bfloat16":  # a type that NumPy knows only with this library
-        import ml_dtypes
+    """Return the dtype whose `str` it is.
 
+    Raises:
+        TypeError: There is none, or it is bfloat16 and the package that has it is not there.
+    """
+    if name == "bfloat16":  # a type that NumPy knows only with this library
+        try:
+            import ml_dtypes
+        except ModuleNotFoundError as error:
+            raise TypeError(
+                "NumPy has it by the package ml_dtypes: pip install ml_dtypes"
+            ) from error
         found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
         return found
     return np.dtype(name)
@@ -146,7 +154,10 @@ def _torch(where: str, x: Any) -> Lent | None:
     _check_tensor(where, torch, x)
     if x.dtype != torch.bfloat16:
         return Lent(x.detach().numpy(), torch.from_numpy)
-    bfloat16 = importlib.import_module("ml_dtypes").bfloat16
+    try:
+        bfloat16 = dtype_named("bfloat16")
+    except TypeError as error:
+        raise UsageError(f"{where} got a tensor of bfloat16: {error}") from error
     return Lent(
         x.detach().view(torch.int16).numpy().view(bfloat16),
         lambda result: torch.from_numpy(result.view(np.int16)).view(torch.bfloat16),

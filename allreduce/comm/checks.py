@@ -124,7 +124,7 @@ def check_empty(context: Context, shape: Any, dtype: Any) -> tuple[tuple[int, ..
     """Return the shape and dtype of an array to be allocated."""
     try:
         kind = dtype_named(dtype) if isinstance(dtype, str) else np.dtype(dtype)
-    except (TypeError, ValueError, ImportError) as error:
+    except (TypeError, ValueError) as error:
         raise UsageError(f"{context.where}: {dtype!r} is no dtype: {error}") from error
     if str(kind) not in DTYPES[1:]:
         raise UsageError(

@@ -77,6 +77,9 @@ def _remedy_of(first: Side, second: Side) -> str:
         return f"lists must have the same number of arrays on all ranks ({told})"
     if first.call.collective != second.call.collective and not message:
         return arguments
+    alike = (first.call.op, first.call.root) == (second.call.op, second.call.root)
+    if None not in numbers and first.typed != second.typed and alike:
+        return f"each array's shape and type {_EQUAL}"
     return _remedy(first.call, second.call) or (arguments if first.typed != second.typed else "")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,14 @@ def test_more_elements_than_a_signature_counts_are_refused(
 def test_empty(comm: Communicator, shape: Any, dtype: Any, says: str) -> None:
     with pytest.raises(errors.UsageError, match=says):
         comm.empty(shape, dtype)
+
+
+def test_bfloat16_without_the_package_that_numpy_has_it_by(
+    comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(errors.UsageError, match=r"replica 1 .*'bfloat16'.*pip install ml_d"):
+        comm.empty(3, "bfloat16")
 
 
 def test_use_after_close_is_refused(comm: Communicator) -> None:

@@ -261,6 +261,14 @@ def test_lists_of_different_lengths_are_told_by_how_many_arrays_they_have(length
         )
 
 
+def test_lists_of_different_arrays_are_told_by_shapes_and_types() -> None:
+    def member(comm: Communicator) -> None:
+        comm.all_reduce([np.ones(4, "f"), np.ones(4, "f" if comm.rank else "i")])
+
+    for message in raised(member, 2, errors.MismatchError):
+        assert message.endswith("; each array's shape and type must be equal on all ranks")
+
+
 def test_symmetric_memory_on_some_members_only_is_a_mismatch() -> None:
     def member(comm: Communicator) -> None:
         mine = comm.empty((5000,), "float32")
