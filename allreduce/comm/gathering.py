@@ -204,9 +204,14 @@ class Gathering:
         return None if note is None else note.wanted
 
     def _raise_new(self, note: Note | None) -> None:
-        """Raise another member's failure, unless this one has."""
+        """Raise another member's failure, unless this one has.
+
+        Members may find different circles at once. What has a wait in common with a failure that
+        was raised here is of the same time, though its note may lie there until its member comes
+        to the next group.
+        """
         failure = None if note is None else note.failure
-        if failure is not None and not self._told.issuperset(failure.turns):
+        if failure is not None and self._told.isdisjoint(failure.turns):
             raise _Failed(failure)
 
     def _leave(self, wanted: Wanted, failure: Failure) -> None:
