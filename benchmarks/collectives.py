@@ -37,6 +37,7 @@ from contest import ORDINARY, PROBE, Contestant, Timing, dump, hold
 from drive import drive
 from environments import DEFAULT_FOLDER
 from peers import PEERS
+from revision import current
 
 if TYPE_CHECKING:
     from probe import Probe
@@ -131,10 +132,11 @@ def show(timings: Sequence[Timing], baseline: str, where: str, out: Path) -> Non
             )
         )
     report.print_rows(rows, title)
-    run = comparison.Run(baseline, where, timings)
+    run = comparison.Run(baseline, where, timings, current())
     if any(timing.dtype != "float32" for timing in timings):
         comparison.print_types([run])
-    report.save(out, title, {"rows": [asdict(row) for row in rows]})
+    figures = {"revision": asdict(run.revision), "rows": [asdict(row) for row in rows]}
+    report.save(out, title, figures)
     comparison.draw(timings, out, title)
 
 

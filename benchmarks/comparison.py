@@ -12,6 +12,7 @@ import picture
 import report
 from cases import Case, size_name
 from contest import EMPTY, ORDINARY, PRIVATE_PROBE, PROBE, Timing
+from revision import Revision
 
 Place = tuple[str, int, int]  # collective, ranks, bytes
 _OURS = (EMPTY, ORDINARY, PROBE, PRIVATE_PROBE)
@@ -25,11 +26,13 @@ class Run:
         peer: The name of the peer's timings.
         about: The peer's library in its own words.
         timings: Ours and the peer's, of one run or of two that followed each other.
+        revision: When that was, and what ours was then.
     """
 
     peer: str
     about: str
     timings: Sequence[Timing]
+    revision: Revision
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,8 @@ def kept(path: Path, runs: Iterable[Run]) -> list[Run]:
     for run in written["runs"]:
         timings = [Timing(**each) for each in run["timings"]]
         timings = [each for each in timings if (run["peer"], each.place) not in anew]
-        found += [Run(run["peer"], run["about"], timings)] if timings else []
+        revision = Revision(**run["revision"])
+        found += [Run(run["peer"], run["about"], timings, revision)] if timings else []
     return found
 
 

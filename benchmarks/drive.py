@@ -16,6 +16,7 @@ from comparison import Run
 from contest import Timing, load
 from environments import Environments
 from peers import OVER_SOCKETS, PEERS, Peer
+from revision import current
 
 _HERE = Path(__file__).resolve().parent
 _TYPES_SMALLEST = 1 << 20  # bytes; below, latency decides, which knows no types
@@ -75,14 +76,14 @@ class _Driver:
         if peer.launcher is not None:
             start = [str(python.with_name("mpiexec")), *peer.launcher, "-n", str(ranks)]
             timings, about = self._job(peer, [[*start, str(python), *self._ours(cases)]])
-            return Run(peer.title, about, timings)
+            return Run(peer.title, about, timings, current())
         ours, _ = self._alone(python, peer, ranks, cases)
         ports = jobs.free_ports(ranks)
         told = ["--ports", *map(str, ports)]
         script = [str(python), "-m", f"peers.{peer.script}", *cases]
         each = [[*script, *told, "--rank", str(rank)] for rank in range(ranks)]
         theirs, about = self._job(peer, each)
-        return Run(peer.title, about, [*ours, *theirs])
+        return Run(peer.title, about, [*ours, *theirs], current())
 
     def types(self, name: str, ranks: int, types: Sequence[str]) -> Run:
         """Measure ours alone, with further types of elements beside float32."""
@@ -90,7 +91,7 @@ class _Driver:
         smallest = max(_TYPES_SMALLEST, self._options.smallest or 0)
         cases = [*self._cases(["all_reduce"]), "--dtypes", *types, "--smallest", str(smallest)]
         timings, about = self._alone(python, PEERS[name], ranks, cases)
-        return Run("", about, timings)
+        return Run("", about, timings, current())
 
     def _alone(
         self, python: Path, peer: Peer, ranks: int, cases: Sequence[str]

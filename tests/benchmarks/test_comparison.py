@@ -9,8 +9,10 @@ import comparison
 import pytest
 from comparison import Run, compare, type_rates
 from contest import EMPTY, ORDINARY, PRIVATE_PROBE, PROBE, Timing
+from revision import Revision
 
 MIB = 1 << 20
+NOW = Revision("2026-01-01T00:00:00Z", "abc1234")
 
 
 def _timing(contestant: str, median: float, *, dtype: str = "float32", nbytes: int = MIB) -> Timing:
@@ -19,7 +21,7 @@ def _timing(contestant: str, median: float, *, dtype: str = "float32", nbytes: i
 
 def _run(peer: str, theirs: float, empty: float) -> Run:
     ours = [_timing(EMPTY, empty), _timing(ORDINARY, 2 * empty), _timing(PROBE, empty / 2)]
-    return Run(peer, f"{peer} 1.0", [*ours, _timing(peer, theirs)])
+    return Run(peer, f"{peer} 1.0", [*ours, _timing(peer, theirs)], NOW)
 
 
 def test_ratios_stay_within_a_run() -> None:
@@ -32,7 +34,7 @@ def test_ratios_stay_within_a_run() -> None:
 
 def test_what_could_be_had_on_private_arrays(capsys: pytest.CaptureFixture[str]) -> None:
     run = _run("MPICH", 8e-4, 1e-4)
-    run = Run(run.peer, run.about, [*run.timings, _timing(PRIVATE_PROBE, 1.6e-4)])
+    run = Run(run.peer, run.about, [*run.timings, _timing(PRIVATE_PROBE, 1.6e-4)], NOW)
     (one,) = compare([run])
     assert one.per_private == pytest.approx(5)  # where 4 is what ours has
     assert one.ordinary_of_private == pytest.approx(0.8)
@@ -41,7 +43,7 @@ def test_what_could_be_had_on_private_arrays(capsys: pytest.CaptureFixture[str])
 
 
 def test_what_was_not_measured_has_no_ratio() -> None:
-    (one,) = compare([Run("MLX", "", [_timing(ORDINARY, 1e-4), _timing("MLX", 3e-4)])])
+    (one,) = compare([Run("MLX", "", [_timing(ORDINARY, 1e-4), _timing("MLX", 3e-4)], NOW)])
     assert one.per_ordinary == pytest.approx(3)
     assert one.per_empty is one.empty_of_limit is one.ordinary_of_limit is None
 
@@ -56,7 +58,7 @@ def test_types_count_elements() -> None:
 
 def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
     small = [_timing(EMPTY, 1e-6, nbytes=8), _timing("gloo", 3e-6, nbytes=8)]
-    runs = [_run("MPICH", 8e-4, 1e-4), _run("gloo", 8e-4, 2e-4), Run("gloo", "", small)]
+    runs = [_run("MPICH", 8e-4, 1e-4), _run("gloo", 8e-4, 2e-4), Run("gloo", "", small, NOW)]
     comparison.print_comparisons(runs)
     ratios, times = capsys.readouterr().out.split("all_reduce, float32, 2 ranks: ")[1:]
     lines = [[cell.strip() for cell in line.split("  ") if cell] for line in ratios.splitlines()]
@@ -69,19 +71,21 @@ def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    runs = [_run("MPICH", 8e-4, 1e-4), Run("", "", [_timing(EMPTY, 1e-4, dtype="float32")])]
+    runs = [_run("MPICH", 8e-4, 1e-4), Run("", "", [_timing(EMPTY, 1e-4, dtype="float32")], NOW)]
     comparison.save(runs, tmp_path / "results" / "peers", "ours and peers")
     written = json.loads((tmp_path / "results" / "peers.json").read_text())
     assert written["title"] == "ours and peers"
     assert written["machine"]["cores"] > 0
     assert [run["about"] for run in written["runs"]] == ["MPICH 1.0", ""]
+    assert [run["revision"]["commit"] for run in written["runs"]] == ["abc1234"] * 2
     assert [each["per_empty"] for each in written["comparisons"]] == [8]
     assert (tmp_path / "results" / "peers.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_other_cases_are_kept(tmp_path: Path) -> None:
     first, gloo = _run("MPICH", 8e-4, 1e-4), _run("gloo", 8e-4, 2e-4)
-    small = Run("MPICH", "", [_timing(EMPTY, 1e-6, nbytes=8), _timing("MPICH", 3e-6, nbytes=8)])
+    timings = [_timing(EMPTY, 1e-6, nbytes=8), _timing("MPICH", 3e-6, nbytes=8)]
+    small = Run("MPICH", "", timings, Revision("earlier", "def5678"))
     assert comparison.kept(tmp_path / "peers", [first]) == []
     comparison.save([first, gloo, small], tmp_path / "peers", "ours and peers")
     again = _run("MPICH", 9e-4, 1e-4)
