@@ -3,11 +3,13 @@
 They meet in the store of the larger communicator's world. Each arrives under a key of the group;
 where not all come at once, it writes down which group it waits in. Members of which each waits for
 the next, and the last for the first, would wait for ever: all of them raise, and so do those who
-wait for one of them. A member that raises leaves its failure where it was expected.
+wait for one of them. A member that raises leaves its failure where it was expected, and one that
+closes the communicator, or ends, a note of that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from itertools import count
@@ -18,11 +20,12 @@ from allreduce.comm import engine
 from allreduce.comm.gathering_notes import Failure, Note, Wanted
 from allreduce.comm.members import process_state
 from allreduce.comm.sites import place, text
-from allreduce.errors import MismatchError, TimeoutError
+from allreduce.errors import AllreduceError, MismatchError, PeerLostError, TimeoutError
 
 _PATIENCE_SECONDS = 0.25  # then it is looked at what the absent ones do
 _LOOK_SECONDS = 0.5  # between later looks
-_CLASSES = {"mismatch": MismatchError, "timeout": TimeoutError}
+_GONE = 0  # stands for the turn of one that has left; those of waits begin with 1
+_CLASSES = {"mismatch": MismatchError, "timeout": TimeoutError, "lost": PeerLostError}
 _COME = "all of these ranks have to make it, and name them in this order"
 _SAME_ORDER = "name the ranks of a group in the same order on all of them"
 _SAME_TRANSPORT = "name the same transport on all of them"
@@ -49,6 +52,7 @@ class Gathering:
         self._turns = count(1)
         self._told: set[tuple[int, int]] = set()  # turns of failures that were raised here
         self._failed = False  # whether this member's note is that of a failure
+        self._left = False
         self._lock = threading.Lock()
         self._inside = 0  # threads: where several wait, no note could say for whom
 
@@ -68,7 +72,7 @@ class Gathering:
             MismatchError: Members wait for each other to make different groups, or name different
                 transports.
             TimeoutError: A member did not come.
-            PeerLostError: A process died.
+            PeerLostError: A process died, or has left the larger communicator.
         """
         if len(ranks) == 1:
             return
@@ -91,6 +95,15 @@ class Gathering:
         finally:
             with self._lock:
                 self._inside -= 1
+
+    def leave(self) -> None:
+        """Tell those who still make groups that this member comes to none any more."""
+        with self._lock:
+            left, self._left = self._left, True
+        if not left and self._world.size > 1:
+            # Where nobody can be told any more, others hear of that by the same end of the world.
+            with contextlib.suppress(AllreduceError):
+                self._note(Note(gone=True))
 
     def _together(self, wanted: Wanted) -> bool:
         """Say whether all come at once: the first asks for each, the others for its word."""
@@ -123,7 +136,14 @@ class Gathering:
     def _look(self, wanted: Wanted, missing: Sequence[int]) -> None:
         """Raise if absent members cannot come any more."""
         for rank in missing:
-            self._raise_new(self._get(f"waits/{rank}"))
+            note = self._get(f"waits/{rank}")
+            if note is not None and note.gone:
+                story = (
+                    f"{self._member(rank)} left normally, by close() or the end of its program, "
+                    f"before it came to {wanted}; {_COME}"
+                )
+                raise _Failed(Failure("lost", story, ((rank, _GONE),)))
+            self._raise_new(note)
         waiting = self._waiting(wanted, missing)
         circle = self._circle(waiting) if len(waiting) > 1 else []
         if circle:
@@ -224,9 +244,13 @@ class Gathering:
     def _absent(self, rank: int) -> str:
         """Name a member, and say whether its process lives if this host knows that."""
         member = self._world.members[rank]
-        near = member.machine == self._world.members[self._me].machine
-        state = process_state(member.pid) if near else f"process {member.pid} on {member.host}"
-        return f"{self._world.called(rank)} ({state})"
+        if member.machine != self._world.members[self._me].machine:
+            return self._member(rank)
+        return f"{self._world.called(rank)} ({process_state(member.pid)})"
+
+    def _member(self, rank: int) -> str:
+        member = self._world.members[rank]
+        return f"{self._world.called(rank)} (process {member.pid} on {member.host})"
 
     def _note(self, note: Note) -> None:
         self._set(f"waits/{self._me}", note)

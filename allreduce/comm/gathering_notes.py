@@ -34,7 +34,7 @@ class Wanted:
 class Failure:
     """Why members have raised."""
 
-    kind: str  # "mismatch" or "timeout"
+    kind: str  # "mismatch", "timeout" or "lost"
     story: str
     turns: tuple[tuple[int, int], ...]  # of the members at fault: rank and turn
 
@@ -45,6 +45,7 @@ class Note:
 
     wanted: Wanted | None = None  # what it has arrived for, or waits for
     failure: Failure | None = None
+    gone: bool = False  # whether it has left, and comes to no group any more
 
     def pack(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -58,4 +59,4 @@ class Note:
         if failure is not None:
             turns = tuple((rank, turn) for rank, turn in failure["turns"])
             failure = Failure(**failure | {"turns": turns})
-        return Note(wanted, failure)
+        return Note(wanted, failure, read["gone"])

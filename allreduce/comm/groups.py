@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from allreduce.cluster import World
-from allreduce.comm import engine, objects
+from allreduce.comm import engine, living, objects
 from allreduce.comm.checks import Context, is_whole
 from allreduce.comm.collectives import Collectives
 from allreduce.comm.gathering import Gathering
@@ -54,6 +54,7 @@ class Home:
 
     def __post_init__(self) -> None:
         self._gathering = Gathering(self.world, self.name, self.timeout)
+        living.add_member(self._gathering)
 
     def gather(
         self, where: str, ranks: Sequence[int], kind: str, transport: str | None = None
@@ -70,6 +71,10 @@ class Home:
         with engine.going_on():
             self._gathering.meet(where, kind, number, ranks, transport)
         return self.make(ranks, self.fresh(ranks, kind), transport)
+
+    def leave(self) -> None:
+        """Tell those who still make groups that this member comes to none any more."""
+        self._gathering.leave()
 
     def fresh(self, ranks: Sequence[int], kind: str) -> str:
         """Return a new communicator's name, the same on all members that have met for it."""
@@ -149,6 +154,7 @@ class Groups(Collectives):
             MismatchError: Members wait for each other to make different groups, or name different
                 transports.
             TimeoutError: A member did not come.
+            PeerLostError: A member has died, or left this communicator.
             UnsupportedError: Members are replicas of which a process may have several.
         """
         home = self._base("group")

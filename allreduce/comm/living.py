@@ -1,18 +1,29 @@
-"""The transports in use, for two moments that concern them all: the program's end, and a fork."""
+"""What is in use of communicators, for two moments: the program's end, and a fork."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import weakref
+from typing import Protocol, TypeVar
 
 from allreduce.cluster import failure
 from allreduce.comm import attendant
 from allreduce.comm.base import Transport
 
+
+class Member(Protocol):
+    """What is to tell others that this process is at its end."""
+
+    def leave(self) -> None: ...
+
+
+_One = TypeVar("_One")
+
 # By id. Other threads may open communicators, and free them, while the references are listed, which
 # is one step of the interpreter's; a set of weak references could not be gone through meanwhile.
 _transports: weakref.WeakValueDictionary[int, Transport] = weakref.WeakValueDictionary()
+_members: weakref.WeakValueDictionary[int, Member] = weakref.WeakValueDictionary()
 
 
 def add(transport: Transport) -> None:
@@ -20,30 +31,38 @@ def add(transport: Transport) -> None:
     _transports[id(transport)] = transport
 
 
+def add_member(member: Member) -> None:
+    """Have the member leave at the end of a program that ends well."""
+    _members[id(member)] = member
+
+
 def some() -> bool:
     """Say whether there are any."""
     return bool(_transports)
 
 
-def _living() -> list[Transport]:
-    found = (reference() for reference in _transports.valuerefs())
-    return [transport for transport in found if transport is not None]
+def _living(known: weakref.WeakValueDictionary[int, _One]) -> list[_One]:
+    found = (reference() for reference in known.valuerefs())
+    return [one for one in found if one is not None]
 
 
 @atexit.register
 def leave_all() -> None:
     """Tell the peers that this program has come to its end: it has not died."""
     attendant.leave()
-    for transport in _living():
+    for transport in _living(_transports):
         if failure():
             transport.abort(f"its program ended with {failure()}")
         transport.close(drain=False)
+    for member in [] if failure() else _living(_members):
+        member.leave()
 
 
 def _after_fork() -> None:
-    for transport in _living():
+    for transport in _living(_transports):
         transport.close_inherited()
     _transports.clear()
+    _members.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

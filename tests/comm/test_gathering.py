@@ -118,6 +118,54 @@ def test_a_member_that_does_not_come_is_named() -> None:
     _check(results[0].stderr, "waiting for rank 1 (process ", " is alive) in group([0, 1]) at ")
 
 
+def _leaves() -> None:
+    import json
+    import time
+    from collections.abc import Callable
+    from typing import Any
+
+    import allreduce as ar
+
+    comm = ar.init(timeout=20)
+    half = comm.split(0)
+    assert half is not None
+
+    def attempt(make: Callable[[], Any]) -> None:
+        began = time.monotonic()
+        try:
+            told = make().all_gather_object(comm.rank)
+        except ar.PeerLostError as error:
+            told = str(error)
+        print(json.dumps([told, time.monotonic() - began]))
+
+    if comm.rank == 2:
+        half.close()
+    else:
+        attempt(lambda: half.group([0, 1, 2]))
+        attempt(lambda: half.group([0, 1]))  # and they may go on
+        attempt(lambda: half.local)
+    comm.barrier()
+    if comm.rank < 2:  # the other's program ends
+        attempt(lambda: comm.group([2, comm.rank]))
+        attempt(lambda: comm.group([0, 1]))
+
+
+def test_a_member_that_has_left_is_not_waited_for() -> None:
+    results = run_ranks(_leaves, 3)
+    assert [result.returncode for result in results] == [0, 0, 0], results
+    for rank, result in enumerate(results[:2]):
+        told = [json.loads(line) for line in result.stdout.splitlines()]
+        assert all(seconds < 5 for _, seconds in told), told
+        closed, right, local, ended, last = (what for what, _ in told)
+        assert right == last == [0, 1]
+        left = "left normally, by close() or the end of its program, before it came to "
+        _check(
+            closed, f"world.1/split.1: rank {rank}: rank 2 (process ", left, "group([0, 1, 2]) at"
+        )
+        _check(local, "rank 2 (process ", left, "local, of ranks [0, 1, 2], at ", "program.py:")
+        _check(ended, f"[shared] rank {rank}: rank 2 (process ", left, f"group([2, {rank}]) at ")
+
+
 def _dies_while_a_group_is_made(transport: str, folder: str) -> None:
     import os
     import time
