@@ -17,19 +17,14 @@ from itertools import count
 from allreduce.cluster import World
 from allreduce.cluster.waiting import Wait
 from allreduce.comm import engine
+from allreduce.comm import gathering_failures as failures
 from allreduce.comm.gathering_notes import Failure, Note, Wanted
 from allreduce.comm.members import process_state
 from allreduce.comm.sites import place, text
-from allreduce.errors import AllreduceError, MismatchError, PeerLostError, TimeoutError
+from allreduce.errors import AllreduceError, PeerLostError, TimeoutError
 
 _PATIENCE_SECONDS = 0.25  # then it is looked at what the absent ones do
 _LOOK_SECONDS = 0.5  # between later looks
-_GONE = 0  # stands for the turn of one that has left; those of waits begin with 1
-_CLASSES = {"mismatch": MismatchError, "timeout": TimeoutError, "lost": PeerLostError}
-_COME = "all of these ranks have to make it, and name them in this order"
-_SAME_ORDER = "name the ranks of a group in the same order on all of them"
-_SAME_TRANSPORT = "name the same transport on all of them"
-_ORDER = "every rank must make its groups in the same order"
 
 
 class _Failed(Exception):  # noqa: N818 - tells what to raise, and never leaves this file
@@ -91,7 +86,12 @@ class Gathering:
         except _Failed as failed:
             self._leave(wanted, failed.failure)
             story = failed.failure.story.removeprefix(f"{self._world.called(self._me)} ")
-            raise _CLASSES[failed.failure.kind](f"{where}: {story}") from None
+            raise failures.CLASSES[failed.failure.kind](f"{where}: {story}") from None
+        except PeerLostError as error:  # of the store; it does not know what this member was doing
+            story = str(error).partition(": ")[2]
+            lost = PeerLostError(f"{where}: {wanted} cannot be made: {story}")
+            lost.interrupted = error.interrupted
+            raise lost from None
         finally:
             with self._lock:
                 self._inside -= 1
@@ -125,12 +125,8 @@ class Gathering:
             self._look(wanted, missing)
             engine.go_on()  # what only this thread may, as of some MPIs
             absent = ", ".join(self._absent(rank) for rank in missing)
-            if not wait.quiet and not wait.goes_on(f"{absent} in {wanted}; {_COME}"):
-                story = (
-                    f"{self._world.called(self._me)} gave up {wanted} after {self._timeout:g} s: "
-                    f"{absent} did not come; {_COME}; if it only needs longer, raise the timeout"
-                )
-                raise _Failed(Failure("timeout", story, ((self._me, wanted.turn),)))
+            if not wait.quiet and not wait.goes_on(f"{absent} in {wanted}; {failures.COME}"):
+                raise _Failed(failures.too_late(self._world, wanted, absent, self._timeout))
             self._get(f"{wanted.key}/{missing[0]}", min(_LOOK_SECONDS, wait.quiet))
 
     def _look(self, wanted: Wanted, missing: Sequence[int]) -> None:
@@ -138,17 +134,12 @@ class Gathering:
         for rank in missing:
             note = self._get(f"waits/{rank}")
             if note is not None and note.gone:
-                story = (
-                    f"{self._member(rank)} left normally, by close() or the end of its program, "
-                    f"before it came to {wanted}; {_COME}"
-                )
-                raise _Failed(Failure("lost", story, ((rank, _GONE),)))
+                raise _Failed(failures.has_left(self._world, rank, wanted))
             self._raise_new(note)
         waiting = self._waiting(wanted, missing)
         circle = self._circle(waiting) if len(waiting) > 1 else []
         if circle:
-            turns = tuple((rank, waiting[rank].turn) for rank in circle)
-            raise _Failed(Failure("mismatch", self._story(circle, waiting), turns))
+            raise _Failed(failures.in_circle(self._world, circle, waiting))
 
     def _waiting(self, wanted: Wanted, missing: Sequence[int]) -> dict[int, Wanted]:
         """Read what the absent ones wait for, and those whom they wait for, and so on."""
@@ -185,33 +176,14 @@ class Gathering:
             rank = next(other for other in needs[rank] if other in needs)
         return path[path.index(rank) :] if path else []
 
-    def _story(self, circle: Sequence[int], waiting: dict[int, Wanted]) -> str:
-        """Say who waits for whom, where, and how to mend it."""
-        following = [*circle[1:], circle[0]]
-        waits = ", ".join(
-            f"{self._world.called(rank)} waits in {waiting[rank]} for {self._world.called(other)}"
-            for rank, other in zip(circle, following, strict=True)
-        )
-        wanted = [waiting[rank] for rank in circle]
-        same = len({frozenset(one.ranks) for one in wanted}) == 1
-        mend = _SAME_ORDER if same else _ORDER
-        return f"groups differ: {waits}; {mend}"
-
     def _joins(self, wanted: Wanted, rank: int, timeout: float = 0.0) -> bool:
         """Say whether another member of this one's group has come, and wants the same."""
         other = self._arrived(wanted, rank, timeout)
         if other is None:
             return False
         if other.transport != wanted.transport:
-            (low, first), (high, second) = sorted(
-                ((self._me, wanted), (rank, other)), key=lambda one: one[0]
-            )
-            story = (
-                f"groups differ: {self._world.called(low)} makes {first}, but "
-                f"{self._world.called(high)} makes {second}; {_SAME_TRANSPORT}"
-            )
-            turns = ((low, first.turn), (high, second.turn))
-            raise _Failed(Failure("mismatch", story, turns))
+            both = {self._me: wanted, rank: other}
+            raise _Failed(failures.other_transports(self._world, both))
         return True
 
     def _has_come(self, wanted: Wanted, rank: int) -> bool:
@@ -245,12 +217,8 @@ class Gathering:
         """Name a member, and say whether its process lives if this host knows that."""
         member = self._world.members[rank]
         if member.machine != self._world.members[self._me].machine:
-            return self._member(rank)
+            return failures.member(self._world, rank)
         return f"{self._world.called(rank)} ({process_state(member.pid)})"
-
-    def _member(self, rank: int) -> str:
-        member = self._world.members[rank]
-        return f"{self._world.called(rank)} (process {member.pid} on {member.host})"
 
     def _note(self, note: Note) -> None:
         self._set(f"waits/{self._me}", note)

@@ -1,0 +1,65 @@
+"""Why members that meet for a group cannot go on, in the words of whoever finds out first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from allreduce.cluster import World
+from allreduce.comm.gathering_notes import Failure, Wanted
+from allreduce.errors import AllreduceError, MismatchError, PeerLostError, TimeoutError
+
+CLASSES: dict[str, type[AllreduceError]] = {
+    "mismatch": MismatchError,
+    "timeout": TimeoutError,
+    "lost": PeerLostError,
+}
+COME = "all of these ranks have to make it, and name them in this order"
+_SAME_ORDER = "name the ranks of a group in the same order on all of them"
+_SAME_TRANSPORT = "name the same transport on all of them"
+_ORDER = "every rank must make its groups in the same order"
+_GONE = 0  # stands for the turn of one that has left; those of waits begin with 1
+
+
+def in_circle(world: World, circle: Sequence[int], waiting: Mapping[int, Wanted]) -> Failure:
+    """Say who waits for whom, where, and how to mend it."""
+    following = [*circle[1:], circle[0]]
+    waits = ", ".join(
+        f"{world.called(rank)} waits in {waiting[rank]} for {world.called(other)}"
+        for rank, other in zip(circle, following, strict=True)
+    )
+    wanted = [waiting[rank] for rank in circle]
+    same = len({frozenset(one.ranks) for one in wanted}) == 1
+    mend = _SAME_ORDER if same else _ORDER
+    turns = tuple((rank, waiting[rank].turn) for rank in circle)
+    return Failure("mismatch", f"groups differ: {waits}; {mend}", turns)
+
+
+def other_transports(world: World, wanted: Mapping[int, Wanted]) -> Failure:
+    """Say which two members name different transports."""
+    made = ", but ".join(f"{world.called(rank)} makes {wanted[rank]}" for rank in sorted(wanted))
+    turns = tuple((rank, one.turn) for rank, one in wanted.items())
+    return Failure("mismatch", f"groups differ: {made}; {_SAME_TRANSPORT}", turns)
+
+
+def too_late(world: World, wanted: Wanted, absent: str, seconds: float) -> Failure:
+    """Say who gave up, and for whom this waited."""
+    story = (
+        f"{world.called()} gave up {wanted} after {seconds:g} s: {absent} did not come; {COME}; "
+        "if it only needs longer, raise the timeout"
+    )
+    return Failure("timeout", story, ((world.rank, wanted.turn),))
+
+
+def has_left(world: World, rank: int, wanted: Wanted) -> Failure:
+    """Say who will not come any more."""
+    story = (
+        f"{member(world, rank)} left normally, by close() or the end of its program, before it "
+        f"came to {wanted}; {COME}"
+    )
+    return Failure("lost", story, ((rank, _GONE),))
+
+
+def member(world: World, rank: int) -> str:
+    """Name a member, with its process."""
+    found = world.members[rank]
+    return f"{world.called(rank)} (process {found.pid} on {found.host})"
