@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import resource
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from allreduce.comm import Communicator
 from allreduce.comm.hierarchical.transport import HierarchicalTransport
-from allreduce.comm.mpi import progress
+from allreduce.comm.mpi import converted, progress
 from allreduce.comm.mpi.transport import MpiTransport
 from allreduce.comm.mpi.types import Library
 from allreduce.errors import MismatchError, OutOfMemoryError
@@ -30,6 +31,7 @@ def pieces(comm: Communicator) -> None:
     """What one call of MPI cannot count travels in several: with a library that counts to 300."""
     mine = transport(comm)
     mine._library, whole = Library(mine._mpi, 300), mine._library
+    converted._PIECE_BYTES, most = 1200, converted._PIECE_BYTES
     try:
         for case in (rooted, everybody_to_everybody, unequal, unequal_exchange):
             case(comm, "private")
@@ -38,7 +40,30 @@ def pieces(comm: Communicator) -> None:
             reduces(comm, "private", op, dtype)
         many(comm)
     finally:
-        mine._library = whole
+        mine._library, converted._PIECE_BYTES = whole, most
+
+
+def bounded(comm: Communicator) -> None:
+    """What MPI does not reduce is converted in pieces, while other calls are under way."""
+    count = 21 << 19  # 21 MiB, which are 42 as float32; cut into 1, 2, 3, 4 or 7 shares
+    x, y = (np.full(count, comm.rank + 1, np.float16) for _ in range(2))
+    share = np.empty(count // comm.size, np.float16)
+    words = np.ones(3, np.float32)
+    tracemalloc.start()
+    works = [
+        comm.all_reduce(x, out=x, async_op=True),
+        comm.all_reduce(words, out=words, async_op=True),
+        comm.reduce_scatter(y, op="max", out=share, async_op=True),
+    ]
+    for work in reversed(works):
+        work.wait()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 12 << 20
+    total = comm.size * (comm.size + 1) // 2
+    assert (x == total).all()
+    assert (share == comm.size).all()
+    assert (words == comm.size).all()
 
 
 def memory(comm: Communicator) -> None:

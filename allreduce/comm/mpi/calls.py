@@ -1,12 +1,13 @@
 """How one collective call becomes MPI's: on which type, with which counts, in how many requests.
 
-What MPI lacks is reduced on another type: float16 and bfloat16 as float32 (so that they accumulate
-in it), truth values as bytes of 0 and 1. A library before MPI-4 counts in 32 bits:
+What MPI lacks is reduced on another type (converted.py): float16 and bfloat16 as float32 (so that
+they accumulate in it), truth values as bytes of 0 and 1. A library before MPI-4 counts in 32 bits:
 what is larger is reduced in pieces, and moved with one derived type per peer.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +17,14 @@ import numpy as np
 from allreduce.comm import scaling
 from allreduce.comm.array import Array
 from allreduce.comm.call import CARRIES, Call, remedy
+from allreduce.comm.mpi.converted import Conversion, Piece
 from allreduce.comm.mpi.types import (
     MOVED,
     OPERATORS,
     REDUCING,
     TYPES,
     Library,
+    Range,
     address,
     cut,
     typed,
@@ -54,6 +57,8 @@ class Collective:
     where: str
     _requests: list[Any] = field(default_factory=list)
     _types: list[Any] = field(default_factory=list)
+    _piece: Piece | None = None  # the one on its way, of what is converted,
+    _ahead: deque[Piece] = field(default_factory=deque)  # and those behind it
 
     def __post_init__(self) -> None:
         call, mpi = self.call, self.library.mpi
@@ -77,13 +82,18 @@ class Collective:
             )
         wire = wire_dtype(call.op, call.dtype)
         self._type, self._op = getattr(mpi, TYPES[wire]), getattr(mpi, OPERATORS[call.op])
-        if wire == call.dtype and not call.op.startswith("logical"):
-            return
-        if self._x is not None:
-            truth = call.op.startswith("logical")
-            self._x = (self._x != 0 if truth else self._x).astype(wire)
-        if self._out is not None:
-            self._out = np.empty(self._out.size, wire)
+        truth = call.op.startswith("logical")
+        if wire != call.dtype or truth:
+            assert self._x is not None
+            divisor = self.size if call.op == "mean" else 1
+            how = Conversion(self._x, self._out, truth, wire, self._type, divisor)
+            self._ahead.extend(how.cut(self._ranges()))
+
+    def _ranges(self) -> list[tuple[Range, int | None]]:
+        """List which elements of the input are reduced to whom; to all without a root."""
+        if self.call.collective == "reduce_scatter":
+            return [(part, root) for root, part in enumerate(cut(self._shares()))]
+        return [((0, self.call.count), self.call.root)]
 
     @property
     def large(self) -> bool:
@@ -96,7 +106,21 @@ class Collective:
         Args:
             simple: Whether it is `large` on no member.
         """
-        getattr(self, f"_{self.call.collective}")(self._shares(), simple)
+        if not self._next_piece():
+            getattr(self, f"_{self.call.collective}")(self._shares(), simple)
+
+    @property
+    def posted(self) -> bool:
+        """Whether MPI has been asked for all of it; before, it must not be for other calls."""
+        return not self._ahead
+
+    def _next_piece(self) -> bool:
+        """Begin the next piece of what is converted; says whether there is one."""
+        self._piece = self._ahead.popleft() if self._ahead else None
+        if self._piece is None:
+            return False
+        self._requests = [self._piece.start(self.comm, self.library.mpi, self._op)]
+        return True
 
     def _shares(self) -> Sequence[int]:
         counts = self.call.counts
@@ -104,16 +128,17 @@ class Collective:
 
     def complete(self) -> bool:
         """Say whether it is complete; then the result is in the output."""
-        if not self.library.mpi.Request.Testall(self._requests):
-            return False
-        while self._types:
-            self._types.pop().Free()
-        if self._out is not None and self.out is not None and self.call.op is not None:
-            if self.call.op == "mean":
+        while self.library.mpi.Request.Testall(self._requests):
+            if self._piece is not None:
+                self._piece.finish(self.rank)
+                if self._next_piece():
+                    continue
+            elif self.call.op == "mean" and self._out is not None:
                 scaling.divide(self._out, self.size)
-            if not np.may_share_memory(self._out, self.out):
-                self.out.reshape(-1)[...] = self._out
-        return True
+            while self._types:
+                self._types.pop().Free()
+            return True
+        return False
 
     # --- reducing: `shares` are elements per member, `simple` that one call can count them -------
 
@@ -216,7 +241,7 @@ class Collective:
         source, target = self._parts(self._x, shares), self._parts(self._out, receives)
         return self._add(self.comm.Ialltoallv(source, target))
 
-    def _exchange(self, sends: list[tuple[int, int]], receives: list[tuple[int, int]]) -> None:
+    def _exchange(self, sends: list[Range], receives: list[Range]) -> None:
         """Move (first element, elements) to and from each member, each as one derived type."""
         begin, count = sends[self.rank]
         place, _ = receives[self.rank]
@@ -235,13 +260,13 @@ class Collective:
     def _add(self, request: Any) -> None:
         self._requests.append(request)
 
-    def _pieces(self, begin: int, count: int) -> Iterator[tuple[int, int]]:
+    def _pieces(self, begin: int, count: int) -> Iterator[Range]:
         """Cut a range into what one call can count: (first element, elements)."""
         most = self.library.most
         for first in range(begin, begin + count, most):
             yield first, min(most, begin + count - first)
 
-    def _spec(self, array: Array | None, part: tuple[int, int]) -> list[Any]:
+    def _spec(self, array: Array | None, part: Range) -> list[Any]:
         assert array is not None
         first, length = part
         return [array[first:].view(np.uint8), length, self._type]

@@ -77,7 +77,8 @@ class Flight:
         Raises:
             MismatchError: A message is not what its receiver expects.
         """
-        while self._agreeing and self._agreeing[0].agreement.Test():
+        self._complete()
+        while self._agreeing and self._may_post and self._agreeing[0].agreement.Test():
             work = self._agreeing[0]
             if not work.agreed:
                 return work
@@ -87,11 +88,20 @@ class Flight:
             work.task.post(simple=not work.words[2])
             work.posted = True
             self.last = f"{work.call} #{work.seq}"
+            self._complete()
+        self._advance_messages()
+        return None
+
+    @property
+    def _may_post(self) -> bool:
+        """Whether MPI may be asked for another call: it takes their parts in one order."""
+        task = self._moving[-1].task if self._moving else None
+        return task is None or (isinstance(task, Collective) and task.posted)
+
+    def _complete(self) -> None:
         while self._moving and self._moving[0].task.complete():
             self._moving.popleft().complete = True
             self.completed += 1
-        self._advance_messages()
-        return None
 
     def _advance_messages(self) -> None:
         looking: list[Message] = []

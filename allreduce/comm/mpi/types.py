@@ -41,6 +41,8 @@ OPERATORS = {
 }
 _HALVES = ("float16", "bfloat16")
 
+Range = tuple[int, int]  # (first element, elements)
+
 
 def wire_dtype(op: str, dtype: str) -> str:
     """Return the type as which MPI reduces a type."""
@@ -58,7 +60,7 @@ class Library:
 
 
 def typed(
-    library: Library, element: Any, array: Array | None, parts: Sequence[tuple[int, int]]
+    library: Library, element: Any, array: Array | None, parts: Sequence[Range]
 ) -> tuple[list[Any], list[Any]]:
     """Describe parts of an array for Ialltoallw, each as one derived type.
 
@@ -97,6 +99,6 @@ def address(array: Array | None) -> int:
     return place
 
 
-def cut(shares: Sequence[int]) -> list[tuple[int, int]]:
+def cut(shares: Sequence[int]) -> list[Range]:
     """Return each member's (first element, elements)."""
     return list(zip(itertools.accumulate(shares, initial=0), shares, strict=False))
