@@ -10,6 +10,7 @@ from allreduce.comm.typed import items
 
 _EQUAL = "must be equal on all ranks"
 _ORDER = "every rank must make the same calls in the same order"
+_KINDS = "every rank must pass one array, or every rank a list of them"
 _INTERNAL = ("exchange", "total", "adopt")  # made of the library's own accord, for a purpose
 
 
@@ -66,9 +67,10 @@ def _remedy_of(first: Side, second: Side) -> str:
     if first.name == "empty":
         return f"shapes and types {_EQUAL}"
     arguments = f"arrays, counts and factors {_EQUAL}"
-    if bool(first.typed) != bool(second.typed):
-        return arguments
     numbers = [items(side.typed) for side in (first, second)]
+    if bool(first.typed) != bool(second.typed):
+        lists = numbers != [None, None]
+        return _KINDS if lists else arguments
     if None not in numbers and numbers[0] != numbers[1]:
         told = ", ".join(
             f"{side.member}: {number}"

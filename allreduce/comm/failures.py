@@ -145,7 +145,7 @@ class Witness(ABC):
         fault, member, witness, seq, reason = found
         blamed = self.members[member]
         absent = fault == "timeout" or self.call(self.me, seq) is None  # from the call
-        current = self._named(witness if absent else self.me, seq)
+        current = self.named(witness if absent else self.me, seq)
         if fault == "mismatch":
             return self._mismatch(member, witness, seq)
         if fault in ("lost", "left"):
@@ -209,7 +209,8 @@ class Witness(ABC):
             f"{who} left normally, by close() or the end of its program, {when}; {remedy}"
         )
 
-    def _named(self, member: int, seq: int) -> str:
+    def named(self, member: int, seq: int) -> str:
+        """Say which call a member has posted under a number, as far as that is still known."""
         call = self.call(member, seq)
         if call is not None and call.collective in MESSAGES:  # they have no place in the order
             return str(call)

@@ -19,7 +19,7 @@ from allreduce.comm.checks import Context, is_whole
 from allreduce.comm.collectives import Collectives
 from allreduce.comm.gathering import Gathering
 from allreduce.comm.stages import Stages, as_it_is
-from allreduce.errors import UnsupportedError, UsageError
+from allreduce.errors import MismatchError, UnsupportedError, UsageError, everywhere
 
 if TYPE_CHECKING:
     from allreduce.comm.communicator import Communicator
@@ -122,6 +122,7 @@ class Groups(Collectives):
             This member's part, or None without a color.
 
         Raises:
+            MismatchError: Members name different transports.
             UnsupportedError: Members are replicas of which a process may have several.
         """
         home = self._base("split")
@@ -220,9 +221,11 @@ def _divide(comm: Groups, context: Context, home: Home, mine: list[Any]) -> Stag
     chosen = read((yield last))
     for rank, row in enumerate(chosen):
         if row[2] != chosen[0][2]:
-            raise UsageError(
-                f"{context.where} got transport={chosen[0][2]!r} on member 0 but {row[2]!r} on "
-                f"member {rank}; name the same on all members"
+            raise everywhere(
+                MismatchError(
+                    f"{context.where} got transport={chosen[0][2]!r} on member 0 but {row[2]!r} on "
+                    f"member {rank}; name the same on all members"
+                )
             )
     if mine[0] is None:
         return None, as_it_is

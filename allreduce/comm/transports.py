@@ -63,7 +63,9 @@ def open_members(
         timeout: Seconds that meeting, and later any wait, may last.
     """
     with engine.going_on():
-        made = opener(transport)(world, local_members, name=name, timeout=timeout)
+        made = opener(transport, f"[comm] {world.called()}")(
+            world, local_members, name=name, timeout=timeout
+        )
     for comm in made:
         comm._home = Home(world, name, timeout, partial(_open_group, transport))
     return made

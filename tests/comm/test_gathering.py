@@ -122,7 +122,6 @@ def _leaves() -> None:
     import json
     import time
     from collections.abc import Callable
-    from typing import Any
 
     import allreduce as ar
 
@@ -130,10 +129,12 @@ def _leaves() -> None:
     half = comm.split(0)
     assert half is not None
 
-    def attempt(make: Callable[[], Any]) -> None:
+    def attempt(make: Callable[[], ar.Communicator | None]) -> None:
         began = time.monotonic()
         try:
-            told = make().all_gather_object(comm.rank)
+            made = make()
+            assert made is not None
+            told = made.all_gather_object(comm.rank)
         except ar.PeerLostError as error:
             told = str(error)
         print(json.dumps([told, time.monotonic() - began]))

@@ -30,7 +30,7 @@ class TestProcesses(ContractOfProcesses):
     ranks = Ranks("hierarchical", pool.processes)
 
 
-@rows(torture=("a", "aa", "ab", "abab", "abba", "aabb", "aaabb"))
+@rows(torture=("a", "aa", "ab", "abab", "abba", "aabb", "aaabb", "aabbccc"))
 class TestThreads(Contract):
     ranks = Ranks("hierarchical", pool.threads)
 

@@ -112,6 +112,11 @@ class Ledger(TcpTransport):
         if not self.await_verdict(_MISMATCH_SECONDS if fault == "mismatch" else _VERDICT_SECONDS):
             self._member.abort(f"{_MARK}{fault} {text}")
 
+    def named(self, agreed: TcpWork) -> str:
+        """Say which call this is; also once all have posted it."""
+        number = f"#{agreed.native.seq}"
+        return f"call {number}" if agreed.call is None else f"{agreed.call} {number}"
+
     def await_verdict(self, seconds: float) -> bool:
         """Wait for the communicator's end; returns whether it has come in this time."""
         limit = time.monotonic() + seconds

@@ -58,8 +58,8 @@ class Vigil:
         if waited >= native.WARN_SECONDS and not self._warned:
             self._warned = True
             logger.warning(
-                "%s has waited %.3g s in call #%d: %s",
-                *(self._ledger.where, waited, self._agreed.native.seq, self.missing()),
+                "%s has waited %.3g s in %s: %s",
+                *(self._ledger.where, waited, self._ledger.named(self._agreed), self.missing()),
             )
 
     def _keepers(self) -> list[int]:

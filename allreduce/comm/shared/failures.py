@@ -39,12 +39,17 @@ class SharedWitness(Witness):
 
     def last_call(self, member: int) -> str:
         """As on other transports, with the message in which the member waits by now."""
-        said, word = super().last_call(member), self.group.message(member)
+        said, waits = super().last_call(member), self.message_of(member)
+        return f"{said}, and {waits}" if waits else said
+
+    def message_of(self, member: int) -> str:
+        """Say in which message a member waits by now; nothing if in none."""
+        word = self.group.message(member)
         if not word:
-            return said
+            return ""
         peer = (word >> 1) - 2
         whom = "any rank" if peer == ANY else str(self.members[peer])
-        return f"{said}, and waits in a {'recv' if word & 1 else 'send'} for {whom}"
+        return f"waits in a {'recv' if word & 1 else 'send'} for {whom}"
 
     def note(self, member: int, seq: int) -> Note:
         """Return what a member tells of a call, which it may do only when the call has failed."""

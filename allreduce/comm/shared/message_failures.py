@@ -19,7 +19,7 @@ class MessageWitness(SharedWitness):
     def waiting(self, work: _native.Work) -> str:
         """Say which call a work waits in, and for whom."""
         if not work.seq & _native.MESSAGE:
-            return f"call #{work.seq}: {self.missing(work.seq)}"
+            return f"{self.named(self.me, work.seq)}: {self.missing(work.seq)}"
         call = self._posted(work)
         return f"{call}: {self._absent(call)}"
 
@@ -50,12 +50,16 @@ class MessageWitness(SharedWitness):
     def _absent(self, call: Call) -> str:
         """Say who has not done its part of a message."""
         if call.root is None or call.root == ANY:
-            return "no other member has sent what fits it"
+            stopped = [f"{m} ({m.state})" for m in self.members if m.index != self.me and m.stopped]
+            return "; ".join(["no other member has sent what fits it", *stopped])
         peer = self.members[call.root]
         did = "has not received it" if call.collective == "send" else "has not sent it"
         found = self.group.last_call(call.root)
         last = f"; its last collective was {self.read(found[1])} #{found[0]}" if found else ""
-        return f"{peer} {did} ({peer.state}{last})"
+        waits = self.message_of(call.root)
+        both = call.collective == "send" and waits == f"waits in a send for {self.members[self.me]}"
+        mend = "; of two that send to each other, one must receive first" if both else ""
+        return f"{peer} {did}{waits and f', and {waits}'} ({peer.state}{last}){mend}"
 
     def _posted(self, work: _native.Work) -> Call:
         """Read the message of a work of this member's."""

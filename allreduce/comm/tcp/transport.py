@@ -139,8 +139,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         return native.wait(seconds)
 
     def _waiting(self, native: _native.TcpWork) -> str:
-        message = self._message(native)
-        what = f"call #{native.seq}" if message is None else str(message)
+        what = self._witness.named(self.index, native.key)
         return f"{what}: {self._witness.missing(native.key)}"
 
     def _message(self, native: _native.TcpWork) -> Call | None:
