@@ -126,7 +126,7 @@ def show(outcomes: list[Outcome]) -> None:
             _timed(one, fastest) if fastest else "",
             f"{one.seconds(0) / one.seconds(one.best):.2f} times" if one.best else "",
         )
-    Console(width=None if sys.stdout.isatty() else 120).print(picture)
+    Console(width=None if sys.stdout.isatty() else 200).print(picture)
 
 
 def _timed(one: Outcome, candidate: int) -> str:

@@ -1,6 +1,6 @@
 """Record a few training steps of all ranks as a timeline, and draw one of them.
 
-    mpirun -n 2 python benchmarks/timeline.py    # results/timeline.json and .png
+    mpirun -n 2 python benchmarks/timeline.py    # build/bench/timeline.json and .png
 
 The network is benchmarks/training.py's: MLP 784-1024-1024-10, batch 128 per replica, Adam. The
 JSON file opens in https://ui.perfetto.dev.
@@ -17,7 +17,7 @@ import numpy as np
 
 import allreduce as ar
 
-_RESULTS = Path(__file__).resolve().parent / "results"
+_OUT = Path(__file__).resolve().parent.parent / "build" / "bench" / "timeline"
 _ROWS = 128  # of a replica's batch
 _STEPS = 12
 _COLORS = {
@@ -31,8 +31,9 @@ _COLORS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=_RESULTS / "timeline", help="without suffix")
+    parser.add_argument("--out", type=Path, default=_OUT, help="without suffix")
     out = parser.parse_args().out
+    out.parent.mkdir(parents=True, exist_ok=True)
     strategy = ar.MultiWorkerMirroredStrategy()
     with strategy.scope():
         model = ar.nn.Sequential(
