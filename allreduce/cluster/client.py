@@ -188,6 +188,10 @@ class LeaderStore(Store):
             )
         self._ask(pb.FromMember(set=pb.Set(key=key, value=bytes(value))), _ANSWER_MARGIN)
 
+    def tell(self, key: str, value: bytes) -> None:
+        if not self._closed and os.getpid() == self._pid:
+            self._line.send(pb.FromMember(set=pb.Set(key=key, value=bytes(value))))
+
     def get(self, key: str, timeout: float) -> bytes:
         answer = self._ask(pb.FromMember(get=pb.Get(key=key)), timeout)
         if answer.WhichOneof("content") == "missing":

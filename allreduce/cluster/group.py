@@ -126,7 +126,8 @@ class Group:
             if message.set.key == VICTIM:
                 self.victims.add(rank)
             self._set(message.set.key, message.set.value)
-            self._answer(rank, pb.ToMember(request=message.request, done=pb.Done()))
+            if message.request:
+                self._answer(rank, pb.ToMember(request=message.request, done=pb.Done()))
             return False
         if content == "get":
             return self._get(rank, message.request, message.get.key)

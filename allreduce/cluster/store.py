@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import time
@@ -25,6 +26,10 @@ class Store(ABC):
     @abstractmethod
     def set(self, key: str, value: bytes) -> None:
         """Store `value` under `key`, for all members; replaces what was there."""
+
+    @abstractmethod
+    def tell(self, key: str, value: bytes) -> None:
+        """Store what is only news, without waiting for that: it may be lost, and never fails."""
 
     @abstractmethod
     def get(self, key: str, timeout: float) -> bytes:
@@ -60,6 +65,10 @@ class LocalStore(Store):
             self._check()
             self._values[key] = bytes(value)
             self._changed.notify_all()
+
+    def tell(self, key: str, value: bytes) -> None:
+        with contextlib.suppress(ClosedError):
+            self.set(key, value)
 
     def get(self, key: str, timeout: float) -> bytes:
         deadline = time.monotonic() + timeout
@@ -116,6 +125,10 @@ class SubsetStore(Store):
     def set(self, key: str, value: bytes) -> None:
         self._check()
         self._parent.set(self._prefix + key, value)
+
+    def tell(self, key: str, value: bytes) -> None:
+        if not self._closed:
+            self._parent.tell(self._prefix + key, value)
 
     def get(self, key: str, timeout: float) -> bytes:
         self._check()

@@ -9,7 +9,6 @@ closes the communicator, or ends, a note of that.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Sequence
 from itertools import count
@@ -21,7 +20,7 @@ from allreduce.comm import gathering_failures as failures
 from allreduce.comm.gathering_notes import Failure, Note, Wanted
 from allreduce.comm.members import process_state
 from allreduce.comm.sites import place, text
-from allreduce.errors import AllreduceError, PeerLostError, TimeoutError
+from allreduce.errors import PeerLostError, TimeoutError
 
 _PATIENCE_SECONDS = 0.25  # then it is looked at what the absent ones do
 _LOOK_SECONDS = 0.5  # between later looks
@@ -44,6 +43,7 @@ class Gathering:
     def __init__(self, world: World, name: str, timeout: float) -> None:
         self._world, self._timeout, self._me = world, timeout, world.rank
         self._room = f"{world.generation}/gathering/{name}"
+        self._waits = f"waits/{self._me}"  # where this member's note is
         self._turns = count(1)
         self._told: set[tuple[int, int]] = set()  # turns of failures that were raised here
         self._failed = False  # whether this member's note is that of a failure
@@ -101,9 +101,7 @@ class Gathering:
         with self._lock:
             left, self._left = self._left, True
         if not left and self._world.size > 1:
-            # Where nobody can be told any more, others hear of that by the same end of the world.
-            with contextlib.suppress(AllreduceError):
-                self._note(Note(gone=True))
+            self._world.store.tell(f"{self._room}/{self._waits}", Note(gone=True).pack())
 
     def _together(self, wanted: Wanted) -> bool:
         """Say whether all come at once: the first asks for each, the others for its word."""
@@ -221,7 +219,7 @@ class Gathering:
         return f"{self._world.called(rank)} ({process_state(member.pid)})"
 
     def _note(self, note: Note) -> None:
-        self._set(f"waits/{self._me}", note)
+        self._set(self._waits, note)
 
     def _set(self, key: str, note: Note) -> None:
         self._world.store.set(f"{self._room}/{key}", note.pack())

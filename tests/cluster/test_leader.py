@@ -97,6 +97,17 @@ def test_get_blocks_until_set_and_sees_binary_values() -> None:
         assert joined[0].store.get("k", 20) == b""
 
 
+def test_news_arrive_and_never_fail() -> None:
+    with worlds(3) as joined:
+        part = joined[1].subset([1, 2], "part")
+        part.store.tell("k", b"last words")
+        joined[1].close()
+        assert joined[2].subset([1, 2], "part").store.get("k", 20) == b"last words"
+        joined[1].store.tell("k", b"")  # nobody hears
+        joined[2].store.set("still", b"asked")
+        assert joined[0].store.get("still", 20) == b"asked"
+
+
 def test_get_times_out_naming_rank_and_key() -> None:
     with worlds(2) as joined, pytest.raises(TimeoutError, match=r"rank 1: nobody set 'absent'"):
         joined[1].store.get("absent", 0.2)
