@@ -1,7 +1,11 @@
-"""Bytes around a value that show who writes there: `ar.config.enable_sync_errors()`."""
+"""What shows that a kernel writes where it is not to: `ar.config.enable_sync_errors()`.
+
+Bytes around its output, and checksums of its inputs.
+"""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -11,6 +15,7 @@ import numpy as np
 from allreduce.devices import options
 from allreduce.devices.base import ALIGNMENT
 from allreduce.errors import UsageError
+from allreduce.graph.ops.base import Attrs, Kernel, Op
 
 GUARD = 4 * ALIGNMENT  # bytes on each side
 _CANARY = 0xA5
@@ -50,9 +55,11 @@ class Room:
         else:
             self.array = np.empty(shape, dtype)
 
-    def given(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """Give what the kernel reads, so that it cannot write there either."""
-        return inputs if self._canaries is None else [unwritable(each) for each in inputs]
+    def fill(self, op: Op, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+        """Have an operator's kernel for CPUs write its value there."""
+        assert op.cpu is not None, op.name
+        kernel = op.cpu if self._canaries is None else watched_inputs(op, op.cpu)
+        kernel(self.array, inputs, attrs)
 
     def check(self, op: str, source: str) -> None:
         """Look around the value that a kernel has made.
@@ -72,7 +79,32 @@ def beside(op: str, source: str, output: str) -> UsageError:
     )
 
 
-def unwritable(array: np.ndarray) -> np.ndarray:
+def watched_inputs(op: Op, kernel: Kernel) -> Kernel:
+    """Return a kernel that does not write to its inputs, or says so.
+
+    NumPy does not, as what it gets is marked. Native code does not look at marks: so what a user's
+    reads is summed up before and after.
+    """
+
+    def run(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+        before = [_checksum(each) for each in inputs] if op.users else []
+        kernel(out, [_unwritable(each) for each in inputs], attrs)
+        for place, was in enumerate(before):
+            if _checksum(inputs[place]) != was:
+                x = inputs[place]
+                raise UsageError(
+                    f"the kernel of operator {op.name!r} has changed its input {place}, {x.dtype} "
+                    f"{x.shape}; it has to write its output alone"
+                )
+
+    return run
+
+
+def _checksum(array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def _unwritable(array: np.ndarray) -> np.ndarray:
     """Give a view of an array through which NumPy does not write."""
     view = array.view()
     view.flags.writeable = False

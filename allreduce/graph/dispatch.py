@@ -111,7 +111,7 @@ def _run_now(op: Op, inputs: Sequence[ConcreteTensor], attrs: Attrs, spec: Spec)
     room, values = Room(concrete(spec.shape, 0), spec.dtype), [tensor.value for tensor in inputs]
     with np.errstate(all="ignore"):
         try:
-            op.cpu(room.array, room.given(values), attrs)
+            room.fill(op, values, attrs)
         except UsageError as error:
             raise located(error, op.name, users_line(), current_part()) from None
     if options.current().sync_errors:

@@ -140,11 +140,10 @@ class EagerTrace(Trace):
             return self._zeros(node.spec)
         if op.view is not None:
             return op.view(inputs[0], node.attrs)
-        assert op.cpu is not None, node
         room = Room(self._shape(node.spec), node.spec.dtype)
         with np.errstate(all="ignore"):  # infinities and NaN are results here, not warnings
             try:
-                op.cpu(room.array, room.given(inputs), node.attrs)
+                room.fill(op, inputs, node.attrs)
             except UsageError as error:
                 raise located(error, node.op, node.source, node.part) from None
         room.check(node.op, node.source)

@@ -11,9 +11,9 @@ import numpy as np
 from allreduce import settings
 from allreduce.devices import options
 from allreduce.errors import NumericsError, UsageError, everywhere
-from allreduce.graph.canaries import unwritable
+from allreduce.graph.canaries import watched_inputs
 from allreduce.graph.loop import Loop
-from allreduce.graph.node import Node
+from allreduce.graph.node import Node, blame
 from allreduce.graph.ops.base import located, lookup
 from allreduce.graph.ops.collective import contribution_of_none
 from allreduce.graph.printing import say
@@ -51,16 +51,17 @@ def _compute(frame: Frame, node: Node) -> Step:
     if target not in frame.outputs.lent:  # which is somewhere else in each step
         in_place = target in frame.in_place
         values[target] = frame.in_place[target] if in_place else frame.buffer(node)
-    syncs = frame.syncs
+    if frame.syncs:
+        kernel = watched_inputs(op, kernel)
 
     def run() -> None:
         out, given = values[target], [values[i] for i in inputs]
         try:
-            kernel(out, [unwritable(each) for each in given] if syncs else given, attrs)
+            kernel(out, given, attrs)
         except UsageError as error:
             raise located(error, node.op, node.source, node.part) from None
         except Exception as error:  # of a user's kernel, which the traceback does not lead to
-            error.add_note(f"operator {node.op!r} at {node.source}")
+            blame(error, node)
             raise
 
     return run

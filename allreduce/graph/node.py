@@ -52,6 +52,14 @@ class Node:
         return f"%{self.id} = {self.op}({reads}) {self.spec}{after}{place}"
 
 
+def blame(error: Exception, node: Node) -> None:
+    """Note on an error which operator has raised it, of which layer, and the user's line."""
+    layer = f" of layer {node.part!r}" if node.part else ""
+    note = f"operator {node.op!r}{layer} at {node.source}"
+    if note not in getattr(error, "__notes__", ()):  # of a communicator, it is raised again
+        error.add_note(note)
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
     """Nodes in topological order; which are fed (inputs), fetched (outputs), done (effects)."""

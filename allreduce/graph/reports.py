@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from allreduce import events
 from allreduce.comm import Work
 from allreduce.devices import options
-from allreduce.graph.node import Node
+from allreduce.graph.node import Node, blame
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.program import Instruction
 
@@ -97,7 +97,11 @@ def timed(frame: Frame, node: Node, step: Step) -> Step:
 
     def run() -> None:
         frame.clocks[node.id] = Clock(time.perf_counter())
-        step()
+        try:
+            step()
+        except Exception as error:
+            blame(error, node)
+            raise
         if not options.current().pipelining:
             frame.end(node.id)
 
@@ -108,7 +112,11 @@ def wait_for(frame: Frame, node: Node, work: Work) -> None:
     """Wait for a collective; report the wait, and the collective, if somebody listens."""
     clock = frame.clocks[node.id]
     clock.awaited = time.perf_counter()
-    work.wait()
+    try:
+        work.wait()
+    except Exception as error:  # it comes late, and the traceback does not lead to who started it
+        blame(error, node)
+        raise
     clock.over = time.perf_counter()
     if events.heard():
         fields = {**_fields(frame, node, "compute"), "step": frame.moment.step}

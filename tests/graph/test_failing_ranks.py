@@ -57,7 +57,8 @@ def ranks() -> None:
             run(fn, *arrays)
             found.append("went on")
         except ar.AllreduceError as error:
-            found.append([type(error).__name__, str(error)])
+            notes = getattr(error, "__notes__", ["nothing"])
+            found.append([type(error).__name__, str(error), notes[0]])
     print(json.dumps(found))
 
 
@@ -76,6 +77,7 @@ def test_ranks_without_samples_and_ranks_that_fail_leave_nobody_waiting_or_wrong
             assert bad[0] == "PeerLostError", bad
             assert "replica 1 raised UsageError" in bad[1]
             assert "label 9" in bad[1]
+            assert re.match(r"operator 'all_reduce' at .*\.py:\d+", bad[2])
         assert after[0] == "ClosedError", "no step is mixed with another rank's other step"
 
 

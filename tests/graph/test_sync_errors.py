@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +40,11 @@ def _input(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Any) -> None:
     out[...] = inputs[0]
 
 
+def _native(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Any) -> None:
+    out[...] = inputs[0]
+    ctypes.memset(inputs[0].ctypes.data, 0, 1)  # of a number's last bits
+
+
 @pytest.mark.parametrize("how", ["traced", "eagerly", "at once"])
 @pytest.mark.parametrize(
     ("kernel", "error", "said"),
@@ -46,6 +52,11 @@ def _input(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Any) -> None:
         (_beyond, UsageError, r"test_sync_errors.py:\d+: the kernel of operator 'bad' has written"),
         (_before, UsageError, r"before or behind its output, float64 \(3,\); it has to write that"),
         (_input, ValueError, "read-only"),
+        (
+            _native,
+            UsageError,
+            r"py:\d+: bad: .* operator 'bad' has changed its input 0, float64 \(3,",
+        ),
     ],
 )
 def test_what_a_kernel_writes_beside_its_output_is_found(

@@ -52,6 +52,7 @@ class Op:
             so that the kernel may be given some of both.
         host: Whether it stays on a CPU whatever kernels there are, as what talks to the world does.
         cuda: The kernel for GPUs, where there is one. What needs a kernel runs there only with it.
+        users: Whether a user has added it, so that its kernels may do what they are not to.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Op:
     by_rows: bool = False
     host: bool = False
     cuda: Kernel | None = None
+    users: bool = False
 
     def kernel(self, kind: str | None) -> Kernel | None:
         """Return the kernel for a kind of device, if there is one."""

@@ -60,6 +60,7 @@ def register_op(
             _checked_kernel(told, cpu),
             None if gradient is None else _checked_gradient(told, gradient),
             cuda=None if cuda is None else _checked_kernel(told, cuda),
+            users=True,
         )
     )
 
