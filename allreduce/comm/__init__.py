@@ -13,7 +13,7 @@ from allreduce.cluster import World, join
 from allreduce.comm.base import Work
 from allreduce.comm.call import ANY, Call
 from allreduce.comm.communicator import Communicator
-from allreduce.comm.internal import adopt, exchange, exchange_plain, total
+from allreduce.comm.internal import adopt, begin_exchange, exchange, exchange_plain, total
 from allreduce.comm.transports import open_members, opener
 from allreduce.errors import UsageError
 
@@ -23,6 +23,7 @@ __all__ = [
     "Communicator",
     "Work",
     "adopt",
+    "begin_exchange",
     "exchange",
     "exchange_plain",
     "init",

@@ -14,6 +14,7 @@ import numpy as np
 
 from allreduce.comm import objects
 from allreduce.comm.array import Array
+from allreduce.comm.base import Work
 from allreduce.comm.caller import Caller
 from allreduce.comm.checks import Options
 
@@ -34,6 +35,15 @@ def exchange(comm: Caller, purpose: str, mine: Array) -> Array:
     """
     told = _called(comm, "all_gather", mine, Options(typed=f"exchange({purpose})"))
     return np.asarray(told).reshape(comm.size, *mine.shape)
+
+
+def begin_exchange(comm: Caller, purpose: str, mine: Array) -> Work:
+    """Start an `exchange`, of which nothing but its end is asked."""
+    options = Options(typed=f"exchange({purpose})")
+    work: Work = comm._call(
+        functools.partial(comm._start, "all_gather", mine, options, None), async_op=True
+    )
+    return work
 
 
 def exchange_plain(comm: Caller, purpose: str, mine: Any) -> list[Any]:

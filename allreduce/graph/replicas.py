@@ -13,8 +13,14 @@ from allreduce.comm import Communicator, total
 from allreduce.comm.locks import owned
 from allreduce.devices import logical_devices
 from allreduce.devices.names import DeviceName
-from allreduce.errors import ClosedError, PeerLostError, UsageError
-from allreduce.graph import tracebacks
+from allreduce.errors import (
+    AllreduceError,
+    ClosedError,
+    MismatchError,
+    PeerLostError,
+    UsageError,
+)
+from allreduce.graph import tracebacks, unmade
 from allreduce.graph.places import Places
 from allreduce.graph.replica import Replica
 from allreduce.graph.reports import Fed
@@ -155,17 +161,39 @@ class Replicas:
         """Let the replicas that wait for this one know that it does not come."""
         member = self._replicas[index].communicator if self._replicas else None
         if member is not None and not getattr(error, "everywhere", False):
-            who = f"replica {self.first_replica + index}"
+            who = self._called(index)
             try:
-                if self._spans_ranks and not isinstance(error, PeerLostError):
+                echoes = isinstance(error, AllreduceError) and member.dead
+                if self._spans_ranks and not echoes:
                     tracebacks.tell(member, who, error)  # before the others look for it
             finally:
                 member.abort(tracebacks.reason(who, error))
 
+    def _called(self, index: int) -> str:
+        return f"replica {self.first_replica + index}"
+
     def _add_traceback(self, error: BaseException) -> None:
         member = self._replicas[0].communicator if self._replicas else None
-        if self._spans_ranks and member is not None and isinstance(error, PeerLostError):
-            tracebacks.add(member, error)
+        if self._spans_ranks and member is not None:
+            if isinstance(error, PeerLostError | MismatchError):
+                tracebacks.add(member, error)
+
+    def _refuse(self, error: Exception) -> None:
+        """End a step that this rank alone cannot make, on the others too.
+
+        Where all ranks fail alike, they can go on.
+        """
+        if not self._spans_ranks or getattr(error, "everywhere", False):
+            return
+        made = [each.communicator for each in self._replicas or ()] or [self.communicator]
+        members = [each for each in made if each is not None and not (each.dead or each.closed)]
+        if not members or len(members) < len(made):  # an error of theirs has ended all of it
+            return
+        if self._replicas:
+            tracebacks.tell(members[0], self._called(0), error)  # before the others look for it
+        if not unmade.all_alike(members, error):
+            for index, member in enumerate(members):
+                member.abort(tracebacks.reason(self._called(index), error))
 
     def _exclusively(self, work: Callable[[], T]) -> T:
         """Call `work`, which alone uses the replicas; what an error has left is made good.
@@ -192,7 +220,7 @@ class Replicas:
                 if not self._spans_ranks:
                     self._renew()
                 if self._over:
-                    self._check_not_over()
+                    self.check_not_over()
                 return work()
             except BaseException as error:
                 self._stop(repr(error))
@@ -234,10 +262,13 @@ class Replicas:
     def _note_end(self, error: BaseException) -> None:
         """Keep what has ended replicas of several ranks, whose communicator is not made anew."""
         if self._spans_ranks and self._dead:
-            said = str(error).partition("\n")[0]
+            said, more, _ = str(error).partition("\n")
+            if more:  # which begins a list
+                said = said.rpartition("; ")[0] or said
             self._over = self._over or f"{type(error).__name__} has ended a step of it: {said}"
 
-    def _check_not_over(self) -> None:
+    def check_not_over(self) -> None:
+        """Refuse to go on where an error, or `close`, has ended them."""
         if self._over:
             raise ClosedError(
                 f"{users_line()}: {self!r} runs no steps any more, as {self._over}. Its variables "

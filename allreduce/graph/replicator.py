@@ -76,15 +76,7 @@ class Replicator(Replicas):
             What `fn` returns, with a PerReplica in place of each tensor.
         """
         check_outside("run", "call the function itself there")
-        if not callable(fn):
-            raise UsageError(f"run takes a function, not {type(fn).__name__} {fn!r:.60}")
-        if not isinstance(args, (list, tuple)) or not (kwargs is None or isinstance(kwargs, dict)):
-            raise UsageError(
-                f"run takes the arguments as args=(x, y) and kwargs={{...}}; got args of type "
-                f"{type(args).__name__} and kwargs of type {type(kwargs).__name__}"
-            )
-        fn = getattr(fn, "python_function", fn)
-        arguments = self.take_apart(fn, args, kwargs or {})
+        fn, arguments = self._together(fn, args, kwargs)
         returned, results, moments = self._results(fn, arguments, eagerly)
         return returned.rebuild(returned.spread(results, moments))
 
@@ -94,6 +86,18 @@ class Replicator(Replicas):
         """Describe a call's arguments."""
         like = self._programs.like(fn)
         return take_apart(canonical(fn, args, kwargs), self.local_replicas, like)
+
+    def _together(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
+    ) -> tuple[Callable[..., Any], Arguments]:
+        """Check a call that all ranks make; returns the Python function, and the arguments."""
+        try:
+            _check_call(fn, args, kwargs)
+            fn = getattr(fn, "python_function", fn)
+            return fn, self.take_apart(fn, args, kwargs or {})
+        except Exception as error:
+            self._refuse(error)
+            raise
 
     def run_alone(self, fn: Callable[..., Any], arguments: Arguments) -> Any:
         """Run `fn` on this process's first replica only; no other rank or replica takes part."""
@@ -131,7 +135,12 @@ class Replicator(Replicas):
                 made.append(compile_step(self, fn, arguments))
             return made[0]
 
-        compiled = programs.get(fn, arguments, make, alone)
+        try:
+            compiled = programs.get(fn, arguments, make, alone)
+        except Exception as error:
+            if not alone:
+                self._refuse(error)
+            raise
         if compiled.agreement is not None and not made:
             compare(self, compiled.agreement, arguments.everyone is not None)
         return compiled
@@ -208,3 +217,13 @@ class Replicator(Replicas):
     def set_steps(self, fn: Callable[..., Any], steps: int) -> None:
         """Say how often a function has run so far, which is what its random draws depend on."""
         self._programs.of(getattr(fn, "python_function", fn)).steps = steps
+
+
+def _check_call(fn: Any, args: Any, kwargs: Any) -> None:
+    if not callable(fn):
+        raise UsageError(f"run takes a function, not {type(fn).__name__} {fn!r:.60}")
+    if not isinstance(args, (list, tuple)) or not (kwargs is None or isinstance(kwargs, dict)):
+        raise UsageError(
+            f"run takes the arguments as args=(x, y) and kwargs={{...}}; got args of type "
+            f"{type(args).__name__} and kwargs of type {type(kwargs).__name__}"
+        )

@@ -9,8 +9,9 @@ from __future__ import annotations
 from allreduce import events
 from allreduce.cluster import traces
 from allreduce.comm import Communicator, world
-from allreduce.errors import AllreduceError, PeerLostError
+from allreduce.errors import AllreduceError, MismatchError
 
+UNMADE = "that a step cannot be made"  # the purpose of an exchange by ranks that have no step
 _RAISED = " raised "
 
 
@@ -28,9 +29,10 @@ def tell(communicator: Communicator, who: str, error: BaseException) -> None:
         events.logger.debug("the other ranks are not told a traceback: %s", failure)
 
 
-def add(communicator: Communicator, error: PeerLostError) -> None:
+def add(communicator: Communicator, error: AllreduceError) -> None:
     """Add to an error the traceback of the member that raised, if it is that."""
-    if _RAISED not in str(error):  # of a member that died, all are told without asking a leader
+    told = UNMADE if isinstance(error, MismatchError) else _RAISED
+    if told not in str(error):  # of a member that died, all are told without asking a leader
         return
     try:
         error.add_note(world().store.get(_key(communicator), timeout=0.0).decode().rstrip())

@@ -27,7 +27,7 @@ def check_world(replicator: Replicator, what: str) -> None:
 
     Raises:
         UsageError: The replicator is the default one, and there are several processes.
-        ClosedError: Its communicator is closed.
+        ClosedError: Its communicator is closed, or an error has ended its steps.
     """
     if replicator is not default_replicator():
         communicator = replicator.communicator
@@ -36,6 +36,7 @@ def check_world(replicator: Replicator, what: str) -> None:
                 f"{what} on rank {communicator.rank}: the communicator of {replicator!r} is "
                 "closed; make a new strategy, and the model in its scope"
             )
+        replicator.check_not_over()
         return
     world = comm.world()
     if world.size > 1:

@@ -81,6 +81,73 @@ def test_ranks_without_samples_and_ranks_that_fail_leave_nobody_waiting_or_wrong
         assert after[0] == "ClosedError", "no step is mixed with another rank's other step"
 
 
+def cannot_make_a_step() -> None:
+    import json
+    import time
+    from typing import Any
+
+    import numpy as np
+
+    import allreduce as ar
+
+    strategy = ar.MultiWorkerMirroredStrategy()
+    rank, ops = strategy.communicator.rank, ar.ops
+    with strategy.scope():
+        w = ar.Variable(np.ones((4, 3), np.float32), name="w")
+        optimizer = ar.optim.Adam()
+        model = ar.nn.Sequential([ar.nn.Input((4,)), ar.nn.Dense(1)])
+        model.compile("sgd", "mse")
+    (batch,) = strategy.distribute_dataset([(np.ones((8, 4), np.float32),)])
+
+    def step(x: Any) -> None:
+        optimizer.minimize(ops.sum(x @ w, axis=1), [w])
+
+    def bad(x: Any) -> Any:
+        return x @ w @ w
+
+    found: list[Any] = []
+
+    def run(fn: Any) -> None:
+        began = time.monotonic()
+        try:
+            strategy.run(fn, batch)
+            told = "ran"
+        except ar.AllreduceError as error:
+            notes = getattr(error, "__notes__", [])
+            told = f"{type(error).__name__} {error} {notes}"
+        found.append([told, time.monotonic() - began])
+
+    for fn in (bad, step, bad, 7, step):  # on all ranks alike
+        run(fn)
+    run(bad if rank == 1 else step)
+    strategy.communicator.barrier()  # the others are told while rank 1 goes on
+    try:
+        model.fit(np.ones((4, 4)), np.ones((4, 1)), verbose=0)
+    except ar.ClosedError as error:
+        found.append([str(error), 0])
+    print(json.dumps(found))
+
+
+def test_a_rank_that_cannot_make_a_step_tells_those_that_can() -> None:
+    results = run_ranks(cannot_make_a_step, 2, timeout=30)
+    assert [result.returncode for result in results] == [0, 0], results
+    told = [json.loads(result.stdout.splitlines()[-1]) for result in results]
+    assert all(seconds < 5 for found in told for _, seconds in found), told
+    for found in told:
+        texts = [text for text, _ in found]
+        assert texts[0] == texts[2]
+        assert texts[0].startswith("ShapeError "), texts
+        assert (texts[1], texts[4]) == ("ran", "ran")
+        assert texts[3].startswith("UsageError run takes a function"), texts
+        assert "runs no steps any more, as " in texts[6], texts
+    assert told[1][5][0].startswith("ShapeError ")
+    others = told[0][5][0]
+    assert others.startswith("MismatchError "), others
+    assert "but exchange(that a step cannot be made, for a ShapeError) at " in others
+    assert "replica 1 raised:" in others
+    assert "return x @ w @ w" in others
+
+
 def leaves_before_the_first_step() -> None:
     import numpy as np
 
