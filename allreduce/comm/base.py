@@ -231,6 +231,10 @@ class Transport(ABC):
     def dead(self) -> bool:
         """Whether an error has ended the communicator."""
 
+    @abstractmethod
+    def check_alive(self) -> None:
+        """Raise what has ended the communicator, if it has ended: the cause first, then that."""
+
     @property
     def pulls(self) -> bool:
         """Whether members may copy straight out of each other's memory."""

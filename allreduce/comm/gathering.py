@@ -9,8 +9,10 @@ closes the communicator, or ends, a note of that.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from itertools import count
 
 from allreduce.cluster import World
@@ -20,10 +22,11 @@ from allreduce.comm import gathering_failures as failures
 from allreduce.comm.gathering_notes import Failure, Note, Wanted
 from allreduce.comm.members import process_state
 from allreduce.comm.sites import place, text
-from allreduce.errors import PeerLostError, TimeoutError
+from allreduce.errors import AllreduceError, ClosedError, PeerLostError, TimeoutError
 
 _PATIENCE_SECONDS = 0.25  # then it is looked at what the absent ones do
 _LOOK_SECONDS = 0.5  # between later looks
+_CAUSE_SECONDS = 0.2  # for which it is looked for why a process is gone
 
 
 class _Failed(Exception):  # noqa: N818 - tells what to raise, and never leaves this file
@@ -38,15 +41,19 @@ class Gathering:
         world: The communicator's processes, in the order of its members.
         name: Its name.
         timeout: Seconds in which the members of a group must have come.
+        check_alive: Raises what has ended the communicator, if it has ended.
     """
 
-    def __init__(self, world: World, name: str, timeout: float) -> None:
+    def __init__(
+        self, world: World, name: str, timeout: float, check_alive: Callable[[], None]
+    ) -> None:
+        self._check_alive = check_alive
         self._world, self._timeout, self._me = world, timeout, world.rank
         self._room = f"{world.generation}/gathering/{name}"
         self._waits = f"waits/{self._me}"  # where this member's note is
         self._turns = count(1)
         self._told: set[tuple[int, int]] = set()  # turns of failures that were raised here
-        self._failed = False  # whether this member's note is that of a failure
+        self._failed: Failure | None = None  # what this member's note tells
         self._left = False
         self._lock = threading.Lock()
         self._inside = 0  # threads: where several wait, no note could say for whom
@@ -77,7 +84,7 @@ class Gathering:
             self._inside += 1
             if self._inside > 1 or self._failed:
                 self._note(Note())
-                self._failed = False
+                self._failed = None
         wait = Wait(self._timeout)
         try:
             self._set(f"{wanted.key}/{self._me}", Note(wanted))
@@ -85,13 +92,9 @@ class Gathering:
                 self._wait(wanted, wait)
         except _Failed as failed:
             self._leave(wanted, failed.failure)
-            story = failed.failure.story.removeprefix(f"{self._world.called(self._me)} ")
-            raise failures.CLASSES[failed.failure.kind](f"{where}: {story}") from None
-        except PeerLostError as error:  # of the store; it does not know what this member was doing
-            story = str(error).partition(": ")[2]
-            lost = PeerLostError(f"{where}: {wanted} cannot be made: {story}")
-            lost.interrupted = error.interrupted
-            raise lost from None
+            raise failures.error(where, failed.failure, self._world.called()) from None
+        except PeerLostError as error:  # of the store: that a process is gone
+            raise self._cause(where, wanted, error) from None
         finally:
             with self._lock:
                 self._inside -= 1
@@ -101,7 +104,9 @@ class Gathering:
         with self._lock:
             left, self._left = self._left, True
         if not left and self._world.size > 1:
-            self._world.store.tell(f"{self._room}/{self._waits}", Note(gone=True).pack())
+            self._world.store.tell(
+                f"{self._room}/{self._waits}", Note(failure=self._failed, gone=True).pack()
+            )
 
     def _together(self, wanted: Wanted) -> bool:
         """Say whether all come at once: the first asks for each, the others for its word."""
@@ -129,11 +134,12 @@ class Gathering:
 
     def _look(self, wanted: Wanted, missing: Sequence[int]) -> None:
         """Raise if absent members cannot come any more."""
+        self._check_alive()
         for rank in missing:
             note = self._get(f"waits/{rank}")
+            self._raise_new(note)
             if note is not None and note.gone:
                 raise _Failed(failures.has_left(self._world, rank, wanted))
-            self._raise_new(note)
         waiting = self._waiting(wanted, missing)
         circle = self._circle(waiting) if len(waiting) > 1 else []
         if circle:
@@ -201,15 +207,39 @@ class Gathering:
         to the next group.
         """
         failure = None if note is None else note.failure
-        if failure is not None and self._told.isdisjoint(failure.turns):
+        if failure is not None and self._is_new(failure):
             raise _Failed(failure)
+
+    def _is_new(self, failure: Failure) -> bool:
+        return self._told.isdisjoint(failure.turns)
 
     def _leave(self, wanted: Wanted, failure: Failure) -> None:
         """Leave the failure for those who wait for this member, or come later."""
         self._told.update(failure.turns)
-        self._failed = True
+        self._failed = failure
         self._set(f"{wanted.key}/{self._me}", Note(failure=failure))
         self._note(Note(failure=failure))
+
+    def _cause(self, where: str, wanted: Wanted, lost: PeerLostError) -> AllreduceError:
+        """Find out why a process is gone: it may have raised, or have said why it ends."""
+        with contextlib.suppress(AllreduceError):
+            for rank in wanted.ranks:
+                note = self._get(f"waits/{rank}") if rank != self._me else None
+                if note is not None and note.failure is not None and self._is_new(note.failure):
+                    return failures.error(where, note.failure, self._world.called())
+        cause = lost
+        until = time.monotonic() + _CAUSE_SECONDS
+        with contextlib.suppress(ClosedError):
+            while cause is lost and time.monotonic() < until:
+                time.sleep(_CAUSE_SECONDS / 20)
+                try:
+                    self._check_alive()
+                except PeerLostError as error:
+                    cause = error
+        story = str(cause).partition(": ")[2]
+        found = PeerLostError(f"{where}: {wanted} cannot be made: {story}")
+        found.interrupted = cause.interrupted
+        return found
 
     def _absent(self, rank: int) -> str:
         """Name a member, and say whether its process lives if this host knows that."""

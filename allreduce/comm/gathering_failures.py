@@ -8,7 +8,7 @@ from allreduce.cluster import World
 from allreduce.comm.gathering_notes import Failure, Wanted
 from allreduce.errors import AllreduceError, MismatchError, PeerLostError, TimeoutError
 
-CLASSES: dict[str, type[AllreduceError]] = {
+_CLASSES: dict[str, type[AllreduceError]] = {
     "mismatch": MismatchError,
     "timeout": TimeoutError,
     "lost": PeerLostError,
@@ -57,6 +57,11 @@ def has_left(world: World, rank: int, wanted: Wanted) -> Failure:
         f"came to {wanted}; {COME}"
     )
     return Failure("lost", story, ((rank, _GONE),))
+
+
+def error(where: str, failure: Failure, me: str) -> AllreduceError:
+    """Say a failure as the error of the member that is called `me`."""
+    return _CLASSES[failure.kind](f"{where}: {failure.story.removeprefix(f'{me} ')}")
 
 
 def member(world: World, rank: int) -> str:

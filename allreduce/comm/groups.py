@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -42,18 +42,20 @@ class Home:
         name: Its name.
         timeout: Its own, and its groups'.
         open: Makes a communicator of another world.
+        check_alive: Raises what has ended the communicator, if it has ended.
     """
 
     world: World
     name: str
     timeout: float
     open: Open
+    check_alive: Callable[[], None]
     # How many were made: by their members, because each member knows of its own alone.
     _made: Counter[tuple[str, tuple[int, ...]]] = field(default_factory=Counter)
     _gathering: Gathering = field(init=False)
 
     def __post_init__(self) -> None:
-        self._gathering = Gathering(self.world, self.name, self.timeout)
+        self._gathering = Gathering(self.world, self.name, self.timeout, self.check_alive)
         living.add_member(self._gathering)
 
     def gather(
@@ -67,6 +69,7 @@ class Home:
             kind: "group", "local" or "across".
             transport: What carries its calls; as its parent's without it.
         """
+        self.check_alive()
         number = self._made[kind, tuple(ranks)] + 1
         with engine.going_on():
             self._gathering.meet(where, kind, number, ranks, transport)

@@ -66,6 +66,10 @@ class NativeTransport(Transport, Generic[N]):
     def dead(self) -> bool:
         return self._failure is not None or self.verdict() is not None
 
+    def check_alive(self) -> None:
+        if self.dead:
+            raise self._error()
+
     def verdict(self) -> tuple[str, int] | None:
         """Say what killed the communicator, if it is dead: the fault, and the member to blame."""
         found = self._witness.group.culprit()

@@ -67,7 +67,8 @@ def open_members(
             world, local_members, name=name, timeout=timeout
         )
     for comm in made:
-        comm._home = Home(world, name, timeout, partial(_open_group, transport))
+        opens, alive = partial(_open_group, transport), comm._transport.check_alive
+        comm._home = Home(world, name, timeout, opens, alive)
     return made
 
 

@@ -174,9 +174,10 @@ class Replicas:
 
     def _add_traceback(self, error: BaseException) -> None:
         member = self._replicas[0].communicator if self._replicas else None
-        if self._spans_ranks and member is not None:
-            if isinstance(error, PeerLostError | MismatchError):
-                tracebacks.add(member, error)
+        if member is None or not self._spans_ranks:
+            return
+        if isinstance(error, PeerLostError | MismatchError):
+            tracebacks.add(member, error)
 
     def _refuse(self, error: Exception) -> None:
         """End a step that this rank alone cannot make, on the others too.

@@ -46,7 +46,7 @@ def _orders() -> None:
 
 
 def test_of_two_circles_found_at_once_the_other_is_not_raised_later() -> None:
-    gathering = Gathering(world_of_one(), "test", 1)
+    gathering = Gathering(world_of_one(), "test", 1, lambda: None)
     wanted = Wanted("group", 1, (0, 1), None, "here", 1)
     gathering._leave(wanted, Failure("mismatch", "0 and 1", ((0, 1), (1, 1))))
     gathering._raise_new(Note(failure=Failure("mismatch", "1 and 2", ((1, 1), (2, 1)))))
@@ -165,6 +165,46 @@ def test_a_member_that_has_left_is_not_waited_for() -> None:
         )
         _check(local, "rank 2 (process ", left, "local, of ranks [0, 1, 2], at ", "program.py:")
         _check(ended, f"[shared] rank {rank}: rank 2 (process ", left, f"group([2, {rank}]) at ")
+
+
+def _ends(how: str, transport: str) -> None:
+    import time
+
+    import allreduce as ar
+
+    comm = ar.init(transport=transport, timeout=20)
+    comm.barrier()
+    if comm.rank == 1:
+        time.sleep(0.4)
+        if how == "raises":
+            raise ValueError("no data")
+        if how == "aborts":
+            comm.abort("no data")
+            time.sleep(3)
+        else:
+            comm.group([1, 2, 0])  # and what that raises
+        return
+    began = time.monotonic()
+    try:
+        comm.group([0, 1, 2])
+    except ar.AllreduceError as error:
+        print(time.monotonic() - began < 2.5, type(error).__name__, error, flush=True)
+    if comm.rank == 0:  # who hosts what tells the other
+        time.sleep(1)
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+@pytest.mark.parametrize("how", ["raises", "aborts", "differs"])
+def test_why_a_member_does_not_come_is_told(how: str, transport: str) -> None:
+    results = run_ranks(_ends, 3, arguments=(how, transport))
+    for rank in (0, 2):
+        said = results[rank].stdout
+        assert said.startswith("True "), results
+        _check(said, f"[{transport}] rank {rank}: ")
+        if how == "differs":
+            _check(said, "MismatchError", "groups differ: ", "group([1, 2, 0])", "group([0, 1, 2])")
+        else:
+            _check(said, "PeerLostError", "rank 1 aborted the communicator: ", "no data")
 
 
 def _dies_while_a_group_is_made(transport: str, folder: str) -> None:

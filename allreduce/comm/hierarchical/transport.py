@@ -133,6 +133,11 @@ class HierarchicalTransport(Transport):
     def dead(self) -> bool:
         return self._dead or self._ledger.dead
 
+    def check_alive(self) -> None:
+        if self.dead:
+            self._end()
+            self._ledger.check_alive()
+
     @property
     def ended(self) -> bool:
         """Whether nothing of the arrays is touched any more: it has seen that it is dead."""

@@ -15,7 +15,7 @@ from typing import Any
 from allreduce.cluster import World
 from allreduce.comm.call import ANY, Call
 from allreduce.comm.disagreement import Side, story
-from allreduce.comm.failures import ended
+from allreduce.comm.failures import ORDERED, ended
 from allreduce.comm.members import process_state
 from allreduce.comm.sites import Note
 from allreduce.errors import (
@@ -163,12 +163,17 @@ class News:
         with contextlib.suppress(AllreduceError):
             self._set(f"call/{seq}/{self.world.rank}", json.dumps(told))
 
-    def settle(self, where: str, seq: int) -> MismatchError:
+    def settle(self, where: str, seq: int) -> AllreduceError:
         """Build the error for call `seq`, in which members disagree: the same on all of them."""
         told = [self._version(f"call/{seq}/{rank}") for rank in range(self.world.size)]
         known = [rank for rank, each in enumerate(told) if each is not None]
         odd = [rank for rank in known if told[rank]["mark"] != told[known[0]]["mark"]]
-        if not odd:  # of members that cannot tell any more
+        if not odd:  # of members that cannot tell any more, unless they have told something else
+            with contextlib.suppress(AllreduceError):
+                notice = self.hear()
+                if notice is not None and notice.kind != "left":
+                    current, member = f"call #{seq}", self.world.called(notice.rank)
+                    return notice.error(where, current, member, ORDERED)
             return MismatchError(f"{where}: ranks made different calls #{seq}")
         first, second = (self._side(rank, told[rank]) for rank in (known[0], odd[0]))
         return MismatchError(f"{where}: {story(f'call #{seq}', first, second)}")

@@ -32,7 +32,7 @@ from allreduce.comm.array import Array
 from allreduce.comm.base import Transport
 from allreduce.comm.call import MESSAGES, Call
 from allreduce.comm.choice.stored import current
-from allreduce.comm.failures import group_text
+from allreduce.comm.failures import ORDERED, group_text
 from allreduce.comm.members import MemberInfo
 from allreduce.comm.mpi import lingering, progress
 from allreduce.comm.mpi.admission import Admission
@@ -232,6 +232,14 @@ class MpiTransport(Transport):
     @property
     def dead(self) -> bool:
         return self._ending.here
+
+    def check_alive(self) -> None:
+        self._check()
+        notice = self._news.hear()
+        if notice is not None and notice.kind != "left":
+            member = self._news.world.called(notice.rank)
+            self._ending.fail(notice.error(self._where, "no call", member, ORDERED))
+            self._check()
 
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
         self._check_usable()
