@@ -170,9 +170,7 @@ def _decide(host: Host, rule: UpdateRule, plan: ArenaPlan, cutting: Cutting) -> 
         costs = costs_of(replica.communicator, plan.arenas[index].gradients)
         told = np.full(len(plan.layout.spans) + 1, -1, np.int64)
         if replica.id == 0:  # the others wait for it, and hear of an error here
-            cuts = present
-            if costs is not None and cutting.steps:
-                cuts, because = _chosen(cutting, costs, present)
+            cuts, because = _chosen(cutting, costs, present)
             told[: len(cuts) + 1] = cutting.updates, *cuts
         adopt(replica.communicator, "where buckets are cut", told)
         return told, because
@@ -185,30 +183,38 @@ def _decide(host: Host, rule: UpdateRule, plan: ArenaPlan, cutting: Cutting) -> 
         )
     cuts = tuple(each for each in heard if each >= 0)
     if cuts == present:
-        return
-    plan.cut_anew(host, rule, cut_buckets(plan.layout, cuts), because)
+        plan.because = because
+    else:
+        plan.cut_anew(host, rule, cut_buckets(plan.layout, cuts), because)
     events.logger.info(
-        "%s: from update %d on, %d buckets instead of %d, %s; ar.config.set_buckets(%r) fixes them "
-        "(of several optimizers, with the names of all in one list)",
+        "%s: from update %d on, %s %s, %s; ar.config.set_buckets(%r) fixes them (of several "
+        "optimizers, with the names of all in one list)",
         type(rule).__name__,
         step,
-        len(cuts) + 1,
-        len(present) + 1,
+        events.counted(len(cuts) + 1, "bucket"),
+        "as before" if cuts == present else f"instead of {len(present) + 1}",
         because,
         [plan.layout.spans[i].name for i in (0, *cuts)],  # the first says whose they are
     )
 
 
-def _chosen(cutting: Cutting, costs: Costs, present: Cuts) -> tuple[Cuts, str]:
+def _chosen(cutting: Cutting, costs: Costs | None, present: Cuts) -> tuple[Cuts, str]:
     """Choose the cuts that the model promises most of, and say why."""
+    if costs is None:
+        noise = "a large collective took no longer than a small one"
+        return present, f"as {noise}: other programs run, too"
+    if not cutting.steps:
+        return present, "as no step told when its gradients are there"
     step = cutting.usual()
     costs = Costs(costs.latency, costs.per_byte, costs.beside, median(cutting.updating))
     cuts = choose_cuts(step, costs, BUCKET_BYTES)
     before, after = (modelled_end(step, costs, each) for each in (present, cuts))
-    if after > before * (1 - _LEAST_GAIN):
-        return present, ""
-    return cuts, (
-        f"as a step should take {after * 1e3:.2f} ms instead of {before * 1e3:.2f} (a collective "
-        f"takes {costs.latency * 1e6:.0f} us and {costs.per_byte * 2**20 * 1e6:.0f} us per MiB, "
-        f"{costs.beside:.0%} of it beside a computation)"
+    measured = (
+        f"a collective takes {costs.latency * 1e6:.0f} us and {costs.per_byte * 2**20 * 1e6:.0f} "
+        f"us per MiB, {costs.beside:.0%} of it beside a computation"
     )
+    if cuts == present or after > before * (1 - _LEAST_GAIN):
+        gain = "others promise too little beside"
+        return present, f"as {gain} the {before * 1e3:.2f} ms that a step should take ({measured})"
+    promised = f"as a step should take {after * 1e3:.2f} ms instead of {before * 1e3:.2f}"
+    return cuts, f"{promised} ({measured})"

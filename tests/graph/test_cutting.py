@@ -188,24 +188,40 @@ def test_a_graph_that_is_asked_for_has_the_latest_cuts(monkeypatch: pytest.Monke
     assert str(shown).count("update_bucket") == _buckets(trained) == 4
 
 
-def test_what_only_noise_speaks_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_noise_speaks_for_stays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(events.logger, "handlers", [caplog.handler])
     seconds = count(100, -1)  # the later, the less: a small collective comes first
     monkeypatch.setattr(probing, "_exposed", lambda *_: next(seconds))
     monkeypatch.setattr(cutting, "costs_of", probing.costs_of)
     monkeypatch.setattr(cutting, "choose_cuts", lambda *_: (1,))
     trained = Trained(2, MAKERS["adam"])
-    trained.run(6)
+    with caplog.at_level("INFO", "allreduce"):
+        trained.run(6)
     assert next(seconds) < 80
     assert _buckets(trained) == 2
+    said = "Adam: from update 5 on, 1 bucket as before, as a large collective took no longer than a"
+    assert said in caplog.text
 
 
-def test_what_is_not_worth_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_worth_it_stays(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(events.logger, "handlers", [caplog.handler])
     monkeypatch.setattr(cutting, "_LEAST_GAIN", 0.05)
     trained = Trained(2, MAKERS["adam"])
     monkeypatch.setattr(cutting, "choose_cuts", lambda *_: (1,))
     monkeypatch.setattr(cutting, "modelled_end", lambda step, costs, cuts: 1.0 - 0.04 * len(cuts))
-    trained.run(6)
+    with caplog.at_level("INFO", "allreduce"):
+        trained.run(6)
     assert _buckets(trained) == 2
+    why = "as others promise too little beside the 1000.00 ms that a step should take (a collective"
+    assert f"Adam: from update 5 on, 1 bucket as before, {why} takes " in caplog.text
+    ar.observe.explain(trained.strategy, trained.step)
+    assert f"1 bucket, {why} takes " in capsys.readouterr().out
 
 
 def test_buckets_are_fixed_by_hand(
