@@ -50,7 +50,12 @@ class Built(Weights):
 
     def _new_predict_step(self) -> Callable[[Any], Any]:
         """Make a function that is kept, so that it is traced once."""
-        return lambda x: self(x, training=False)
+
+        def predict_step(x: Any) -> Any:
+            return self(x, training=False)
+
+        predict_step.__qualname__ = f"{type(self).__name__}.predict_step"  # for messages
+        return predict_step
 
     def _sketch(self, step: Callable[..., Any], *arrays: np.ndarray) -> Mapping[str, int]:
         """Trace a step for its shapes alone; the first time makes the variables.
