@@ -31,11 +31,14 @@ class Clock:
         started: It began.
         awaited: Somebody began to wait for it.
         over: Nobody waited for it any more; it may have been over before that.
+        early: Whether it was complete when the replica first waited for anything after its start;
+            None before that.
     """
 
     started: float
     awaited: float = 0.0
     over: float = 0.0
+    early: bool | None = None
 
     @property
     def exposed(self) -> float:
@@ -112,6 +115,10 @@ def wait_for(frame: Frame, node: Node, work: Work) -> None:
     """Wait for a collective; report the wait, and the collective, if somebody listens."""
     clock = frame.clocks[node.id]
     clock.awaited = time.perf_counter()
+    for each, begun in (*frame.works.items(), (node.id, work)):
+        # A wait for one may go on with all, so that a later one does not tell.
+        if frame.clocks[each].early is None:
+            frame.clocks[each].early = begun.settled
     try:
         work.wait()
     except Exception as error:  # it comes late, and the traceback does not lead to who started it
@@ -152,9 +159,15 @@ def _fields(frame: Frame, node: Node, stream: str) -> dict[str, Any]:
         "node": node.id,
     }
     if "bucket" in node.attrs:
-        bucket = node.attrs["bucket"]
-        size = (bucket.stop - bucket.start) * frame.arena(node).layout.dtype.itemsize
-        fields.update(bucket=bucket.index, bytes=size)
-    elif lookup(node.op).kind in ("collective", "transfer"):
-        fields.update(bytes=prod(frame.shape(node)) * node.spec.dtype.itemsize)
+        fields.update(bucket=node.attrs["bucket"].index)
+    if "bucket" in node.attrs or lookup(node.op).kind in ("collective", "transfer"):
+        fields.update(bytes=nbytes_of(frame, node))
     return fields
+
+
+def nbytes_of(frame: Frame, node: Node) -> int:
+    """Count the bytes of a collective's result, or of a transfer's, in a frame's steps."""
+    if "bucket" not in node.attrs:
+        return prod(frame.shape(node)) * node.spec.dtype.itemsize
+    bucket = node.attrs["bucket"]
+    return int((bucket.stop - bucket.start) * frame.arena(node).layout.dtype.itemsize)

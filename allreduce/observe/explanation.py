@@ -20,10 +20,15 @@ from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.program import Program
 from allreduce.graph.replicator import Replicator
+from allreduce.graph.reports import nbytes_of
 from allreduce.graph.sections import amount, units
 from allreduce.graph.spec import show
 from allreduce.graph.step_graph import StepGraph, name_of
 from allreduce.training.ranks import rank_of
+
+# The transport whose calls go on only while a thread of the process waits for one: to have started
+# long before hides nothing there.
+_IN_WAITS = "shared"
 
 
 def explain(
@@ -33,7 +38,7 @@ def explain(
 
     Per device the instructions of the program, over its streams; each variable and the operations
     with their device and the reason for it; the bytes of each transfer, and those that only bring
-    back what had been sent; each bucket, when it was ready, and how much of its reduction was
+    back what had been sent; each bucket, when it was ready, and what share of their bytes was
     hidden behind computation in the latest run; how much of the making of its batch was hidden; how
     long steps took with pipelining, and without it, where some ran so; and the memory of the values
     beside what is in use at the worst moment, below which no plan can be. There is no
@@ -76,7 +81,7 @@ def _parts(compiled: Compiled, frame: Frame) -> Iterator[str | Table]:
     yield from _communication(frame)
     for _, plan in compiled.updates:
         if plan.because:
-            yield f"{len(plan.buckets)} buckets, {plan.because}"
+            yield f"{counted(len(plan.buckets), 'bucket')}, {plan.because}"
     if compiled.fed is not None and compiled.fed.made:
         made, waited = compiled.fed.made, compiled.fed.waited
         yield (
@@ -184,31 +189,43 @@ def _origin(
 
 
 def _communication(frame: Frame) -> Iterator[str]:
-    whole = exposed = 0.0
-    devices = _devices(frame.program)
-    nodes = {each.node.id: each.node for each in frame.program.instructions}
     assert frame.took is not None, "explain has looked"
+    nodes = {each.node.id: each.node for each in frame.program.instructions}
     began, ended = frame.took.began, frame.took.ended
+    alone = frame.replica.communicator is not None and (
+        frame.replica.communicator.transport == _IN_WAITS
+    )
+    exposed = hidden = 0.0
+    nbytes = 0
     for number, clock in frame.took.clocks.items():
         node = nodes[number]
-        name = node.op
-        if "bucket" in node.attrs:
-            bucket, layout = node.attrs["bucket"], frame.arena(node).layout
-            size = units((bucket.stop - bucket.start) * layout.dtype.itemsize)
-            names = [span.name for span in layout.spans[bucket.first : bucket.last]]
-            where = f" of {node.device.local}" if len(devices) > 1 and node.device else ""
-            what = f"bucket {bucket.index}" if names else "the header"
-            name = f"{what}{where} ({size}: {', '.join(names) or 'the number of samples'})"
-        whole += clock.over - clock.started
+        whole = clock.over - clock.started
+        way = f" under way {_ms(whole)} at most," if not alone else ""
+        name = _collective(frame, node)
+        ready, end, waited = _ms(clock.started - began), _ms(ended - began), _ms(clock.exposed)
+        yield f"{name}: ready at {ready} of {end},{way} waited for {waited}"
+        size = nbytes_of(frame, node)
+        nbytes += size
         exposed += clock.exposed
-        ready, end = _ms(clock.started - began), _ms(ended - began)
-        way, waited = _ms(clock.over - clock.started), _ms(clock.exposed)
-        yield f"{name}: ready at {ready} of {end}, under way {way} at most, waited for {waited}"
-    if whole:
-        yield (
-            f"communication: the replica waited {_ms(exposed)} of {_ms(ended - began)}; at most "
-            f"{1 - exposed / whole:.0%} of it was hidden behind computation"
-        )
+        hidden += size * (bool(clock.early) if alone else 1 - clock.exposed / whole)
+    if nbytes:
+        share = f"{hidden / nbytes:.0%} of its {units(nbytes)} was hidden behind computation"
+        if alone:
+            share += ", complete before it waited: calls in shared memory go on in waits alone"
+        else:
+            share = f"at most {share}"
+        yield f"communication: the replica waited {_ms(exposed)} of {_ms(ended - began)}; {share}"
+
+
+def _collective(frame: Frame, node: Node) -> str:
+    if "bucket" not in node.attrs:
+        return node.op
+    bucket, layout = node.attrs["bucket"], frame.arena(node).layout
+    names = [span.name for span in layout.spans[bucket.first : bucket.last]]
+    where = f" of {node.device.local}" if len(_devices(frame.program)) > 1 and node.device else ""
+    what = f"bucket {bucket.index}" if names else "the header"
+    size = units(nbytes_of(frame, node))
+    return f"{what}{where} ({size}: {', '.join(names) or 'the number of samples'})"
 
 
 def _pipelining(frame: Frame) -> Iterator[str]:

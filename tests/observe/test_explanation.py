@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import allreduce as ar
+from allreduce.comm import Work
 from allreduce.devices import options
 from allreduce.errors import UsageError
+from allreduce.graph import reports
+from allreduce.graph.frame import Frame
+from allreduce.graph.node import Node
+from allreduce.graph.reports import Clock, Took
+from allreduce.observe import explanation
 from allreduce.reduction import sharding
 
 
@@ -56,10 +65,18 @@ def test_a_step_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for name in ("near", "far[bold]x[/y]"):
         device = "CPU:0" if name == "near" else "CPU:1"
         assert f"bucket 0 of {device} (128 B: m/{name}): ready at " in said
-    assert "of it was hidden behind computation" in said
+    assert " of its 256 B was hidden behind computation, complete before it waited: " in said
     assert "input: " not in said  # nobody was asked for a batch since the step before
     assert "that are in use at the worst moment" in said
     assert (tmp_path / "step.svg").read_text().startswith("<svg")
+
+
+def test_a_models_step_that_has_not_run_is_named() -> None:
+    strategy = ar.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        model = ar.nn.Sequential([ar.nn.Dense(3)])
+    with pytest.raises(UsageError, match=r"has not run Sequential\.predict_step as a trace; run"):
+        ar.observe.explain(strategy, model.predict_step)
 
 
 def test_an_update_in_slices_is_explained(
@@ -82,6 +99,76 @@ def test_an_update_in_slices_is_explained(
     assert "update_slices 0" in said
     assert "the header (64 B: the number of samples): ready at " in said
     assert "bucket 0 (64 B: m/w): ready at " in said
+
+
+def _two_buckets() -> tuple[ar.MirroredStrategy, Callable[..., None], Frame]:
+    """Take a step with buckets of 16 and 48 KiB, the first with the header's 64 bytes."""
+    ar.config.set_buckets(1)  # each variable is one
+    strategy = ar.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        weights = [ar.Variable(np.zeros((64, n), np.float32), name=f"m/{n}") for n in (192, 64)]
+        optimizer = ar.optim.SGD(0.1)
+
+    def step(x: Any) -> None:
+        wide, square = (x @ each for each in weights)
+        loss = ar.ops.sum(wide, axis=1) + ar.ops.sum(ar.ops.tanh(square), axis=1)
+        optimizer.minimize(loss, weights)
+
+    (batch,) = strategy.distribute_dataset([np.ones((2, 64), np.float32)])
+    strategy.run(step, (batch,))
+    latest = strategy.latest(step)
+    frame = latest.executors[0].latest if latest else None
+    assert frame is not None
+    return strategy, step, frame
+
+
+@pytest.mark.parametrize(
+    ("goes_on_in_waits", "early", "said"),
+    [
+        (True, True, "25% of its 64.1 KiB was hidden behind computation, complete before "),
+        (True, False, "0% of its 64.1 KiB was hidden behind computation, complete before "),
+        (False, False, "at most 55% of its 64.1 KiB was hidden behind computation\n"),
+    ],
+)
+def test_bytes_weigh_what_was_hidden(
+    goes_on_in_waits: bool,
+    early: bool,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not goes_on_in_waits:
+        monkeypatch.setattr(explanation, "_IN_WAITS", "another one")
+    strategy, step, frame = _two_buckets()
+    assert frame.took is not None
+    small, large = frame.took.clocks
+    clocks = {
+        small: Clock(0.002, 0.012, 0.012, early),  # as long under way as the large one
+        large: Clock(0.01, 0.014, 0.02, False),
+    }
+    frame.took = Took(0.0, 0.03, clocks)
+    ar.observe.explain(strategy, step)
+    told = capsys.readouterr().out
+    assert f"communication: the replica waited 6.00 ms of 30.00 ms; {said}" in told
+    way = "" if goes_on_in_waits else " under way 10.00 ms at most,"
+    assert f"m/192): ready at 10.00 ms of 30.00 ms,{way} waited for 6.00 ms\n" in told
+
+
+def test_what_another_replica_did_before_a_wait_was_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait_late(frame: Frame, node: Node, work: Work) -> None:
+        """Keep the first replica, until the other one has done its part of the first bucket."""
+        end = time.monotonic() + 10
+        while frame.replica.id == 0 and len(frame.works) == 1 and not work.settled:
+            assert time.monotonic() < end, "nobody does it"
+            time.sleep(1e-4)
+        reports.wait_for(frame, node, work)
+
+    monkeypatch.setattr("allreduce.graph.frame.wait_for", wait_late)
+    _, _, frame = _two_buckets()
+    assert frame.took is not None
+    first, last = frame.took.clocks.values()
+    assert first.early
+    assert last.early is not None  # it may be done, too, by then
 
 
 @pytest.mark.parametrize("pipelined", [True, False])

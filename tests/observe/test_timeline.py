@@ -47,13 +47,17 @@ def _recorded(folder: str) -> None:
             print("entered")
     except (ar.UsageError, ar.MismatchError) as error:
         print(rank, error)
+    ar.observe.explain(strategy, model.train_step)
 
 
 def test_a_timeline_has_all_ranks_instructions_in_order(tmp_path: Path) -> None:
     first, second = run_ranks(_recorded, 2, arguments=[str(tmp_path)])
     assert first.returncode == second.returncode == 0, (first, second)
     for rank, result in enumerate((first, second)):
-        raised, others, _ = result.stdout.splitlines()
+        raised, others, _, *explained = result.stdout.splitlines()
+        # A process does its part of calls in shared memory while it waits for them, never before.
+        hidden = [each for each in explained if "; 0% of its 384 B was hidden behind" in each]
+        assert len(hidden) == (rank == 0)
         assert raised == "raised"
         assert others.startswith(f"{rank} timeline on rank {rank}: the path ")
         assert "0.json" in others and "1.json" in others  # noqa: PT018 - both of them
