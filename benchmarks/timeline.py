@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ _ROWS = 128  # of a replica's batch
 _STEPS = 12
 _COLORS = {
     "product": "#2563eb",
-    "reduction of gradients": "#ea580c",
-    "wait for it": "#dc2626",
+    "gradients' reduction": "#ea580c",
+    "reduction and update in slices": "#9333ea",
+    "wait for these": "#dc2626",
     "update": "#16a34a",
     "other": "#94a3b8",
 }
+_PALE = 0.3  # the opacity of what is started and not awaited yet
 
 
 def main() -> None:
@@ -59,7 +62,11 @@ def main() -> None:
 
 
 def draw(recorded: Path, picture: Path) -> None:
-    """Draw a median step of a timeline: a bar per instruction, a lane per stream."""
+    """Draw a median step of a timeline: a bar per instruction, a lane per stream.
+
+    A collective is pale until the replica waits for it: nobody knows how much goes on by then, and
+    in shared memory nothing does.
+    """
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
 
@@ -70,16 +77,18 @@ def draw(recorded: Path, picture: Path) -> None:
     for place, (_, spans) in enumerate(sorted(lanes.items(), reverse=True)):
         for each in spans:
             if _of(each, step):
-                start = (each["ts"] - first) / 1e3
-                color = _COLORS[_kind(each["name"])]
-                axes.barh(
-                    place, each["dur"] / 1e3, left=start, color=color, edgecolor="white", lw=0.3
-                )
+                start, end = ((each["ts"] + after - first) / 1e3 for after in (0, each["dur"]))
+                bar = partial(axes.barh, place, color=_COLORS[_kind(each["name"])], lw=0.3)
+                exposed = each["args"].get("exposed")  # in seconds; of collectives alone
+                awaited = start if exposed is None else end - exposed * 1e3
+                bar(awaited - start, left=start, alpha=_PALE)
+                bar(end - awaited, left=awaited, edgecolor="white")
     axes.set_yticks(range(len(lanes)), sorted(lanes, reverse=True))
     axes.set(xlabel="ms", title="One training step, as ar.observe.timeline has recorded it")
-    handles = [Patch(color=color) for color in _COLORS.values()]
-    axes.legend(handles, list(_COLORS), ncols=len(_COLORS), fontsize="small", loc="upper center")
-    axes.set_ylim(-0.6, len(lanes) + 0.1)
+    handles = [Patch(color=color, label=kind) for kind, color in _COLORS.items()]
+    handles.append(Patch(color="black", alpha=_PALE, label="pale: started, not awaited yet"))
+    axes.legend(handles=handles, ncols=4, fontsize="small", loc="upper center")
+    axes.set_ylim(-0.6, len(lanes) + 0.4)
     figure.tight_layout()
     figure.savefig(picture, dpi=110)
 
@@ -115,10 +124,12 @@ def _of(span: dict[str, Any], step: int) -> bool:
 
 def _kind(name: str) -> str:
     if name.startswith("wait for"):
-        return "wait for it"
+        return "wait for these"
     if name == "all_reduce_bucket":
-        return "reduction of gradients"
-    if name in ("update_bucket", "update_slices"):
+        return "gradients' reduction"
+    if name == "update_slices":
+        return "reduction and update in slices"
+    if name == "update_bucket":
         return "update"
     return "product" if name.startswith("matmul") else "other"
 
