@@ -195,8 +195,10 @@ def result_shape(context: Context, shape: tuple[int, ...], options: Options) -> 
     if name not in (*checks.CUTS, "all_to_all"):
         return shape
     if not shape or (counts is None and shape[0] % size):
+        far = name == "scatter" and context.rank != options.root
+        whose = f"root {options.root}'s array has shape" if far else "the array's shape is"
         raise ShapeError(
-            f"{context.where} cuts axis 0 into {size} equal shares, but the array's shape is "
+            f"{context.where} cuts axis 0 into {size} equal shares, but {whose} "
             f"{shape}{'' if not shape else '; pass counts of rows per member'}"
         )
     if counts is not None and sum(counts) != shape[0]:

@@ -14,7 +14,7 @@ from allreduce.comm import Communicator
 from allreduce.comm.array import Array
 from allreduce.comm.arrays import dtype_named
 from allreduce.comm.call import CARRIES, DTYPES, OPERATORS
-from allreduce.errors import UnsupportedError
+from allreduce.errors import ShapeError, UnsupportedError
 
 PAIRS = tuple((op, dtype) for dtype, op in itertools.product(DTYPES[1:], OPERATORS[1:]))
 SENSE = tuple((op, dtype) for op, dtype in PAIRS if dtype in CARRIES[op])
@@ -174,4 +174,8 @@ def nonsense(comm: Communicator) -> None:
         who = rf"(rank {comm.rank}|replica {comm.rank} \(rank 0\))"
         assert re.fullmatch(rf"\[{comm.transport}\] {who}: {collective}", call), text
         assert re.search("(use|convert|reduce|all_gather) ", remedy), text
+    if comm.size > 1:
+        whose = "the array's" if comm.rank == 0 else "root 0's array has"
+        with pytest.raises(ShapeError, match=f"{comm.size} equal shares, but {whose} shape"):
+            comm.scatter(np.zeros(comm.size + 1) if comm.rank == 0 else None)
     assert comm.all_reduce(1) == comm.size  # and nothing has come of it
