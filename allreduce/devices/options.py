@@ -61,9 +61,10 @@ def enable_check_numerics(enabled: bool = True) -> None:
 def enable_sync_errors(enabled: bool = True) -> None:
     """Choose whether each instruction of a step raises its own errors, and nothing else its.
 
-    It ends before the next one begins, collectives too. Kernels get inputs that cannot be written
-    to, and what they write outside of their output is found. It holds for what is traced from then
-    on, and costs memory and time: values do not share memory, and nothing overlaps.
+    It ends before the next one begins, collectives too. NumPy does not write to inputs that kernels
+    get, and what kernels write next to their output is found, as is what users' write to inputs. It
+    holds for what is traced from then on, and costs memory and time: values do not share memory,
+    and nothing overlaps.
     """
     _replace(sync_errors=_flag("sync_errors", enabled))
 

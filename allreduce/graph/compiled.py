@@ -308,7 +308,7 @@ def _placed(host: Host, graph: Graph) -> tuple[Graph, list[Placed]]:
 
 
 def _optimized(graph: Graph) -> Graph:
-    return passes.order_reads(passes.optimize(graph))
+    return passes.order_reads(passes.copy_reshapes(passes.optimize(graph)))
 
 
 def _variables(graph: Graph) -> list[Variable]:

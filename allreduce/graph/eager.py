@@ -103,8 +103,11 @@ class EagerTrace(Trace):
 
     def _shortage(self, node: Node, error: MemoryError) -> OutOfMemoryError:
         """Say where there was no memory, and which of the step's values have it."""
-        whole = ((i, value) for i, value in self._values.items() if value.base is None)
-        contents = [(value.nbytes, said(self.nodes[i], value.shape)) for i, value in whole]
+        whole = {id(_memory(value)): i for i, value in reversed(self._values.items())}
+        contents = [
+            (self._values[i].nbytes, said(self.nodes[i], self._values[i].shape))
+            for i in whole.values()
+        ]
         return OutOfMemoryError(
             f"no memory for {node.op} at {node.source}: {error}; use a smaller model or batch, or "
             f"fewer replicas per host{largest(contents)}"
@@ -257,6 +260,13 @@ class EagerTrace(Trace):
         key = (node.op, dict(node.attrs), node.spec)
         value: np.ndarray = self._meet(Meeting(node.op, node.source, key, brought, work))
         return value
+
+
+def _memory(value: np.ndarray) -> np.ndarray:
+    """Return the array that a view was made of: of views it is one of several values."""
+    while isinstance(value.base, np.ndarray):
+        value = value.base
+    return value
 
 
 _SPECIAL: dict[str, Callable[[EagerTrace, Node], np.ndarray]] = {

@@ -73,6 +73,12 @@ def _copy(tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.n
     return apart and tape.add_copy(out, inputs[0])
 
 
+def _reshape_copy(
+    tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+) -> bool:
+    return _copy(tape, node, out.reshape(inputs[0].shape), inputs)
+
+
 def _size(tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
     """Add what depends on shapes alone, which are those of all steps of a frame."""
     value, kernel = np.empty_like(out), lookup(node.op).cpu
@@ -109,6 +115,7 @@ _ADD: dict[str, Add] = {
     "matmul": _matmul,
     "sum_to": _sum_to,
     "broadcast_to": _copy,
+    "reshape_copy": _reshape_copy,
     "store_gradient": _copy,
     "store_count": _copy,
     "assign": _copy,

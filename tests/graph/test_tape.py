@@ -112,14 +112,15 @@ def test_inputs_may_be_columns_of_one_array() -> None:
 def test_what_reads_a_value_that_is_somewhere_new_is_replayed() -> None:
     @ar.function
     def step(x: Any) -> Any:
-        turned = ops.reshape(ops.transpose(x * 2, (1, 0)), (-1,))  # a copy, in memory of its own
-        y = turned + 1
-        return y, y * turned, ops.square(y) - 3
+        flat = ops.reshape(x, (-1,))  # a copy, in memory of its own
+        y = flat + 1
+        return y, y * flat, ops.square(y) - 3
 
     for x, _ in _batches(5):
-        turned = (x * 2).T.reshape(-1)
-        y = turned + 1
-        for one, other in zip(step(x), (y, y * turned, np.square(y) - 3), strict=True):
+        flat = x.reshape(-1)
+        y = flat + 1
+        given = np.asfortranarray(x)
+        for one, other in zip(step(given), (y, y * flat, np.square(y) - 3), strict=True):
             np.testing.assert_array_equal(np.asarray(one), other)
     assert _replayed(step)
 

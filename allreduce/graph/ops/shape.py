@@ -48,6 +48,20 @@ register(
 )
 
 
+def _reshape_copy(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    np.copyto(out.reshape(inputs[0].shape), inputs[0])
+
+
+# What a reshape becomes where it cannot be a view, once all gradients have been recorded.
+register(
+    Op(
+        "reshape_copy",
+        lambda specs, attrs: Spec(attrs["shape"], specs[0].dtype),
+        _reshape_copy,
+    )
+)
+
+
 def flatten(x: Any) -> Tensor:
     """Merge all axes but the first: `(batch, height, width)` to `(batch, height*width)`."""
     tensor = as_tensor(x)

@@ -12,6 +12,7 @@ from allreduce.devices import options
 from allreduce.errors import UsageError, unknown_name
 from allreduce.graph.node import Graph
 from allreduce.graph.passes.bucket import bucket
+from allreduce.graph.passes.copy_reshapes import copy_reshapes
 from allreduce.graph.passes.fold import fold
 from allreduce.graph.passes.fuse import fuse
 from allreduce.graph.passes.inside import inside
@@ -76,6 +77,7 @@ def switched_off() -> frozenset[str]:
 __all__ = [
     "OPTIONAL",
     "bucket",
+    "copy_reshapes",
     "is_on",
     "optimize",
     "order_collectives",

@@ -1,0 +1,77 @@
+"""Compute what a reshape would copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from allreduce.graph.node import Graph, Node, Rewriter
+from allreduce.graph.ops.base import lookup
+from allreduce.graph.passes.inside import inside
+from allreduce.graph.spec import Spec, concrete
+
+_ROWS = 1000  # to lay values out with; those of a batch are not known
+
+
+def copy_reshapes(graph: Graph) -> Graph:
+    """Make copies of reshapes that cannot look at their input's memory, as after a transpose.
+
+    NumPy would copy there, too: to memory that no plan has, and that is another one in each step.
+    What the step is fed is taken to be C-contiguous; NumPy still copies what turns out not to be.
+    """
+    rewriter = Rewriter(graph)
+    views: dict[int, np.ndarray] = {}
+    for node in graph.nodes:
+        view = lookup(node.op).view
+        if view is None:
+            rewriter.keep(node)
+            continue
+        (source,) = node.inputs
+        x = views[source] if source in views else _laid_out(graph.nodes[source])
+        if _copies(node, x):
+            rewriter.keep(node, op="reshape_copy")
+        else:
+            rewriter.keep(node)
+            views[node.id] = view(x, node.attrs)
+    return inside(rewriter.finish(), copy_reshapes)
+
+
+def _laid_out(node: Node) -> np.ndarray:
+    """Return an array that lies as a node's value will, for its strides alone."""
+    if node.op == "constant":
+        value: np.ndarray = node.attrs["value"]
+        return value
+    return _contiguous(node.spec)
+
+
+def _contiguous(spec: Spec) -> np.ndarray:
+    shape = concrete(spec.shape, _ROWS, _ROWS)
+    strides = [spec.dtype.itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    # Nobody reads it, so that it takes no room.
+    return as_strided(np.empty(1, spec.dtype), shape, strides)
+
+
+def _copies(node: Node, x: np.ndarray) -> bool:
+    if node.op != "reshape" or node.device is None or node.device.kind != "CPU":
+        return False
+    return not can_look(x, concrete(node.spec.shape, _ROWS, _ROWS))
+
+
+def can_look(x: np.ndarray, shape: Sequence[int]) -> bool:
+    """Say whether an array's memory can be seen in another shape.
+
+    Where the elements of one axis do not follow those of the next, the new shape has to have a
+    border between two axes, too.
+    """
+    axes = [(size, stride) for size, stride in zip(x.shape, x.strides, strict=True) if size != 1]
+    pairs = pairwise(axes)
+    jumps = {
+        prod(size for size, _ in axes[place:])
+        for place, ((_, stride), (size, step)) in enumerate(pairs, 1)
+        if stride != size * step
+    }
+    return not x.size or jumps <= {prod(shape[axis:]) for axis in range(len(shape))}
