@@ -95,6 +95,11 @@ class Gathering:
             raise failures.error(where, failed.failure, self._world.called()) from None
         except PeerLostError as error:  # of the store: that a process is gone
             raise self._cause(where, wanted, error) from None
+        except AllreduceError:
+            raise
+        except BaseException as error:  # a signal's handler raised
+            self._leave(wanted, failures.interrupted(self._world, wanted, error))
+            raise
         finally:
             with self._lock:
                 self._inside -= 1

@@ -50,6 +50,12 @@ def too_late(world: World, wanted: Wanted, absent: str, seconds: float) -> Failu
     return Failure("timeout", story, ((world.rank, wanted.turn),))
 
 
+def interrupted(world: World, wanted: Wanted, error: BaseException) -> Failure:
+    """Say who came, and went away before the others did."""
+    story = f"{world.called()} left {wanted} by {type(error).__name__}; {COME}"
+    return Failure("lost", story, ((world.rank, wanted.turn),))
+
+
 def has_left(world: World, rank: int, wanted: Wanted) -> Failure:
     """Say who will not come any more."""
     story = (

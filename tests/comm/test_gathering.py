@@ -168,6 +168,9 @@ def test_a_member_that_has_left_is_not_waited_for() -> None:
 
 
 def _ends(how: str, transport: str) -> None:
+    import os
+    import signal
+    import threading
     import time
 
     import allreduce as ar
@@ -181,9 +184,17 @@ def _ends(how: str, transport: str) -> None:
         if how == "aborts":
             comm.abort("no data")
             time.sleep(3)
+        elif how == "interrupted":
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                comm.group([0, 1, 2])
+            except KeyboardInterrupt:  # and goes on
+                time.sleep(3)
         else:
             comm.group([1, 2, 0])  # and what that raises
         return
+    if how == "interrupted":
+        time.sleep(0.9)
     began = time.monotonic()
     try:
         comm.group([0, 1, 2])
@@ -194,7 +205,7 @@ def _ends(how: str, transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
-@pytest.mark.parametrize("how", ["raises", "aborts", "differs"])
+@pytest.mark.parametrize("how", ["raises", "aborts", "differs", "interrupted"])
 def test_why_a_member_does_not_come_is_told(how: str, transport: str) -> None:
     results = run_ranks(_ends, 3, arguments=(how, transport))
     for rank in (0, 2):
@@ -203,6 +214,8 @@ def test_why_a_member_does_not_come_is_told(how: str, transport: str) -> None:
         _check(said, f"[{transport}] rank {rank}: ")
         if how == "differs":
             _check(said, "MismatchError", "groups differ: ", "group([1, 2, 0])", "group([0, 1, 2])")
+        elif how == "interrupted":
+            _check(said, "PeerLostError", "rank 1 left group([0, 1, 2]) at ", "KeyboardInterrupt")
         else:
             _check(said, "PeerLostError", "rank 1 aborted the communicator: ", "no data")
 

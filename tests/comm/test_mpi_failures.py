@@ -207,3 +207,19 @@ for message in (False, True):
     assert f" in {call} #0: rank 1 has made no call yet (process " in lines[0]
     did = f"made its last call, {call} #0, and waits in a recv for rank 0 (process "
     assert f" in {call} #1: rank 1 {did}" in lines[1]
+
+
+def test_members_that_disagree_beside_a_converted_call_do_not_wait_for_its_end() -> None:
+    said = failing(
+        """
+from allreduce.comm.mpi import converted
+converted._PIECE_BYTES = 64
+comm.barrier()
+halves = np.ones(1 << 16, np.float16)  # 4096 pieces
+work = comm.all_reduce(halves, out=halves, async_op=True)
+with pytest.raises(errors.MismatchError, match="barrier"):
+    comm.barrier() if rank == 1 else comm.all_reduce(np.ones(4))
+say("heard", not transport(comm)._flight.completed > 1)
+"""
+    )
+    assert said == ["heard True"] * 3

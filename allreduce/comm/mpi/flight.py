@@ -78,15 +78,17 @@ class Flight:
             MismatchError: A message is not what its receiver expects.
         """
         self._complete()
-        while self._agreeing and self._may_post and self._agreeing[0].agreement.Test():
+        while self._agreeing and self._agreeing[0].agreement.Test():
             work = self._agreeing[0]
             if not work.agreed:
                 return work
+            work.met = True
+            if not self._may_post:
+                break
             assert isinstance(work.task, Collective)
             self._moving.append(work)  # an interrupt must not have it posted a second time
             self._agreeing.popleft()
             work.task.post(simple=not work.words[2])
-            work.posted = True
             self.last = f"{work.call} #{work.seq}"
             self._complete()
         self._advance_messages()

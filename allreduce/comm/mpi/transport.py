@@ -169,7 +169,7 @@ class MpiTransport(Transport):
                     continue
                 engine.go_on()
                 waited = vigil.waited
-                vigil.arrived, vigil.last = work.posted, self._flight.last
+                vigil.arrived, vigil.last = work.met, self._flight.last
                 if waited >= total and not self.poll(work):
                     self._expire(vigil)
                 self._glance(vigil)

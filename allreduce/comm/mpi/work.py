@@ -30,7 +30,7 @@ class MpiWork(Work):
     ) -> None:
         self.call, self.task, self.note = call, task, note
         self.seq = -1  # the number of a collective one
-        self.posted = self.complete = False
+        self.met = self.complete = False  # `met`: whether all members have made the call
         self.agreement: Any = None  # the request that reduces these:
         self.mark = np.uint64(0)  # its signature
         self.words = np.zeros(3, np.uint64)  # signature, its complement, the task's flag
