@@ -1,6 +1,6 @@
 """Print how many times as long peers take as ours, beside what that is to be, as Markdown tables.
 
-    python benchmarks/peer_goals.py                     # of benchmarks/results/peers-*.json
+    python benchmarks/peer_goals.py                     # of benchmarks/results/peers-2, -8
     python benchmarks/peer_goals.py build/peers.json     # of what collectives.py --out has written
 
 A cell is of a peer's run: on `comm.empty` / on ordinary arrays, each with its goal in round
@@ -134,8 +134,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("files", type=Path, nargs="*", help="instead of benchmarks/results/peers-*")
-    ratios = read(parser.parse_args().files or sorted(_RESULTS.glob("peers-*.json")))
+    parser.add_argument("files", type=Path, nargs="*", help="instead of the stored ones")
+    ratios = read(parser.parse_args().files or sorted(_RESULTS.glob("peers-[0-9]*.json")))
     for lines in (reductions(ratios), others(ratios)):
         print(f"| | {' | '.join(_PEERS)} |\n|---{'|---' * len(_PEERS)}|")
         for line in lines:
