@@ -56,7 +56,7 @@ class Home:
 
     def __post_init__(self) -> None:
         self._gathering = Gathering(self.world, self.name, self.timeout, self.check_alive)
-        living.add_member(self._gathering)
+        living.add_leaver(self._gathering)
 
     def gather(
         self, where: str, ranks: Sequence[int], kind: str, transport: str | None = None

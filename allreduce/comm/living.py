@@ -12,7 +12,7 @@ from allreduce.comm import attendant
 from allreduce.comm.base import Transport
 
 
-class Member(Protocol):
+class Leaver(Protocol):
     """What is to tell others that this process is at its end."""
 
     def leave(self) -> None: ...
@@ -23,7 +23,7 @@ _One = TypeVar("_One")
 # By id. Other threads may open communicators, and free them, while the references are listed, which
 # is one step of the interpreter's; a set of weak references could not be gone through meanwhile.
 _transports: weakref.WeakValueDictionary[int, Transport] = weakref.WeakValueDictionary()
-_members: weakref.WeakValueDictionary[int, Member] = weakref.WeakValueDictionary()
+_leavers: weakref.WeakValueDictionary[int, Leaver] = weakref.WeakValueDictionary()
 
 
 def add(transport: Transport) -> None:
@@ -31,9 +31,9 @@ def add(transport: Transport) -> None:
     _transports[id(transport)] = transport
 
 
-def add_member(member: Member) -> None:
-    """Have the member leave at the end of a program that ends well."""
-    _members[id(member)] = member
+def add_leaver(leaver: Leaver) -> None:
+    """Have it leave at the end of a program that ends well."""
+    _leavers[id(leaver)] = leaver
 
 
 def some() -> bool:
@@ -54,15 +54,15 @@ def leave_all() -> None:
         if failure():
             transport.abort(f"its program ended with {failure()}")
         transport.close(drain=False)
-    for member in [] if failure() else _living(_members):
-        member.leave()
+    for leaver in [] if failure() else _living(_leavers):
+        leaver.leave()
 
 
 def _after_fork() -> None:
     for transport in _living(_transports):
         transport.close_inherited()
     _transports.clear()
-    _members.clear()
+    _leavers.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

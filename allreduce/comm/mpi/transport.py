@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.cluster import World
+from allreduce.cluster import LeaderLeftError, World
 from allreduce.comm import engine, sites
 from allreduce.comm.aligned import aligned
 from allreduce.comm.array import Array
@@ -235,7 +235,10 @@ class MpiTransport(Transport):
 
     def check_alive(self) -> None:
         self._check()
-        notice = self._news.hear()
+        try:
+            notice = self._news.hear()
+        except LeaderLeftError:  # nobody tells anything any more, but MPI may go on
+            return
         if notice is not None and notice.kind != "left":
             member = self._news.world.called(notice.rank)
             self._ending.fail(notice.error(self._where, "no call", member, ORDERED))
