@@ -65,13 +65,18 @@ struct Affine {
 
 constexpr std::size_t kAffines = 4;
 
-// Operations between which nothing is chosen: affine ones, and then one of any kind.
+// Operations between which nothing is chosen: affine ones and then, if it is a division by a
+// number, another one; or one of any kind.
 template <class T>
 struct Stretch {
   Affine<T> affine[kAffines];
   std::size_t count = 0;
   const SpineLink* last = nullptr;  // none where this is null
 };
+
+inline bool divides(const SpineLink& link) {
+  return link.op == LinkOp::divide && link.repeats && !link.is_right;
+}
 
 // Puts a chain's operations into stretches; returns how many these are.
 template <class T>
@@ -85,6 +90,7 @@ inline std::size_t stretches_of(const SpineLink* links, std::size_t count, Stret
     const T term = difference ? -value : value;
     const bool is_number = link->repeats && value == value;  // a NaN's sign would change
     if (!is_number || !(sum || link->op == LinkOp::multiply)) {
+      if (made[place].count && !divides(*link)) ++place;
       made[place++].last = link;
       lacks_term = false;
     } else if (sum && lacks_term) {
@@ -143,24 +149,29 @@ CarryOut<T> find_for(bool repeats) {
   return repeats ? carry_out<T, Times, Op, IsRight, true> : carry_out<T, Times, Op, IsRight, false>;
 }
 
+template <class T>
+CarryOut<T> find_for(const SpineLink& only) {
+  if (only.op == LinkOp::add) return find_for<T, 0, Add, false>(only.repeats);
+  if (only.op == LinkOp::multiply) return find_for<T, 0, Multiply, false>(only.repeats);
+  if (only.op == LinkOp::subtract)
+    return only.is_right ? find_for<T, 0, Subtract, true>(only.repeats)
+                         : find_for<T, 0, Subtract, false>(only.repeats);
+  return only.is_right ? find_for<T, 0, Divide, true>(only.repeats)
+                       : find_for<T, 0, Divide, false>(only.repeats);
+}
+
 template <class T, std::size_t Times>
-CarryOut<T> find_for(const SpineLink* last) {
-  if (!last) return carry_out<T, Times, Nothing, false, true>;
-  if (last->op == LinkOp::add) return find_for<T, Times, Add, false>(last->repeats);
-  if (last->op == LinkOp::multiply) return find_for<T, Times, Multiply, false>(last->repeats);
-  if (last->op == LinkOp::subtract)
-    return last->is_right ? find_for<T, Times, Subtract, true>(last->repeats)
-                          : find_for<T, Times, Subtract, false>(last->repeats);
-  return last->is_right ? find_for<T, Times, Divide, true>(last->repeats)
-                        : find_for<T, Times, Divide, false>(last->repeats);
+CarryOut<T> find_affine(const SpineLink* last) {
+  return last ? carry_out<T, Times, Divide, false, true>
+              : carry_out<T, Times, Nothing, false, true>;
 }
 
 template <class T>
 CarryOut<T> find_for(const Stretch<T>& stretch) {
-  if (stretch.count == 0) return find_for<T, 0>(stretch.last);
-  if (stretch.count == 1) return find_for<T, 1>(stretch.last);
-  if (stretch.count == 2) return find_for<T, 2>(stretch.last);
-  return stretch.count == 3 ? find_for<T, 3>(stretch.last) : find_for<T, 4>(stretch.last);
+  if (stretch.count == 0) return find_for<T>(*stretch.last);
+  if (stretch.count == 1) return find_affine<T, 1>(stretch.last);
+  if (stretch.count == 2) return find_affine<T, 2>(stretch.last);
+  return stretch.count == 3 ? find_affine<T, 3>(stretch.last) : find_affine<T, 4>(stretch.last);
 }
 
 // A loop for each stretch, from tile to tile: where each operation was chosen anew for every few
