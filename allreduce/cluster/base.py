@@ -118,7 +118,8 @@ class World:
 
         All of these members call with the same ranks and name. The members are numbered by their
         positions in `ranks`; messages name them by their ranks in the world that was joined. Job,
-        secret and generation are this world's; closing the subset closes nothing of this world.
+        secret and generation are this world's; closing the subset closes nothing of this world,
+        and when all have closed it, nothing of what they set is left.
 
         Args:
             ranks: The members, this one among them, by their ranks here.
@@ -144,6 +145,16 @@ class World:
             store=SubsetStore(self.store, name, known, me),
             farewell=_nothing,
         )
+
+    def room(self, name: str) -> World:
+        """Make the world of the same members with a part of the store to themselves.
+
+        As a subset of all, but they keep their numbers. When all have closed it, nothing of what
+        they set is left.
+        """
+        known = tuple(member.world_rank for member in self.members)
+        store = SubsetStore(self.store, name, known, self.rank)
+        return replace(self, store=store, farewell=_nothing)
 
     def _check_subset(self, ranks: Sequence[int], name: str) -> None:
         where = f"[cluster] rank {self.members[self.rank].world_rank}"

@@ -7,7 +7,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from typing import TYPE_CHECKING
 
@@ -191,6 +191,10 @@ class LeaderStore(Store):
     def tell(self, key: str, value: bytes) -> None:
         if not self._closed and os.getpid() == self._pid:
             self._line.send(pb.FromMember(set=pb.Set(key=key, value=bytes(value))))
+
+    def forget(self, prefix: str, ranks: Sequence[int]) -> None:
+        if not self._closed and os.getpid() == self._pid:
+            self._line.send(pb.FromMember(forget=pb.Forget(prefix=prefix, ranks=ranks)))
 
     def get(self, key: str, timeout: float) -> bytes:
         answer = self._ask(pb.FromMember(get=pb.Get(key=key)), timeout)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from allreduce.cluster import leader_pb2 as pb
 from allreduce.cluster.base import Member
-from allreduce.cluster.store import VICTIM
+from allreduce.cluster.store import VICTIM, remove
 
 Send = Callable[[pb.ToMember], None]
 
@@ -44,6 +44,7 @@ class Group:
     _gone: dict[int, str] = field(default_factory=dict)  # rank → reason, of an assembled group
     _lost: set[int] = field(default_factory=set)
     _values: dict[str, bytes] = field(default_factory=dict)
+    _using: dict[str, set[int]] = field(default_factory=dict)  # prefix → who has yet to forget it
     _getting: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
     _barriers: dict[str, _Barrier] = field(default_factory=dict)
     _assembling: set[tuple[int, int]] = field(default_factory=set)
@@ -104,6 +105,8 @@ class Group:
             del self._members[rank]
             return
         self._gone[rank] = reason
+        for prefix in list(self._using):
+            self._forget(rank, prefix)
         if not self._send:
             self._values.clear()  # nobody is left to ask
         if lost:
@@ -129,6 +132,11 @@ class Group:
             if message.request:
                 self._answer(rank, pb.ToMember(request=message.request, done=pb.Done()))
             return False
+        if content == "forget":
+            users = set(message.forget.ranks).difference(self._gone)
+            self._using.setdefault(message.forget.prefix, users)
+            self._forget(rank, message.forget.prefix)
+            return False
         if content == "get":
             return self._get(rank, message.request, message.get.key)
         if content == "enter":
@@ -143,6 +151,8 @@ class Group:
         content, waiter = message.WhichOneof("content"), (rank, message.request)
         if content == "get" and waiter in self._getting.get(message.get.key, ()):
             self._getting[message.get.key].discard(waiter)
+            if not self._getting[message.get.key]:
+                del self._getting[message.get.key]
             self._miss(*waiter, ())
         elif content == "assemble" and waiter in self._assembling:
             # All who wait are told: one that gives up leaves, and would be named as missing next.
@@ -157,6 +167,13 @@ class Group:
         self._values[key] = value
         for rank, request in self._getting.pop(key, ()):
             self._answer(rank, pb.ToMember(request=request, value=pb.Value(value=value)))
+
+    def _forget(self, rank: int, prefix: str) -> None:
+        """Remove keys of which `rank` was the last who might use them."""
+        self._using[prefix].discard(rank)
+        if not self._using[prefix]:
+            del self._using[prefix]
+            remove(self._values, prefix)
 
     def _get(self, rank: int, request: int, key: str) -> bool:
         if key in self._values:

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromMember(_message.Message):
-    __slots__ = ("request", "timeout", "hello", "proof", "assemble", "set", "get", "enter", "beat", "leave")
+    __slots__ = ("request", "timeout", "hello", "proof", "assemble", "set", "get", "enter", "beat", "leave", "forget")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class FromMember(_message.Message):
     ENTER_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
     request: int
     timeout: float
     hello: Hello
@@ -28,7 +29,8 @@ class FromMember(_message.Message):
     enter: Enter
     beat: Beat
     leave: Leave
-    def __init__(self, request: _Optional[int] = ..., timeout: _Optional[float] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., assemble: _Optional[_Union[Assemble, _Mapping]] = ..., set: _Optional[_Union[Set, _Mapping]] = ..., get: _Optional[_Union[Get, _Mapping]] = ..., enter: _Optional[_Union[Enter, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
+    forget: Forget
+    def __init__(self, request: _Optional[int] = ..., timeout: _Optional[float] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., assemble: _Optional[_Union[Assemble, _Mapping]] = ..., set: _Optional[_Union[Set, _Mapping]] = ..., get: _Optional[_Union[Get, _Mapping]] = ..., enter: _Optional[_Union[Enter, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ...) -> None: ...
 
 class ToMember(_message.Message):
     __slots__ = ("request", "challenge", "refusal", "welcome", "members", "value", "done", "missing", "lost", "beat")
@@ -169,3 +171,11 @@ class Beat(_message.Message):
 class Leave(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Forget(_message.Message):
+    __slots__ = ("prefix", "ranks")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, prefix: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -12,7 +12,7 @@ import grpc.aio
 
 from allreduce.cluster import leader_pb2_grpc
 
-PROTOCOL = 3
+PROTOCOL = 4
 LEFT = "left"  # in a call's trailing metadata: the leader's host has left in good order
 BEAT_SECONDS = 1.0  # a member that has said nothing for so long sends a heartbeat
 

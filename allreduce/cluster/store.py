@@ -8,7 +8,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from allreduce.cluster.waiting import Wait
 from allreduce.errors import ClosedError, TimeoutError
@@ -45,6 +45,18 @@ class Store(ABC):
 
         Raises:
             TimeoutError: Some members did not come in time; the message names their ranks.
+        """
+
+    @abstractmethod
+    def forget(self, prefix: str, ranks: Sequence[int]) -> None:
+        """Say that this member reads and sets no key that begins so any more; without waiting.
+
+        What was set there is removed when all of the `ranks` have said so, or are gone. As with
+        `tell`, nothing comes of it where the store has ended.
+
+        Args:
+            prefix: What the keys begin with.
+            ranks: Who may use them, by their ranks in the world that was joined; the same on all.
         """
 
     @abstractmethod
@@ -85,6 +97,10 @@ class LocalStore(Store):
             self._check()
             return self._values[key]
 
+    def forget(self, prefix: str, ranks: Sequence[int]) -> None:  # noqa: ARG002 - it is alone
+        with self._changed:
+            remove(self._values, prefix)
+
     def barrier(self, name: str, timeout: float) -> None:  # noqa: ARG002 - alone, nobody is missing
         with self._changed:
             self._check()
@@ -104,7 +120,7 @@ class SubsetStore(Store):
 
     Its keys are the parent's, under a prefix that no other subset has. What the parent's waits for,
     this one waits for: when any member of the parent has died, keys that nobody has set come no
-    more. Closing it closes nothing of the parent.
+    more. Closing it closes nothing of the parent; when all members have, nothing is left there.
 
     Args:
         parent: The larger world's store.
@@ -139,6 +155,10 @@ class SubsetStore(Store):
                 f"[cluster] rank {self._ranks[self._me]}: nobody set {key!r} within {timeout:g} s"
             ) from error
 
+    def forget(self, prefix: str, ranks: Sequence[int]) -> None:
+        if not self._closed:
+            self._parent.forget(self._prefix + prefix, ranks)
+
     def barrier(self, name: str, timeout: float) -> None:
         """As the parent's, which counts all of its members: here each shows itself by a key."""
         with self._lock:
@@ -161,13 +181,22 @@ class SubsetStore(Store):
             )
 
     def close(self) -> None:
-        self._closed = True
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if not closed:
+            self._parent.forget(self._prefix, self._ranks)
 
     def _check(self) -> None:
         if self._closed:
             raise ClosedError(
                 f"[cluster] rank {self._ranks[self._me]}: the store of this group is closed"
             )
+
+
+def remove(values: dict[str, bytes], prefix: str) -> None:
+    """Remove the keys that begin so."""
+    for key in [key for key in values if key.startswith(prefix)]:
+        del values[key]
 
 
 def rank_text(rank: int, member: int) -> str:

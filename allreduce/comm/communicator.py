@@ -63,6 +63,7 @@ class Communicator(Calling, Groups):
         self._quick = transport.quick()  # read by native methods
         self._closed = False
         self._placing = threading.Lock()
+        self._closer = threading.Lock()  # taken for good by who closes first
         self._here = threading.local()  # `starts`: whether this thread's call is behind its checks
         self._order = Order(transport, weakref.WeakMethod(self._hold))
 
@@ -198,6 +199,7 @@ class Communicator(Calling, Groups):
         self._close(drain=True)
 
     def _close(self, drain: bool) -> None:
+        first = self._closer.acquire(blocking=False)
         self._closed = True
         self._quick = None
         with contextlib.ExitStack() as stack:  # all of them, whichever fails
@@ -205,7 +207,7 @@ class Communicator(Calling, Groups):
                 if part is not None and not part.closed:
                     stack.callback(part._close, drain)
             if self._home is not None:
-                stack.callback(self._home.leave)
+                stack.callback(self._home.leave, last=first)
             stack.callback(self._transport.close, drain)
             stack.callback(self._order.end)
             if drain and not self._transport.dead:

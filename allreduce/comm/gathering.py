@@ -90,6 +90,7 @@ class Gathering:
             self._set(f"{wanted.key}/{self._me}", Note(wanted))
             if not self._together(wanted):
                 self._wait(wanted, wait)
+            self._forget(wanted)
         except _Failed as failed:
             self._leave(wanted, failed.failure)
             raise failures.error(where, failed.failure, self._world.called()) from None
@@ -109,9 +110,7 @@ class Gathering:
         with self._lock:
             left, self._left = self._left, True
         if not left and self._world.size > 1:
-            self._world.store.tell(
-                f"{self._room}/{self._waits}", Note(failure=self._failed, gone=True).pack()
-            )
+            self._tell(Note(failure=self._failed, gone=True))
 
     def _together(self, wanted: Wanted) -> bool:
         """Say whether all come at once: the first asks for each, the others for its word."""
@@ -126,7 +125,8 @@ class Gathering:
 
     def _wait(self, wanted: Wanted, wait: Wait) -> None:
         with self._lock:
-            if self._inside == 1:
+            noted = self._inside == 1
+            if noted:
                 self._note(Note(wanted))
         missing = [rank for rank in wanted.ranks if rank != self._me]
         while missing := [rank for rank in missing if not self._joins(wanted, rank)]:
@@ -136,6 +136,17 @@ class Gathering:
             if not wait.quiet and not wait.goes_on(f"{absent} in {wanted}; {failures.COME}"):
                 raise _Failed(failures.too_late(self._world, wanted, absent, self._timeout))
             self._get(f"{wanted.key}/{missing[0]}", min(_LOOK_SECONDS, wait.quiet))
+        with self._lock:
+            if noted and not self._left:
+                self._tell(Note())
+
+    def _forget(self, wanted: Wanted) -> None:
+        """Have the members' arrivals removed when all of them have met.
+
+        Whoever looks for circles may then miss them, and finds this member's note gone.
+        """
+        ranks = [self._world.members[rank].world_rank for rank in wanted.ranks]
+        self._world.store.forget(f"{self._room}/{wanted.key}/", ranks)
 
     def _look(self, wanted: Wanted, missing: Sequence[int]) -> None:
         """Raise if absent members cannot come any more."""
@@ -147,7 +158,7 @@ class Gathering:
                 raise _Failed(failures.has_left(self._world, rank, wanted))
         waiting = self._waiting(wanted, missing)
         circle = self._circle(waiting) if len(waiting) > 1 else []
-        if circle:
+        if circle and all(self._waits_still(rank, waiting[rank]) for rank in circle):
             raise _Failed(failures.in_circle(self._world, circle, waiting))
 
     def _waiting(self, wanted: Wanted, missing: Sequence[int]) -> dict[int, Wanted]:
@@ -184,6 +195,14 @@ class Gathering:
             path.append(rank)
             rank = next(other for other in needs[rank] if other in needs)
         return path[path.index(rank) :] if path else []
+
+    def _waits_still(self, rank: int, wanted: Wanted) -> bool:
+        """Say whether a member waits for the same as when its note was read.
+
+        Else those who seem not to have come to it may have, and been forgotten.
+        """
+        note = None if rank == self._me else self._get(f"waits/{rank}")
+        return rank == self._me or (note is not None and note.wanted == wanted)
 
     def _joins(self, wanted: Wanted, rank: int, timeout: float = 0.0) -> bool:
         """Say whether another member of this one's group has come, and wants the same."""
@@ -255,6 +274,9 @@ class Gathering:
 
     def _note(self, note: Note) -> None:
         self._set(self._waits, note)
+
+    def _tell(self, note: Note) -> None:
+        self._world.store.tell(f"{self._room}/{self._waits}", note.pack())
 
     def _set(self, key: str, note: Note) -> None:
         self._world.store.set(f"{self._room}/{key}", note.pack())

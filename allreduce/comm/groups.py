@@ -8,87 +8,18 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from allreduce.cluster import World
-from allreduce.comm import engine, living, objects
+from allreduce.comm import objects
 from allreduce.comm.checks import Context, is_whole
 from allreduce.comm.collectives import Collectives
-from allreduce.comm.gathering import Gathering
+from allreduce.comm.home import Home
 from allreduce.comm.stages import Stages, as_it_is
 from allreduce.errors import MismatchError, UnsupportedError, UsageError, everywhere
 
 if TYPE_CHECKING:
     from allreduce.comm.communicator import Communicator
-
-
-class Open(Protocol):
-    """Opens this process's member of a communicator; without a transport as the parent's was."""
-
-    def __call__(
-        self, world: World, *, name: str, timeout: float, transport: str | None
-    ) -> Communicator: ...
-
-
-@dataclass
-class Home:
-    """What a communicator's groups are made from.
-
-    Args:
-        world: Its processes, in the order of its members if each has one.
-        name: Its name.
-        timeout: Its own, and its groups'.
-        open: Makes a communicator of another world.
-        check_alive: Raises what has ended the communicator, if it has ended.
-    """
-
-    world: World
-    name: str
-    timeout: float
-    open: Open
-    check_alive: Callable[[], None]
-    # How many were made: by their members, because each member knows of its own alone.
-    _made: Counter[tuple[str, tuple[int, ...]]] = field(default_factory=Counter)
-    _gathering: Gathering = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._gathering = Gathering(self.world, self.name, self.timeout, self.check_alive)
-        living.add_leaver(self._gathering)
-
-    def gather(
-        self, where: str, ranks: Sequence[int], kind: str, transport: str | None = None
-    ) -> Communicator:
-        """Make the communicator of these ranks, once all of them want it.
-
-        Args:
-            where: "[shared] rank 2", for messages.
-            ranks: The members, of which this process is one.
-            kind: "group", "local" or "across".
-            transport: What carries its calls; as its parent's without it.
-        """
-        self.check_alive()
-        number = self._made[kind, tuple(ranks)] + 1
-        with engine.going_on():
-            self._gathering.meet(where, kind, number, ranks, transport)
-        return self.make(ranks, self.fresh(ranks, kind), transport)
-
-    def leave(self) -> None:
-        """Tell those who still make groups that this member comes to none any more."""
-        self._gathering.leave()
-
-    def fresh(self, ranks: Sequence[int], kind: str) -> str:
-        """Return a new communicator's name, the same on all members that have met for it."""
-        chosen = (kind, tuple(ranks))
-        self._made[chosen] += 1
-        return f"{self.name}/{kind}.{self._made[chosen]}"
-
-    def make(self, ranks: Sequence[int], name: str, transport: str | None = None) -> Communicator:
-        """Make the communicator of these ranks, who have met."""
-        world = self.world.subset(ranks, name)
-        return self.open(world, name=name, timeout=self.timeout, transport=transport)
 
 
 class Groups(Collectives):

@@ -10,7 +10,7 @@ from typing import Protocol, cast
 from allreduce.cluster import World
 from allreduce.comm import engine
 from allreduce.comm.communicator import Communicator
-from allreduce.comm.groups import Home
+from allreduce.comm.home import Home, Room
 from allreduce.errors import unknown_name
 
 
@@ -62,13 +62,17 @@ def open_members(
         name: Names the communicator; the same on all ranks, and new in this world.
         timeout: Seconds that meeting, and later any wait, may last.
     """
-    with engine.going_on():
-        made = opener(transport, f"[comm] {world.called()}")(
-            world, local_members, name=name, timeout=timeout
-        )
+    opens = opener(transport, f"[comm] {world.called()}")
+    room = Room(world, name, local_members)
+    try:
+        with engine.going_on():
+            made = opens(room.world, local_members, name=name, timeout=timeout)
+    except BaseException:
+        room.world.close()
+        raise
     for comm in made:
-        opens, alive = partial(_open_group, transport), comm._transport.check_alive
-        comm._home = Home(world, name, timeout, opens, alive)
+        groups, alive = partial(_open_group, transport), comm._transport.check_alive
+        comm._home = Home(world, room, name, timeout, groups, alive)
     return made
 
 

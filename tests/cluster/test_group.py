@@ -123,6 +123,25 @@ def test_what_a_lost_member_had_set_stays() -> None:
     assert room.sent[0][0].value.value == b"v"
 
 
+def test_keys_go_when_all_who_used_them_have_forgotten_them_or_are_gone() -> None:
+    room = Room(4)
+    for key in ("part/a", "part/b", "party"):
+        room.put(0, key, b"")
+    forget = pb.FromMember(forget=pb.Forget(prefix="part/", ranks=[0, 1, 2]))
+    for rank in (0, 3, 1):  # rank 3 is none of those who use them
+        room.group.handle(rank, forget)
+        room.get(2, "part/b")
+    assert room.kinds(2) == ["value"] * 3
+    room.group.leave(2, "it died", lost=True)
+    for key in ("part/a", "part/b", "party"):
+        room.get(0, key)
+    assert room.kinds(0)[-3:] == ["lost", "lost", "value"]
+    room.put(1, "part/a", b"")  # of others of that name
+    room.group.handle(0, forget)
+    room.get(0, "part/a")
+    assert room.kinds(0)[-1] == "value"
+
+
 def test_a_member_that_left_fails_barriers_but_not_gets() -> None:
     room = Room(3)
     room.get(0, "k", 1)

@@ -89,7 +89,7 @@ class ContractOfProcesses(Contract):
         "case",
         [
             *("by_parity", "without_color", "of_ranks", "made_while_calls_are_under_way", "nested"),
-            *("closed_in_any_order", "works_across_groups", "per_host"),
+            *("closed_in_any_order", "out_of_the_store", "works_across_groups", "per_host"),
         ],
     )
     def test_groups(self, run: Runner, case: str) -> None:

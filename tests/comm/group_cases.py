@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from allreduce import errors
-from allreduce.comm import Communicator
+from allreduce.cluster.client import LeaderStore
+from allreduce.cluster.store import LocalStore
+from allreduce.comm import Communicator, world
 from tests.comm.cases import Array
 
 
@@ -126,6 +128,35 @@ def closed_in_any_order(comm: Communicator) -> None:
         with pytest.raises(errors.ClosedError):
             part.all_reduce(1)
     comm.barrier()
+
+
+def kept(comm: Communicator) -> list[str]:
+    """List the keys that the store has once all members have come here; known to rank 0."""
+    store = world().store
+    store.barrier("kept", 20)  # behind whatever members have said before
+    if isinstance(store, LocalStore):
+        return sorted(store._values)
+    if comm.rank:
+        return []
+    assert isinstance(store, LeaderStore)
+    assert store._hosted is not None
+    (group,) = store._hosted.groups.values()
+    return sorted([*group._values, *group._getting, *group._using])
+
+
+def out_of_the_store(comm: Communicator) -> None:
+    """When all members have closed a group, in whatever order, nothing is left in the store."""
+    before = kept(comm)
+    parts = [part_of(comm, comm.rank % (1 + number % 2)) for number in range(3)]
+    for parent in (comm, parts[0]):
+        whole = parent.group(range(parent.size))
+        assert whole is not None
+        parts.append(whole)
+    parts.append(parts[-1].local)
+    assert total(parts[-1], 1) == parts[-1].size
+    for position in np.random.default_rng(comm.rank).permutation(len(parts)):
+        parts[position].close()
+    assert kept(comm) == before
 
 
 def works_across_groups(comm: Communicator) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from allreduce.cluster.base import LocalStore, Member
 from allreduce.comm.gathering import Gathering, _Failed
 from allreduce.comm.gathering_notes import Failure, Note, Wanted
 from tests.harness import run_ranks, world_of_one
@@ -52,6 +55,27 @@ def test_of_two_circles_found_at_once_the_other_is_not_raised_later() -> None:
     gathering._raise_new(Note(failure=Failure("mismatch", "1 and 2", ((1, 1), (2, 1)))))
     with pytest.raises(_Failed):
         gathering._raise_new(Note(failure=Failure("mismatch", "later", ((1, 2), (2, 2)))))
+
+
+class _MeetsMeanwhile(LocalStore):
+    """Where member 1, when it is asked whether all have come to its group, is in it already."""
+
+    def get(self, key: str, timeout: float) -> bytes:
+        if "/group.1/1,0/" in key:
+            self.set("1/gathering/test/waits/1", Note().pack())
+        return super().get(key, timeout)
+
+
+@pytest.mark.parametrize("store", [LocalStore(), _MeetsMeanwhile()])
+def test_who_waits_no_more_is_in_no_circle(store: LocalStore) -> None:
+    two = tuple(Member(rank, "host", 1) for rank in range(2))
+    world = replace(world_of_one(), size=2, members=two, store=store)
+    mine, other = (Wanted("group", 1, ranks, None, "here", 1) for ranks in ((0, 1), (1, 0)))
+    store.set("1/gathering/test/waits/1", Note(other).pack())
+    gathering = Gathering(world, "test", 1, lambda: None)
+    circle = pytest.raises(_Failed) if type(store) is LocalStore else contextlib.nullcontext()
+    with circle:
+        gathering._look(mine, [1])
 
 
 def test_members_that_wait_for_each_other_in_different_groups_all_learn_of_it() -> None:

@@ -65,7 +65,8 @@ def _strangers(victim: int, room: int) -> None:
         used = len(os.listdir("/proc/self/fd")) - 1
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + room, used + room))
     elif mine.rank == mine.size - 1:
-        facts = json.loads(mine.store.get(f"{mine.generation}/tcp/world.1/{victim}", 20))
+        store = mine.room("world.1").store
+        facts = json.loads(store.get(f"{mine.generation}/tcp/world.1/{victim}", 20))
         for _ in range(3 * room):
             strangers.append(socket.create_connection((facts[2], facts[3])))
             strangers[-1].sendall(b"allreduce")
