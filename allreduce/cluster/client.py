@@ -178,7 +178,7 @@ class LeaderStore(Store):
         self._line, self._rank, self._whereabouts = line, rank, whereabouts
         self._hosted = hosted
         self._pid = os.getpid()
-        self._closed = False
+        self._closed = self._abandoned = False
 
     def set(self, key: str, value: bytes) -> None:
         if len(value) > MAX_VALUE_BYTES:
@@ -232,15 +232,22 @@ class LeaderStore(Store):
     def close(self) -> None:
         if self._end():
             self._line.hang_up()
-            if self._hosted is not None:
-                self._hosted.close(_DRAIN_SECONDS)
+        if self._hosted is not None and os.getpid() == self._pid:
+            hosted, self._hosted = self._hosted, None
+            if self._abandoned:
+                hosted.fail()
+            else:
+                hosted.close(_DRAIN_SECONDS)
 
     def abandon(self) -> None:
-        """Close as a death would: the others learn that this member is lost."""
+        """Close as a death would: the others learn that this member is lost.
+
+        A leader that this process hosts stays until `close()`, where the others have heard of it
+        from this member's transports, too: what has ended this one may stand in the store for all.
+        """
         if self._end():
+            self._abandoned = True
             self._line.cut()
-            if self._hosted is not None:
-                self._hosted.close()
 
     def _end(self) -> bool:
         """Mark the store closed; returns whether there is something to close in this process."""

@@ -72,7 +72,7 @@ class Meeting:
             return self._join()
         except BaseException:
             if self.hosted is not None:
-                self.hosted.close()
+                self.hosted.fail()
             raise
 
     def _join(self) -> World:

@@ -19,6 +19,8 @@ from allreduce.errors import JoinError
 
 START_SECONDS = 10.0
 QUIET_SECONDS = 2.0  # without a request from anybody
+_FAILED_SECONDS = 2.0  # how long a leader stays whose host has failed
+_FAILED_QUIET_SECONDS = 0.5  # without a request from anybody; a read that is due takes milliseconds
 _POLL_SECONDS = 0.02
 _GOODBYE_SECONDS = 1.0  # for the calls to end after the members have been told
 
@@ -106,9 +108,19 @@ class Leader:
         so for hours, and notice nothing.
         """
         self.left = drain > 0
+        self._end(drain, QUIET_SECONDS)
+
+    def fail(self) -> None:
+        """Stop for an error of the host's, after members have read what they are just about to.
+
+        What they have told each other may be the error itself, which each is to raise.
+        """
+        self._end(_FAILED_SECONDS, _FAILED_QUIET_SECONDS)
+
+    def _end(self, drain: float, quiet: float) -> None:
         self.closing = True
         deadline = time.monotonic() + drain
-        while self.attending and time.monotonic() < min(deadline, self.asked + QUIET_SECONDS):
+        while self.attending and time.monotonic() < min(deadline, self.asked + quiet):
             time.sleep(_POLL_SECONDS)
         if self._loop is not None and self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # the loop has just ended

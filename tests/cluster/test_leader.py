@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -217,6 +218,25 @@ def test_members_can_tell_that_the_leaders_host_left_in_good_order() -> None:
         threading.Timer(0.1, leader.close, (0.1,)).start()
         with pytest.raises(LeaderLeftError, match=f"leader at {leader.address}, .* is gone"):
             joined[0].store.get("never", 30)
+
+
+def test_a_host_that_fails_lets_the_others_read_what_stands_for_them() -> None:
+    with hosting(2) as leader:
+        meetings = [meeting(leader.address, rank, 2) for rank in range(2)]
+        joined = in_parallel(
+            replace(one, hosted=leader if one.rank == 0 else None).join for one in meetings
+        )
+        failing = joined[0].store
+        assert isinstance(failing, LeaderStore)
+        failing.set("k", b"why")
+        failing.abandon()
+        with ThreadPoolExecutor(1) as pool:
+            ending = pool.submit(joined[0].close)
+            assert joined[1].store.get("k", 5) == b"why"
+            with pytest.raises(PeerLostError, match=r"rank 0 \(process \d+ on .+\) is gone"):
+                joined[1].store.get("never", 5)
+            joined[1].close()
+            ending.result(20)
 
 
 def test_closing_stays_for_members_that_are_still_there() -> None:
