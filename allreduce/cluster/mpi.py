@@ -26,7 +26,9 @@ from allreduce.errors import AllreduceError, JoinError, TimeoutError
 if TYPE_CHECKING:  # gRPC is imported when a leader is needed
     from allreduce.cluster.service import Leader
 
-_POLL_SECONDS = 0.002
+# Ranks may share a core while they start: 32 that ask every 2 ms take an eighth of two cores from
+# those that are late. So a longer wait asks less often.
+_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.001, 0.032
 
 _unjoined: Watch | None = None
 
@@ -94,7 +96,8 @@ def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> Wor
         world = watch.over(_meet(comm, request, share, why, hosted))
         # The leader in rank 0 has answered everybody when rank 0 goes on: a script that finalises
         # MPI at once would otherwise keep the interpreter's lock from it until all have done so.
-        comm.Barrier()
+        # Polled: MPI's own wait keeps the core busy, which the ranks that are late would need.
+        _complete(comm, comm.Ibarrier(), wait)
         return world
     except BaseException:
         if hosted is not None:
@@ -213,10 +216,12 @@ def _broadcast(comm: Any, data: bytes, wait: Wait) -> bytes:
 
 def _complete(comm: Any, pending: Any, wait: Wait) -> None:
     """Wait for a request of MPI's; a rank that never comes is a timeout, not a hang."""
+    pause = _POLL_SECONDS
     while not pending.Test():
         if not wait.goes_on("some of the MPI ranks; every rank has to call allreduce.init()"):
             raise TimeoutError(
                 f"[cluster] rank {comm.Get_rank()}: the MPI ranks did not all join within "
                 f"{wait.timeout:g} s; every rank has to call allreduce.init()"
             )
-        time.sleep(_POLL_SECONDS)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_POLL_SECONDS)
