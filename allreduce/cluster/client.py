@@ -279,8 +279,13 @@ class LeaderStore(Store):
     def _leader_lost(self, error: ConnectionError) -> ClosedError | PeerLostError:
         if self._closed:
             return ClosedError(f"[cluster] rank {self._rank}: the store was closed meanwhile")
-        kind = LeaderLeftError if self._line.left else PeerLostError
-        return kind(
-            f"[cluster] rank {self._rank}: the group leader at {self._line.address}, in "
-            f"{self._whereabouts}, is gone: {error}"
+        leader = f"the group leader at {self._line.address}"
+        if self._line.left:
+            return LeaderLeftError(
+                f"[cluster] rank {self._rank}: {self._whereabouts}, which hosts {leader}, left "
+                "normally, by the end of its program, and ranks find each other through it alone; "
+                "have it stay until all have met, as by a barrier() behind the last group"
+            )
+        return PeerLostError(
+            f"[cluster] rank {self._rank}: {leader}, in {self._whereabouts}, is gone: {error}"
         )

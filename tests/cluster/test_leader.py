@@ -216,7 +216,8 @@ def test_members_can_tell_that_the_leaders_host_left_in_good_order() -> None:
     with hosting(2) as leader:
         joined = in_parallel(meeting(leader.address, rank, 2).join for rank in range(2))
         threading.Timer(0.1, leader.close, (0.1,)).start()
-        with pytest.raises(LeaderLeftError, match=f"leader at {leader.address}, .* is gone"):
+        told = f"hosts the group leader at {leader.address}, left normally"
+        with pytest.raises(LeaderLeftError, match=told):
             joined[0].store.get("never", 30)
 
 
