@@ -6,7 +6,9 @@ when all of them have closed it.
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -77,6 +79,9 @@ class Home:
     def __post_init__(self) -> None:
         self._gathering = Gathering(self.room.world, self.name, self.timeout, self.check_alive)
         living.add_leaver(self._gathering)
+        # Nobody comes to a group by a communicator that was dropped. Its part of the store stays:
+        # what its transport has started may still have to be told of there.
+        weakref.finalize(self, _dropped, self._gathering, os.getpid()).atexit = False
 
     def gather(
         self, where: str, ranks: Sequence[int], kind: str, transport: str | None = None
@@ -115,3 +120,8 @@ class Home:
         """Make the communicator of these ranks, who have met."""
         world = self.world.subset(ranks, name)
         return self.open(world, name=name, timeout=self.timeout, transport=transport)
+
+
+def _dropped(gathering: Gathering, owner: int) -> None:
+    if os.getpid() == owner:  # a child made by fork has the communicator, but is no member
+        gathering.leave()
