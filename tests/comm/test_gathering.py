@@ -142,14 +142,17 @@ def test_a_member_that_does_not_come_is_named() -> None:
     _check(results[0].stderr, "waiting for rank 1 (process ", " is alive) in group([0, 1]) at ")
 
 
-def _leaves() -> None:
+def _leaves(transport: str, leaver: int) -> None:
     import json
+    import os
     import time
     from collections.abc import Callable
 
+    if transport == "hierarchical":
+        os.environ["ALLREDUCE_HOST"] = f"host{int(os.environ['ALLREDUCE_RANK']) // 2}"
     import allreduce as ar
 
-    comm = ar.init(timeout=20)
+    comm = ar.init(transport=transport, timeout=20)
     half = comm.split(0)
     assert half is not None
 
@@ -163,45 +166,51 @@ def _leaves() -> None:
             told = str(error)
         print(json.dumps([told, time.monotonic() - began]))
 
-    if comm.rank == 2:
+    others = [rank for rank in range(3) if rank != leaver]
+    if comm.rank == leaver:
         half.close()
     else:
         attempt(lambda: half.group([0, 1, 2]))
-        attempt(lambda: half.group([0, 1]))  # and they may go on
-        attempt(lambda: half.local)
+        attempt(lambda: half.group(others))  # and they may go on
+        if transport == "shared":
+            attempt(lambda: half.local)
     comm.barrier()
-    if comm.rank < 2:  # the other's program ends
-        attempt(lambda: comm.group([2, comm.rank]))
-        attempt(lambda: comm.group([0, 1]))
+    if comm.rank != leaver:  # the other's program ends
+        attempt(lambda: comm.group([leaver, comm.rank]))
+        attempt(lambda: comm.group(others))
 
 
-def test_a_member_that_has_left_is_not_waited_for() -> None:
-    results = run_ranks(_leaves, 3)
+@pytest.mark.parametrize(("transport", "leaver"), [("shared", 2), ("tcp", 0), ("hierarchical", 0)])
+def test_a_member_that_has_left_is_not_waited_for(transport: str, leaver: int) -> None:
+    results = run_ranks(_leaves, 3, arguments=(transport, leaver))
     assert [result.returncode for result in results] == [0, 0, 0], results
-    for rank, result in enumerate(results[:2]):
-        told = [json.loads(line) for line in result.stdout.splitlines()]
+    others = [rank for rank in range(3) if rank != leaver]
+    for rank in others:
+        told = [json.loads(line) for line in results[rank].stdout.splitlines()]
         assert all(seconds < 5 for _, seconds in told), told
-        closed, right, local, ended, last = (what for what, _ in told)
-        assert right == last == [0, 1]
+        closed, right, *local, ended, last = (what for what, _ in told)
+        assert right == last == others
+        who = f": rank {leaver} (process "
         left = "left normally, by close() or the end of its program, before it came to "
-        _check(
-            closed, f"world.1/split.1: rank {rank}: rank 2 (process ", left, "group([0, 1, 2]) at"
-        )
-        _check(local, "rank 2 (process ", left, "local, of ranks [0, 1, 2], at ", "program.py:")
-        _check(ended, f"[shared] rank {rank}: rank 2 (process ", left, f"group([2, {rank}]) at ")
+        _check(closed, f"world.1/split.1: rank {rank}{who}", left, "group([0, 1, 2]) at")
+        for one in local:
+            _check(one, who, left, "local, of ranks [0, 1, 2], at ", "program.py:")
+        _check(ended, f"[{transport}] rank {rank}{who}", left, f"group([{leaver}, {rank}]) at ")
 
 
-def _ends(how: str, transport: str) -> None:
+def _ends(how: str, transport: str, leaver: int) -> None:
     import os
     import signal
     import threading
     import time
 
+    if transport == "hierarchical":
+        os.environ["ALLREDUCE_HOST"] = f"host{int(os.environ['ALLREDUCE_RANK']) // 2}"
     import allreduce as ar
 
     comm = ar.init(transport=transport, timeout=20)
     comm.barrier()
-    if comm.rank == 1:
+    if comm.rank == leaver:
         time.sleep(0.4)
         if how == "raises":
             raise ValueError("no data")
@@ -229,27 +238,34 @@ def _ends(how: str, transport: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "transport"),
+    ("how", "transport", "leaver"),
     [
-        ("raises", "shared"),
-        ("aborts", "shared"),
-        ("aborts", "tcp"),
-        ("differs", "shared"),
-        ("interrupted", "shared"),
+        ("raises", "shared", 1),
+        ("raises", "tcp", 0),
+        ("raises", "hierarchical", 0),
+        ("aborts", "shared", 1),
+        ("aborts", "tcp", 1),
+        ("differs", "shared", 1),
+        ("interrupted", "hierarchical", 0),
     ],
 )
-def test_why_a_member_does_not_come_is_told(how: str, transport: str) -> None:
-    results = run_ranks(_ends, 3, arguments=(how, transport))
-    for rank in (0, 2):
+def test_why_a_member_does_not_come_is_told(how: str, transport: str, leaver: int) -> None:
+    results = run_ranks(_ends, 3, arguments=(how, transport, leaver))
+    for rank in {0, 1, 2} - {leaver}:
         said = results[rank].stdout
         assert said.startswith("True "), results
         _check(said, f"[{transport}] rank {rank}: ")
         if how == "differs":
             _check(said, "MismatchError", "groups differ: ", "group([1, 2, 0])", "group([0, 1, 2])")
         elif how == "interrupted":
-            _check(said, "PeerLostError", "rank 1 left group([0, 1, 2]) at ", "KeyboardInterrupt")
+            _check(
+                said,
+                "PeerLostError",
+                f"rank {leaver} left group([0, 1, 2]) at ",
+                "KeyboardInterrupt",
+            )
         else:
-            _check(said, "PeerLostError", "rank 1 aborted the communicator: ", "no data")
+            _check(said, "PeerLostError", f"rank {leaver} aborted the communicator: ", "no data")
 
 
 def _dies_while_a_group_is_made(transport: str, folder: str) -> None:
