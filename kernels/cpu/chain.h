@@ -139,6 +139,8 @@ class BoundChain {
   void needs_tile(std::size_t read);
   void lay_out(char* tile, const Source& source, const char* data, std::size_t first,
                std::size_t n) const;
+  void place(const char** operands, char* scratch, const char* const* inputs, std::size_t first,
+             std::size_t n) const;
   void run_spine(char* to, const Step& step, const char* const* operands, const char* scratch,
                  std::size_t n, bool streams) const;
   void run_tile(char* out, const char* const* operands, char* scratch, std::size_t n,
