@@ -14,6 +14,7 @@ from allreduce.devices.options import (
     set_floatx,
     set_log_device_placement,
     set_pipelining,
+    set_shard_everywhere,
     set_soft_device_placement,
 )
 from allreduce.errors import UsageError, unknown_name
@@ -28,6 +29,7 @@ __all__ = [
     "get_log_device_placement",
     "get_memory_info",
     "get_pipelining",
+    "get_shard_everywhere",
     "get_soft_device_placement",
     "list_logical_devices",
     "list_physical_devices",
@@ -38,6 +40,7 @@ __all__ = [
     "set_log_device_placement",
     "set_logical_devices",
     "set_pipelining",
+    "set_shard_everywhere",
     "set_soft_device_placement",
     "threading",
 ]
@@ -98,6 +101,11 @@ def get_log_device_placement() -> bool:
 def get_buckets() -> int | tuple[str, ...] | None:
     """Say what cuts gradients into buckets: bytes, names, or None for measured times."""
     return options.current().buckets
+
+
+def get_shard_everywhere() -> bool:
+    """Say whether large buckets are updated in slices over any transport."""
+    return options.current().shard_everywhere
 
 
 def get_pipelining() -> bool:

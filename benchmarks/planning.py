@@ -31,7 +31,7 @@ from allreduce.graph.schedule import schedule
 from allreduce.graph.spec import BATCH, Spec
 from allreduce.graph.tensor import TracedTensor
 from allreduce.graph.trace import Trace, recording
-from allreduce.reduction import lay_out, plan_buckets
+from allreduce.reduction import Way, lay_out, plan_buckets
 
 SIZES = (1000, 2000, 5000, 10_000)
 DEVICES = [DeviceName.parse(f"CPU:{index}").complete() for index in range(2)]
@@ -49,7 +49,7 @@ class Plan:
         self.variables = variables
         self.layout = lay_out([(each.name, each.shape) for each in variables], np.float32)
         self.buckets = plan_buckets(self.layout, limit=BUCKET)
-        self.sharded: tuple[int, ...] = ()
+        self.sharded: dict[int, Way] = {}
 
 
 def network(trace: Trace, nodes: int) -> tuple[list[TracedTensor], list[Plan]]:

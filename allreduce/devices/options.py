@@ -22,6 +22,7 @@ class Options:
     check_numerics: bool = False  # look for NaN and Inf in every operation's value
     sync_errors: bool = False  # let each instruction end, and look around it, before the next
     buckets: int | tuple[str, ...] | None = None  # bytes, or what each begins with; None: measured
+    shard_everywhere: bool = False  # update in slices also where nobody maps the others' memory
     pipelining: bool = True  # start collectives, and make batches, before anybody waits for them
     functions_run_eagerly: bool = False  # compute steps op by op, with values to look at
     floatx: str = "float32"  # what layers compute in unless told otherwise
@@ -97,6 +98,17 @@ def set_buckets(cuts: SupportsIndex | Sequence[str] | None) -> None:
     if twice:
         raise UsageError(f"one bucket begins with each name, and {twice[0]!r} is there twice")
     _replace(buckets=tuple(cuts))
+
+
+def set_shard_everywhere(enabled: bool) -> None:
+    """Choose whether large buckets are updated in slices over any transport, not only on one host.
+
+    Each replica then keeps what its optimizer knows of its own slices alone, and
+    `optimizer.consolidate()`, on all ranks, brings that together before one of them saves it; `fit`
+    ends with that. It holds for optimizers whose first step is traced from then on, and where all
+    ranks choose it. Results are the same bits.
+    """
+    _replace(shard_everywhere=_flag("shard_everywhere", enabled))
 
 
 def set_pipelining(enabled: bool) -> None:

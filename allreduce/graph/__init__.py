@@ -1,6 +1,6 @@
 """The training step as a graph: traced, differentiated, placed, scheduled and replayed."""
 
-from allreduce.graph.arenas import load_optimizer_state, optimizer_state
+from allreduce.graph.arenas import consolidate, load_optimizer_state, optimizer_state
 from allreduce.graph.colocation import colocate_with
 from allreduce.graph.function import Function, function
 from allreduce.graph.ops import functions as ops
@@ -28,6 +28,7 @@ __all__ = [
     "all_reduce",
     "apply_gradients",
     "colocate_with",
+    "consolidate",
     "current_replicator",
     "default_replicator",
     "device",

@@ -24,6 +24,14 @@ def contents_of(layout: Layout) -> list[tuple[int, str]]:
     ]
 
 
+def private(
+    device: Device, size: int, dtype: np.dtype[Any], *, contents: Sequence[tuple[int, str]]
+) -> np.ndarray:
+    """Make zeros in a device's memory."""
+    array: np.ndarray = device.allocate(size * dtype.itemsize, contents).array(dtype, (size,))
+    return array
+
+
 def symmetric(
     device: Device,
     communicator: Communicator,

@@ -12,15 +12,16 @@ import numpy as np
 from allreduce.devices import lookup
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError
-from allreduce.graph.arena_memory import contents_of, symmetric
+from allreduce.graph.arena_memory import contents_of, private, symmetric
 from allreduce.graph.cutting import Cutting
 from allreduce.graph.first_cuts import agree_on_cuts, first_buckets
 from allreduce.graph.places import Places
 from allreduce.graph.replica import Replica
 from allreduce.graph.slices import EveryonesSlots, agree_to_shard
+from allreduce.graph.spread import gather_slots, joined_slots, make_sums, spread_error
 from allreduce.graph.update import UpdateRule
 from allreduce.graph.variable import Variable
-from allreduce.reduction import Arena, Bucket, Layout, lay_out
+from allreduce.reduction import Arena, Bucket, Layout, Way, lay_out
 
 # How often a variable was updated, in an optimizer's state, where that is not "iterations": an
 # optimizer with variables of several dtypes, or in several steps, counts for each.
@@ -58,7 +59,7 @@ class ArenaPlan:
 
     Attributes:
         buckets: Ranges of the arena that are reduced by one collective each.
-        sharded: Which of them are updated in slices, by index.
+        sharded: Which of them are updated in slices, by index, and how.
         cutting: What is known of where to cut anew; None where that is decided.
         because: Why they are cut where they are, if that was measured.
     """
@@ -73,29 +74,38 @@ class ArenaPlan:
         self.buckets: tuple[Bucket, ...] = first_buckets(host, rule, self.layout)
         self.cutting = Cutting.of(self.layout, host.num_replicas_in_sync)
         self.because = ""
+        self._replicas = host.num_replicas_in_sync
         agree_on_cuts(host, self.buckets, self.cutting is not None)
         self.sharded = agree_to_shard(host, rule, self.layout, self.buckets)
-        self._maps_slots = bool(self.sharded)  # as it is now, so it stays: so does their memory
+        # As it is now, so it stays: so does their memory.
+        self._maps_slots = Way.MAPPED in self.sharded.values()
+        self._spreads_slots = bool(self.sharded) and not self._maps_slots
+        self._whole_at = 0  # the update since which replicas have no more than their own slots
         self.arenas: list[Arena] = host.on_replicas(
             lambda index: self._build(host, index, rule.slots)
         )
         self._everyones = self._meet(host)
+        self._make_sums(host)
         self.take_over()
 
     def _build(self, host: Host, index: int, slots: Sequence[str]) -> Arena:
         device = lookup(host.places[index].names[self.device])
         contents = contents_of(self.layout)
-
-        def private(size: int, dtype: np.dtype[Any]) -> np.ndarray:
-            room = device.allocate(size * dtype.itemsize, contents)
-            array: np.ndarray = room.array(dtype, (size,))
-            return array
-
+        own = partial(private, device, contents=contents)
         communicator = host.replicas[index].communicator
         if communicator is None:
-            return Arena(self.layout, slots, private, private)
+            return Arena(self.layout, slots, own, own)
         shared = partial(symmetric, device, communicator, contents=contents)
-        return Arena(self.layout, slots, shared if self._maps_slots else private, shared)
+        return Arena(self.layout, slots, shared if self._maps_slots else own, shared)
+
+    def _make_sums(self, host: Host) -> None:
+        """Make room for sums that do not lie where gradients do."""
+        scattered = [each for each in self.buckets if self.sharded.get(each.index) is Way.SCATTERED]
+        for index, arena in enumerate(self.arenas if scattered else ()):
+            device, member = host.places[index].names[self.device], host.replicas[index]
+            assert member.communicator is not None, "one of several"
+            room = partial(private, lookup(device), contents=contents_of(self.layout))
+            arena.sums = make_sums(arena, member.communicator, scattered, room)
 
     def _meet(self, host: Host) -> EveryonesSlots | None:
         """Find the slots of all replicas, if each can have its own part of them."""
@@ -134,11 +144,35 @@ class ArenaPlan:
 
     def _everyones_slots(self) -> dict[str, np.ndarray]:
         """Copy the slots that the latest update has left, of all members."""
-        first = self.arenas[0]
-        if self._everyones is None:
-            return {name: array.copy() for name, array in first.slots.items()}
-        buckets = [each for each in self.buckets if each.index in self.sharded]
-        return self._everyones.whole(first, self.layout, buckets)
+        first, buckets = self.arenas[0], self._in_slices()
+        if self._everyones is not None:
+            return self._everyones.whole(first, self.layout, buckets)
+        if buckets and not self._is_whole:
+            if len(self.arenas) < self._replicas:
+                raise spread_error()
+            return joined_slots(self.arenas, buckets)
+        return {name: array.copy() for name, array in first.slots.items()}
+
+    def _in_slices(self) -> list[Bucket]:
+        return [each for each in self.buckets if each.index in self.sharded]
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether each replica has the slots of all; in memory that all map they never are."""
+        return self._whole_at == self.arenas[0].iterations
+
+    def consolidate(self, host: Host) -> None:
+        """Give every replica the slots of all, between two steps; all replicas do so together."""
+        if not self._spreads_slots:
+            return
+
+        def gather(index: int) -> None:
+            communicator = host.replicas[index].communicator
+            assert communicator is not None, "one of several"
+            gather_slots(communicator, self.arenas[index], self._in_slices())
+
+        host.on_replicas(gather)
+        self._whole_at = self.arenas[0].iterations
 
     def cut_anew(
         self, host: Host, rule: UpdateRule, buckets: tuple[Bucket, ...], because: str
@@ -154,17 +188,20 @@ class ArenaPlan:
             buckets: The same on all ranks.
             because: Why they are better, in words.
         """
+        self.consolidate(host)
         whole = self._everyones_slots()
         for arena in self.arenas:
             for name, array in arena.slots.items():
                 array[...] = whole[name]  # our own slice, which others may look at, as it is
-        sharded = agree_to_shard(host, rule, self.layout, buckets) if self._maps_slots else ()
+        slices = self._maps_slots or self._spreads_slots
+        sharded = agree_to_shard(host, rule, self.layout, buckets) if slices else {}
         # Whoever has agreed has copied ours: from here on they may change.
         for arena in self.arenas:
             self._set_loaded(arena)
         for arena in self.arenas:  # not before all have it: until then it can be done again
             arena.loaded = {}
         self.buckets, self.sharded, self.because = buckets, sharded, because
+        self._make_sums(host)
 
     def state(self, iterations: int) -> dict[str, np.ndarray]:
         """Copy the slots, and the variables' number of updates where it is not `iterations`."""
@@ -188,14 +225,17 @@ class ArenaPlan:
                     f"{view.shape}"
                 )
         counts = [state.get(f"{variable.name}/{UPDATES}") for variable in self.variables]
-        held = {key: np.array(value) for key, value in state.items()} if self.sharded else {}
+        looked_at = self._maps_slots and bool(self.sharded)  # by others, at what is there
+        held = {key: np.array(value) for key, value in state.items()} if looked_at else {}
+        whole = self._is_whole or all(key in state for key, _ in self.slots(self.arenas[0].slots))
         for arena in self.arenas:
             arena.iterations = max((int(c) for c in counts if c is not None), default=iterations)
             for key, view in self.slots(arena.slots):
-                if key in state and not self.sharded:
+                if key in state and not looked_at:
                     view[...] = state[key]
-                elif key in state:  # others may be looking at what is there
+                elif key in state:
                     arena.loaded[key] = held[key]
+        self._whole_at = self.arenas[0].iterations if whole else -1
 
     def settle(self, arena: Arena) -> None:
         """Set an arena's slots to what was loaded."""
@@ -227,7 +267,7 @@ class ArenaPlan:
             for name, array in arena.slots.items():
                 array[...] = slots[name]
             arena.loaded = {}
-        self._everyones = None
+        self._everyones, self._whole_at = None, first.iterations
 
     def _move(self, host: Host, index: int) -> None:
         """Give one replica's arena new memory, for one kind of arrays after the other."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
 from allreduce.graph.arena_plan import UPDATES, ArenaPlan, Host
+from allreduce.graph.trace import check_outside
 from allreduce.graph.update import UpdateRule
 from allreduce.graph.variable import Variable
 
@@ -103,6 +106,18 @@ def load_optimizer_state(rule: UpdateRule, state: Mapping[str, np.ndarray]) -> N
                 slots.pop(f"{variable.name}/{name}", None)
     rule.iterations = int(state["iterations"])
     _waiting[rule] = slots
+
+
+def consolidate(rule: UpdateRule) -> None:
+    """Bring an optimizer's slots together on every rank, which all call.
+
+    Raises:
+        ClosedError: The variables' strategy is closed, or an error has ended it.
+    """
+    check_outside("consolidate", "call it between two steps")
+    for plan in _plans.get(rule, ()):
+        host: Any = plan.variables[0].replicator
+        host.between_steps(partial(plan.consolidate, host))
 
 
 def renew(host: Host) -> None:

@@ -92,7 +92,7 @@ class Cutting:
                 computed = max(computed, end)
             if node.attrs.get("plan") is not plan:
                 continue
-            if node.op == "update_bucket":
+            if node.op in ("update_bucket", "update_own"):
                 updating += seconds
             elif node.op == "store_gradient":
                 # What is computed where it is reduced needs no store.

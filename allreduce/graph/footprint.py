@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.program import Program
+from allreduce.reduction import Way
 
 # What is written or read as one: ("block", index) and ("value", node) hold values, ("gradient",
-# plan, span) a gradient where it is reduced, ("variable", variable) what outlives the step, and
-# ("number", plan) and ("iterations", plan) what an arena's updates count.
+# plan, span) a gradient where it is reduced, ("sums", plan, bucket) those of the own slice where
+# they lie elsewhere, ("variable", variable) what outlives the step, and ("number", plan) and
+# ("iterations", plan) what an arena's updates count.
 Region = Hashable
+
+_UPDATES = ("update_bucket", "update_slices", "update_own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +106,8 @@ class _Places:
         for region in _changed(node):
             yield Access(region, True)
         yield from _counting(node)
-        if node.op in ("update_bucket", "update_slices"):
-            yield from (Access(region, False) for region in _gradients(node))
+        if node.op in (*_UPDATES, "reduce_scatter_bucket"):
+            yield from (Access(region, False) for region in _added(node))
         elif (node.id in self.at and node.op not in ("read", "send")) or node.attrs.get("copy"):
             yield Access(self.at[node.id][0], True, node.id)
 
@@ -112,6 +116,8 @@ def _changed(node: Node) -> Sequence[Region]:
     """List what an instruction changes beside its own value."""
     if node.op == "all_reduce_bucket":
         return _gradients(node)
+    if node.op == "reduce_scatter_bucket":
+        return [_sums(node)]
     if node.op == "store_gradient":
         return [_gradient(node)]
     if node.op == "store_count":
@@ -125,10 +131,10 @@ def _changed(node: Node) -> Sequence[Region]:
 
 def _counting(node: Node) -> Iterator[Access]:
     """Say what an instruction does with the numbers of an arena's updates."""
-    if node.op not in ("all_reduce_bucket", "update_bucket", "update_slices"):
+    if node.op not in ("all_reduce_bucket", *_UPDATES):
         return
     plan, leads = id(node.attrs["plan"]), node.attrs["bucket"].has_header
-    if node.op == "update_bucket":
+    if node.op in ("update_bucket", "update_own"):
         yield Access(("iterations", plan), leads)
     elif node.op == "update_slices":
         yield Access(("number", plan), False)
@@ -141,9 +147,20 @@ def _gradient(node: Node) -> Region:
     return "gradient", id(node.attrs["plan"]), node.attrs["span"]
 
 
+def _sums(node: Node) -> Region:
+    return "sums", id(node.attrs["plan"]), node.attrs["bucket"].index
+
+
+def _added(node: Node) -> list[Region]:
+    """List the gradients, or their sums, that an instruction reads."""
+    if node.op == "update_own" and node.attrs["way"] is Way.SCATTERED:
+        return [("count", id(node.attrs["plan"])), _sums(node)]
+    return _gradients(node)
+
+
 def _gradients(node: Node) -> list[Region]:
     """List what a bucket holds; every update reads the count, which comes with the first."""
     plan, bucket = id(node.attrs["plan"]), node.attrs["bucket"]
-    counts = bucket.has_header or node.op in ("update_bucket", "update_slices")
+    counts = bucket.has_header or node.op in _UPDATES
     spans = range(bucket.first, bucket.last)
     return [*([("count", plan)] if counts else []), *(("gradient", plan, each) for each in spans)]

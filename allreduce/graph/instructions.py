@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from allreduce import settings
 from allreduce.devices import options
-from allreduce.errors import NumericsError, UsageError, everywhere
+from allreduce.errors import UsageError
 from allreduce.graph.canaries import watched_inputs
 from allreduce.graph.loop import Loop
 from allreduce.graph.node import Node, blame
@@ -19,6 +18,8 @@ from allreduce.graph.ops.collective import contribution_of_none
 from allreduce.graph.printing import say
 from allreduce.graph.rendezvous import Key
 from allreduce.graph.slices import update_slices
+from allreduce.graph.spread import all_gather_bucket, reduce_scatter_bucket, update_own
+from allreduce.graph.stamp import begin_update
 from allreduce.graph.watch import synchronized, watched
 
 if TYPE_CHECKING:
@@ -178,11 +179,7 @@ def _update_bucket(frame: Frame, node: Node) -> Step:
     is_first, stamp, count = bucket.has_header, frame.stamp(node), arena.count
 
     def run() -> None:
-        if stamp is not None:
-            stamp.check()
-        if is_first:
-            _check_count(float(count[0]))
-            arena.iterations += 1
+        begin_update(arena, stamp, is_first)
         rule.update(parameters, gradients, slots, count, arena.iterations)
 
     return run
@@ -236,14 +233,6 @@ def _key(frame: Frame, node: Node) -> Key:
     return Key(generation, step, edge, source, node.attrs["destination"])
 
 
-def _check_count(count: float) -> None:
-    """Refuse to divide by a number of samples that is none; all replicas have the same sum."""
-    if not 0 <= count < math.inf:
-        message = f"the weights of all replicas add up to {count}; expected a finite number from 0"
-        remedy = "check the weight given to minimize or apply"
-        raise everywhere(NumericsError(f"{message} up: {remedy}"))
-
-
 _BUILDERS: dict[str, Callable[[Frame, Node], Step]] = {
     "read": _read,
     "assign": _assign,
@@ -254,6 +243,9 @@ _BUILDERS: dict[str, Callable[[Frame, Node], Step]] = {
     "all_reduce_bucket": _all_reduce_bucket,
     "update_bucket": _update_bucket,
     "update_slices": update_slices,
+    "reduce_scatter_bucket": reduce_scatter_bucket,
+    "update_own": update_own,
+    "all_gather_bucket": all_gather_bucket,
     "send": _send,
     "receive": _receive,
     "scan": _scan,

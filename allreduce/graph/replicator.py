@@ -25,7 +25,7 @@ from allreduce.graph.cutting import measured, prepare
 from allreduce.graph.eager_step import run_eagerly
 from allreduce.graph.node import Graph
 from allreduce.graph.replica import Moment, Replica
-from allreduce.graph.replicas import Replicas
+from allreduce.graph.replicas import Replicas, T
 from allreduce.graph.returned import Returned
 from allreduce.graph.signature import Arguments, take_apart
 from allreduce.graph.tensor import ConcreteTensor
@@ -113,6 +113,10 @@ class Replicator(Replicas):
             return compiled.graph
 
         return self._exclusively(current)
+
+    def between_steps(self, work: Callable[[], T]) -> T:
+        """Call `work`, which alone uses the replicas meanwhile."""
+        return self._exclusively(work)
 
     def latest(self, fn: Callable[..., Any]) -> Compiled | None:
         """Return a function's step that was run last, if it has been."""

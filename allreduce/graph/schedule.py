@@ -12,8 +12,11 @@ from allreduce.graph.program import STREAMS, Instruction, Program
 GIVEN = ("placeholder", "constant", "runtime")
 # A ready node of a lower class is issued first: what others are waiting for, then the rest in the
 # order in which it was recorded, and last what waits for other replicas.
-_FIRST = ("store_gradient", "store_count", "all_reduce_bucket", "update_slices", "send")
-_LAST = ("update_bucket",)
+_FIRST = (
+    *("store_gradient", "store_count", "send"),
+    *("all_reduce_bucket", "reduce_scatter_bucket", "update_slices", "all_gather_bucket"),
+)
+_LAST = ("update_bucket", "update_own")
 
 
 def schedule(graph: Graph) -> Program:

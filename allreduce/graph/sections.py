@@ -25,6 +25,9 @@ _CALLED = {
     "all_reduce_bucket": "all-reduce",
     "update_bucket": "update",
     "update_slices": "all-reduce and update in slices",
+    "reduce_scatter_bucket": "reduce-scatter",
+    "update_own": "update of the own slice",
+    "all_gather_bucket": "all-gather",
 }
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
@@ -205,7 +208,7 @@ def _said(node: Node) -> list[str]:
 def _notes(node: Node) -> list[str]:
     if node.op == "placeholder":
         return [f"{node.attrs['name']}: {node.spec}"]
-    if node.op not in ("update_bucket", "update_slices"):
+    if node.op not in ("update_bucket", "update_slices", "update_own"):
         return []
     part, layout = node.attrs["bucket"], node.attrs["plan"].layout
     count = part.last - part.first

@@ -15,8 +15,9 @@ from allreduce.devices import options
 from allreduce.graph import passes
 from allreduce.graph.node import Node
 from allreduce.graph.replica import Replica
+from allreduce.graph.spread import choose_way
 from allreduce.graph.update import UpdateRule
-from allreduce.reduction import Arena, Bucket, Layout, is_large, slice_of
+from allreduce.reduction import Arena, Bucket, Layout, Way, is_large, slice_of
 
 if TYPE_CHECKING:
     from allreduce.graph.frame import Frame
@@ -35,19 +36,24 @@ class Host(Protocol):
 
 def agree_to_shard(
     host: Host, rule: UpdateRule, layout: Layout, buckets: Sequence[Bucket]
-) -> tuple[int, ...]:
-    """Choose which buckets are updated in slices, by index; all replicas do so together.
+) -> dict[int, Way]:
+    """Choose which buckets are updated in slices, by index, and how; all replicas do so together.
 
     None are where a rank has another optimizer, or layout, or wants none: as the updates begin,
     ranks hear of that which has to be alike.
     """
     first = host.replicas[0].communicator
-    if first is None or not updates(first):
-        return ()
-    chosen: tuple[int, ...] = ()
-    if passes.is_on("shard") and _has_native(rule, layout):
-        chosen = tuple(each.index for each in buckets if is_large(each, layout))
-    told = json.dumps([chosen, [(each.start, each.stop) for each in buckets], rule.slots])
+    if first is None:
+        return {}
+    chosen: dict[int, Way] = {}
+    wanted = passes.is_on("shard") and (updates(first) or options.current().shard_everywhere)
+    if wanted and _has_native(rule, layout):
+        for each in buckets:
+            if is_large(each, layout):
+                maps = updates(first)
+                chosen[each.index] = Way.MAPPED if maps else choose_way(first, layout, each)
+    ways = [(index, way.value) for index, way in chosen.items()]
+    told = json.dumps([ways, [(each.start, each.stop) for each in buckets], rule.slots])
     mine = np.asarray([zlib.crc32(told.encode())], np.int64)
 
     def differs(index: int) -> bool:
@@ -55,7 +61,7 @@ def agree_to_shard(
         assert communicator is not None, "one of several"
         return bool((exchange(communicator, "what is updated in slices", mine) != mine).any())
 
-    return () if any(host.on_replicas(differs)) else chosen
+    return {} if any(host.on_replicas(differs)) else chosen
 
 
 def _has_native(rule: UpdateRule, layout: Layout) -> bool:

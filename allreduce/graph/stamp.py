@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from allreduce.comm import Communicator, exchange_plain, world
-from allreduce.errors import MismatchError, everywhere
+from allreduce.errors import MismatchError, NumericsError, everywhere
 from allreduce.graph.outline import Outline, difference, own_part
 from allreduce.graph.update import UpdateRule
-from allreduce.reduction import Layout
+from allreduce.reduction import Arena, Layout
 
 _DIGEST_BYTES = 64  # blake2b's most; a few bits of it fit into one step, others into the next
 
@@ -97,6 +98,30 @@ class Stamp:
         first = told[0]
         other = next((each for each in told if each[1:] != first[1:]), first)
         return everywhere(MismatchError(f"rank {here}: {_said(*first, *other)}"))
+
+
+def begin_update(arena: Arena, stamp: Stamp | None, leads: bool) -> None:
+    """Make sure, before an update changes anything, that it is one; the first of a step counts.
+
+    Args:
+        arena: Whose variables it changes.
+        stamp: What tells whether all ranks do alike; None where another update has looked.
+        leads: Whether it is the first of the step.
+
+    Raises:
+        MismatchError: Ranks do not.
+        NumericsError: The number of samples is none; all replicas have the same sum.
+    """
+    if stamp is not None:
+        stamp.check()
+    if not leads:
+        return
+    count = float(arena.count[0])
+    if not 0 <= count < math.inf:
+        message = f"the weights of all replicas add up to {count}; expected a finite number from 0"
+        remedy = "check the weight given to minimize or apply"
+        raise everywhere(NumericsError(f"{message} up: {remedy}"))
+    arena.iterations += 1
 
 
 def _said(

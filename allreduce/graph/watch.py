@@ -12,6 +12,7 @@ from allreduce.graph.canaries import beside
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.slices import own_sums
+from allreduce.graph.spread import scattered_sums
 
 if TYPE_CHECKING:
     from allreduce.graph.frame import Frame
@@ -54,6 +55,13 @@ def look_at(frame: Frame, node: Node) -> None:
     if node.op == "all_reduce_bucket":
         for name, gradient, _ in _variables(frame, node):
             _look_at_sum(frame, node, name, gradient)
+        return
+    if node.op == "reduce_scatter_bucket":
+        for name, own in scattered_sums(frame, node):
+            _look_at_sum(frame, node, name, own)
+        return
+    if node.op == "all_gather_bucket":
+        look_at_parameters(frame, node)
         return
     if node.op == "update_slices":
         for name, own in own_sums(frame, node):

@@ -143,7 +143,9 @@ class Model(Built):
             if changes and training.rank_of(self.replicator) == 0:
                 logger.warning("fit: %s", changes)
             options = FitOptions(batch_size, epochs, verbose, validation_data, shuffle, data)
-        return training.fit(self, x, y, options)
+        history = training.fit(self, x, y, options)
+        self.optimizer.consolidate()  # so that one rank alone can save it
+        return history
 
     def evaluate(
         self,
@@ -218,6 +220,10 @@ class Model(Built):
 
         There is no communication: rank 0 may call it alone, or all ranks at once. The file appears
         whole or not at all.
+
+        Raises:
+            UsageError: The model cannot be described; or, with `ar.config.set_shard_everywhere`,
+                steps of one's own have left the optimizer's slots spread over ranks.
         """
         self._check_built("save")
         if self.sample is None:

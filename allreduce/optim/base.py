@@ -10,7 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from allreduce.errors import UsageError
-from allreduce.graph import apply_gradients, load_optimizer_state, minimize, optimizer_state
+from allreduce.graph import (
+    apply_gradients,
+    consolidate,
+    load_optimizer_state,
+    minimize,
+    optimizer_state,
+)
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.update import NativeUpdate
 from allreduce.graph.variable import Variable
@@ -98,6 +104,18 @@ class Optimizer(ABC):
             weight: How much this replica's gradients count for; its number of rows by default.
         """
         apply_gradients(self, list(gradients), _listed(variables), weight)
+
+    def consolidate(self) -> None:
+        """Bring its slots together, where ranks have their own slices of them; all ranks call it.
+
+        With `ar.config.set_shard_everywhere(True)` a rank alone can save the state until the next
+        step; otherwise it always can, and nothing is done.
+
+        Raises:
+            UsageError: It was called inside a step.
+            ClosedError: The variables' strategy is closed, or an error has ended it.
+        """
+        consolidate(self)
 
     def state(self) -> dict[str, np.ndarray]:
         """Copy its slots, as "<variable name>/<slot>", and "iterations"."""

@@ -10,7 +10,7 @@ from allreduce.reduction.bucketing import (
     span_bytes,
 )
 from allreduce.reduction.cutting import Costs, Cuts, Gradients, choose_cuts, modelled_end
-from allreduce.reduction.sharding import is_large, slice_of
+from allreduce.reduction.sharding import Way, cut_as_reduced, is_large, slice_of
 
 __all__ = [
     "BUCKET_BYTES",
@@ -21,7 +21,9 @@ __all__ = [
     "Gradients",
     "Layout",
     "Span",
+    "Way",
     "choose_cuts",
+    "cut_as_reduced",
     "cut_buckets",
     "header_alone",
     "is_large",

@@ -1,13 +1,15 @@
 """Which buckets are updated in slices, and which part of a bucket is whose slice.
 
-Every member adds up its own slice of the gradients, updates its own slice of parameters and slots,
-and stores the new parameters in all members' memory: slots are then valid in own slices only.
+Every member updates its own slice of parameters and slots, and gives all others the new parameters:
+slots are then valid in own slices only.
 
 Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models
 (SC 2020), section 5.1, where slices of the optimizer's state are all that a member keeps.
 """
 
 from __future__ import annotations
+
+from enum import Enum
 
 from allreduce.comm.segments import slice_bounds
 from allreduce.reduction.arena import Layout
@@ -21,6 +23,19 @@ from allreduce.reduction.bucketing import Bucket
 SHARDED_BYTES = 512 << 10
 
 
+class Way(Enum):
+    """How a bucket is updated in slices.
+
+    MAPPED: in one collective, in which members reach into each other's memory.
+    SCATTERED: reduce_scatter, the own update, all_gather.
+    SUMMED: all_reduce, the own update, all_gather, where a reduce_scatter need not add as it does.
+    """
+
+    MAPPED = "mapped"
+    SCATTERED = "scattered"
+    SUMMED = "summed"
+
+
 def is_large(bucket: Bucket, layout: Layout) -> bool:
     """Say whether a bucket is worth being updated in slices."""
     count = bucket.stop - bucket.parameters_start
@@ -32,3 +47,19 @@ def slice_of(bucket: Bucket, layout: Layout, size: int, member: int) -> slice:
     count = bucket.stop - bucket.parameters_start
     low, high = slice_bounds(count, layout.dtype.itemsize, size, member)
     return slice(bucket.parameters_start + low, bucket.parameters_start + high)
+
+
+def cut_as_reduced(bucket: Bucket, layout: Layout, size: int) -> list[slice]:
+    """Return which elements of the arena each of `size` members updates, where these are sent.
+
+    They are cut as an all_reduce of the bucket cuts, with the header if it has one in its arena: in
+    a ring, an element's slice tells the order in which it is added up.
+    """
+    begin = 0 if bucket.index == 0 else bucket.start
+    count, item = bucket.stop - begin, layout.dtype.itemsize
+    found = []
+    for member in range(size):
+        low, high = slice_bounds(count, item, size, member)
+        least = bucket.parameters_start
+        found.append(slice(max(begin + low, least), max(begin + high, least)))
+    return found

@@ -26,7 +26,7 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "_current", options.Options())
 
 
-def _programs(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> list[Program]:
+def programs_of(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> list[Program]:
     """Collect what replicas run in some steps."""
     found: list[Program] = []
 
@@ -50,7 +50,7 @@ def _without_one_event(program: Program) -> Iterator[tuple[str, Program]]:
             yield told, replace(program, instructions=tuple(changed))
 
 
-def _check(programs: list[Program]) -> int:
+def check_events(programs: list[Program]) -> int:
     """Prove all programs safe, and all their events needed; returns how many events there are."""
     dropped = 0
     for program in programs:
@@ -94,12 +94,12 @@ def test_training_is_safe_and_waits_for_nothing_else(
     strategy = ar.MirroredStrategy(
         [f"CPU:{i}" for i in range(2 * per_replica)], devices_per_replica=per_replica
     )
-    programs = _programs(monkeypatch, lambda: trained(make, strategy, eagerly=False))
+    programs = programs_of(monkeypatch, lambda: trained(make, strategy, eagerly=False))
     assert any(each.blocks for each in programs)
     assert any(not each.blocks for each in programs)  # a replica without samples
     found = [each.node.op for program in programs for each in program.instructions]
     assert ("update_slices" in found) == sliced
-    assert _check(programs) >= 3
+    assert check_events(programs) >= 3
 
 
 @pytest.mark.parametrize("sliced", [False, True])
@@ -133,7 +133,7 @@ def test_exchanges_and_changes_inside_a_step_are_safe(
         for (batch,) in dataset:
             strategy.run(step, (batch,))
 
-    assert _check(_programs(monkeypatch, run)) >= 4
+    assert check_events(programs_of(monkeypatch, run)) >= 4
 
 
 def test_values_that_are_gone_and_blocks_that_are_in_use_are_found(
@@ -144,7 +144,7 @@ def test_values_that_are_gone_and_blocks_that_are_in_use_are_found(
         y = ar.ops.exp(x)
         return y @ (y @ x)
 
-    (program,) = _programs(monkeypatch, lambda: step(np.ones((3, 3), np.float32)))
+    (program,) = programs_of(monkeypatch, lambda: step(np.ones((3, 3), np.float32)))
     assert program.blocks is not None
     first, second = program.blocks[:2]
     shared = replace(first, values=first.values + second.values, last=second.last)

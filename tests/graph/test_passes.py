@@ -20,7 +20,7 @@ from allreduce.graph.program import Program
 from allreduce.graph.schedule import schedule
 from allreduce.graph.spec import BATCH
 from allreduce.graph.tensor import Tensor
-from allreduce.reduction import Bucket, Layout, lay_out, plan_buckets
+from allreduce.reduction import Bucket, Layout, Way, lay_out, plan_buckets
 from tests.graph.interpret import trace_of
 
 CPUS = [DeviceName.parse(f"CPU:{index}").complete() for index in range(2)]
@@ -54,7 +54,7 @@ class Plan:
         self.variables = variables
         self.layout: Layout = lay_out([(v.name, v.shape) for v in variables], np.float32)
         self.buckets: tuple[Bucket, ...] = plan_buckets(self.layout, limit)
-        self.sharded: tuple[int, ...] = ()
+        self.sharded: dict[int, Way] = {}
 
 
 def _variable(name: str, *shape: int) -> Variable:

@@ -83,7 +83,7 @@ class Trained:
         return [*copies, *(state[key] for state in states for key in sorted(state))]
 
 
-def _both(
+def both_ways(
     replicas: int, make: Callable[[], ar.optim.Optimizer], work: Callable[[Trained], Any]
 ) -> Trained:
     """Do the same in slices and plainly, and compare; returns what was trained in slices."""
@@ -111,7 +111,7 @@ def test_the_bits_are_the_same_for_any_number_of_replicas(name: str, replicas: i
         trained.run(1, rows=1)  # none for the others
         trained.run(2)
 
-    sliced = _both(replicas, MAKERS[name], work)
+    sliced = both_ways(replicas, MAKERS[name], work)
     counted = [sliced.operations.count(op) for op in ("update_slices", "update_bucket")]
     # Two of the four buckets are large; the header and the others are not.
     assert counted == ([0, 5] if replicas == 1 else [2, 4])
@@ -133,7 +133,7 @@ def test_the_bits_are_the_same_in_float64_and_of_steps_that_run_eagerly() -> Non
 def test_the_bits_are_the_same_without_any_other_pass(off: str) -> None:
     ar.config.passes[off] = False
     try:
-        _both(2, MAKERS["adam"], lambda trained: trained.run(3))
+        both_ways(2, MAKERS["adam"], lambda trained: trained.run(3))
     finally:
         ar.config.passes[off] = True
 
@@ -141,7 +141,7 @@ def test_the_bits_are_the_same_without_any_other_pass(off: str) -> None:
 @pytest.mark.parametrize("looks", ["enable_check_numerics", "enable_sync_errors"])
 def test_the_bits_are_the_same_when_each_instruction_is_looked_at(looks: str) -> None:
     getattr(ar.config, looks)()
-    _both(3, MAKERS["adam"], lambda trained: trained.run(3))
+    both_ways(3, MAKERS["adam"], lambda trained: trained.run(3))
 
 
 def test_a_sum_that_is_not_finite_is_named() -> None:
@@ -169,7 +169,7 @@ def test_state_goes_from_one_way_to_the_other() -> None:
             np.testing.assert_array_equal(loaded[key], value)
         trained.run(2)
 
-    sliced = _both(3, MAKERS["adam"], work)
+    sliced = both_ways(3, MAKERS["adam"], work)
     ar.config.passes["shard"] = False
     plain = Trained(3, MAKERS["adam"])
     plain.optimizer.load_state(sliced.optimizer.state())
@@ -198,7 +198,7 @@ def test_an_error_in_a_step_leaves_the_state_that_was_before() -> None:
             np.testing.assert_array_equal(one, other)
         trained.run(3)
 
-    _both(2, MAKERS["adam"], work)
+    both_ways(2, MAKERS["adam"], work)
 
 
 def test_another_optimizer_takes_variables_over() -> None:
@@ -216,7 +216,7 @@ def test_another_optimizer_takes_variables_over() -> None:
             trained.strategy.run(step, args=batch)
             trained.run(1)
 
-    _both(2, MAKERS["adam"], work)
+    both_ways(2, MAKERS["adam"], work)
 
 
 def test_what_replicas_that_are_closed_have_learned_is_still_known() -> None:
@@ -224,7 +224,7 @@ def test_what_replicas_that_are_closed_have_learned_is_still_known() -> None:
         trained.run(2)
         trained.strategy.close()
 
-    _both(2, MAKERS["adam"], work)
+    both_ways(2, MAKERS["adam"], work)
 
 
 def test_an_update_of_ones_own_is_done_plainly() -> None:

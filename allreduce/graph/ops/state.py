@@ -31,6 +31,9 @@ ROWS: tuple[tuple[str, Kind], ...] = (
     ("all_reduce_bucket", "collective"),  # plan, bucket
     ("update_bucket", "effect"),  # plan, bucket, rule
     ("update_slices", "collective"),  # the same: reduced and updated by all, each its own slice
+    ("reduce_scatter_bucket", "collective"),  # the same: to each member its own slice's sums
+    ("update_own", "effect"),  # the same: the own slice, which the others get by the next one
+    ("all_gather_bucket", "collective"),  # the same
     ("send", "transfer"),  # edge, source, destination, of_samples; no input: only that it is time
     ("receive", "transfer"),  # the same
 )

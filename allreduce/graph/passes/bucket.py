@@ -1,17 +1,32 @@
 """Turn "apply these gradients" into stores, and an all-reduce and an update per bucket.
 
-Where a bucket is updated in slices, one operation does both. The header then goes by itself, before
+Where a bucket is updated in slices, one operation does both, or the own slice's update stands
+between a reduce-scatter (or all-reduce) and an all-gather. The header then goes by itself, before
 all of them: what every slice is divided by, and whether all do the same, has to be known first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from allreduce.graph.node import Graph, Node, Rewriter
 from allreduce.graph.ops.base import lookup
-from allreduce.reduction import Bucket, Layout, header_alone
+from allreduce.reduction import Bucket, Layout, Way, header_alone
+
+_SENT = (Way.SCATTERED, Way.SUMMED)
+_REDUCING: Mapping[Way | None, str | None] = {
+    None: "all_reduce_bucket",
+    Way.MAPPED: None,  # as it updates
+    Way.SCATTERED: "reduce_scatter_bucket",
+    Way.SUMMED: "all_reduce_bucket",
+}
+_CHANGING: Mapping[Way | None, str] = {
+    None: "update_bucket",
+    Way.MAPPED: "update_slices",
+    Way.SCATTERED: "all_gather_bucket",
+    Way.SUMMED: "all_gather_bucket",
+}
 
 
 class Plan(Protocol):
@@ -22,7 +37,7 @@ class Plan(Protocol):
     @property
     def buckets(self) -> Sequence[Bucket]: ...
     @property
-    def sharded(self) -> Collection[int]: ...  # which buckets are updated in slices, by index
+    def sharded(self) -> Mapping[int, Way]: ...  # the buckets that are updated in slices, by index
     @property
     def variables(self) -> Sequence[Any]: ...
 
@@ -77,25 +92,48 @@ def _expand(
     readers, order = _readers(rewriter, node, plan), _order(rewriter, node)
     updates: dict[Any, int] = {}
     made: list[int] = []
-    for part in _parts(plan, reduce):
-        ready = [stores[i] for i in range(part.first, part.last)]
-        ready += [counted] if part.has_header else []
+    parts = _parts(plan, reduce)
+    # All sums come before the first update: ranks start collectives as they are recorded, and one
+    # of these may end an update.
+    ready = [_written(part, stores, counted) for part in parts]
+    if reduce:
+        ready = [_summed(rewriter, node, plan, *each) for each in zip(parts, ready, strict=True)]
+    for part, before in zip(parts, ready, strict=True):
+        if part.has_header and reduce:
+            first = summed = before[0]
+        way = _way(plan, part) if reduce else None
         changed = tuple(plan.variables[part.first : part.last])
         reads = sorted({i for variable in changed for i in readers[variable]})
-        attrs = {"plan": plan, "bucket": part, "rule": node.attrs["rule"]}
-        op = "update_bucket"
-        if reduce and changed and part.index in plan.sharded:
-            op, ready = "update_slices", [*ready, summed]
-        elif reduce:
-            ready = [_add(rewriter, node, "all_reduce_bucket", (), attrs, ready)]
-            if part.has_header:
-                first = summed = ready[0]
-        waits = [*ready, *([] if op == "update_slices" else [first]), *reads, *order]
-        made.append(_add(rewriter, node, op, (), {**attrs, "changes": changed}, waits))
+        waits = [*before, summed if way is Way.MAPPED else first, *reads, *order]
+        attrs = {"plan": plan, "bucket": part, "rule": node.attrs["rule"], "changes": changed}
+        if way in _SENT:
+            attrs["way"] = way
+            waits = [_add(rewriter, node, "update_own", (), attrs, waits)]
+        made.append(_add(rewriter, node, _CHANGING[way], (), attrs, waits))
         if not changed:  # it has only checked what all have summed up
             first = made[-1]
         updates.update(dict.fromkeys(changed, made[-1]))
     return updates, made
+
+
+def _written(part: Bucket, stores: Mapping[int, int], counted: int) -> list[int]:
+    """Find what writes a bucket."""
+    written = [stores[i] for i in range(part.first, part.last)]
+    return [*written, counted] if part.has_header else written
+
+
+def _summed(
+    rewriter: Rewriter, node: Node, plan: Plan, part: Bucket, written: list[int]
+) -> list[int]:
+    """Add what sums a bucket up; returns what its update has to wait for."""
+    op = _REDUCING[_way(plan, part)]
+    attrs = {"plan": plan, "bucket": part, "rule": node.attrs["rule"]}
+    return written if op is None else [_add(rewriter, node, op, (), attrs, written)]
+
+
+def _way(plan: Plan, part: Bucket) -> Way | None:
+    """Say how a bucket is updated in slices; the header alone is not."""
+    return plan.sharded.get(part.index) if part.first < part.last else None
 
 
 def _stores(rewriter: Rewriter, node: Node, plan: Plan) -> tuple[dict[int, int], int]:
@@ -111,7 +149,8 @@ def _stores(rewriter: Rewriter, node: Node, plan: Plan) -> tuple[dict[int, int],
 
 def _parts(plan: Plan, reduce: bool) -> list[Bucket]:
     """List the buckets; first the header, where it goes by itself."""
-    if not reduce or not plan.sharded:
+    ways = plan.sharded
+    if not reduce or not (Way.MAPPED in ways.values() or ways.get(0) is Way.SCATTERED):
         return list(plan.buckets)
     return [header_alone(plan.layout), *(each.without_header() for each in plan.buckets)]
 

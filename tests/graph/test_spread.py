@@ -1,0 +1,158 @@
+"""Large buckets that are updated in slices and sent: the bits are those of the plain way.
+
+Replicas of one process use here what members of a network use, and ranks see to the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import allreduce as ar
+from allreduce.devices import options
+from allreduce.errors import NumericsError
+from allreduce.graph import cutting, executor, slices
+from allreduce.reduction import Costs, Way, sharding
+from tests.graph.eager_cases import NETWORKS, trained
+from tests.graph.test_hazards import check_events, programs_of
+from tests.graph.test_slices import MAKERS, Trained, both_ways
+from tests.graph.test_streams import Streamed
+from tests.harness import run_ranks
+
+_OPS = ("reduce_scatter_bucket", "all_reduce_bucket", "update_own", "all_gather_bucket")
+
+
+@pytest.fixture(params=[Way.SCATTERED, Way.SUMMED], ids=lambda way: way.value)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Way]:
+    """Have replicas update two of four buckets in slices, as if none could map another's memory."""
+    ar.config.set_logical_devices("CPU", 4)
+    monkeypatch.setattr(options, "_current", options.Options(buckets=2000, shard_everywhere=True))
+    monkeypatch.setattr(sharding, "SHARDED_BYTES", 3000)
+    monkeypatch.setattr(slices, "updates", lambda _: False)
+    monkeypatch.setattr(slices, "choose_way", lambda *_: request.param)
+    yield request.param
+    ar.config.passes["shard"] = True
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_the_bits_are_the_same(replicas: int, way: Way) -> None:
+    def work(trained: Trained) -> None:
+        trained.run(2)
+        trained.optimizer.learning_rate /= 2
+        trained.run(1, rows=1)  # none for the others
+        state = trained.optimizer.state()
+        trained.run(1, eagerly=True)
+        trained.optimizer.load_state(state)
+        trained.run(1)
+
+    sliced = both_ways(replicas, MAKERS["adam"], work)
+    counts = [sliced.operations.count(op) for op in _OPS]
+    assert counts == ([2, 3, 2, 2] if way is Way.SCATTERED else [0, 5, 2, 2])
+
+
+def test_replicas_of_a_process_go_on_after_an_error(way: Way) -> None:
+    def work(trained: Trained) -> None:
+        trained.run(2)
+
+        @ar.function
+        def wrong(labels: Any) -> Any:
+            return ar.ops.one_hot(labels, 3) * trained.other[0, 0]
+
+        with pytest.raises(ar.UsageError, match="label 7"):
+            trained.strategy.run(wrong, args=(ar.PerReplica((np.zeros(1, int), np.full(1, 7))),))
+        trained.run(2)
+        trained.strategy.close()
+
+    both_ways(2, MAKERS["momentum"], work)
+
+
+def test_slots_follow_where_buckets_are_cut_anew(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    ar.config.set_buckets(None)
+    monkeypatch.setattr(cutting, "_WORTH_CUTTING", 1)
+    monkeypatch.setattr(cutting, "_LEAST_GAIN", -1e9)
+    monkeypatch.setattr(cutting, "choose_cuts", lambda *_: (1, 3))
+    monkeypatch.setattr(cutting, "costs_of", lambda *_: Costs(1e-5, 1e-9, 0.0, 0.0))
+    buckets: list[int] = []
+
+    def work(trained: Trained) -> None:
+        for steps in (4, 3):
+            trained.run(steps)
+            buckets.append(trained.operations.count("update_own"))
+
+    both_ways(3, MAKERS["adam"], work)
+    assert buckets == [0, 0, 1, 2]
+
+
+def test_a_sum_that_is_not_finite_is_named(way: Way) -> None:
+    ar.config.enable_check_numerics()
+    trained = Trained(2, lambda: ar.optim.SGD(1.0, momentum=0.5))
+    huge = ar.Variable(np.zeros(5000, np.float32), name="m/huge", replicator=trained.strategy)
+
+    @ar.function
+    def step(x: Any) -> None:
+        trained.optimizer.minimize(ar.ops.sum(x * huge, axis=1), [huge])
+
+    batch = ar.PerReplica((np.full((1, 5000), 3e38, np.float32),) * 2)
+    with pytest.raises(NumericsError, match="the sum of all replicas' gradients of 'm/huge'"):
+        trained.strategy.run(step, args=(batch,))
+
+
+@pytest.mark.parametrize("cut", [64, 1 << 20], ids=["many", "one"])
+def test_it_is_safe_and_waits_for_nothing_else(
+    way: Way, cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharding, "SHARDED_BYTES", 200)  # of some
+    ar.config.set_buckets(cut)
+    strategy = ar.MirroredStrategy(["CPU:0", "CPU:1"])
+    results: list[Any] = []
+
+    def run() -> None:
+        results.append(trained(NETWORKS["dense"], strategy, eagerly=False))
+
+    programs = programs_of(monkeypatch, run)
+    assert "update_own" in {each.node.op for program in programs for each in program.instructions}
+    assert check_events(programs) >= 3
+    monkeypatch.setattr(executor, "Frame", Streamed)
+    monkeypatch.setattr(Streamed, "poisons", True)
+    run()
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def _ranks(hosts: str, dead: int) -> None:
+    """Train in slices and plainly, and look at what each rank has of the state."""
+    import json
+    import os
+
+    if hosts:
+        os.environ["ALLREDUCE_HOST"] = hosts[int(os.environ["ALLREDUCE_RANK"])]
+    import allreduce as ar
+    from tests.graph import spread_ranks
+
+    ar.config.set_logical_devices("CPU", 2 if hosts else 1)
+    strategy = ar.MultiWorkerMirroredStrategy()
+    found, ways = spread_ranks.train(strategy)
+    found |= spread_ranks.end(strategy, dead)
+    print(json.dumps([found, ways, strategy.communicator.transport]))
+
+
+@pytest.mark.parametrize(
+    ("size", "hosts", "dead", "way"),
+    [(3, "", 1, "scattered"), (3, "aab", 0, "summed")],
+    ids=["tcp", "hierarchical"],
+)
+def test_ranks_update_in_slices_over_a_network(size: int, hosts: str, dead: int, way: str) -> None:
+    env = {} if hosts else {"ALLREDUCE_TRANSPORT": "tcp"}
+    results = run_ranks(_ranks, size, env=env, arguments=[hosts, dead])
+    if dead:
+        del results[1]
+    for result in results:
+        assert result.stdout, result.stderr
+        found, ways, transport = json.loads(result.stdout)
+        assert [name for name, well in found.items() if not well] == [], result.stderr
+        assert (transport == "tcp") == (not hosts)
+        assert way in ways
