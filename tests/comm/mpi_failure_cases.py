@@ -5,6 +5,7 @@ Its members are ranks of a home, which does: what goes wrong in one case disturb
 
 from __future__ import annotations
 
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 
 from allreduce import errors
 from allreduce.comm import Communicator, init
+from allreduce.comm.mpi import converted
 from tests.comm.mpi_cases import transport
 
 PAIRS = ("something_else", "own_timeout", "interrupted")  # those of two ranks
@@ -57,6 +59,25 @@ def own_timeout(home: Communicator, comm: Communicator) -> None:
         with pytest.raises(errors.TimeoutError, match=r"after 0\.5 s: no matching call of rank 1 "):
             work.wait(timeout=0.5)
         assert time.monotonic() - began < 2
+
+
+def no_room(home: Communicator, comm: Communicator) -> str:
+    """Who has no memory for what a call is converted to says so, and the others hear of it."""
+    halves, usual = np.ones(1 << 24, np.float16), converted._PIECE_BYTES
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    converted._PIECE_BYTES = 64 << 20  # more than may lie free in the heap
+    home.barrier()
+    try:
+        if comm.rank == 1:
+            with open("/proc/self/statm") as statm:
+                used = int(statm.read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + (48 << 20), limits[1]))
+        with pytest.raises(errors.AllreduceError) as caught:
+            comm.all_reduce(halves, out=halves)
+    finally:
+        converted._PIECE_BYTES = usual
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    return f"{type(caught.value).__name__} {caught.value}"
 
 
 def aborted(home: Communicator, comm: Communicator) -> str:

@@ -130,7 +130,7 @@ class TestFailures:
     @classmethod
     def said(cls) -> dict[str, list[str]]:
         """Return what the ranks said of each case, in their order."""
-        result = job(FAIL.format(names=("something_else", "aborted", *FINE)), 3)
+        result = job(FAIL.format(names=("something_else", "aborted", "no_room", *FINE)), 3)
         assert result.returncode == 0, result.stderr
         lines = [json.loads(line) for line in result.stdout.splitlines()]
         found: dict[str, list[str]] = {}
@@ -158,6 +158,19 @@ class TestFailures:
         own = r"ClosedError \[mpi\] \S+: rank 1: the communicator is dead since:"
         wanted = (told.format(0), own, told.format(2))
         for words, line in zip(wanted, said["aborted"], strict=True):
+            assert re.match(words, line), said
+
+    def test_a_rank_without_memory_for_a_conversion_tells_all(
+        self, said: dict[str, list[str]]
+    ) -> None:
+        short = (
+            r"all_reduce\(float16\[16777216\], op='sum'\): no memory for 64 MiB, in which float16 "
+            r"is reduced as float32; free some on this rank's host, or run fewer ranks there"
+        )
+        told = rf"PeerLostError \[mpi\] \S+: rank {{}}: rank 1 aborted the communicator: {short}"
+        own = rf"OutOfMemoryError \[mpi\] \S+: rank 1: {short}"
+        wanted = (told.format(0), own, told.format(2))
+        for words, line in zip(wanted, said["no_room"], strict=True):
             assert re.match(words, line), said
 
 

@@ -229,6 +229,22 @@ def test_a_plan_says_what_would_run() -> None:
     assert "sends" not in text
 
 
+def test_a_plan_over_mpi_says_what_is_converted() -> None:
+    def planned(collective: str, op: str, dtype: str, count: int) -> Plan:
+        call = Call(collective, op, dtype, count, None, "g")
+        return plan(call, Topology("mpi", 1, 3), Table().choices("mpi", 3))
+
+    large = planned("all_reduce", "sum", "float16", 5 << 20)
+    assert (large.chunk, large.staging) == (8 << 20, 8 << 20)
+    assert "convert float16 to float32, which MPI reduces, in 3 pieces" in str(large)
+    small = planned("reduce_scatter", "sum", "bfloat16", 1 << 10)  # for all members at once
+    assert (small.chunk, small.staging) == (0, 12 << 10)
+    assert "in one piece: 12 KiB in all" in str(small)
+    assert planned("all_reduce", "logical_or", "uint8", 7).staging == 7
+    for dtype in ("float32", "int8"):
+        assert "convert" not in str(planned("all_reduce", "sum", dtype, 5 << 20))
+
+
 def test_a_plan_is_refused_as_its_call_would_be() -> None:
     def ask(comm: Communicator) -> None:
         with pytest.raises(

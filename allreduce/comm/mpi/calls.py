@@ -8,7 +8,7 @@ what is larger is reduced in pieces, and moved with one derived type per peer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from allreduce.comm import scaling
 from allreduce.comm.array import Array
 from allreduce.comm.call import CARRIES, Call, remedy
-from allreduce.comm.mpi.converted import Conversion, Piece
+from allreduce.comm.mpi.converted import Piece, parts, wire_of
 from allreduce.comm.mpi.types import (
     MOVED,
     OPERATORS,
@@ -27,6 +27,7 @@ from allreduce.comm.mpi.types import (
     Range,
     address,
     cut,
+    pieces,
     typed,
     wire_dtype,
 )
@@ -82,18 +83,10 @@ class Collective:
             )
         wire = wire_dtype(call.op, call.dtype)
         self._type, self._op = getattr(mpi, TYPES[wire]), getattr(mpi, OPERATORS[call.op])
-        truth = call.op.startswith("logical")
-        if wire != call.dtype or truth:
-            assert self._x is not None
-            divisor = self.size if call.op == "mean" else 1
-            how = Conversion(self._x, self._out, truth, wire, self._type, divisor)
-            self._ahead.extend(how.cut(self._ranges()))
-
-    def _ranges(self) -> list[tuple[Range, int | None]]:
-        """List which elements of the input are reduced to whom; to all without a root."""
-        if self.call.collective == "reduce_scatter":
-            return [(part, root) for root, part in enumerate(cut(self._shares()))]
-        return [((0, self.call.count), self.call.root)]
+        if wire_of(call):
+            self._ahead.extend(
+                Piece(part, call, wire, self._type) for part in parts(call, wire, self.size)
+            )
 
     @property
     def large(self) -> bool:
@@ -119,7 +112,8 @@ class Collective:
         self._piece = self._ahead.popleft() if self._ahead else None
         if self._piece is None:
             return False
-        self._requests = [self._piece.start(self.comm, self.library.mpi, self._op)]
+        assert self._x is not None
+        self._requests = [self._piece.start(self._x, self.comm, self.library.mpi, self._op)]
         return True
 
     def _shares(self) -> Sequence[int]:
@@ -129,16 +123,22 @@ class Collective:
     def complete(self) -> bool:
         """Say whether it is complete; then the result is in the output."""
         while self.library.mpi.Request.Testall(self._requests):
-            if self._piece is not None:
-                self._piece.finish(self.rank)
-                if self._next_piece():
-                    continue
-            elif self.call.op == "mean" and self._out is not None:
-                scaling.divide(self._out, self.size)
+            self._finish()
+            if self._next_piece():
+                continue
             while self._types:
                 self._types.pop().Free()
             return True
         return False
+
+    def _finish(self) -> None:
+        """Make a mean of sums, and put those that were converted into the output."""
+        sums = self._out if self._piece is None else self._piece.sums
+        if self.call.op == "mean" and sums is not None:
+            scaling.divide(sums, self.size)
+        if self._piece is not None and sums is not None:
+            assert self._out is not None, "sums have a place"
+            self._piece.finish(self._out)
 
     # --- reducing: `shares` are elements per member, `simple` that one call can count them -------
 
@@ -146,7 +146,7 @@ class Collective:
         assert self._x is not None
         assert self._out is not None
         same = address(self._x) == address(self._out)
-        for part in self._pieces(0, self.call.count):
+        for part in pieces(0, self.call.count, self.library.most):
             source = self.library.mpi.IN_PLACE if same else self._spec(self._x, part)
             self._add(self.comm.Iallreduce(source, self._spec(self._out, part), self._op))
 
@@ -170,7 +170,7 @@ class Collective:
     def _reduce_range(self, begin: int, count: int, root: int, origin: int) -> None:
         """Reduce elements of the input to one member, whose output begins at input's `origin`."""
         in_place = self.rank == root and address(self._x) == address(self._out)
-        for first, length in self._pieces(begin, count):
+        for first, length in pieces(begin, count, self.library.most):
             source: Any = self._spec(self._x, (first, length))
             target: Any = None
             if self.rank == root:
@@ -189,7 +189,7 @@ class Collective:
         assert self._out is not None
         if self.rank == self.call.root and address(self._x) != address(self._out):
             np.copyto(self._out, self._x)  # type: ignore[arg-type]  # the root has an input
-        for part in self._pieces(0, self.call.count):
+        for part in pieces(0, self.call.count, self.library.most):
             self._add(self.comm.Ibcast(self._spec(self._out, part), root=self.call.root))
 
     def _all_gather(self, shares: Sequence[int], simple: bool) -> None:
@@ -259,12 +259,6 @@ class Collective:
 
     def _add(self, request: Any) -> None:
         self._requests.append(request)
-
-    def _pieces(self, begin: int, count: int) -> Iterator[Range]:
-        """Cut a range into what one call can count: (first element, elements)."""
-        most = self.library.most
-        for first in range(begin, begin + count, most):
-            yield first, min(most, begin + count - first)
 
     def _spec(self, array: Array | None, part: Range) -> list[Any]:
         assert array is not None

@@ -10,7 +10,7 @@ from allreduce.comm.failures import dead
 from allreduce.comm.mpi.flight import Flight
 from allreduce.comm.mpi.news import News, Notice
 from allreduce.comm.mpi.work import MpiWork
-from allreduce.errors import AllreduceError, ClosedError, PeerLostError
+from allreduce.errors import AllreduceError, ClosedError, OutOfMemoryError, PeerLostError
 
 
 class Ending:
@@ -74,6 +74,8 @@ class Ending:
         """Make the communicator dead if what is done to its calls is left half done."""
         try:
             yield
+        except OutOfMemoryError as error:
+            self.fail(OutOfMemoryError(f"{self._where}: {error}"), "aborted", str(error))
         except AllreduceError as error:
             self.fail(type(error)(f"{self._where}: {error}"), "mismatch", str(error))
         except self._mpi.Exception as error:
