@@ -217,7 +217,7 @@ for message in (False, True):
     call = "all_reduce(int64[1], op='sum')"
     assert len(lines) == 2, lines
     assert all("[mpi] rank 0 has waited" in line for line in lines)
-    assert f" in {call} #0: rank 1 has made no call yet (process " in lines[0]
+    assert f" in {call} #0: rank 1 is not known to have made a call (process " in lines[0]
     did = f"made its last call, {call} #0, and waits in a recv for rank 0 (process "
     assert f" in {call} #1: rank 1 {did}" in lines[1]
 

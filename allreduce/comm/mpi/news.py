@@ -129,7 +129,7 @@ class News:
             number, _, call = (text or "-1 ").partition(" ")
             if rank == self.world.rank or int(number) >= seq:
                 continue
-            did = f"made its last call, {last}" if last else "has made no call yet"
+            did = f"made its last call, {last}" if last else "is not known to have made a call"
             newer = call and int(number) > int(last.rpartition("#")[2] or -1)
             did = f"waits in call {call} #{number}" if newer else did
             message = self._get(f"message/{rank}")
