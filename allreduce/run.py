@@ -252,6 +252,14 @@ def _line(text: str) -> bytes:
     return f"[allreduce.run] {text}\n".encode()
 
 
+def _check_transport(name: str | None) -> None:
+    """Refuse a transport that the ranks would refuse, each for itself."""
+    if name is not None:
+        from allreduce.comm.transports import check_name  # the ranks need NumPy, we do not
+
+        check_name(name, "ALLREDUCE_TRANSPORT")
+
+
 def launch(
     command: Annotated[
         list[str], typer.Argument(help="The script, or with -m the module, and its arguments.")
@@ -272,7 +280,7 @@ def launch(
         hint = "; leave it out: ranks are Python programs anyway" if is_python else ""
         raise typer.BadParameter(f"there is no file {command[0]!r}{hint}", param_hint="COMMAND")
     try:
-        settings.load()
+        _check_transport(settings.load().transport)
         code = Job(python([*(["-m"] if module else []), *command]), processes, grace).run()
     except AllreduceError as error:
         sys.stderr.buffer.write(_line(str(error)))

@@ -353,6 +353,14 @@ def test_an_invalid_setting_is_one_line(script: Write, monkeypatch: pytest.Monke
     assert "Traceback" not in result.err
 
 
+def test_an_unknown_transport_is_refused_once_and_before_ranks_start(script: Write) -> None:
+    path = script("print('started')")
+    result = run([*LAUNCH, "-n", "2", str(path)], {"ALLREDUCE_TRANSPORT": "sharde"})
+    assert (result.code, result.out) == (1, "")
+    told = r"\[allreduce\.run\] ALLREDUCE_TRANSPORT: unknown transport 'sharde': .* 'shared'\?\n"
+    assert re.fullmatch(told, result.err), result.err
+
+
 def test_many_ranks_start_and_meet(script: Write) -> None:
     result = launch(8, script(JOIN + "world.store.barrier('all', 20)"))
     assert result.code == 0, result.err

@@ -43,11 +43,16 @@ def opener(name: str | None, where: str = "") -> Opener:
     """
     if name is None:
         return _by_world
-    if name not in REGISTRY:
-        raise unknown_name("transport", name, REGISTRY, where)
+    check_name(name, where)
     module, function = REGISTRY[name]
     found: Callable[..., list[Communicator]] = getattr(importlib.import_module(module), function)
     return cast(Opener, found)
+
+
+def check_name(name: str, where: str = "") -> None:
+    """Refuse a name that no transport has; as `opener`, which imports what it finds."""
+    if name not in REGISTRY:
+        raise unknown_name("transport", name, REGISTRY, where)
 
 
 def open_members(
