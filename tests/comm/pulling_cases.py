@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import os
+import time
 
 import numpy as np
 
-from allreduce.comm import Communicator
+from allreduce.comm import Communicator, native
+from allreduce.events import logger
 from tests.comm.cases import Array, whole
 
 _SECRET = 447  # memfd_secret, on all machines
@@ -88,3 +91,22 @@ def owned_again(comm: Communicator) -> None:
         root = number % size
         got = comm.broadcast(np.full(100_000, number + me), root=root)
         assert (got == number + root).all()
+
+
+def slow(comm: Communicator) -> list[str]:
+    """Return the warnings of a call that all members have made, and that one does not drive."""
+    said: list[str] = []
+    handler, usual = logging.Handler(logging.WARNING), native.WARN_SECONDS
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        native.WARN_SECONDS = 0.2 + 9 * comm.rank
+        comm.barrier()
+        work = comm.all_reduce(np.ones(2_000_000), async_op=True)
+        if comm.rank == 1:
+            time.sleep(0.5)
+        assert work.wait()[0] == comm.size
+    finally:
+        native.WARN_SECONDS = usual
+        logger.removeHandler(handler)
+    return said

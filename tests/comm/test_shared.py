@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from tests.comm import pool
 from tests.comm.contract import Contract, ContractOfProcesses, Symmetric, rows
-from tests.comm.pool import Ranks
+from tests.comm.pool import Ranks, Runner
 
 
 @rows("a", "aaa", torture=("aa", "aaaa", "aaaaaaa"))
@@ -15,3 +17,14 @@ class TestThreads(Contract, Symmetric):
 @rows("aa", "aaa", torture=("a", "aaaa", "aaaaaaa"))
 class TestProcesses(ContractOfProcesses, Symmetric):
     ranks = Ranks("shared", pool.processes)
+
+    def test_of_a_call_that_all_have_made_it_is_said_where_it_is_under_way(
+        self, run: Runner
+    ) -> None:
+        said = run("slow")
+        if len(said) == 1:  # who is alone drives all
+            return
+        (line,), *others = said
+        under_way = "all ranks have made the call, and it is still under way here and on rank 1"
+        assert re.search(rf"#\d+: {under_way} \(process \d+ is alive\)", line), line
+        assert not any(others)

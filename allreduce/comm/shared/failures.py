@@ -37,6 +37,20 @@ class SharedWitness(Witness):
             return found
         return replace(found, typed=Note.unpack(told).typed)
 
+    def missing(self, seq: int) -> str:
+        """As on other transports; but where all have made the call, they are only slow together."""
+        unfinished = self.absent(seq)
+        if self.me not in unfinished or self.group.posted_call(self.me, seq) is None:
+            return super().missing(seq)
+        others = []
+        for member in unfinished:
+            if member != self.me:
+                waits = self.message_of(member)
+                state = self.members[member].state + (f", {waits}" if waits else "")
+                others.append(f"{self.members[member]} ({state})")
+        also = f" and on {', '.join(others)}" if others else ""
+        return f"all ranks have made the call, and it is still under way here{also}"
+
     def last_call(self, member: int) -> str:
         """As on other transports, with the message in which the member waits by now."""
         said, waits = super().last_call(member), self.message_of(member)
