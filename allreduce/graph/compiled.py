@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +30,6 @@ from allreduce.graph.placement import Placed, place, report
 from allreduce.graph.program import Program
 from allreduce.graph.replica import Replica
 from allreduce.graph.reports import Fed
-from allreduce.graph.retracing import Discarded, Retracing, code_of
 from allreduce.graph.returned import Returned, take_apart
 from allreduce.graph.schedule import schedule
 from allreduce.graph.signature import Arguments
@@ -85,122 +82,6 @@ class Compiled:
         """Let go of all memory; it runs no more steps."""
         for executor in self.executors:
             executor.release()
-
-
-class ProgramCache:
-    """Compiled steps by function and signature; they live as long as the function does.
-
-    Where nobody can be told that it is gone, as with methods of a class with `__slots__`, they and
-    the instance live as long as the replicas that run it.
-    """
-
-    def __init__(self) -> None:
-        self._functions: dict[tuple[int, object], Programs] = {}
-        self._discarded = Discarded()
-
-    def of(self, fn: Callable[..., Any]) -> Programs:
-        """Return what was compiled of a function."""
-        owner, method = _parts(fn)
-        key = (id(owner), method)  # forgotten before its id can return
-        found = self._functions.get(key)
-        if found is None:
-            found = self._functions[key] = Programs(self._discarded)
-            code = None if method else code_of(fn)
-            try:
-                weakref.finalize(owner, self._forget, key, code).atexit = False
-            except TypeError:  # tuples, builtins and what has __slots__ tell nobody when they go
-                found.owner = owner
-        return found
-
-    def like(self, fn: Callable[..., Any]) -> Arguments | None:
-        """Return what a function's latest call looked like, if others may be compared with it."""
-        owner, method = _parts(fn)
-        found = self._functions.get((id(owner), method))
-        return None if found is None else found.like
-
-    def _forget(self, key: tuple[int, object], code: object) -> None:
-        programs = self._functions.pop(key)
-        if programs.by_signature:
-            self._discarded.add(code, programs.steps)
-
-    def clear(self) -> None:
-        """Forget all programs, but not how often each function ran."""
-        for programs in list(self._functions.values()):  # some may go meanwhile
-            programs.latest = programs.like = programs.liked = None
-            while programs.by_signature:
-                _, compiled = programs.by_signature.popitem()
-                compiled.release()
-
-
-def _parts(fn: Callable[..., Any]) -> tuple[Any, object]:
-    """Return what lives as long as a function does, and which of its methods it is.
-
-    A bound method is made anew at each access: its instance is what lives on. It need not be
-    hashable.
-    """
-    return (fn.__self__, fn.__func__) if inspect.ismethod(fn) else (fn, None)
-
-
-@dataclass(slots=True)
-class Programs:
-    """What was compiled of one function, and how often it ran: what random draws depend on.
-
-    Attributes:
-        discarded: The functions before it that were made for one call each.
-        like: What the latest call looked like, if others may be compared with it.
-        liked: What was compiled for that.
-        owner: What the function is of, where it has to be kept so that its id stays its own.
-    """
-
-    discarded: Discarded
-    by_signature: dict[tuple[bool, int | None, Hashable], Compiled] = field(default_factory=dict)
-    latest: Compiled | None = None  # the one that was run last
-    steps: int = 0
-    retracing: Retracing = field(default_factory=Retracing)
-    owner: object = None
-    like: Arguments | None = None
-    liked: Compiled | None = None
-
-    def get(
-        self,
-        fn: Callable[..., Any],
-        arguments: Arguments,
-        make: Callable[[], Compiled],
-        alone: bool = False,
-    ) -> Compiled:
-        """Return the step of a function for a call's arguments; `make` compiles a new one.
-
-        The first one with another seed takes the place of all those with the seed before.
-        """
-        if self.like is not None and arguments.key is self.like.key and self.liked and not alone:
-            self.retracing.note(fn, arguments, False)
-            return self.liked
-        signature = (alone, arguments.seed, arguments.key)
-        found = self.by_signature.get(signature)
-        self.retracing.note(fn, arguments, found is None)
-        if found is None:
-            if not self.by_signature:
-                self.discarded.note(fn)
-            self._drop_other_seeds(alone, arguments.seed)
-            found = self.by_signature[signature] = make()
-        if not alone:
-            self.like, self.liked = arguments.without_values(), found
-        return found
-
-    def _drop_other_seeds(self, alone: bool, seed: int | None) -> None:
-        # Not those of the other kind: what one rank runs alone is not to make it trace alone later.
-        for signature in list(self.by_signature):
-            if signature[0] == alone and signature[1] != seed:
-                dropped = self.by_signature.pop(signature)
-                if dropped is self.latest:
-                    self.latest = None
-                self.like = self.liked = None
-                dropped.release()
-
-    def count_step(self) -> int:
-        """Count one more step; returns its number, from 1."""
-        self.steps += 1
-        return self.steps
 
 
 def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Compiled:

@@ -14,16 +14,11 @@ from allreduce.errors import UsageError
 from allreduce.graph.agreement import compare
 from allreduce.graph.arenas import publish_iterations, renew
 from allreduce.graph.calls import canonical
-from allreduce.graph.compiled import (
-    Compiled,
-    ProgramCache,
-    Programs,
-    compile_alone,
-    compile_step,
-)
+from allreduce.graph.compiled import Compiled, compile_alone, compile_step
 from allreduce.graph.cutting import measured, prepare
 from allreduce.graph.eager_step import run_eagerly
 from allreduce.graph.node import Graph
+from allreduce.graph.program_cache import ProgramCache, Programs
 from allreduce.graph.replica import Moment, Replica
 from allreduce.graph.replicas import Replicas, T
 from allreduce.graph.returned import Returned
