@@ -59,9 +59,9 @@ def ahead(items: Iterable[T], note: Note | None = None) -> Generator[T, None, No
         while True:
             start = time.perf_counter()
             got = channel.made.get()
-            waited = _since(start, "wait for a batch")
             if not isinstance(got, _Item):
                 break
+            waited = _since(start, "wait for a batch")  # for the end there is no batch to wait for
             if note is not None:
                 note(got.seconds, waited)
             channel.wanted.release()

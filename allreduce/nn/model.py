@@ -91,11 +91,11 @@ class Model(Built):
 
     @property
     def train_step(self) -> Callable[[Any, Any], Any]:
-        return self._steps().train
+        return self._steps().train_step
 
     @property
     def test_step(self) -> Callable[[Any, Any], Any]:
-        return self._steps().test
+        return self._steps().test_step
 
     def _steps(self) -> Steps:
         if self._compiled is None:

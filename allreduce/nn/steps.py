@@ -59,7 +59,7 @@ class Steps:
         kind = self.loss.function if isinstance(self.loss, losses.Loss) else self.loss
         return kind is losses.sparse_categorical_crossentropy
 
-    def train(self, x: Any, y: Any) -> Mapping[str, Tensor]:
+    def train_step(self, x: Any, y: Any) -> Mapping[str, Tensor]:
         """Take one step; gives "loss" and each metric, one value per sample."""
         outputs = self._model(x, training=True)
         loss = self._loss(y, outputs)
@@ -73,10 +73,13 @@ class Steps:
         self._trained = _names(variables)
         return {"loss": loss, **self._measure(y, outputs)}
 
-    def test(self, x: Any, y: Any) -> Mapping[str, Tensor]:
+    def test_step(self, x: Any, y: Any) -> Mapping[str, Tensor]:
         """Compute the same in inference mode, without a step."""
         outputs = self._model(x, training=False)
         return {"loss": self._loss(y, outputs), **self._measure(y, outputs)}
+
+    train_step.__qualname__ = "Model.train_step"  # for messages, as people know them
+    test_step.__qualname__ = "Model.test_step"
 
     def new_changes(self) -> str:
         """Say, once, what was frozen or unfrozen since the step was traced, which has not noticed.

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from allreduce import events
 from allreduce.data.prefetch import ahead, in_turn
 from allreduce.devices import options
 
@@ -26,6 +27,17 @@ def wait_until_gone() -> None:
 
 def test_gives_every_item_in_order() -> None:
     assert list(ahead(range(100))) == list(range(100))
+    wait_until_gone()
+
+
+def test_nobody_is_said_to_wait_for_what_does_not_follow() -> None:
+    told: list[str] = []
+    stop = events.subscribe(lambda event: told.append(event.name))
+    try:
+        assert list(ahead(range(3))) == [0, 1, 2]
+    finally:
+        stop()
+    assert told.count("wait for a batch") == told.count("make a batch") == 3
     wait_until_gone()
 
 

@@ -77,6 +77,10 @@ def test_a_models_step_that_has_not_run_is_named() -> None:
         model = ar.nn.Sequential([ar.nn.Dense(3)])
     with pytest.raises(UsageError, match=r"has not run Sequential\.predict_step as a trace; run"):
         ar.observe.explain(strategy, model.predict_step)
+    model.compile("sgd", "mse")
+    for step, called in ((model.train_step, "train_step"), (model.test_step, "test_step")):
+        with pytest.raises(UsageError, match=rf"has not run Model\.{called} as a trace; run"):
+            ar.observe.explain(strategy, step)
 
 
 def test_an_update_in_slices_is_explained(
