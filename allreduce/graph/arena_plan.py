@@ -85,7 +85,7 @@ class ArenaPlan:
             lambda index: self._build(host, index, rule.slots)
         )
         self._everyones = self._meet(host)
-        self._make_sums(host)
+        self._make_sums(host, self.buckets, self.sharded)
         self.take_over()
 
     def _build(self, host: Host, index: int, slots: Sequence[str]) -> Arena:
@@ -98,9 +98,9 @@ class ArenaPlan:
         shared = partial(symmetric, device, communicator, contents=contents)
         return Arena(self.layout, slots, shared if self._maps_slots else own, shared)
 
-    def _make_sums(self, host: Host) -> None:
+    def _make_sums(self, host: Host, buckets: Sequence[Bucket], sharded: Mapping[int, Way]) -> None:
         """Make room for sums that do not lie where gradients do."""
-        scattered = [each for each in self.buckets if self.sharded.get(each.index) is Way.SCATTERED]
+        scattered = [each for each in buckets if sharded.get(each.index) is Way.SCATTERED]
         for index, arena in enumerate(self.arenas if scattered else ()):
             device, member = host.places[index].names[self.device], host.replicas[index]
             assert member.communicator is not None, "one of several"
@@ -200,8 +200,8 @@ class ArenaPlan:
             self._set_loaded(arena)
         for arena in self.arenas:  # not before all have it: until then it can be done again
             arena.loaded = {}
+        self._make_sums(host, buckets, sharded)
         self.buckets, self.sharded, self.because = buckets, sharded, because
-        self._make_sums(host)
 
     def state(self, iterations: int) -> dict[str, np.ndarray]:
         """Copy the slots, and the variables' number of updates where it is not `iterations`."""

@@ -14,7 +14,7 @@ import allreduce as ar
 from allreduce.comm import Work
 from allreduce.devices import options
 from allreduce.errors import UsageError
-from allreduce.graph import reports
+from allreduce.graph import reports, slices
 from allreduce.graph.frame import Frame
 from allreduce.graph.node import Node
 from allreduce.graph.reports import Clock, Took
@@ -103,6 +103,30 @@ def test_an_update_in_slices_is_explained(
     assert "update_slices 0" in said
     assert "the header (64 B: the number of samples): ready at " in said
     assert "bucket 0 (64 B: m/w): ready at " in said
+
+
+def test_slices_that_are_sent_are_explained(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharding, "SHARDED_BYTES", 1)
+    monkeypatch.setattr(slices, "updates", lambda _: False)  # as over a network
+    ar.config.set_shard_everywhere(True)
+    strategy = ar.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        w = ar.Variable(np.ones((3, 3), np.float32), name="m/w")
+        optimizer = ar.optim.Adam()
+
+    def step(x: ar.Tensor) -> None:
+        optimizer.minimize(ar.ops.sum(ar.ops.tanh(x @ w), axis=1), [w])
+
+    (batch,) = strategy.distribute_dataset([np.ones((6, 3), np.float32)])
+    strategy.run(step, (batch,))
+    ar.observe.explain(strategy, step)
+    said = capsys.readouterr().out
+    for op in ("reduce_scatter_bucket 0", "update_own 0", "all_gather_bucket 0"):
+        assert op in said
+    assert "\nbucket 0 (64 B: m/w): ready at " in said
+    assert "the new parameters of bucket 0 (64 B: m/w): ready at " in said
 
 
 def _two_buckets() -> tuple[ar.MirroredStrategy, Callable[..., None], Frame]:
