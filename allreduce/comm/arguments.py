@@ -11,7 +11,7 @@ import numpy as np
 
 from allreduce.comm import checks, scaling, typed
 from allreduce.comm.array import Array
-from allreduce.comm.arrays import borrow, borrow_out
+from allreduce.comm.arrays import Lent, borrow, borrow_out
 from allreduce.comm.call import COUNT_LIMIT, ROOTED, Call
 from allreduce.comm.checks import UNSCALED, Context, Options
 from allreduce.comm.overlap import check_overlap
@@ -42,26 +42,17 @@ def prepare(context: Context, x: Any, options: Options, out: Any, whole: Any = N
         UsageError: An argument is of the wrong kind; ShapeError if only its shape or dtype is.
         UnsupportedError: The transport does not carry this operator on this type.
     """
-    lent = borrow(context.where, x, _takes(context)) if whole is None or x is not None else None
-    dtype, shape = whole if lent is None else (lent.array.dtype, lent.array.shape)
-    options = _checked(context, x, options, dtype)
-    wanted = result_shape(context, shape, options)
-    call = _call(context, options, dtype, shape)  # before anything so large is allocated
-    target = buffer = answer = None
-    if context.collective not in _TO_ROOT or context.rank == options.root:
-        target, answer = _target(context, out, wanted, dtype)
-        if answer is None:
-            answer = lent.answer if lent is not None else _same
-        buffer = target if target.flags.c_contiguous else room(context, wanted, dtype)
-    if lent is not None and target is not None and out is not None:
-        check_overlap(context, lent.array, target, options)
-    source = None
+    lent, options, call, target, answer = read(context, x, options, out, whole)
+    source = buffer = None
+    if target is not None:
+        plain = target.flags.c_contiguous
+        buffer = target if plain else room(context, target.shape, target.dtype)
     if lent is not None:
-        own = buffer if out is None or buffer is not target else None
+        own = buffer if out is None or buffer is not target else None  # nobody else's memory
         source = _source(context, lent.array, options, own)
 
     def result() -> Any:
-        if target is None or answer is None or buffer is None:
+        if target is None or buffer is None:
             return None
         if options.scale[1] != 1:
             scaling.apply(buffer, options.scale[1], buffer)
@@ -70,6 +61,32 @@ def prepare(context: Context, x: Any, options: Options, out: Any, whole: Any = N
         return answer(target)
 
     return Prepared(call, source, buffer, result)
+
+
+def read(
+    context: Context, x: Any, options: Options, out: Any, whole: Any = None
+) -> tuple[Lent | None, Options, Call, Array | None, Callable[[Array], Any]]:
+    """Check a call's arguments, as `prepare` has them, and copy nothing.
+
+    Returns:
+        The input, the options in plain numbers, the call, where the result goes, if any does, and
+        how the caller is answered with that.
+    """
+    lent = borrow(context.where, x, _takes(context)) if whole is None or x is not None else None
+    dtype, shape = whole if lent is None else (lent.array.dtype, lent.array.shape)
+    options = _checked(context, x, options, dtype)
+    wanted = result_shape(context, shape, options)
+    call = _call(context, options, dtype, shape)  # before anything so large is allocated
+    answer = _same if lent is None else lent.answer
+    if context.collective in _TO_ROOT and context.rank != options.root:
+        return lent, options, call, None, answer
+    if out is None:
+        return lent, options, call, room(context, wanted, dtype), answer
+    target = borrow_out(f"{context.where}: out", out)
+    checks.check_out(context, target, wanted, dtype)
+    if lent is not None:
+        check_overlap(context, lent.array, target, options)
+    return lent, options, call, target, lambda _: out
 
 
 def _takes(context: Context) -> str:
@@ -97,22 +114,36 @@ def _same(result: Any) -> Any:
 
 
 def _source(context: Context, array: Array, options: Options, own: Array | None) -> Array:
-    """Return the contiguous input; a scaled one in the call's `own` result, if it fits there."""
-    if options.scale[0] == 1:
-        return contiguous(context, array)
-    fits = own is not None and context.collective in ("all_reduce", "reduce")
-    scaled = own if fits and own is not None else room(context, array.shape, array.dtype)
-    return scaling.apply(array, options.scale[0], scaled)
+    """Return the contiguous input; a copy lies in the call's `own` result, if that has its place.
+
+    There it takes no memory, and the call works in place. Where the caller brings the output it
+    must not, for that may not be touched before the members are known to agree.
+    """
+    if options.scale[0] == 1 and array.flags.c_contiguous:
+        return array
+    copy = None if own is None else _part(context, own, array.shape, options)
+    if copy is None:
+        copy = room(context, array.shape, array.dtype)
+    if context.collective == "broadcast" and context.rank != options.root:
+        return copy  # what it holds is read by nobody
+    if options.scale[0] != 1:
+        return scaling.apply(array, options.scale[0], copy)
+    copy[...] = array
+    return copy
 
 
-def _target(
-    context: Context, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> tuple[Array, Callable[[Array], Any] | None]:
-    """Return the output array, and how it is answered if that is not as the input was given."""
-    if out is None:
-        return room(context, shape, dtype), None
-    array = borrow_out(f"{context.where}: out", out)
-    return checks.check_out(context, array, shape, dtype), lambda _: out
+def _part(
+    context: Context, result: Array, shape: tuple[int, ...], options: Options
+) -> Array | None:
+    """Return the part of a result that the own input may lie in, if there is one."""
+    if context.collective in checks.WHOLE:
+        return result
+    if context.collective not in checks.JOINS:
+        return None
+    rows = shape[0] if shape else 1
+    counts = options.counts
+    first = context.rank * rows if counts is None else sum(counts[: context.rank])
+    return result[first : first + rows].reshape(shape)
 
 
 def room(context: Context, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -43,6 +43,10 @@ class Caller(ABC):
         """Make a call that is made of several; a `Work` with `async_op`."""
 
     @abstractmethod
+    def _queued(self, context: Context, stages: Stages, async_op: bool) -> Work:
+        """Start such a call; by itself it goes on with `async_op` only."""
+
+    @abstractmethod
     def _call(self, begin: Callable[[], Work], async_op: bool) -> Any:
         """Start a call, and wait for it if not `async_op`.
 

@@ -67,13 +67,12 @@ class Calling(Caller):
         return self._begin(context, prepare(context, x, options, out, whole))
 
     def _staged(self, context: Context, stages: Stages, async_op: bool) -> Any:
+        return self._call(functools.partial(self._queued, context, stages, async_op), async_op)
+
+    def _queued(self, context: Context, stages: Stages, async_op: bool) -> Work:
         at = place()
-
-        def begin() -> Work:
-            self._here.starts = True
-            return self._order.add(stages, context.where, at, attended=async_op)
-
-        return self._call(begin, async_op)
+        self._here.starts = True
+        return self._order.add(stages, context.where, at, attended=async_op)
 
     def _call(self, begin: Callable[[], Work], async_op: bool) -> Any:
         work: Work | None = None

@@ -23,6 +23,7 @@ from allreduce.errors import (
 
 CUTS = ("reduce_scatter", "scatter")  # axis 0 of the input is cut into shares
 JOINS = ("all_gather", "gather")  # axis 0 of the output is made of shares
+WHOLE = ("all_reduce", "reduce", "broadcast")  # the output is shaped as the input
 _REDUCE = ("all_reduce", "reduce", "reduce_scatter")
 UNSCALED: tuple[Any, Any] = (1.0, 1.0)
 _BYTES_LIMIT = 1 << 62  # what no address says, and transports need not count

@@ -182,11 +182,14 @@ class Collectives(PointToPoint, Objects):
 
     def _finish(self, collective: str, x: Any, options: Options, out: Any, async_op: bool) -> Any:
         if isinstance(x, list | tuple):
-            from allreduce.comm import lists  # which few programs use
-
-            begin = functools.partial(lists.start, self, collective, x, options, out)
+            from allreduce.comm.lists import start  # which few programs use
+        elif options.scale is not UNSCALED:
+            from allreduce.comm.pieces import start
+        else:
+            begin = functools.partial(self._start, collective, x, options, out)
             return self._call(begin, async_op)
-        return self._call(functools.partial(self._start, collective, x, options, out), async_op)
+        given = (self, collective, x, options, out, async_op)
+        return self._call(functools.partial(start, *given), async_op)
 
 
 def _unequal_exchange(comm: Collectives, x: Any, counts: Sequence[int], out: Any) -> Stages:

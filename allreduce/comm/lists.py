@@ -1,4 +1,4 @@
-"""A list of arrays as one call: packed by dtype, and handed back one by one."""
+"""A list of arrays as one call: packed by dtype, in pieces if it is long, and handed back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm import checks, scaling, typed
+from allreduce.comm import checks, pieces, scaling, typed
 from allreduce.comm.arguments import room
 from allreduce.comm.array import Array
 from allreduce.comm.arrays import Lent, borrow, borrow_out
@@ -19,9 +19,9 @@ from allreduce.comm.call import ROOTED
 from allreduce.comm.caller import Caller
 from allreduce.comm.checks import UNSCALED, Context, Options
 from allreduce.comm.overlap import check_apart
+from allreduce.comm.pieces import Cut, Step, of_whole
+from allreduce.comm.spread import Spread
 from allreduce.errors import ShapeError, UsageError
-
-_CARRIERS = ("all_reduce", "reduce", "broadcast")  # the result is shaped as the input
 
 
 class ListWork(Work):
@@ -51,8 +51,10 @@ class ListWork(Work):
         return self._unpack(flats)
 
 
-def start(comm: Caller, collective: str, x: Sequence[Any], options: Options, out: Any) -> ListWork:
-    """Start a collective on a list of arrays, with one call per dtype that occurs in it.
+def start(
+    comm: Caller, collective: str, x: Sequence[Any], options: Options, out: Any, async_op: bool
+) -> Work:
+    """Start a collective on a list of arrays.
 
     Args:
         comm: Where it starts.
@@ -60,9 +62,61 @@ def start(comm: Caller, collective: str, x: Sequence[Any], options: Options, out
         x: The arrays; in number, shapes and dtypes the same on all members.
         options: The call's.
         out: As many arrays for the results, or None for new ones.
+        async_op: Whether it goes on by itself.
     """
     context = comm._context(collective)
     request = read(context, x, options, out)
+    gets = collective != "reduce" or comm.rank == request.options.root
+
+    def result() -> Any:
+        if not gets:
+            return None
+        pairs = zip(request.lent, request.targets, strict=True)
+        return [one.answer(target) for one, target in pairs] if out is None else out
+
+    if not request.large:
+        return _start_whole(comm, context, request, result)
+    cut = cuts(context, request)
+    made = pieces.stages(comm, context, request.options, cut, result)
+    return comm._queued(context, made, async_op)
+
+
+def cuts(context: Context, request: Request) -> list[Cut]:
+    """Cut a large list into pieces, dtype by dtype."""
+    options, targets = request.options, request.targets
+    arrays = _kept(context, request)
+    gets = context.collective != "reduce" or context.rank == options.root
+    reads = context.collective != "broadcast" or context.rank == options.root
+    made = []
+    for bundle in request.bundles:
+        source, target = (Spread([each[i] for i in bundle.items]) for each in (arrays, targets))
+        dtype = arrays[bundle.items[0]].dtype
+        whole = [Step(((0, source.size),), (0, source.size))] * bool(source.size)
+        steps = of_whole(source.size, dtype.itemsize) if request.cuts(bundle) else whole
+        into = target if gets else None
+        how = (reads, request.fresh, not bundle.packed)
+        made.append(Cut(dtype, source, into, tuple(steps), *how))
+    return made
+
+
+def _kept(context: Context, request: Request) -> list[Array]:
+    """Return the inputs, with copies of those over which an earlier item's output is written."""
+    order = [i for bundle in request.bundles for i in bundle.items]
+    arrays, written = request.arrays, set[int]()
+    for i in order:
+        if arrays[i].ctypes.data in written:
+            arrays[i] = room(context, arrays[i].shape, arrays[i].dtype)
+            arrays[i][...] = request.lent[i].array
+        if arrays[i].size:
+            written.add(request.targets[i].ctypes.data)
+    return arrays
+
+
+def _start_whole(
+    comm: Caller, context: Context, request: Request, result: Callable[[], Any]
+) -> ListWork:
+    """Start one call per dtype that occurs."""
+    collective = context.collective
     arrays, targets, options = request.arrays, request.targets, request.options
     flats: list[tuple[Array, Array]] = []
     for bundle in request.bundles:
@@ -71,21 +125,22 @@ def start(comm: Caller, collective: str, x: Sequence[Any], options: Options, out
             flats.append((flat, flat))
         else:
             (i,) = bundle.items  # flat, as it is on members whose `out` has it packed
-            flats.append((arrays[i].reshape(-1), targets[i].reshape(-1)))
+            into = targets[i].reshape(-1)
+            if request.fresh and not arrays[i].flags.c_contiguous:
+                targets[i][...] = arrays[i]
+                flats.append((into, into))
+            else:
+                flats.append((arrays[i].reshape(-1), into))
     with comm._together() if len(flats) > 1 else contextlib.nullcontext():
         works = [comm._start(collective, x, options, into) for x, into in flats]
     if not request.lent:  # which all members have to agree on
         works.append(comm._meet(options.typed))
-    gets = collective != "reduce" or comm.rank == options.root
 
     def unpack(flats: Sequence[Any]) -> Any:
-        if not gets:
-            return None
         for bundle, flat in zip(request.bundles, flats, strict=bool(request.lent)):
-            bundle.unpack(flat, targets)
-        if out is not None:
-            return out
-        return [one.answer(target) for one, target in zip(request.lent, targets, strict=True)]
+            if flat is not None:  # of a reduce, where it goes to another
+                bundle.unpack(flat, targets)
+        return result()
 
     return ListWork(context.where, works, unpack)
 
@@ -115,24 +170,36 @@ class Request:
         targets: Where their results go.
         options: The call's, in plain numbers, with what the caller wrote, which has to agree.
         bundles: What goes as one call.
+        fresh: Whether the results' places are new memory.
     """
 
     lent: list[Lent]
     targets: list[Array]
     options: Options
     bundles: list[Bundle]
+    fresh: bool
 
     @property
     def arrays(self) -> list[Array]:
         """Its items as NumPy sees them."""
         return [one.array for one in self.lent]
 
+    @property
+    def large(self) -> bool:
+        """Whether it is cut into pieces; all members say the same."""
+        cut = [i for bundle in self.bundles if self.cuts(bundle) for i in bundle.items]
+        return sum(self.lent[i].array.nbytes for i in cut) > pieces.WHOLE_BYTES
+
+    def cuts(self, bundle: Bundle) -> bool:
+        """Say whether a large list's bundle is cut; a dtype's only array goes as it would alone."""
+        return len(bundle.items) > 1 or self.options.scale[0] != 1
+
 
 def read(context: Context, x: Sequence[Any], options: Options, out: Any) -> Request:
     """Check a call of a list: each item is refused as it would be alone."""
-    if context.collective not in _CARRIERS:
+    if context.collective not in checks.WHOLE:
         raise UsageError(
-            f"{context.where} takes one array, not a list; lists go to {', '.join(_CARRIERS)}"
+            f"{context.where} takes one array, not a list; lists go to {', '.join(checks.WHOLE)}"
         )
     lent = [_borrow(context, i, one, options) for i, one in enumerate(x)]
     targets = _targets(context, lent, out)
@@ -141,7 +208,8 @@ def read(context: Context, x: Sequence[Any], options: Options, out: Any) -> Requ
         check_apart(context.where, arrays, targets)
     options = _checked(context, arrays, options)
     # With one item, or new results, no output can be another item's input.
-    return Request(lent, targets, options, _bundles(arrays, targets, out is None or len(lent) == 1))
+    alone = out is None or len(lent) == 1
+    return Request(lent, targets, options, _bundles(arrays, targets, alone), out is None)
 
 
 def _bundles(arrays: Sequence[Array], targets: Sequence[Array], alone: bool) -> list[Bundle]:

@@ -8,13 +8,12 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from allreduce.comm.array import Array
-from allreduce.comm.checks import JOINS, Context, Options
+from allreduce.comm.checks import JOINS, WHOLE, Context, Options
 from allreduce.errors import UsageError
 
 # Whether two strided arrays share an element is as hard to say as a Diophantine equation; those
 # that slices and transposes make need a handful of tries, and others count as sharing it.
 _TRIES = 1000
-_IN_PLACE = ("all_reduce", "reduce", "broadcast")
 
 
 def check_overlap(context: Context, x: Array, out: Array, options: Options) -> None:
@@ -31,7 +30,7 @@ def check_overlap(context: Context, x: Array, out: Array, options: Options) -> N
     """
     check_own(f"{context.where}: out", out)
     name = context.collective
-    if (x is out and name in _IN_PLACE) or not overlap(x, out):
+    if (x is out and name in WHOLE) or not overlap(x, out):
         return
     if name in ("reduce_scatter", "all_to_all"):
         raise UsageError(

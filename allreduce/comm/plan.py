@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 
@@ -81,8 +82,10 @@ class Plan:
         if known:
             told = ", ".join(f"{name} {amount}" for name, amount in known.items())
             lines.append(f"  this rank: {told}")
-        for part in self.parts:
-            lines += [f"  {line}" for line in str(part).splitlines()]
+        for part, alike in itertools.groupby(self.parts):
+            number = len(list(alike))
+            times = f"{number} times " if number > 1 else ""
+            lines += [f"  {line}" for line in f"{times}{part}".splitlines()]
         return "\n".join(lines)
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from allreduce.comm import lists, messages, scaling, typed
-from allreduce.comm.arguments import Prepared, prepare
+from allreduce.comm import lists, messages, pieces, scaling, typed
+from allreduce.comm.arguments import Prepared, prepare, read
 from allreduce.comm.arrays import borrow
 from allreduce.comm.base import Transport
 from allreduce.comm.call import ANY, ROOTED, Call
 from allreduce.comm.checks import UNSCALED, Context, Options
+from allreduce.comm.pieces import Cut
 from allreduce.comm.plan import Plan
 from allreduce.errors import UsageError, unknown_name
 from allreduce.events import counted
@@ -97,12 +98,59 @@ def _describe_array(
     whole = None
     if context.collective == "scatter" and context.rank != options.root:
         x, whole = None, (array.dtype, array.shape)
-    ready = prepare(context, x, options, out, whole)
     if options.scale is not UNSCALED:
         scale = scaling.check_factors(context, options.scale, options.op, array.dtype)
         options = replace(options, scale=scale)
+        if scale[0] != 1 and array.nbytes > pieces.WHOLE_BYTES:
+            return _describe_scaled(context, transport, x, options, out)
+    ready = prepare(context, x, options, out, whole)
     said = typed.of_array(context.collective, array.dtype, array.shape, options, always=True)
     return _scaled(_plan(transport, ready, said), ready, options)
+
+
+def _describe_scaled(
+    context: Context, transport: Transport, x: Any, options: Options, out: Any
+) -> Plan:
+    """Plan a large reduction that is multiplied first, in pieces."""
+    lent, options, call, target, _ = read(context, x, options, out)
+    assert lent is not None, "a reduction has an input"
+    array = lent.array
+    cut = pieces.of_scaled(context, array, target, call, out is None)
+    said = typed.of_array(call.collective, array.dtype, array.shape, options, always=True)
+    plan = _in_pieces(context, transport, said, options, [cut])
+    moved = array.nbytes
+    if target is not None and (options.scale[1] != 1 or not target.flags.c_contiguous):
+        moved += target.nbytes
+    return replace(
+        plan,
+        read=_sum((moved, *(part.read for part in plan.parts))),
+        written=_sum((moved, *(part.written for part in plan.parts))),
+        sent=_sum(part.sent for part in plan.parts),
+    )
+
+
+def _in_pieces(
+    context: Context, transport: Transport, said: str, options: Options, cuts: Sequence[Cut]
+) -> Plan:
+    """Plan a call that is made piece by piece."""
+    plain, parts = replace(options, typed=""), []
+    for cut in cuts:
+        for piece in replace(cut, reads=False).pieces(context, plain):
+            parts.append(_describe_array(context, transport, piece.x, piece.options, piece.out))
+    before, after = (f", multiplied by {f!r}" if f != 1 else "" for f in options.scale)
+    steps = (
+        f"copy a piece of the input{before}",
+        "make its call",
+        f"have its result where it belongs{after}",
+    )
+    how = f"{counted(len(parts), 'call')}, two of them under way at a time,"
+    return Plan(said, transport.name, how, steps, parts=tuple(parts))
+
+
+def _sum(amounts: Iterable[int | None]) -> int | None:
+    """Add what is known; None if something is not."""
+    known = list(amounts)
+    return None if None in known else sum(amount or 0 for amount in known)
 
 
 def _scaled(plan: Plan, ready: Prepared, options: Options) -> Plan:
@@ -124,6 +172,9 @@ def _describe_list(
 ) -> Plan:
     """Plan a list of arrays: a call for each dtype."""
     request = lists.read(context, x, options, out)
+    if request.large:
+        cuts = lists.cuts(context, request)
+        return _in_pieces(context, transport, request.options.typed, request.options, cuts)
     arrays, parts = request.arrays, []
     for bundle in request.bundles:
         i = bundle.items[0]

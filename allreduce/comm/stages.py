@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 Stages: TypeAlias = Generator[Work, Any, tuple[Work | None, Callable[[Any], Any]]]
 
 
+PIECE_BYTES = 4 << 20  # what a stage carries where the call is cut: from 2 MiB on no more is gained
+
+
 class Staged(Work):
     """A call that is made of several, or that has to wait for its turn."""
 

@@ -52,7 +52,7 @@ class Contract:
         "case",
         [
             *("nonsense", "every_type", "rounded_once", "equal_bits", "started", "many_as_one"),
-            *("lists_into_some", "plain_data", "scaled", "foreign"),
+            *("lists_into_some", "in_pieces", "plain_data", "scaled", "foreign"),
             *("threads_in_order", "threads_in_turn", "threads_waiting"),
         ],
     )
@@ -109,6 +109,13 @@ class ContractOfProcesses(Contract):
         if find_spec(library) is None:
             pytest.skip(f"needs {library}: pip install {library}")
         run(f"of_{library}")
+
+
+class Bounded:
+    """What holds besides where all memory that a call takes is ours, and not MPI's."""
+
+    def test_what_is_not_copied_whole(self, run: Runner) -> None:
+        run("extra_memory")
 
 
 class Symmetric:

@@ -31,6 +31,7 @@ from tests.comm import (
     group_cases,
     huge_cases,
     library_cases,
+    memory_cases,
     message_cases,
     mpi_cases,
     operator_cases,
@@ -42,7 +43,7 @@ from tests.harness import ROOT, clean_environment, explicit_ranks, run_threads
 
 _PLACES = (
     *(cases, operator_cases, exchanges, crossings, drawn, message_cases, group_cases),
-    *(huge_cases, library_cases, thread_cases, pulling_cases, mpi_cases),
+    *(huge_cases, library_cases, memory_cases, thread_cases, pulling_cases, mpi_cases),
 )
 _WORKER = (sys.executable, "-m", "tests.comm.worker")
 _START_SECONDS = _END_SECONDS = 30.0

@@ -11,7 +11,7 @@ import pytest
 from allreduce.comm import ANY, Communicator
 from tests import netns
 from tests.comm import pool
-from tests.comm.contract import Contract, ContractOfProcesses, rows
+from tests.comm.contract import Bounded, Contract, ContractOfProcesses, rows
 from tests.comm.hosts import lay_out
 from tests.comm.pool import ProcessPool, Ranks
 from tests.comm.test_plans import sends
@@ -26,7 +26,7 @@ def lay(monkeypatch: pytest.MonkeyPatch) -> Lay:
 
 
 @rows("aab")
-class TestProcesses(ContractOfProcesses):
+class TestProcesses(Bounded, ContractOfProcesses):
     ranks = Ranks("hierarchical", pool.processes)
 
 

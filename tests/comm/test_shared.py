@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.comm import pool
-from tests.comm.contract import Contract, ContractOfProcesses, Symmetric, rows
+from tests.comm.contract import Bounded, Contract, ContractOfProcesses, Symmetric, rows
 from tests.comm.pool import Ranks, Runner
 
 
@@ -15,7 +15,7 @@ class TestThreads(Contract, Symmetric):
 
 
 @rows("aa", "aaa", torture=("a", "aaaa", "aaaaaaa"))
-class TestProcesses(ContractOfProcesses, Symmetric):
+class TestProcesses(Bounded, ContractOfProcesses, Symmetric):
     ranks = Ranks("shared", pool.processes)
 
     def test_of_a_call_that_all_have_made_it_is_said_where_it_is_under_way(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.comm import pool
-from tests.comm.contract import Contract, ContractOfProcesses, rows
+from tests.comm.contract import Bounded, Contract, ContractOfProcesses, rows
 from tests.comm.pool import Ranks
 
 
@@ -13,5 +13,5 @@ class TestThreads(Contract):
 
 
 @rows("aa", "aaa", torture=("aaaa", "aaaaaaa"))
-class TestProcesses(ContractOfProcesses):
+class TestProcesses(Bounded, ContractOfProcesses):
     ranks = Ranks("tcp", pool.processes)

@@ -1,0 +1,117 @@
+"""Large calls of what does not lie as a transport takes it: their results, and their memory."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from allreduce.comm import Communicator
+from tests.comm.cases import Array
+
+MIB = 1 << 20
+SHAPE = (3360, 2497)  # 32 MiB of float32; rows for 1, 2, 3, 4 or 7 members
+BOUND = 24 * MIB  # two pieces, what a transport works in, and what the allocator keeps
+
+Call = Callable[[], Any]
+
+
+def spaced(shape: tuple[int, int]) -> Array:
+    """Return an array of ones between elements that are not its own."""
+    return np.ones((shape[0], 2 * shape[1]), np.float32)[:, ::2]
+
+
+def in_pieces(comm: Communicator) -> None:
+    """Long lists and scaled arrays are cut alike on all members, however they lie on each."""
+    odd, root, mine = comm.rank % 2 == 1, comm.size - 1, comm.rank + 1
+    total = comm.size * (comm.size + 1) // 2
+    a, b = (spaced((1009, 1200)) if odd else np.ones((1009, 1200), np.float32) for _ in range(2))
+    words = np.arange(9 << 17).reshape(9, -1).T
+    for array, factor in ((a, mine), (b, 2 * mine)):
+        array *= factor
+    arrays = [a, b, mine * words]
+    told = comm.broadcast(arrays, root=root)
+    for got, wanted in zip(told, (comm.size, 2 * comm.size, comm.size * words), strict=True):
+        assert (got == wanted).all()
+    out = [b, a, arrays[2]] if odd else None  # each other's input
+    work = comm.all_reduce(arrays, out=out, async_op=True)
+    for got, wanted in zip(work.wait(), (total, 2 * total, total * words), strict=True):
+        assert (got == wanted).all()
+    rows = [1 + 2000 * (member == root) for member in range(comm.size)]
+    x = np.ones((sum(rows), 1200), np.float32)
+    into = spaced((rows[comm.rank], 1200)) if odd else None
+    share = comm.reduce_scatter(x, counts=rows, prescale=0.5, postscale=3, out=into)
+    assert share.shape == (rows[comm.rank], 1200)
+    assert (share == 1.5 * comm.size).all()
+    reduced = comm.reduce(x.T, op="mean", root=root, prescale=0.5)
+    assert (reduced is None) == (comm.rank != root)
+    assert reduced is None or (reduced == 0.5).all()
+    data = {"bytes": bytes(9 * MIB), "more": [mine]}
+    got = comm.broadcast_object(data if comm.rank == root else None, root=root)
+    assert got == {**data, "more": [comm.size]}
+
+
+def extra_memory(comm: Communicator) -> None:
+    """What is not copied whole is not, whatever the size (docs/collectives.md has the table)."""
+    rows, columns = SHAPE
+    share = (rows // comm.size, columns)
+    x, gaps, part = np.ones(SHAPE, np.float32), spaced(SHAPE), spaced(share)
+    half = [spaced((rows // 2, columns)), np.ones((rows // 2, columns), np.float32)]
+    for said, call in _bounded(comm, x, gaps, part, half):
+        taken = extra(call, [x, gaps, part, *half])
+        assert taken < BOUND, f"{said}: {taken / MIB:.1f} MiB besides"
+
+
+def _bounded(
+    comm: Communicator, x: Array, gaps: Array, part: Array, half: list[Array]
+) -> list[tuple[str, Call]]:
+    """List calls, whose roots are all the first member, on which alone strides cost nothing."""
+    first = comm.rank == 0
+    data = {"data": x.tobytes()} if first else None
+    calls: list[tuple[str, Call]] = [
+        ("strided all_reduce", lambda: comm.all_reduce(gaps)),
+        ("strided broadcast", lambda: comm.broadcast(gaps)),
+        ("strided broadcast into out", lambda: comm.broadcast(x if first else gaps, out=x)),
+        ("strided reduce", lambda: comm.reduce(gaps if first else x)),
+        ("strided gather", lambda: comm.gather(gaps if first else x)),
+        ("scaled all_reduce", lambda: comm.all_reduce(x, prescale=0.5, out=x)),
+        ("scaled, strided all_reduce", lambda: comm.all_reduce(gaps, prescale=0.5, out=gaps)),
+        ("scaled reduce", lambda: comm.reduce(x, prescale=0.5)),
+        ("scaled reduce_scatter", lambda: comm.reduce_scatter(gaps, prescale=0.5, out=part)),
+        ("all_reduce of a list", lambda: comm.all_reduce(half, out=half, prescale=0.5)),
+        ("reduce of a list", lambda: comm.reduce([*half, 1.0])),
+        ("broadcast of a list", lambda: comm.broadcast(half, out=half)),
+        ("plain data", lambda: _received(comm, data)),
+    ]
+    return calls
+
+
+def _received(comm: Communicator, data: Any) -> list[Array]:
+    """Broadcast plain data; returns what it takes on each side: as it is written, and the data."""
+    got = np.frombuffer(comm.broadcast_object(data)["data"], np.uint8)
+    return [got, got]
+
+
+def extra(call: Call, known: list[Array]) -> int:
+    """Make a call; returns the most bytes that it had at a time besides what it gives.
+
+    Args:
+        call: The call.
+        known: Arrays that are there already, and may be what it gives.
+    """
+    gc.collect()
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # have the kernel forget the highest there was
+    results = call()
+    highest = _status("VmHWM")
+    own = results if isinstance(results, list) else [results]
+    new = [each for each in own if each is not None and not any(each is one for one in known)]
+    return highest - before - sum(np.asarray(each).nbytes for each in new)
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
