@@ -15,7 +15,7 @@ from allreduce.comm.array import Array
 from allreduce.comm.arrays import borrow, dtype_named
 from allreduce.comm.caller import Caller
 from allreduce.comm.checks import Context, Options
-from allreduce.comm.stages import Stages, as_it_is
+from allreduce.comm.stages import PIECE_BYTES, Stages, as_it_is
 from allreduce.errors import UnsupportedError, UsageError
 
 _BYTE = np.uint8
@@ -54,20 +54,25 @@ def encode(where: str, value: Any) -> Array:
     Raises:
         UsageError: It is not plain, or could not be read again.
     """
+    return _written(where, value)[0]
+
+
+def _written(where: str, value: Any) -> tuple[Array, Any]:
+    """Return plain data as bytes, and as what reads them gets it."""
     try:
         packed = msgpack.packb(value, use_bin_type=True)
-        _unpack(packed)  # a key that arrives as a list is none
+        arrived = _unpack(packed)  # a key that arrives as a list is none
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(
             f"{where} carries numbers of up to 64 bits, strings, bytes, None, lists and dicts with "
             f"keys that are no tuples, but not this {type(value).__name__}: {error}"
         ) from None
-    return np.frombuffer(packed, _BYTE)
+    return np.frombuffer(packed, _BYTE), arrived
 
 
 def decode(data: Array) -> Any:
     """Read what `encode` wrote."""
-    return _unpack(data.tobytes())
+    return _unpack(data.data)
 
 
 def broadcast(comm: Caller, context: Context, value: Any, root: Any) -> Stages:
@@ -76,29 +81,48 @@ def broadcast(comm: Caller, context: Context, value: Any, root: Any) -> Stages:
     A root whose data cannot be carried tells the others why, under a negative length.
     """
     root = checks.check_root(context, root)
-    data, length = np.empty(0, _BYTE), 0
-    if comm.rank == root:
-        try:
-            data = encode(context.where, value)
-            length = len(data)
-        except UsageError as failure:
-            data = np.frombuffer(str(failure).encode(errors="replace"), _BYTE)
-            length = -len(data)
     options = Options(root=root, typed=f"{context.collective}(root={root})")
-    return _broadcast(comm, context, options, data, length)
+    if comm.rank != root:
+        return _receive(comm, context, options)
+    try:
+        data, arrived = _written(context.where, value)
+    except UsageError as failure:
+        told = str(failure).encode(errors="replace")
+        return _tell(comm, options, np.frombuffer(told, _BYTE), -len(told), failure)
+    return _tell(comm, options, data, len(data), arrived)
 
 
-def _broadcast(comm: Caller, context: Context, options: Options, data: Array, mine: int) -> Stages:
-    length: int = yield comm._stage("broadcast", mine, options)
-    if comm.rank != options.root:
-        data = room(context, (abs(length),), np.dtype(_BYTE))
+def _tell(comm: Caller, options: Options, data: Array, length: int, arrived: Any) -> Stages:
+    """Be the root, for whom its data, or the error that is told instead, have `arrived` before."""
+    yield comm._stage("broadcast", length, options)
+    low = 0
+    while len(data) - low > PIECE_BYTES:  # its result is a copy, which nobody needs
+        yield comm._stage("broadcast", data[low : low + PIECE_BYTES], options)
+        low += PIECE_BYTES
 
-    def read(told: Array) -> Any:
+    def answer(_: Any) -> Any:
+        if isinstance(arrived, UsageError):
+            raise arrived
+        return arrived
+
+    return comm._stage("broadcast", data[low:], options), answer
+
+
+def _receive(comm: Caller, context: Context, options: Options) -> Stages:
+    length: int = yield comm._stage("broadcast", 0, options)
+    data = room(context, (abs(length),), np.dtype(_BYTE))
+    low = 0
+    while len(data) - low > PIECE_BYTES:
+        part = data[low : low + PIECE_BYTES]
+        yield comm._stage("broadcast", part, options, part)
+        low += PIECE_BYTES
+
+    def read(_: Any) -> Any:
         if length < 0:
-            raise UsageError(told.tobytes().decode())
-        return decode(told)
+            raise UsageError(data.tobytes().decode())
+        return decode(data)
 
-    return comm._stage("broadcast", data, options), read
+    return comm._stage("broadcast", data[low:], options, data[low:]), read
 
 
 def gather(comm: Caller, context: Context, value: Any, root: Any) -> Stages:
@@ -186,7 +210,7 @@ def _scatter(comm: Caller, announced: Stages, x: Any, options: Options, out: Any
     return comm._stage("scatter", mine, options, out, whole), as_it_is
 
 
-def _unpack(packed: bytes) -> Any:
+def _unpack(packed: bytes | memoryview) -> Any:
     return msgpack.unpackb(packed, raw=False, strict_map_key=False)
 
 
