@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -15,12 +16,13 @@
 
 namespace allreduce {
 
-[[noreturn]] inline void fail(const std::string& what) {
-  std::fprintf(stderr, "FAILED: %s\n", what.c_str());
+[[noreturn]] inline void fail(std::string_view what) {
+  std::fprintf(stderr, "FAILED: %.*s\n", static_cast<int>(what.size()), what.data());
   std::exit(1);
 }
 
-inline void check(bool condition, const std::string& what) {
+// Called for every element: it makes no string of what it may have to say.
+inline void check(bool condition, std::string_view what) {
   if (!condition) fail(what);
 }
 

@@ -284,10 +284,11 @@ void test_given_up() {
   });
   for (int round = 0; round < 20; ++round)
     ranks(2, [&](Member& member) {
-      std::vector<float> in(1000000, 1), out(in.size());
+      // A step of it outlasts the wait.
+      std::vector<float> in(200000, 1), out(in.size());
       auto call = reduction(Collective::all_reduce, in.size());
       auto work = member.start(call, bytes(in.data()), bytes(out.data()));
-      if (wait(member, *work, member.index() == 0 ? 1e-3 : 60) == Outcome::expired) {
+      if (wait(member, *work, member.index() == 0 ? 2e-4 : 60) == Outcome::expired) {
         // Time in which the driver takes over: Python waits for its lock here.
         std::this_thread::sleep_for(std::chrono::microseconds(200));
         member.give_up(*work, 1 - member.index(), "1");
