@@ -52,8 +52,9 @@ lint: .venv/.lint
 	@ln -s $(CURDIR)/allreduce/* build/typing/allreduce/
 	@ln -s $(CURDIR)/strategies build/typing/allreduce/strategies
 	@ln -s $(CURDIR)/tests $(CURDIR)/benchmarks $(CURDIR)/mpi_examples build/typing/
-	cd build/typing && MYPYPATH=benchmarks $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/setup.cfg \
-	  --cache-dir $(CURDIR)/.mypy_cache allreduce tests benchmarks mpi_examples
+	cd build/typing && MYPYPATH=benchmarks $(CURDIR)/$(BIN)/mypy --num-workers 2 \
+	  --config-file $(CURDIR)/setup.cfg --cache-dir $(CURDIR)/.mypy_cache \
+	  allreduce tests benchmarks mpi_examples
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
@@ -62,6 +63,7 @@ clean:
 # --- what each of them needs -------------------------------------------------------------------------
 
 # Editable, so that Python files need no reinstall; native ones do, and are why this depends on them.
+# What it needs at run time is fetched beside the compilers, which wait for nothing of it.
 # What builds it stands in .venv, not in a folder of pip's that has another name each time: so what is
 # compiled here is not compiled again where the tests make a wheel, nor where one source has changed.
 # The build backend also puts the clone and its parent folder on sys.path, where neighbours of the
@@ -73,7 +75,12 @@ clean:
 	  | $(PIP) --requirement /dev/stdin
 	@$(BIN)/python -c 'from scikit_build_core import build; \
 	  print(*build.get_requires_for_build_editable(), sep="\n")' | $(PIP) --requirement /dev/stdin
-	@$(PIP) --no-build-isolation --editable ".[mpich,examples]"
+	@$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	  extras = project["optional-dependencies"]; \
+	  print(*project["dependencies"], *extras["mpich"], *extras["examples"], sep="\n")' \
+	  | $(PIP) --requirement /dev/stdin & needed=$$!; \
+	  $(PIP) --no-build-isolation --no-deps --editable .; built=$$?; \
+	  wait $$needed && exit $$built
 	@grep -lsFx "$(CURDIR)" .venv/lib/python3*/site-packages/*.pth | xargs -rd '\n' grep -ls '^import ' \
 	  | xargs -rd '\n' sed -i '/^import /!d'
 	@touch $@
