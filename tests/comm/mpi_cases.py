@@ -28,10 +28,10 @@ def transport(comm: Communicator) -> MpiTransport:
 
 
 def pieces(comm: Communicator) -> None:
-    """What one call of MPI cannot count travels in several: with a library that counts to 300."""
+    """What one call of MPI cannot count travels in several: with a library that counts to 599."""
     mine = transport(comm)
-    mine._library, whole = Library(mine._mpi, 300), mine._library
-    converted._PIECE_BYTES, most = 1200, converted._PIECE_BYTES
+    mine._library, whole = Library(mine._mpi, 599), mine._library
+    converted._PIECE_BYTES, most = 4 * 599, converted._PIECE_BYTES
     try:
         for case in (rooted, everybody_to_everybody, unequal, unequal_exchange):
             case(comm, "private")
