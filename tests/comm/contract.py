@@ -114,7 +114,9 @@ class ContractOfProcesses(Contract):
 class Bounded:
     """What holds besides where all memory that a call takes is ours, and not MPI's."""
 
-    def test_what_is_not_copied_whole(self, run: Runner) -> None:
+    def test_what_is_not_copied_whole(self, run: Runner, request: pytest.FixtureRequest) -> None:
+        if request.node.callspec.params["run"] == "aaa":
+            pytest.skip("two members tell as much as three")
         run("extra_memory")
 
 
