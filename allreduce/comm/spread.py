@@ -30,8 +30,9 @@ class Spread:
 
     def run(self, low: int, high: int) -> Array | None:
         """Return a range flat and in its place, if its elements lie one after the other."""
-        first, *more = self.views(low, high)
-        return None if more or not first.flags.c_contiguous else first.reshape(-1)
+        parts = list(self.views(low, high))
+        lies = len(parts) == 1 and parts[0].flags.c_contiguous
+        return parts[0].reshape(-1) if lies else None
 
     def read(self, low: int, high: int, factor: Factor, into: Array) -> None:
         """Copy a range, multiplied, into flat memory."""

@@ -98,6 +98,20 @@ def test_members_that_differ_anywhere_find_out_before_any_output_is_touched(othe
 
 
 @pytest.mark.usefixtures("small")
+def test_shares_with_fewer_elements_than_there_are_pieces() -> None:
+    def member(comm: Communicator) -> None:
+        x, (low, high) = np.arange(20.0), ((0, 19), (19, 20))[comm.rank]
+        for gaps in (1, 2):
+            out = np.zeros(gaps * (high - low))[::gaps]
+            comm.reduce_scatter(x, counts=[19, 1], prescale=0.5, out=out)
+            np.testing.assert_array_equal(out, x[low:high])
+        got = comm.reduce_scatter(x, counts=[20, 0], prescale=0.5)
+        np.testing.assert_array_equal(got, x[: 0 if comm.rank else 20])
+
+    run_threads(member, 2)
+
+
+@pytest.mark.usefixtures("small")
 def test_calls_meanwhile_come_after_the_last_piece() -> None:
     def member(comm: Communicator) -> None:
         x, y, z = (np.full(50, value) for value in (1.0, 2.0, 3.0))
