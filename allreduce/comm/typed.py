@@ -36,11 +36,11 @@ def of_array(
         dtype: The array's.
         shape: The array's.
         options: The call's, checked.
-        always: Say it without factors, too, and with the rows of unequal shares.
+        always: Say it without factors, too.
     """
     if options.scale == (1, 1) and not always:
         return ""
-    rows = (options.counts, options.receives) if always else (None, None)
+    rows = (options.counts, options.receives)
     shares = tuple(None if each is None else tuple(each) for each in rows)
     kinds = ((dtype, shape),)
     return _spell(collective, kinds, False, options.op, options.root, options.scale, shares)

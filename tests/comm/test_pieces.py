@@ -112,6 +112,19 @@ def test_shares_with_fewer_elements_than_there_are_pieces() -> None:
 
 
 @pytest.mark.usefixtures("small")
+def test_counts_that_differ_are_found_before_first_pieces_that_are_equal() -> None:
+    def member(comm: Communicator) -> None:
+        counts = [16, 4] if comm.rank else [18, 2]
+        out = np.zeros(counts[comm.rank])
+        with pytest.raises(MismatchError, match=r"counts=\[1[68], [24]\]\)"):
+            comm.reduce_scatter(np.ones(20), counts=counts, prescale=0.5, out=out)
+        assert not out.any()
+
+    for outcome in settle_threads(member, 2):
+        assert outcome is None
+
+
+@pytest.mark.usefixtures("small")
 def test_calls_meanwhile_come_after_the_last_piece() -> None:
     def member(comm: Communicator) -> None:
         x, y, z = (np.full(50, value) for value in (1.0, 2.0, 3.0))
