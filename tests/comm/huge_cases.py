@@ -34,23 +34,87 @@ def check(array: Array, wanted: Callable[[int, int], Array]) -> None:
 
 
 def huge(comm: Communicator, collective: str, where: str) -> None:
-    """Make one call of two members in place, or a message from one to the other."""
-    x = comm.empty(TOTAL, "uint8") if where == "symmetric" else np.empty(TOTAL, np.uint8)
-    if collective == "all_reduce":
-        fill(x, comm.rank)
-        comm.all_reduce(x, op="max", out=x)
-        check(x, lambda low, n: np.maximum(numbers(low, n, 0), numbers(low, n, 1)))
-        return
-    if collective == "all_gather":
-        own = x[comm.rank * SHARE :][:SHARE]
-        fill(own, 0, comm.rank * SHARE)
-        comm.all_gather(own, out=x)
-    else:
-        fill(x, comm.rank)
-        if collective == "broadcast":
-            comm.broadcast(x, root=0, out=x)
-        elif comm.rank == 0:
-            comm.send(x, 1)
-        else:
-            comm.recv(x, 0)
+    """Make one call of two members, in place where that is possible."""
+    total = comm.empty(TOTAL, "uint8") if where == "symmetric" else np.empty(TOTAL, np.uint8)
+    _CALLS[collective](comm, total)
+
+
+def _all_reduce(comm: Communicator, x: Array) -> None:
+    fill(x, comm.rank)
+    comm.all_reduce(x, op="max", out=x)
+    check(x, _largest)
+
+
+def _reduce(comm: Communicator, x: Array) -> None:
+    fill(x, comm.rank)
+    comm.reduce(x, op="max", root=1, out=x if comm.rank == 1 else None)
+    check(x, _largest if comm.rank == 1 else lambda low, n: numbers(low, n, 0))
+
+
+def _reduce_scatter(comm: Communicator, x: Array) -> None:
+    fill(x, comm.rank)
+    own = comm.reduce_scatter(x, op="max")
+    check(own, lambda low, n: _largest(comm.rank * SHARE + low, n))
+
+
+def _all_gather(comm: Communicator, x: Array) -> None:
+    own = x[comm.rank * SHARE :][:SHARE]
+    fill(own, 0, comm.rank * SHARE)
+    comm.all_gather(own, out=x)
     check(x, lambda low, n: numbers(low, n, 0))
+
+
+def _gather(comm: Communicator, x: Array) -> None:
+    own = x[comm.rank * SHARE :][:SHARE]
+    fill(own, 0, comm.rank * SHARE)
+    comm.gather(own, root=1, out=x if comm.rank == 1 else None)
+    if comm.rank == 1:
+        check(x, lambda low, n: numbers(low, n, 0))
+
+
+def _scatter(comm: Communicator, x: Array) -> None:
+    own = x[:SHARE] if comm.rank == 0 else np.empty(SHARE, np.uint8)
+    if comm.rank == 1:
+        fill(x, 1)
+    comm.scatter(x if comm.rank == 1 else None, root=1, out=own)
+    check(own, lambda low, n: numbers(comm.rank * SHARE + low, n, 1))
+
+
+def _all_to_all(comm: Communicator, x: Array) -> None:
+    fill(x, comm.rank)
+    result = comm.all_to_all(x)
+    for member, part in enumerate((result[:SHARE], result[SHARE:])):
+        check(part, lambda low, n, m=member: numbers(comm.rank * SHARE + low, n, m))
+
+
+def _broadcast(comm: Communicator, x: Array) -> None:
+    fill(x, comm.rank)
+    comm.broadcast(x, root=0, out=x)
+    check(x, lambda low, n: numbers(low, n, 0))
+
+
+def _message(comm: Communicator, x: Array) -> None:
+    fill(x, comm.rank)
+    if comm.rank == 0:
+        comm.send(x, 1)
+    else:
+        comm.recv(x, 0)
+    check(x, lambda low, n: numbers(low, n, 0))
+
+
+def _largest(low: int, count: int) -> Array:
+    return np.maximum(numbers(low, count, 0), numbers(low, count, 1))
+
+
+_CALLS: dict[str, Callable[[Communicator, Array], None]] = {
+    "all_reduce": _all_reduce,
+    "reduce": _reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "gather": _gather,
+    "scatter": _scatter,
+    "all_to_all": _all_to_all,
+    "broadcast": _broadcast,
+    "message": _message,
+}
+COLLECTIVES = tuple(_CALLS)
