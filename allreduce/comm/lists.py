@@ -207,17 +207,19 @@ def read(context: Context, x: Sequence[Any], options: Options, out: Any) -> Requ
     if out is not None:
         check_apart(context.where, arrays, targets)
     options = _checked(context, arrays, options)
-    # With one item, or new results, no output can be another item's input.
-    alone = out is None or len(lent) == 1
-    return Request(lent, targets, options, _bundles(arrays, targets, alone), out is None)
+    return Request(lent, targets, options, _bundles(arrays, targets), out is None)
 
 
-def _bundles(arrays: Sequence[Array], targets: Sequence[Array], alone: bool) -> list[Bundle]:
-    """Sort a list's items by dtype; `alone` says whether a single one may go without packing."""
-    return [
-        Bundle(items, not (alone and len(items) == 1 and targets[items[0]].flags.c_contiguous))
-        for items in _by_dtype(arrays)
-    ]
+def _bundles(arrays: Sequence[Array], targets: Sequence[Array]) -> list[Bundle]:
+    """Sort a list's items by dtype; one alone goes without packing, where nothing keeps it."""
+    bundles = []
+    for items in _by_dtype(arrays):
+        first, more = targets[items[0]], items[1:]
+        # What is another item's input is written when all have been read.
+        others = (array for i, array in enumerate(arrays) if i != items[0])
+        kept = any(array.ctypes.data == first.ctypes.data for array in others)
+        bundles.append(Bundle(items, bool(more) or kept or not first.flags.c_contiguous))
+    return bundles
 
 
 def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:

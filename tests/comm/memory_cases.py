@@ -74,6 +74,7 @@ def _bounded(
     """
     first = comm.rank == 0
     data = {"data": x.tobytes()} if first else None
+    one = np.ones(1)
     calls: list[tuple[str, Call]] = [
         ("strided all_reduce", lambda: comm.all_reduce(gaps)),
         ("strided broadcast into out", lambda: comm.broadcast(x if first else gaps, out=x)),
@@ -81,6 +82,7 @@ def _bounded(
         ("scaled all_reduce", lambda: comm.all_reduce(x, prescale=0.5, out=x)),
         ("scaled reduce_scatter", lambda: comm.reduce_scatter(gaps, prescale=0.5, out=part)),
         ("all_reduce of a list", lambda: comm.all_reduce(half, out=half, prescale=0.5)),
+        ("a list with one array of its dtype", lambda: comm.all_reduce([x, one], out=[x, one])),
         ("reduce of a list", lambda: comm.reduce([*half, 1.0])),
         ("plain data", lambda: _received(comm, data)),
     ]

@@ -59,6 +59,10 @@ def test_outputs_that_are_other_items_inputs_get_their_own_results() -> None:
         a, b = np.full(3, 1.0), np.full(3, 2.0)
         comm.all_reduce([a, b], out=[b, a])
         np.testing.assert_array_equal([a, b], [[4] * 3, [2] * 3])
+        c, d = np.full(3, 1, "f4"), np.full(3, 2, "i4")
+        places = [d.view("f4"), c.view("i4")]
+        for got, wanted in zip(comm.all_reduce([c, d], out=places), (2, 4), strict=True):
+            np.testing.assert_array_equal(got, wanted)
 
     run_threads(member, 2)
 
