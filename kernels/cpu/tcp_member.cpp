@@ -73,19 +73,17 @@ void Member::start(const std::shared_ptr<Work>& work) {
   }
 }
 
-// Gives a call its number, or lets it fail.
+// Gives a call its number, or lets it fail: with a number where a death has ended all calls, as the
+// error tells it.
 bool Member::admit(const std::shared_ptr<Work>& work) {
+  const Collective collective = work->request.collective;
+  const bool message = collective == Collective::send || collective == Collective::recv;
+  if (dead() || !leaving_) work->key = message ? kMessage | messages_++ : started_++;
   if (dead() || leaving_) {
     work->settle(State::failed);
     return false;
   }
-  const Collective collective = work->request.collective;
-  if (collective == Collective::send || collective == Collective::recv) {
-    work->key = kMessage | messages_++;
-  } else {
-    work->key = started_++;
-    last_ = {work->key, work->request.signature};
-  }
+  if (!message) last_ = {work->key, work->request.signature};
   return true;
 }
 

@@ -158,6 +158,15 @@ def test_messages_alone_fail_when_their_member_leaves() -> None:
             assert work.failed
 
 
+def test_calls_behind_a_death_have_their_numbers() -> None:
+    with peer() as other:
+        other.words.close()
+        other.data.close()
+        works = [start(other.member, BARRIER) for _ in range(3)]
+        assert all(settled(work) and work.failed for work in works)
+        assert [work.seq for work in works] == [0, 1, 2]
+
+
 def test_who_leaves_twice_has_left_both_times() -> None:
     with peer() as other:
         both = [other.member.leave(5), other.member.leave(1e18)]
