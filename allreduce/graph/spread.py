@@ -14,7 +14,7 @@ from allreduce.comm import Communicator
 from allreduce.errors import UsageError
 from allreduce.graph.node import Node
 from allreduce.graph.stamp import begin_update
-from allreduce.reduction import Arena, Bucket, Layout, Way, cut_as_reduced
+from allreduce.reduction import Arena, Bucket, Layout, Way, slice_of
 
 if TYPE_CHECKING:
     from allreduce.graph.frame import Frame
@@ -32,7 +32,8 @@ class Slices:
     """
 
     def __init__(self, bucket: Bucket, layout: Layout, communicator: Communicator) -> None:
-        each = cut_as_reduced(bucket, layout, communicator.size)
+        size = communicator.size
+        each = [slice_of(bucket, layout, size, member) for member in range(size)]
         self.whole = slice(bucket.parameters_start, bucket.stop)
         self.own = each[communicator.rank]
         self.counts = [part.stop - part.start for part in each]
@@ -47,16 +48,18 @@ def choose_way(communicator: Communicator, layout: Layout, bucket: Bucket) -> Wa
     """Choose how members that cannot reach into each other's memory add a bucket up.
 
     A reduce_scatter moves fewer bytes. It gives an all_reduce's bits where two are added, and where
-    both go round the same ring in the same slices.
+    both go round the same ring in the same slices. The header is then to go round with its bucket:
+    alone, a count of fractions would be added up in another order.
     """
     if communicator.size == 2:
         return Way.SCATTERED
-    slices = Slices(bucket, layout, communicator)
-    begin = 0 if bucket.index == 0 else bucket.start
-    gradients, own = (np.empty(n, layout.dtype) for n in (bucket.stop - begin, sum(slices.counts)))
+    if bucket.has_header:
+        return Way.SUMMED
+    counts = Slices(bucket, layout, communicator).counts
+    gradients = np.empty(sum(counts), layout.dtype)
     ways = {
         communicator.plan("all_reduce", gradients).algorithm,
-        communicator.plan("reduce_scatter", own, counts=slices.counts).algorithm,
+        communicator.plan("reduce_scatter", gradients, counts=counts).algorithm,
     }
     rings = communicator.transport == "tcp" and ways == {"chain"}
     return Way.SCATTERED if rings else Way.SUMMED
@@ -153,8 +156,8 @@ def joined_slots(arenas: Sequence[Arena], buckets: Sequence[Bucket]) -> dict[str
     """Copy the slots of all members, where all are in this process."""
     found = {name: array.copy() for name, array in arenas[0].slots.items()}
     for bucket in buckets:
-        parts = cut_as_reduced(bucket, arenas[0].layout, len(arenas))
-        for arena, part in zip(arenas, parts, strict=True):
+        for member, arena in enumerate(arenas):
+            part = slice_of(bucket, arena.layout, len(arenas), member)
             for name, array in arena.slots.items():
                 found[name][part] = array[part]
     return found

@@ -10,7 +10,7 @@ from allreduce.reduction.bucketing import (
     span_bytes,
 )
 from allreduce.reduction.cutting import Costs, Cuts, Gradients, choose_cuts, modelled_end
-from allreduce.reduction.sharding import Way, cut_as_reduced, is_large, slice_of
+from allreduce.reduction.sharding import Way, is_large, slice_of
 
 __all__ = [
     "BUCKET_BYTES",
@@ -23,7 +23,6 @@ __all__ = [
     "Span",
     "Way",
     "choose_cuts",
-    "cut_as_reduced",
     "cut_buckets",
     "header_alone",
     "is_large",

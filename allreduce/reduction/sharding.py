@@ -47,19 +47,3 @@ def slice_of(bucket: Bucket, layout: Layout, size: int, member: int) -> slice:
     count = bucket.stop - bucket.parameters_start
     low, high = slice_bounds(count, layout.dtype.itemsize, size, member)
     return slice(bucket.parameters_start + low, bucket.parameters_start + high)
-
-
-def cut_as_reduced(bucket: Bucket, layout: Layout, size: int) -> list[slice]:
-    """Return which elements of the arena each of `size` members updates, where these are sent.
-
-    They are cut as an all_reduce of the bucket cuts, with the header if it has one in its arena: in
-    a ring, an element's slice tells the order in which it is added up.
-    """
-    begin = 0 if bucket.index == 0 else bucket.start
-    count, item = bucket.stop - begin, layout.dtype.itemsize
-    found = []
-    for member in range(size):
-        low, high = slice_bounds(count, item, size, member)
-        least = bucket.parameters_start
-        found.append(slice(max(begin + low, least), max(begin + high, least)))
-    return found

@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 
 import allreduce as ar
+from allreduce.comm import Communicator
 from allreduce.devices import options
 from allreduce.errors import NumericsError
-from allreduce.graph import cutting, executor, slices
-from allreduce.reduction import Costs, Way, sharding
+from allreduce.graph import cutting, executor, slices, spread
+from allreduce.reduction import Costs, Way, lay_out, plan_buckets, sharding
 from tests.graph.eager_cases import NETWORKS, trained
 from tests.graph.test_hazards import check_events, programs_of
 from tests.graph.test_slices import MAKERS, Trained, both_ways
 from tests.graph.test_streams import Streamed
-from tests.harness import run_ranks
+from tests.harness import run_ranks, run_threads
 
 _OPS = ("reduce_scatter_bucket", "all_reduce_bucket", "update_own", "all_gather_bucket")
 
@@ -121,6 +122,18 @@ def test_it_is_safe_and_waits_for_nothing_else(
     run()
     for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_the_count_is_added_up_as_in_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLREDUCE_TRANSPORT", "tcp")
+    layout = lay_out([("m/0", (1 << 19,)), ("m/1", (1 << 19,))], np.float32)
+
+    def choose(comm: Communicator) -> list[Way]:
+        return [spread.choose_way(comm, layout, each) for each in plan_buckets(layout, 1 << 20)]
+
+    # By itself, it would go in another order than a ring's, and fractions add up to another number.
+    assert run_threads(choose, 4) == [[Way.SUMMED, Way.SCATTERED]] * 4
+    assert run_threads(choose, 2) == [[Way.SCATTERED, Way.SCATTERED]] * 2
 
 
 def _ranks(hosts: str, dead: int) -> None:
