@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,13 +11,13 @@ import numpy as np
 from allreduce.devices import lookup
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError
-from allreduce.graph.arena_memory import contents_of, private, symmetric
+from allreduce.graph.arena_memory import Room
 from allreduce.graph.cutting import Cutting
 from allreduce.graph.first_cuts import agree_on_cuts, first_buckets
 from allreduce.graph.places import Places
 from allreduce.graph.replica import Replica
 from allreduce.graph.slices import EveryonesSlots, agree_to_shard
-from allreduce.graph.spread import gather_slots, joined_slots, make_sums, spread_error
+from allreduce.graph.spread import gather_slots, joined_slots, spread_error
 from allreduce.graph.update import UpdateRule
 from allreduce.graph.variable import Variable
 from allreduce.reduction import Arena, Bucket, Layout, Way, lay_out
@@ -82,30 +81,24 @@ class ArenaPlan:
         self._spreads_slots = bool(self.sharded) and not self._maps_slots
         self._whole_at = 0  # the update since which replicas have no more than their own slots
         self.arenas: list[Arena] = host.on_replicas(
-            lambda index: self._build(host, index, rule.slots)
+            lambda index: self._room(host, index).arena(rule.slots, self._maps_slots)
         )
         self._everyones = self._meet(host)
         self._make_sums(host, self.buckets, self.sharded)
         self.take_over()
 
-    def _build(self, host: Host, index: int, slots: Sequence[str]) -> Arena:
+    def _room(self, host: Host, index: int) -> Room:
         device = lookup(host.places[index].names[self.device])
-        contents = contents_of(self.layout)
-        own = partial(private, device, contents=contents)
-        communicator = host.replicas[index].communicator
-        if communicator is None:
-            return Arena(self.layout, slots, own, own)
-        shared = partial(symmetric, device, communicator, contents=contents)
-        return Arena(self.layout, slots, shared if self._maps_slots else own, shared)
+        return Room(device, host.replicas[index].communicator, self.layout)
 
     def _make_sums(self, host: Host, buckets: Sequence[Bucket], sharded: Mapping[int, Way]) -> None:
         """Make room for sums that do not lie where gradients do."""
         scattered = [each for each in buckets if sharded.get(each.index) is Way.SCATTERED]
-        for index, arena in enumerate(self.arenas if scattered else ()):
-            device, member = host.places[index].names[self.device], host.replicas[index]
-            assert member.communicator is not None, "one of several"
-            room = partial(private, lookup(device), contents=contents_of(self.layout))
-            arena.sums = make_sums(arena, member.communicator, scattered, room)
+        if not self._spreads_slots:
+            return
+        made = host.on_replicas(lambda index: self._room(host, index).sums(scattered))
+        for arena, sums in zip(self.arenas, made, strict=True):
+            arena.sums = sums
 
     def _meet(self, host: Host) -> EveryonesSlots | None:
         """Find the slots of all replicas, if each can have its own part of them."""
@@ -271,22 +264,13 @@ class ArenaPlan:
 
     def _move(self, host: Host, index: int) -> None:
         """Give one replica's arena new memory, for one kind of arrays after the other."""
-        device = lookup(host.places[index].names[self.device])
-        communicator, arena = host.replicas[index].communicator, self.arenas[index]
-        assert communicator is not None, "a dead one was one of several"
-        where = (device, communicator, self.layout.size, self.layout.dtype)
-        make = partial(symmetric, *where, contents=contents_of(self.layout))
-
-        def moved(old: np.ndarray) -> np.ndarray:
-            new = make()
-            new[...] = old
-            return new
-
+        room, arena = self._room(host, index), self.arenas[index]
         if self._maps_slots:
-            arena.parameters = moved(arena.parameters)
+            arena.parameters = room.moved(arena.parameters)
             for place, variable in enumerate(self.variables):
                 if variable.home is self:
                     variable.storage[index] = arena.view(arena.parameters, place)
             for name in arena.slots:
-                arena.slots[name] = moved(arena.slots[name])
-        arena.gradients = make()  # until now their room was for the others, one by one
+                arena.slots[name] = room.moved(arena.slots[name])
+        # Until now their room was for the others, one by one.
+        arena.gradients = room.symmetric(self.layout.size, self.layout.dtype)

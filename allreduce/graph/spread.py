@@ -6,7 +6,7 @@ Each member has the slots of its own slices alone, until all of them bring these
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -63,18 +63,6 @@ def choose_way(communicator: Communicator, layout: Layout, bucket: Bucket) -> Wa
     }
     rings = communicator.transport == "tcp" and ways == {"chain"}
     return Way.SCATTERED if rings else Way.SUMMED
-
-
-def make_sums(
-    arena: Arena,
-    communicator: Communicator,
-    buckets: Sequence[Bucket],
-    allocate: Callable[[int, np.dtype[Any]], np.ndarray],
-) -> dict[int, np.ndarray]:
-    """Make room for the sums of the own slices, by bucket."""
-    layout = arena.layout
-    own = {each.index: Slices(each, layout, communicator).own for each in buckets}
-    return {index: allocate(part.stop - part.start, layout.dtype) for index, part in own.items()}
 
 
 def reduce_scatter_bucket(frame: Frame, node: Node) -> Step:
@@ -139,7 +127,8 @@ def spread_error() -> UsageError:
     return UsageError(
         "each rank has its own slices of this optimizer's slots alone, as "
         "ar.config.set_shard_everywhere(True) has them updated so; call optimizer.consolidate() on "
-        "every rank, behind the last step, and then save, or ask for its state, on any of them"
+        "every rank, behind the last step, and then save, or ask for its state, on any of them "
+        "(what a rank had that is gone is gone, too; model.save_weights saves the rest)"
     )
 
 
