@@ -105,19 +105,33 @@ class Cut:
     def pieces(self, context: Context, options: Options) -> Iterator[Piece]:
         """Yield the pieces; each has its copy until the one after the next is asked for."""
         (before, after), plain = options.scale, replace(options, scale=UNSCALED)
-        most = max((step.count for step in self.steps), default=0)
-        copies = [room(context, (most,), self.dtype) for _ in self.steps[:2]]
+        copies, shares = self._rooms(context)
         for number, step in enumerate(self.steps):
             copy, whole = copies[number % 2][: step.count], step.counts is None
             low, high = step.taken
             out = None if self.target is None else self.target.run(low, high)
             lies = out is not None
             if out is None and self.target is not None:
-                out = copy if whole else room(context, (high - low,), self.dtype)
+                out = copy if whole else shares[number % 2][: high - low]
             into = out if lies and whole and self.fresh else copy
             x = self._input(step, before, copy if into is None else into)
             finish = partial(self._finish, step, after, out, lies)
             yield Piece(replace(plain, counts=step.counts), x, out, finish)
+
+    def _rooms(self, context: Context) -> tuple[list[Array], list[Array]]:
+        """Return memory for two pieces, and for two shares that cannot go where they belong.
+
+        All of it before the first piece goes: who finds none then has not begun the call, and may
+        make another instead.
+        """
+        copy = max((step.count for step in self.steps), default=0)
+        lie = self.target is None or self.target.run(0, self.target.size) is not None
+        taken = [step.taken for step in self.steps if step.counts is not None and not lie]
+        share = max((high - low for low, high in taken), default=0)  # an empty one lies nowhere
+        copies, shares = (
+            [room(context, (most,), self.dtype) for _ in self.steps[:2]] for most in (copy, share)
+        )
+        return copies, shares
 
     def _input(self, step: Step, factor: Any, copy: Array) -> Array:
         if self.as_it_lies and factor == 1:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from allreduce.comm import Communicator, pieces
+from allreduce.comm.checks import Context
 from allreduce.comm.pieces import of_shares, of_whole
 from allreduce.comm.spread import Spread
-from allreduce.errors import MismatchError
+from allreduce.errors import MismatchError, OutOfMemoryError
 from tests.comm.drawn import LAYOUTS, laid
 from tests.harness import run_threads, settle_threads
 
@@ -107,6 +108,32 @@ def test_shares_with_fewer_elements_than_there_are_pieces() -> None:
             np.testing.assert_array_equal(out, x[low:high])
         got = comm.reduce_scatter(x, counts=[20, 0], prescale=0.5)
         np.testing.assert_array_equal(got, x[: 0 if comm.rank else 20])
+
+    run_threads(member, 2)
+
+
+@pytest.mark.usefixtures("small")
+def test_no_memory_for_a_strided_share_is_found_before_the_first_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+
+    def few(context: Context, shape: tuple[int, ...], dtype: Any) -> Any:
+        if context.rank == 1:
+            made.append(len(made))
+            if len(made) == 4:
+                raise OutOfMemoryError("none left")
+        return np.empty(shape, dtype)
+
+    monkeypatch.setattr(pieces, "room", few)
+
+    def member(comm: Communicator) -> None:
+        x, out = np.arange(20.0), np.zeros(20)[::2]
+        if comm.rank == 1:
+            with pytest.raises(OutOfMemoryError):
+                comm.reduce_scatter(x, prescale=0.5, out=out)
+        comm.reduce_scatter(x, prescale=0.5, out=out)
+        np.testing.assert_array_equal(out, x[10 * comm.rank :][:10])
 
     run_threads(member, 2)
 
