@@ -12,6 +12,7 @@ from allreduce import _native
 from allreduce.cluster import World
 from allreduce.comm import handshake
 from allreduce.comm.choice import stored
+from allreduce.comm.choice.choosing import Choices
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.members import MemberInfo
 from allreduce.comm.opening import communicators
@@ -86,12 +87,7 @@ def _share(world: World, links: Links, deadline: float) -> LocalGroup:
             process for process in links.processes for _ in range(process.local_members)
         )
     )
-    if len(members) > _native.MAX_MEMBERS:
-        raise UnsupportedError(
-            f"[shared] {world.called()}: a communicator of the shared transport has at most "
-            f"{_native.MAX_MEMBERS} members, but these would be {len(members)}; choose "
-            "transport='tcp'"
-        )
+    _check_number(world, len(members))
     crowded = len(members) > links.cores
     refused, by = _agree(links, pulling.refusal(links))
     if refused and links.sockets:
@@ -100,7 +96,24 @@ def _share(world: World, links: Links, deadline: float) -> LocalGroup:
             *(world.called(), world.called(by), pulling.reason(refused)),
         )
     choices = stored.current().choices("shared", len(members), crowded, pulls=not refused)
-    needed = _native.Group.control_bytes(len(members))
+    group = _allocate(world, links, len(members), choices, deadline)
+    _watch(group, links)
+    own = links.processes[links.rank].local_members
+    return LocalGroup(group, links, members, own, choices)
+
+
+def _check_number(world: World, members: int) -> None:
+    if members > _native.MAX_MEMBERS:
+        raise UnsupportedError(
+            f"[shared] {world.called()}: a communicator of the shared transport has at most "
+            f"{_native.MAX_MEMBERS} members, but these would be {members}; choose transport='tcp'"
+        )
+
+
+def _allocate(
+    world: World, links: Links, members: int, choices: Choices, deadline: float
+) -> _native.Group:
+    needed = _native.Group.control_bytes(members)
     fd, error, group = None, 0, None
     try:
         if links.sockets and links.rank == 0:
@@ -112,7 +125,7 @@ def _share(world: World, links: Links, deadline: float) -> LocalGroup:
             fd, error = links.pass_file(fd, error, deadline)
         if error == 0:
             file = -1 if fd is None else fd
-            group = _native.Group(file, len(members), links.cores, choices.native())
+            group = _native.Group(file, members, links.cores, choices.native())
     except OSError as failure:
         error = failure.errno or errno.ENOMEM
     finally:
@@ -122,12 +135,10 @@ def _share(world: World, links: Links, deadline: float) -> LocalGroup:
     if error or group is None:
         raise OutOfMemoryError(
             f"[shared] {world.called()}: no shared memory of {needed} bytes for a communicator of "
-            f"{len(members)} members: {world.called(rank)} got {os.strerror(error)!r}; here "
+            f"{members} members: {world.called(rank)} got {os.strerror(error)!r}; here "
             f"{memory.room()}"
         )
-    _watch(group, links)
-    own = links.processes[links.rank].local_members
-    return LocalGroup(group, links, members, own, choices)
+    return group
 
 
 def _agree(links: Links, error: int) -> tuple[int, int]:
