@@ -34,6 +34,12 @@ def test_the_bits_are_the_same(network: str, monkeypatch: pytest.MonkeyPatch) ->
         np.testing.assert_array_equal(one, other)
 
 
+def _check_turns(clocks: list[Clock]) -> None:
+    assert len(clocks) == 3
+    for one, other in pairwise(clocks):
+        assert one.over <= other.started
+
+
 def test_nothing_is_under_way_beside_another_instruction(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -61,12 +67,12 @@ def test_nothing_is_under_way_beside_another_instruction(
         first, *_, last = run()
         assert first.awaited > last.started
     assert ar.config.get_pipelining()
+    ar.config.enable_sync_errors()  # so that an error is that of its own instruction
+    _check_turns(run())
+    ar.config.enable_sync_errors(False)
     ar.config.set_pipelining(False)  # of what is traced already
     for _ in range(2):
-        clocks = run()
-        assert len(clocks) == 3
-        for one, other in pairwise(clocks):
-            assert one.over <= other.started
+        _check_turns(run())
     ar.observe.explain(strategy, step)
     said = capsys.readouterr().out
     for how in ("with", "without"):
