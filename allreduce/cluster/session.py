@@ -51,7 +51,7 @@ class Session:
         leader.greeting += 1
         try:
             admitted = await asyncio.wait_for(self._shake_hands(), HANDSHAKE_SECONDS)
-        except TimeoutError:
+        except (TimeoutError, grpc.aio.BaseError):  # too slow, or it went before it was answered
             return
         finally:
             leader.greeting -= 1
