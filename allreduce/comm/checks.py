@@ -74,10 +74,13 @@ def check_op(context: Context, op: str | None, dtype: np.dtype[Any]) -> None:
         raise unknown_name("operator", op, OPERATORS[1:], context.where)
     suffix = f" with operator {op}" if op else ""
     if name not in DTYPES[1:]:
-        raise UnsupportedError(
-            f"{context.where}{suffix} does not carry {name}: "
-            f"there are {', '.join(DTYPES[1:])}; convert with astype"
-        )
+        native = str(dtype.newbyteorder("="))
+        if native in DTYPES[1:]:
+            why = f"its bytes are in another order than this machine's; x.astype({native!r})"
+        else:
+            carried = [each for each in DTYPES[1:] if op is None or each in CARRIES[op]]
+            why = f"there are {', '.join(carried)}; convert with astype"
+        raise UnsupportedError(f"{context.where}{suffix} does not carry {name}: {why}")
     if op is not None and name not in CARRIES[op]:
         raise UnsupportedError(f"{context.where}{suffix} does not carry {name}: {remedy(op, name)}")
 
