@@ -119,7 +119,8 @@ def telling(communicator: Communicator | None, what: str) -> Iterator[None]:
             try:
                 _compare(communicator, what, {_REFUSAL: Fact(text, "")})
             except AllreduceError as failure:
-                error.add_note(f"the other ranks could not be told: {failure}")
+                if text not in str(failure):  # else another has ended by the same error
+                    error.add_note(f"the other ranks could not be told: {failure}")
         raise
 
 

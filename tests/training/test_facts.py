@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 from allreduce.comm import Communicator
@@ -27,3 +28,17 @@ def test_a_rank_keeps_its_own_error_where_the_others_make_another_call() -> None
     assert isinstance(elsewhere, MismatchError)
     here = rf"{re.escape(Path(__file__).name)}:\d+ "
     assert re.search(rf"exchange\(a comparison of [a-z ]+\) at \S+{here}", str(elsewhere))
+
+
+def test_a_rank_says_nothing_of_another_that_has_ended_by_the_same_error() -> None:
+    def one(comm: Communicator) -> None:
+        if comm.rank == 0:
+            time.sleep(0.05)  # the other one tells it by then
+            comm.abort("its program ended with ShapeError: there is no axis 5")
+            return
+        with telling(comm, "fit"):
+            raise ShapeError("there is no axis 5")
+
+    _, refused = settle_threads(one, 2)
+    assert isinstance(refused, ShapeError)
+    assert not hasattr(refused, "__notes__")
