@@ -106,7 +106,8 @@ def set_shard_everywhere(enabled: bool) -> None:
     Each replica then keeps what its optimizer knows of its own slices alone, and
     `optimizer.consolidate()`, on all ranks, brings that together before one of them saves it; `fit`
     ends with that. It holds for optimizers whose first step is traced from then on, and where all
-    ranks choose it. Results are the same bits.
+    ranks choose it; turned off, it ends for others when their buckets are cut anew. Results are the
+    same bits.
     """
     _replace(shard_everywhere=_flag("shard_everywhere", enabled))
 
