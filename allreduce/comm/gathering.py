@@ -4,7 +4,8 @@ They meet in the store of the larger communicator's world. Each arrives under a 
 where not all come at once, it writes down which group it waits in. Members of which each waits for
 the next, and the last for the first, would wait for ever: all of them raise, and so do those who
 wait for one of them. A member that raises leaves its failure where it was expected, and one that
-closes the communicator, or ends, a note of that.
+closes the communicator, or ends, a note of that. What failed stays so for all of its members,
+whoever goes on: who tries again arrives under the key of the next attempt.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 
 from allreduce.cluster import World
@@ -52,6 +54,7 @@ class Gathering:
         self._room = f"{world.generation}/gathering/{name}"
         self._waits = f"waits/{self._me}"  # where this member's note is
         self._turns = count(1)
+        self._attempts: dict[str, int] = {}  # by group, at those that have failed: the next one
         self._told: set[tuple[int, int]] = set()  # turns of failures that were raised here
         self._failed: Failure | None = None  # what this member's note tells
         self._left = False
@@ -87,9 +90,9 @@ class Gathering:
                 self._failed = None
         wait = Wait(self._timeout)
         try:
-            self._set(f"{wanted.key}/{self._me}", Note(wanted))
-            if not self._together(wanted):
-                self._wait(wanted, wait)
+            wanted = replace(wanted, attempt=self._attempts.get(wanted.group, 1))
+            while not self._come(wanted, wait):
+                wanted = replace(wanted, attempt=wanted.attempt + 1)
             self._forget(wanted)
         except _Failed as failed:
             self._leave(wanted, failed.failure)
@@ -112,24 +115,46 @@ class Gathering:
         if not left and self._world.size > 1:
             self._tell(Note(failure=self._failed, gone=True))
 
+    def _come(self, wanted: Wanted, wait: Wait) -> bool:
+        """Say whether all come to this attempt, or it has failed by what was raised here before."""
+        if self._has_failed(wanted):
+            return False
+        self._set(f"{wanted.key}/{self._me}", Note(wanted))
+        return self._together(wanted) or self._wait(wanted, wait)
+
+    def _has_failed(self, wanted: Wanted) -> bool:
+        """Say whether an attempt has failed; raise it unless this member has."""
+        failure = self._failure(wanted)
+        self._raise_new(Note(failure=failure))
+        return failure is not None
+
+    def _failure(self, wanted: Wanted) -> Failure | None:
+        note = self._get(f"{wanted.key}/all")
+        return None if note is None else note.failure
+
     def _together(self, wanted: Wanted) -> bool:
         """Say whether all come at once: the first asks for each, the others for its word."""
         wait = Wait(min(_PATIENCE_SECONDS, self._timeout))
         first, *others = wanted.ranks
         if first != self._me:
-            return self._get(f"{wanted.key}/all", wait.remaining) is not None
+            note = self._get(f"{wanted.key}/all", wait.remaining)
+            self._raise_new(note)
+            return note is not None and note.failure is None
         if not all(self._joins(wanted, rank, wait.remaining) for rank in others):
             return False
         self._set(f"{wanted.key}/all", Note())
         return True
 
-    def _wait(self, wanted: Wanted, wait: Wait) -> None:
+    def _wait(self, wanted: Wanted, wait: Wait) -> bool:
+        """Return when all have come, or the attempt has failed; say whether they have."""
         with self._lock:
             noted = self._inside == 1
             if noted:
                 self._note(Note(wanted))
         missing = [rank for rank in wanted.ranks if rank != self._me]
         while missing := [rank for rank in missing if not self._joins(wanted, rank)]:
+            if self._has_failed(wanted):
+                return False
             self._look(wanted, missing)
             engine.go_on()  # what only this thread may, as of some MPIs
             absent = ", ".join(self._absent(rank) for rank in missing)
@@ -139,14 +164,16 @@ class Gathering:
         with self._lock:
             if noted and not self._left:
                 self._tell(Note())
+        return True
 
     def _forget(self, wanted: Wanted) -> None:
-        """Have the members' arrivals removed when all of them have met.
+        """Have the members' arrivals, and failed attempts, removed when all of them have met.
 
         Whoever looks for circles may then miss them, and finds this member's note gone.
         """
         ranks = [self._world.members[rank].world_rank for rank in wanted.ranks]
-        self._world.store.forget(f"{self._room}/{wanted.key}/", ranks)
+        self._attempts.pop(wanted.group, None)
+        self._world.store.forget(f"{self._room}/{wanted.group}/", ranks)
 
     def _look(self, wanted: Wanted, missing: Sequence[int]) -> None:
         """Raise if absent members cannot come any more."""
@@ -162,14 +189,18 @@ class Gathering:
             raise _Failed(failures.in_circle(self._world, circle, waiting))
 
     def _waiting(self, wanted: Wanted, missing: Sequence[int]) -> dict[int, Wanted]:
-        """Read what the absent ones wait for, and those whom they wait for, and so on."""
+        """Read what the absent ones wait for, and those whom they wait for, and so on.
+
+        Who still waits in an attempt that has failed is about to raise, and to go on.
+        """
         waiting, ahead = {self._me: wanted}, list(missing)
         while ahead:
             rank = ahead.pop()
             note = None if rank in waiting else self._get(f"waits/{rank}")
-            if note is not None and note.wanted is not None:
-                waiting[rank] = note.wanted
-                ahead += note.wanted.ranks
+            other = None if note is None else note.wanted
+            if other is not None and self._failure(other) is None:
+                waiting[rank] = other
+                ahead += other.ranks
         return waiting
 
     def _circle(self, waiting: dict[int, Wanted]) -> list[int]:
@@ -199,10 +230,12 @@ class Gathering:
     def _waits_still(self, rank: int, wanted: Wanted) -> bool:
         """Say whether a member waits for the same as when its note was read.
 
-        Else those who seem not to have come to it may have, and been forgotten.
+        Else those who seem not to have come to it may have, and been forgotten, or have gone on
+        from what has failed meanwhile.
         """
         note = None if rank == self._me else self._get(f"waits/{rank}")
-        return rank == self._me or (note is not None and note.wanted == wanted)
+        still = rank == self._me or (note is not None and note.wanted == wanted)
+        return still and self._failure(wanted) is None
 
     def _joins(self, wanted: Wanted, rank: int, timeout: float = 0.0) -> bool:
         """Say whether another member of this one's group has come, and wants the same."""
@@ -241,7 +274,9 @@ class Gathering:
         """Leave the failure for those who wait for this member, or come later."""
         self._told.update(failure.turns)
         self._failed = failure
-        self._set(f"{wanted.key}/{self._me}", Note(failure=failure))
+        self._attempts[wanted.group] = wanted.attempt + 1
+        for key in {f"{wanted.key}/{self._me}", f"{wanted.key}/all", *failure.keys}:
+            self._set(key, Note(failure=failure))
         self._note(Note(failure=failure))
 
     def _cause(self, where: str, wanted: Wanted, lost: PeerLostError) -> AllreduceError:

@@ -31,7 +31,12 @@ def in_circle(world: World, circle: Sequence[int], waiting: Mapping[int, Wanted]
     same = len({frozenset(one.ranks) for one in wanted}) == 1
     mend = _SAME_ORDER if same else _ORDER
     turns = tuple((rank, waiting[rank].turn) for rank in circle)
-    return Failure("mismatch", f"groups differ: {waits}; {mend}", turns)
+    keys = tuple(
+        f"{waiting[rank].key}/{place}"
+        for rank, other in zip(circle, following, strict=True)
+        for place in ("all", other)
+    )
+    return Failure("mismatch", f"groups differ: {waits}; {mend}", turns, keys)
 
 
 def other_transports(world: World, wanted: Mapping[int, Wanted]) -> Failure:

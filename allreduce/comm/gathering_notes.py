@@ -16,11 +16,17 @@ class Wanted:
     transport: str | None  # as the parent's without one
     site: str  # the caller's line
     turn: int  # counts what this member waits for, failures too
+    attempt: int = 1  # how often its members have tried this, with this time
+
+    @property
+    def group(self) -> str:
+        """What the keys of all attempts begin with."""
+        return f"{self.kind}.{self.number}/{','.join(map(str, self.ranks))}"
 
     @property
     def key(self) -> str:
-        """Under which its members arrive."""
-        return f"{self.kind}.{self.number}/{','.join(map(str, self.ranks))}"
+        """Under which its members arrive: by rank; "all" says that all have, or why not."""
+        return f"{self.group}/{self.attempt}"
 
     def __str__(self) -> str:
         ranks = list(self.ranks)
@@ -37,6 +43,7 @@ class Failure:
     kind: str  # "mismatch", "timeout" or "lost"
     story: str
     turns: tuple[tuple[int, int], ...]  # of the members at fault: rank and turn
+    keys: tuple[str, ...] = ()  # where these look, each in its own attempt
 
 
 @dataclass(frozen=True)
@@ -58,5 +65,5 @@ class Note:
             wanted = Wanted(**wanted | {"ranks": tuple(wanted["ranks"])})
         if failure is not None:
             turns = tuple((rank, turn) for rank, turn in failure["turns"])
-            failure = Failure(**failure | {"turns": turns})
+            failure = Failure(**failure | {"turns": turns, "keys": tuple(failure["keys"])})
         return Note(wanted, failure, read["gone"])

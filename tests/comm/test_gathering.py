@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from allreduce.cluster.base import LocalStore, Member
 from allreduce.comm.gathering import Gathering, _Failed
 from allreduce.comm.gathering_notes import Failure, Note, Wanted
+from allreduce.errors import MismatchError
 from tests.harness import run_ranks, world_of_one
 
 
@@ -76,6 +79,34 @@ def test_who_waits_no_more_is_in_no_circle(store: LocalStore) -> None:
     circle = pytest.raises(_Failed) if type(store) is LocalStore else contextlib.nullcontext()
     with circle:
         gathering._look(mine, [1])
+
+
+class _OfThree(LocalStore):
+    """Three members', that keeps what only one of them has forgotten."""
+
+    def forget(self, prefix: str, ranks: Sequence[int]) -> None:
+        pass
+
+
+def test_members_that_try_again_at_once_all_learn_of_each_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("allreduce.comm.gathering._PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr("allreduce.comm.gathering._LOOK_SECONDS", 0.1)
+    three = tuple(Member(rank, "host", 1) for rank in range(3))
+    world = replace(world_of_one(), size=3, members=three, store=_OfThree())
+
+    def member(rank: int) -> int:
+        gathering = Gathering(replace(world, rank=rank), "test", 5, lambda: None)
+        order = [2, 1, 0] if rank == 0 else [0, 1, 2]
+        for _ in range(5):
+            with pytest.raises(MismatchError, match="name the ranks of a group in the same order"):
+                gathering.meet("here", "group", 1, order, None)
+        gathering.meet("here", "group", 1, [0, 1, 2], None)
+        return rank
+
+    with ThreadPoolExecutor(3) as members:
+        assert list(members.map(member, range(3))) == [0, 1, 2]
 
 
 def test_members_that_wait_for_each_other_in_different_groups_all_learn_of_it() -> None:
