@@ -6,6 +6,8 @@ import hashlib
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from allreduce.comm.long_lists import without_mark
+
 # Positions are the native enums' values (kernels/cpu/protocol.h, reduce_kernels.h).
 COLLECTIVES = (
     *("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "empty"),
@@ -91,7 +93,7 @@ class Call:
     def __str__(self) -> str:
         """Say it as the caller wrote it: `all_reduce(float32[1000], op='sum')`."""
         if self.typed:
-            return self.typed
+            return without_mark(self.typed)
         if self.collective == "barrier":
             return "barrier()"
         if self.collective == "empty":

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from allreduce.comm.call import MESSAGES, Call, shaped
+from allreduce.comm.long_lists import difference, items, without_mark
 from allreduce.comm.sites import Note
-from allreduce.comm.typed import items
 
 _EQUAL = "must be equal on all ranks"
 _ORDER = "every rank must make the same calls in the same order"
@@ -26,10 +26,15 @@ class Side:
     def __str__(self) -> str:
         """Say its call, with the shape where that is known, the caller's line, and whose it is."""
         shape = self.note.shape
-        text = self.typed or (shaped(self.call, shape) if shape else str(self.call))
+        text = without_mark(self.typed) or (shaped(self.call, shape) if shape else str(self.call))
         site = self.note.site or "(call site not known yet)"
         place = f"at {site}" if self.note.site else site
-        return f"{text} {place} {'here' if self.here else f'on {self.member}'}"
+        return f"{text} {place} {self.whose}"
+
+    @property
+    def whose(self) -> str:
+        """Say who made it: "here", or "on rank 2"."""
+        return "here" if self.here else f"on {self.member}"
 
     @property
     def typed(self) -> str:
@@ -81,7 +86,9 @@ def _remedy_of(first: Side, second: Side) -> str:
         return arguments
     alike = (first.call.op, first.call.root) == (second.call.op, second.call.root)
     if None not in numbers and first.typed != second.typed and alike:
-        return f"each array's shape and type {_EQUAL}"
+        low, high = (second, first) if second.here else (first, second)
+        told = difference((low.typed, high.typed), (low.whose, high.whose))
+        return f"each array's shape and type {_EQUAL}{told and f' ({told})'}"
     return _remedy(first.call, second.call) or (arguments if first.typed != second.typed else "")
 
 

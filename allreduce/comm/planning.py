@@ -14,6 +14,7 @@ from allreduce.comm.arrays import borrow
 from allreduce.comm.base import Transport
 from allreduce.comm.call import ANY, ROOTED, Call
 from allreduce.comm.checks import UNSCALED, Context, Options
+from allreduce.comm.long_lists import without_mark
 from allreduce.comm.pieces import Cut
 from allreduce.comm.plan import Plan
 from allreduce.errors import UsageError, unknown_name
@@ -144,7 +145,7 @@ def _in_pieces(
         f"have its result where it belongs{after}",
     )
     how = f"{counted(len(parts), 'call')}, two of them under way at a time,"
-    return Plan(said, transport.name, how, steps, parts=tuple(parts))
+    return Plan(without_mark(said), transport.name, how, steps, parts=tuple(parts))
 
 
 def _sum(amounts: Iterable[int | None]) -> int | None:
@@ -195,7 +196,7 @@ def _describe_list(
         steps = ("make a call of each array, as it lies",)
     how = f"{counted(len(parts), 'call')}, one per dtype,"
     said = request.options.typed
-    return Plan(said, transport.name, how, steps, parts=tuple(parts))
+    return Plan(without_mark(said), transport.name, how, steps, parts=tuple(parts))
 
 
 def _plan(transport: Transport, ready: Prepared, said: str) -> Plan:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from allreduce.comm.array import Array
-from allreduce.comm.typed import TEXT_BYTES
+from allreduce.comm.long_lists import TEXT_BYTES
 
 NOTE_BYTES = 180  # native kNoteText
 _SHAPE_BYTES = 60

@@ -6,17 +6,17 @@ Such a text has to agree on all members, as part of the call, and stands in erro
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
+from allreduce.comm import long_lists
 from allreduce.comm.array import Array
 from allreduce.comm.checks import Context, Options
+from allreduce.comm.long_lists import TEXT_BYTES
 from allreduce.comm.scaling import Factor
 
-TEXT_BYTES = 100  # a longer text ends with a digest of all of it
 _DIGEST_BYTES = 6
 
 _Kind = tuple[np.dtype[np.generic], tuple[int, ...]]
@@ -43,13 +43,16 @@ def of_array(
     rows = (options.counts, options.receives)
     shares = tuple(None if each is None else tuple(each) for each in rows)
     kinds = ((dtype, shape),)
-    return _spell(collective, kinds, False, options.op, options.root, options.scale, shares)
+    return _spell(collective, kinds, False, options.op, options.root, options.scale, shares)[0]
 
 
 def of_list(context: Context, arrays: Sequence[Array], options: Options) -> str:
     """Say a call of a list: `all_reduce([float64[8], int32[2, 2]], op='sum')`."""
     kinds = tuple((array.dtype, array.shape) for array in arrays)
-    return _spell(context.collective, kinds, True, options.op, options.root, options.scale)
+    scale, root = options.scale, options.root
+    text, said = _spell(context.collective, kinds, True, options.op, root, scale)
+    long_lists.remember(text, said)
+    return text
 
 
 @lru_cache(maxsize=256)
@@ -61,31 +64,24 @@ def _spell(
     root: int | None,
     scale: tuple[Factor, Factor],
     shares: tuple[tuple[int, ...] | None, ...] = (None, None),
-) -> str:
-    arrays = ", ".join(f"{dtype}[{', '.join(map(str, shape))}]" for dtype, shape in kinds)
+) -> tuple[str, list[str]]:
+    """Return the call's text, and that of each of its arrays."""
+    arrays = [f"{dtype}[{', '.join(map(str, shape))}]" for dtype, shape in kinds]
     options = {"op": op, "root": root}
     factors = {"prescale": scale[0], "postscale": scale[1]}
-    said = [f"[{arrays}]" if listed else arrays]
-    said += [f"{name}={value!r}" for name, value in options.items() if value is not None]
+    said = [f"{name}={value!r}" for name, value in options.items() if value is not None]
     said += [f"{name}={value!r}" for name, value in factors.items() if value != 1]
+    if listed:
+        options_text = "".join(f", {each}" for each in said)
+        return long_lists.spell(collective, arrays, options_text), arrays
     named = zip(("counts", "receives"), shares, strict=True)
     said += [f"{name}={list(rows)}" for name, rows in named if rows is not None]
-    number = f"{len(kinds)} arrays, " if listed else ""
-    return _bounded(f"{collective}({', '.join(said)})", number)
+    return _bounded(f"{collective}({', '.join([*arrays, *said])})"), arrays
 
 
-def _bounded(text: str, number: str) -> str:
+def _bounded(text: str) -> str:
     if len(text) <= TEXT_BYTES:
         return text
     mark = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
-    end = f"... {number}#{mark})"
+    end = f"... #{mark})"
     return text[: TEXT_BYTES - len(end)] + end
-
-
-def items(text: str) -> int | None:
-    """Read how many arrays a call of a list has; None of another call."""
-    name, _, rest = text.partition("([")
-    if not rest or not name.isidentifier():
-        return None
-    told = re.search(r"\.\.\. (\d+) arrays, #", rest)  # where the text was too long
-    return int(told[1]) if told else rest.count("[")

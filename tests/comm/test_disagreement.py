@@ -269,6 +269,22 @@ def test_lists_of_different_arrays_are_told_by_shapes_and_types() -> None:
         assert message.endswith("; each array's shape and type must be equal on all ranks")
 
 
+@pytest.mark.parametrize("odd", [0, 78, 100])
+def test_of_a_long_list_the_first_array_that_differs_is_told(odd: int) -> None:
+    def member(comm: Communicator) -> None:
+        sizes = [4] * 101
+        sizes[odd] += comm.rank
+        comm.all_reduce([np.ones(size, "f") for size in sizes], op="max")
+
+    for rank, message in enumerate(raised(member, 2, errors.MismatchError)):
+        assert message.count("... 101 arrays], op='max') at") == 2
+        sides = ["float32[4]", "float32[5]"]
+        other = f"replica {1 - rank} (rank 0)"
+        assert message.endswith(
+            f"(item {odd} is {sides[rank]} here and {sides[1 - rank]} on {other})"
+        )
+
+
 def test_symmetric_memory_on_some_members_only_is_a_mismatch() -> None:
     def member(comm: Communicator) -> None:
         mine = comm.empty((5000,), "float32")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+import re
 
-from allreduce.comm import typed
+import numpy as np
+import pytest
+
+from allreduce.comm import long_lists, typed
 from allreduce.comm.checks import Context, Options
 
 CONTEXT = Context("all_reduce", "[shared] rank 0", "group", 0, 2)
@@ -28,4 +31,38 @@ def test_long_lists_are_told_apart_in_few_bytes() -> None:
     texts = {typed.of_list(CONTEXT, items[:n], Options("sum")) for n in (498, 499, 500)}
     texts.add(typed.of_list(CONTEXT, items[::-1], Options("sum")))
     assert len(texts) == 4
-    assert all(len(text) <= typed.TEXT_BYTES for text in texts)
+    assert all(len(text) <= long_lists.TEXT_BYTES for text in texts)
+
+
+@pytest.mark.parametrize("first", [0, 77, 499])
+def test_the_texts_of_two_long_lists_tell_about_where_they_first_differ(first: int) -> None:
+    kinds = ["float32[10]"] * 500
+    odd = kinds[:first] + ["float32[11]"] * (500 - first)
+    texts = [long_lists.spell("all_reduce", each, ", op='sum'") for each in (kinds, odd)]
+    long_lists.remember(texts[1], odd)  # the other one is of another process
+    told = long_lists.difference(texts, ("on rank 0", "here"))
+    found = re.match(r"the first that differs is among items (\d+) to (\d+), which are ", told)
+    assert found is not None
+    low, high = (int(each) for each in found.groups())
+    assert low <= first <= high <= low + 50
+    assert told.endswith(f"float32[{10 + (first <= high)}] here")
+
+
+def test_a_list_of_few_large_shapes_tells_the_very_array() -> None:
+    kinds = [f"float32[{n}, 2, 3, 4, 5, 6]" for n in range(9)]
+    texts = [long_lists.spell("broadcast", kinds, ", root=0")]
+    kinds[3] = "float32[7]"
+    texts.append(long_lists.spell("broadcast", kinds, ", root=0"))
+    assert long_lists.difference(texts, ("here", "on rank 1")) == "item 3 differs"
+    long_lists.remember(texts[1], kinds)
+    told = long_lists.difference(texts, ("on rank 0", "here"))
+    assert told == "item 3 is float32[7] here"
+
+
+def test_lists_that_differ_in_their_factors_have_no_array_that_differs() -> None:
+    kinds = ["float32[10]"] * 50
+    texts = [long_lists.spell("all_reduce", kinds, f", op='sum', prescale={n}") for n in (0.5, 1.5)]
+    assert not long_lists.difference(texts, ("here", "on rank 1"))
+    assert [long_lists.items(text) for text in texts] == [50, 50]
+    assert all("prescale=" in long_lists.without_mark(text) for text in texts)
+    assert all(len(text) <= long_lists.TEXT_BYTES for text in texts)
