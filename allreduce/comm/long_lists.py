@@ -1,8 +1,9 @@
 """How a call of a list is written in few bytes, and in which arrays two such calls differ.
 
 Members only have each other's texts, in which a long list is cut off. Such a text ends with a mark:
-a digest of the whole call, then short ones of the list up to several places. The first of these
-that differs tells between which places the first array lies that does.
+a digest of the whole call, two sums over its arrays, then short digests of the list up to several
+places. The first of these that differs tells between which places the first array lies that does;
+where that is the only one, the sums tell which it is (as the checks of a Hamming code do).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from itertools import groupby
 
 TEXT_BYTES = 100  # a longer text is cut off, and ends with a digest of all of it
 _DIGEST = 8  # characters, of 6 bits each
+_SUMS = 4
+_PRIME = 4093  # the largest that leaves a sum 12 bits
 _PLACE = 2  # of a place's digest: one of 4096 differences is told too late in the list
 _SHOWN = 16  # of the arrays that stand in a text that is cut off
 _CUT = re.compile(r"\.\.\. (\d+) arrays\](.*), #([\w-]+)\)$")
@@ -33,12 +36,12 @@ def spell(name: str, arrays: Sequence[str], options: str) -> str:
     if len(text) <= TEXT_BYTES:
         return text
     start, count = f"{name}([", f"... {len(arrays)} arrays]"
-    left = TEXT_BYTES - len(start) - len(count) - len(", #)") - _DIGEST
+    left = TEXT_BYTES - len(start) - len(count) - len(", #)") - _DIGEST - _SUMS
     if len(options) > left:
         options = f"{options[: left - 3]}..."
     left -= len(options)
     places = min(len(arrays), max(0, left - _SHOWN) // _PLACE)
-    mark = _digest(text, _DIGEST)
+    mark = _digest(text, _DIGEST) + _sums(arrays)
     for end in _ends(len(arrays), places):
         mark += _digest(", ".join(arrays[:end]), _PLACE)
     shown = ", ".join(arrays)[: left - places * _PLACE]
@@ -102,13 +105,37 @@ def _first_range(count: int, one: str, other: str) -> tuple[int, int]:
     """Return between which places the first difference lies; (0, 0) if the marks do not tell."""
     if len(one) != len(other):
         return 0, 0
-    ends, low = _ends(count, (len(one) - _DIGEST) // _PLACE), 0
-    for number, end in enumerate(ends):
-        at = _DIGEST + number * _PLACE
+    start, low = _DIGEST + _SUMS, 0
+    for number, end in enumerate(_ends(count, (len(one) - start) // _PLACE)):
+        at = start + number * _PLACE
         if one[at : at + _PLACE] != other[at : at + _PLACE]:
-            return low, end
+            only = _only(one[_DIGEST:start], other[_DIGEST:start])
+            return (only, only + 1) if low <= only < end else (low, end)
         low = end
     return 0, 0
+
+
+def _sums(arrays: Sequence[str]) -> str:
+    """Return the sums of the arrays' digests, and of these times their positions from 1."""
+    plain = weighted = 0
+    for position, array in enumerate(arrays, 1):
+        value = _value(array)
+        plain, weighted = plain + value, weighted + position * value
+    both = plain % _PRIME << 12 | weighted % _PRIME
+    return base64.urlsafe_b64encode(both.to_bytes(3, "big")).decode()
+
+
+def _only(one: str, other: str) -> int:
+    """Return from two lists' sums which item differs, if it is the only one; -1 of equal ones."""
+    told = [int.from_bytes(base64.urlsafe_b64decode(sums), "big") for sums in (one, other)]
+    plain = (told[0] >> 12) - (told[1] >> 12)
+    weighted = (told[0] & 0xFFF) - (told[1] & 0xFFF)
+    return -1 if plain % _PRIME == 0 else weighted * pow(plain, -1, _PRIME) % _PRIME - 1
+
+
+@lru_cache(maxsize=1024)
+def _value(array: str) -> int:
+    return int.from_bytes(hashlib.blake2b(array.encode(), digest_size=6).digest(), "big")
 
 
 def _ends(count: int, places: int) -> list[int]:

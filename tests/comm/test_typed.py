@@ -34,7 +34,7 @@ def test_long_lists_are_told_apart_in_few_bytes() -> None:
     assert all(len(text) <= long_lists.TEXT_BYTES for text in texts)
 
 
-@pytest.mark.parametrize("first", [0, 77, 499])
+@pytest.mark.parametrize("first", [0, 77, 490])
 def test_the_texts_of_two_long_lists_tell_about_where_they_first_differ(first: int) -> None:
     kinds = ["float32[10]"] * 500
     odd = kinds[:first] + ["float32[11]"] * (500 - first)
@@ -66,3 +66,14 @@ def test_lists_that_differ_in_their_factors_have_no_array_that_differs() -> None
     assert [long_lists.items(text) for text in texts] == [50, 50]
     assert all("prescale=" in long_lists.without_mark(text) for text in texts)
     assert all(len(text) <= long_lists.TEXT_BYTES for text in texts)
+
+
+@pytest.mark.parametrize("odd", [0, 77, 100])
+def test_the_only_array_that_differs_in_a_long_list_is_told(odd: int) -> None:
+    kinds = ["float32[3000000]"] + ["float32[10]"] * 100
+    texts = [long_lists.spell("all_reduce", kinds, ", op='sum'")]
+    kinds[odd] = "float32[11]"
+    texts.append(long_lists.spell("all_reduce", kinds, ", op='sum'"))
+    long_lists.remember(texts[1], kinds)  # the other one is of another process
+    told = long_lists.difference(texts, ("on rank 0", "here"))
+    assert told == f"item {odd} is float32[11] here"
