@@ -144,7 +144,8 @@ def test_the_bits_are_the_same_when_each_instruction_is_looked_at(looks: str) ->
     both_ways(3, MAKERS["adam"], lambda trained: trained.run(3))
 
 
-def test_a_sum_that_is_not_finite_is_named() -> None:
+def check_overflow_is_named() -> None:
+    """Have a bucket's sum overflow, and its error name the variable."""
     ar.config.enable_check_numerics()
     trained = Trained(2, lambda: ar.optim.SGD(1.0, momentum=0.5))
     huge = ar.Variable(np.zeros(5000, np.float32), name="m/huge", replicator=trained.strategy)
@@ -156,6 +157,10 @@ def test_a_sum_that_is_not_finite_is_named() -> None:
     batch = ar.PerReplica((np.full((1, 5000), 3e38, np.float32),) * 2)
     with pytest.raises(NumericsError, match="the sum of all replicas' gradients of 'm/huge'"):
         trained.strategy.run(step, args=(batch,))
+
+
+def test_a_sum_that_is_not_finite_is_named() -> None:
+    check_overflow_is_named()
 
 
 def test_state_goes_from_one_way_to_the_other() -> None:

@@ -15,12 +15,11 @@ import pytest
 import allreduce as ar
 from allreduce.comm import Communicator
 from allreduce.devices import options
-from allreduce.errors import NumericsError
 from allreduce.graph import cutting, executor, slices, spread
 from allreduce.reduction import Costs, Way, lay_out, plan_buckets, sharding
 from tests.graph.eager_cases import NETWORKS, trained
 from tests.graph.test_hazards import check_events, programs_of
-from tests.graph.test_slices import MAKERS, Trained, both_ways
+from tests.graph.test_slices import MAKERS, Trained, both_ways, check_overflow_is_named
 from tests.graph.test_streams import Streamed
 from tests.harness import run_ranks, run_threads
 
@@ -89,17 +88,7 @@ def test_slots_follow_where_buckets_are_cut_anew(way: Way, monkeypatch: pytest.M
 
 
 def test_a_sum_that_is_not_finite_is_named(way: Way) -> None:
-    ar.config.enable_check_numerics()
-    trained = Trained(2, lambda: ar.optim.SGD(1.0, momentum=0.5))
-    huge = ar.Variable(np.zeros(5000, np.float32), name="m/huge", replicator=trained.strategy)
-
-    @ar.function
-    def step(x: Any) -> None:
-        trained.optimizer.minimize(ar.ops.sum(x * huge, axis=1), [huge])
-
-    batch = ar.PerReplica((np.full((1, 5000), 3e38, np.float32),) * 2)
-    with pytest.raises(NumericsError, match="the sum of all replicas' gradients of 'm/huge'"):
-        trained.strategy.run(step, args=(batch,))
+    check_overflow_is_named()
 
 
 @pytest.mark.parametrize("cut", [64, 1 << 20], ids=["many", "one"])

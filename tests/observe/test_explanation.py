@@ -83,10 +83,8 @@ def test_a_models_step_that_has_not_run_is_named() -> None:
             ar.observe.explain(strategy, step)
 
 
-def test_an_update_in_slices_is_explained(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sharding, "SHARDED_BYTES", 1)
+def _explain_an_update() -> None:
+    """Explain a step of two replicas that updates one variable."""
     strategy = ar.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         w = ar.Variable(np.ones((3, 3), np.float32), name="m/w")
@@ -98,6 +96,13 @@ def test_an_update_in_slices_is_explained(
     (batch,) = strategy.distribute_dataset([np.ones((6, 3), np.float32)])
     strategy.run(step, (batch,))
     ar.observe.explain(strategy, step)
+
+
+def test_an_update_in_slices_is_explained(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharding, "SHARDED_BYTES", 1)
+    _explain_an_update()
     said = capsys.readouterr().out
     assert "all_reduce_bucket of the header" in said
     assert "update_slices 0" in said
@@ -111,17 +116,7 @@ def test_slices_that_are_sent_are_explained(
     monkeypatch.setattr(sharding, "SHARDED_BYTES", 1)
     monkeypatch.setattr(slices, "updates", lambda _: False)  # as over a network
     ar.config.set_shard_everywhere(True)
-    strategy = ar.MirroredStrategy(["CPU:0", "CPU:1"])
-    with strategy.scope():
-        w = ar.Variable(np.ones((3, 3), np.float32), name="m/w")
-        optimizer = ar.optim.Adam()
-
-    def step(x: ar.Tensor) -> None:
-        optimizer.minimize(ar.ops.sum(ar.ops.tanh(x @ w), axis=1), [w])
-
-    (batch,) = strategy.distribute_dataset([np.ones((6, 3), np.float32)])
-    strategy.run(step, (batch,))
-    ar.observe.explain(strategy, step)
+    _explain_an_update()
     said = capsys.readouterr().out
     for op in ("reduce_scatter_bucket 0", "update_own 0", "all_gather_bucket 0"):
         assert op in said
