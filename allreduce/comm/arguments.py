@@ -19,6 +19,10 @@ from allreduce.errors import OutOfMemoryError, ShapeError, UnsupportedError
 
 _TO_ROOT = ("reduce", "gather")
 
+# The input, the options in plain numbers, the call, where the result goes, if any does, and how the
+# caller is answered with that.
+Read = tuple[Lent | None, Options, Call, Array | None, Callable[[Array], Any]]
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -30,19 +34,28 @@ class Prepared:
     result: Callable[[], Any]
 
 
-def prepare(context: Context, x: Any, options: Options, out: Any, whole: Any = None) -> Prepared:
+def prepare(
+    context: Context,
+    x: Any,
+    options: Options,
+    out: Any,
+    whole: Any = None,
+    given: Read | None = None,
+) -> Prepared:
     """Check a call's arguments.
 
     Args:
         x: An array or number, as `arrays.borrow` takes it; None on those who only receive.
         out: The caller's output array, or None for a new one. Ignored where nothing arrives.
         whole: The root's array as (dtype, shape), for a scatter without `x`.
+        given: What `read` has made of these already.
 
     Raises:
         UsageError: An argument is of the wrong kind; ShapeError if only its shape or dtype is.
         UnsupportedError: The transport does not carry this operator on this type.
     """
-    lent, options, call, target, answer = read(context, x, options, out, whole)
+    given = given or read(context, x, options, out, whole)
+    lent, options, call, target, answer = given
     source = buffer = None
     if target is not None:
         plain = target.flags.c_contiguous
@@ -63,15 +76,8 @@ def prepare(context: Context, x: Any, options: Options, out: Any, whole: Any = N
     return Prepared(call, source, buffer, result)
 
 
-def read(
-    context: Context, x: Any, options: Options, out: Any, whole: Any = None
-) -> tuple[Lent | None, Options, Call, Array | None, Callable[[Array], Any]]:
-    """Check a call's arguments, as `prepare` has them, and copy nothing.
-
-    Returns:
-        The input, the options in plain numbers, the call, where the result goes, if any does, and
-        how the caller is answered with that.
-    """
+def read(context: Context, x: Any, options: Options, out: Any, whole: Any = None) -> Read:
+    """Check a call's arguments, as `prepare` has them, and copy nothing."""
     lent = borrow(context.where, x, _takes(context)) if whole is None or x is not None else None
     dtype, shape = whole if lent is None else (lent.array.dtype, lent.array.shape)
     options = _checked(context, x, options, dtype)

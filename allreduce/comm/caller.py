@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from allreduce.comm.arguments import Prepared
 from allreduce.comm.base import Work
 from allreduce.comm.checks import Context, Options
 from allreduce.comm.stages import Stages
@@ -31,6 +32,10 @@ class Caller(ABC):
         self, collective: str, x: Any, options: Options, out: Any = None, whole: Any = None
     ) -> Work:
         """Check and start a call."""
+
+    @abstractmethod
+    def _start_ready(self, context: Context, ready: Prepared) -> Work:
+        """Start a call that has been checked."""
 
     @abstractmethod
     def _stage(

@@ -57,6 +57,10 @@ class Calling(Caller):
         start = self._transport.start
         return self._in_order(context, start, ready.call, ready.x, ready.out, ready.result)
 
+    def _start_ready(self, context: Context, ready: Prepared) -> Work:
+        start = self._transport.start
+        return self._in_order(context, start, ready.call, ready.x, ready.out, ready.result)
+
     def _called(self, member: int) -> str:
         return self._transport.called(member)
 

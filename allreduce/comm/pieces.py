@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import arguments, scaling
-from allreduce.comm.arguments import room
+from allreduce.comm.arguments import prepare, room
 from allreduce.comm.array import Array
-from allreduce.comm.arrays import borrow
 from allreduce.comm.base import Work
 from allreduce.comm.call import Call
 from allreduce.comm.caller import Caller
@@ -182,16 +181,17 @@ def start(
 ) -> Work:
     """Start a reduction with factors; in pieces if it is a large one, with one before it."""
     context = comm._context(collective)
-    if borrow(context.where, x).array.nbytes > WHOLE_BYTES:
-        lent, plain, call, target, answer = arguments.read(context, x, options, out)
-        if lent is not None and plain.scale[0] != 1:
-            cut = of_scaled(context, lent.array, target, call, out is None)
-            made = stages(
-                *(comm, context, replace(plain, typed=call.typed), [cut]),
-                lambda: None if target is None else answer(target),
-            )
-            return comm._queued(context, made, async_op)
-    return comm._start(collective, x, options, out)
+    given = arguments.read(context, x, options, out)
+    lent, plain, call, target, answer = given
+    assert lent is not None, "a reduction has an input"
+    if plain.scale[0] == 1 or lent.array.nbytes <= WHOLE_BYTES:
+        return comm._start_ready(context, prepare(context, x, options, out, given=given))
+    cut = of_scaled(context, lent.array, target, call, out is None)
+    made = stages(
+        *(comm, context, replace(plain, typed=call.typed), [cut]),
+        lambda: None if target is None else answer(target),
+    )
+    return comm._queued(context, made, async_op)
 
 
 def of_scaled(context: Context, x: Array, target: Array | None, call: Call, fresh: bool) -> Cut:

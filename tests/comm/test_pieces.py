@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,25 @@ def test_pieces_hold_every_element_once(shares: tuple[int, ...]) -> None:
     for me, count in enumerate(shares):
         taken = [step.taken for step in cuts[me]]
         assert [i for low, high in taken for i in range(low, high)] == list(range(count))
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce", "reduce_scatter"])
+@pytest.mark.usefixtures("small")
+def test_a_factor_behind_a_large_reduction_takes_no_memory(collective: str) -> None:
+    def member(comm: Communicator) -> None:
+        x = np.ones(1 << 17)
+        call = getattr(comm, collective)
+        call(x, postscale=2)  # what is made once is there
+        tracemalloc.start()
+        try:
+            got = call(x, postscale=2)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        np.testing.assert_array_equal(got, 2 * x)
+        assert most < 1.5 * x.nbytes, f"{most / x.nbytes:.2f} times the result"
+
+    run_threads(member, 1)
 
 
 @pytest.mark.usefixtures("small")
