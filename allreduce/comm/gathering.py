@@ -177,65 +177,30 @@ class Gathering:
 
     def _look(self, wanted: Wanted, missing: Sequence[int]) -> None:
         """Raise if absent members cannot come any more."""
+        from allreduce.comm import gathering_circles as circles  # which few programs use
+
         self._check_alive()
         for rank in missing:
             note = self._get(f"waits/{rank}")
             self._raise_new(note)
             if note is not None and note.gone:
                 raise _Failed(failures.has_left(self._world, rank, wanted))
-        waiting = self._waiting(wanted, missing)
-        circle = self._circle(waiting) if len(waiting) > 1 else []
-        if circle and all(self._waits_still(rank, waiting[rank]) for rank in circle):
-            raise _Failed(failures.in_circle(self._world, circle, waiting))
+        circle = circles.find(self, self._me, wanted, missing)
+        if circle:
+            raise _Failed(failures.in_circle(self._world, circle))
 
-    def _waiting(self, wanted: Wanted, missing: Sequence[int]) -> dict[int, Wanted]:
-        """Read what the absent ones wait for, and those whom they wait for, and so on.
+    def wanted_by(self, rank: int) -> Wanted | None:
+        """Return what another member waits for, if its note tells it."""
+        note = self._get(f"waits/{rank}")
+        return None if note is None else note.wanted
 
-        Who still waits in an attempt that has failed is about to raise, and to go on.
-        """
-        waiting, ahead = {self._me: wanted}, list(missing)
-        while ahead:
-            rank = ahead.pop()
-            note = None if rank in waiting else self._get(f"waits/{rank}")
-            other = None if note is None else note.wanted
-            if other is not None and self._failure(other) is None:
-                waiting[rank] = other
-                ahead += other.ranks
-        return waiting
+    def is_over(self, wanted: Wanted) -> bool:
+        """Say whether an attempt has failed."""
+        return self._failure(wanted) is not None
 
-    def _circle(self, waiting: dict[int, Wanted]) -> list[int]:
-        """Find members of which each waits for the next, and for whom this one waits in the end.
-
-        Who has arrived is asked after all notes were read: a member whose group lacks somebody then
-        still waits in it, so that what is found was true at one moment, and stays so.
-        """
-        needs = {
-            rank: [
-                other
-                for other in one.ranks
-                if other in waiting and other != rank and not self._has_come(one, other)
-            ]
-            for rank, one in waiting.items()
-        }
-        while free := [rank for rank in needs if needs.keys().isdisjoint(needs[rank])]:
-            for rank in free:
-                del needs[rank]
-        path: list[int] = []
-        rank = self._me
-        while rank in needs and rank not in path:
-            path.append(rank)
-            rank = next(other for other in needs[rank] if other in needs)
-        return path[path.index(rank) :] if path else []
-
-    def _waits_still(self, rank: int, wanted: Wanted) -> bool:
-        """Say whether a member waits for the same as when its note was read.
-
-        Else those who seem not to have come to it may have, and been forgotten, or have gone on
-        from what has failed meanwhile.
-        """
-        note = None if rank == self._me else self._get(f"waits/{rank}")
-        still = rank == self._me or (note is not None and note.wanted == wanted)
-        return still and self._failure(wanted) is None
+    def has_come(self, wanted: Wanted, rank: int) -> bool:
+        """Say whether a member has arrived at an attempt."""
+        return self._arrived(wanted, rank, 0.0) is not None
 
     def _joins(self, wanted: Wanted, rank: int, timeout: float = 0.0) -> bool:
         """Say whether another member of this one's group has come, and wants the same."""
@@ -246,9 +211,6 @@ class Gathering:
             both = {self._me: wanted, rank: other}
             raise _Failed(failures.other_transports(self._world, both))
         return True
-
-    def _has_come(self, wanted: Wanted, rank: int) -> bool:
-        return self._arrived(wanted, rank, 0.0) is not None
 
     def _arrived(self, wanted: Wanted, rank: int, timeout: float) -> Wanted | None:
         """Return what a member of a group says it has come for, once it has."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from allreduce.cluster import World
 from allreduce.comm.gathering_notes import Failure, Wanted
@@ -20,20 +20,25 @@ _ORDER = "every rank must make its groups in the same order"
 _GONE = 0  # stands for the turn of one that has left; those of waits begin with 1
 
 
-def in_circle(world: World, circle: Sequence[int], waiting: Mapping[int, Wanted]) -> Failure:
-    """Say who waits for whom, where, and how to mend it."""
-    following = [*circle[1:], circle[0]]
+def in_circle(world: World, circle: Mapping[int, Wanted]) -> Failure:
+    """Say who waits for whom, where, and how to mend it.
+
+    Args:
+        world: The members.
+        circle: What each waits for, before the next, for whom it waits.
+    """
+    ranks = list(circle)
+    following = [*ranks[1:], ranks[0]]
     waits = ", ".join(
-        f"{world.called(rank)} waits in {waiting[rank]} for {world.called(other)}"
-        for rank, other in zip(circle, following, strict=True)
+        f"{world.called(rank)} waits in {wanted} for {world.called(other)}"
+        for (rank, wanted), other in zip(circle.items(), following, strict=True)
     )
-    wanted = [waiting[rank] for rank in circle]
-    same = len({frozenset(one.ranks) for one in wanted}) == 1
+    same = len({frozenset(one.ranks) for one in circle.values()}) == 1
     mend = _SAME_ORDER if same else _ORDER
-    turns = tuple((rank, waiting[rank].turn) for rank in circle)
+    turns = tuple((rank, wanted.turn) for rank, wanted in circle.items())
     keys = tuple(
-        f"{waiting[rank].key}/{place}"
-        for rank, other in zip(circle, following, strict=True)
+        f"{wanted.key}/{place}"
+        for wanted, other in zip(circle.values(), following, strict=True)
         for place in ("all", other)
     )
     return Failure("mismatch", f"groups differ: {waits}; {mend}", turns, keys)
