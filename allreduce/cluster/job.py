@@ -1,0 +1,246 @@
+"""The ranks of one launch: their output, their signals, and that they end together."""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from allreduce import settings
+from allreduce.cluster import descriptors
+from allreduce.cluster.address import LOOPBACK
+from allreduce.cluster.children import ALONE, FILES, Child, environment, spawn
+from allreduce.cluster.relay import Relay
+from allreduce.cluster.signals import Signals
+from allreduce.cluster.sink import Sink, Told
+from allreduce.errors import JoinError
+from allreduce.events import logger
+
+if TYPE_CHECKING:
+    from allreduce.cluster.service import Leader
+
+_BLAME_SECONDS = 0.1  # until the leader knows of what broke when a rank has ended
+_KILL_SECONDS = 0.5  # between SIGTERM and SIGKILL
+_INTERRUPT_SECONDS = 1.5  # between SIGINT and SIGTERM: a job ends within 3 s of Ctrl-C
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # they end the job
+_HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # the ranks' own affair
+_PAUSING = (signal.SIGTSTP, signal.SIGCONT)
+
+
+class Job:
+    """The ranks of one launch.
+
+    Args:
+        command: What each rank executes.
+        size: How many ranks.
+        grace: Seconds the others may still report after a rank has failed.
+    """
+
+    def __init__(self, command: list[str], size: int, grace: float) -> None:
+        self._grace = grace
+        self._secret = os.environ.get("ALLREDUCE_SECRET") or secrets.token_hex(32)
+        self._size = size
+        leading = descriptors.leader_files(size) if size > 1 else 0
+        descriptors.check(size * FILES + Signals.FILES + leading, f"cannot start {size} ranks")
+        try:
+            self._children = [
+                spawn(rank, command, environment(rank, size, self._secret)) for rank in range(size)
+            ]
+        except OSError as error:
+            raise JoinError(f"cannot start {size} ranks: {error}; see ulimit -a") from error
+        self._out, self._err = Sink(sys.stdout.fileno()), Sink(sys.stderr.fileno())
+        self._relays: dict[int, Relay] = {}
+        self._plan: list[tuple[float, Callable[[], None]]] = []  # what to do when, in this order
+        self._stop: signal.Signals | None = None
+        self._failed: list[Child] = []  # who ended with an error of their own, the first one first
+        self._known = 0.0  # when the leader will have seen whose connection broke
+        self._culprit: Child | None = None  # who has been named
+        self._leader: Leader | None = None
+
+    def run(self) -> int:
+        """Run to the end; returns the exit code."""
+        for child in self._children:
+            for source, sink in ((child.stdout, self._out), (child.stderr, self._err)):
+                self._relays[source] = Relay(source, sink, child.rank)
+        self._signals = Signals((*_FORWARDED, *_HANDED_ON, *_PAUSING))
+        try:
+            word = self._host()
+            for child in self._children:
+                child.start(word)
+            while self._busy():
+                self._turn()
+        finally:
+            self._send(signal.SIGKILL)
+            if self._leader is not None:
+                self._leader.close()
+        return self._code()
+
+    def _host(self) -> bytes:
+        """Start the leader; returns its address, as the word for the children."""
+        if self._size == 1:
+            return ALONE
+        from allreduce.cluster.service import Leader
+
+        timeout = settings.load().timeout
+        logger.addHandler(Told(self._tell))
+        logger.propagate = False
+        self._leader = Leader(f"{LOOPBACK}:0", self._size, self._secret.encode(), timeout)
+        return self._leader.address.encode()
+
+    def _busy(self) -> bool:
+        """Say whether a rank lives, or its output waits: after a signal until all are killed."""
+        if any(child.code is None for child in self._children):
+            return True
+        if self._failed and self._culprit is None and self._stop is None:
+            return True
+        waiting = self._out.waiting or self._err.waiting
+        return waiting and (self._stop is None or bool(self._plan))
+
+    def _poll(self) -> list[int]:
+        """Wait for something to happen, or the plan's next moment; returns what can be read."""
+        poll = select.poll()
+        poll.register(self._signals.fd, select.POLLIN)
+        for sink in (self._out, self._err):
+            if sink.waiting:
+                poll.register(sink.fd, select.POLLOUT)
+        for source, relay in self._relays.items():
+            if not relay.sink.full:
+                poll.register(source, select.POLLIN)
+        wait = max(0.0, self._plan[0][0] - time.monotonic()) * 1000 if self._plan else None
+        return [fd for fd, _ in poll.poll(wait)]
+
+    def _turn(self) -> None:
+        """Wait for something to happen, and act on it."""
+        for fd in self._poll():
+            if fd in self._relays:
+                self._relays[fd].pump()
+                self._forget_ended(fd)
+            elif fd == self._signals.fd:
+                self._signals.clear()
+        for child in self._children:
+            if child.reap():
+                self._note_end(child)
+        for sink in (self._out, self._err):
+            sink.flush()
+            if sink.broken and self._stop is None:  # as if it had killed us: nobody reads
+                self._forward(signal.SIGPIPE)
+        while (number := self._signals.take()) is not None:
+            self._act(number)
+        if self._plan and time.monotonic() >= self._plan[0][0]:
+            self._plan.pop(0)[1]()
+
+    def _note_end(self, child: Child) -> None:
+        """Write the last of its output, and tell whom its end concerns."""
+        for source in {child.stdout, child.stderr} & self._relays.keys():
+            self._relays[source].drain()
+            self._relays[source].ended = True
+            self._forget_ended(source)
+        if child.code == 0 and self._leader is not None:
+            self._leader.end(child.rank, child.pid)
+        if child.code and not child.told:
+            if not self._failed and self._stop is None:
+                self._end_after(self._grace)
+                self._known = time.monotonic() + (_BLAME_SECONDS if self._leader else 0.0)
+                self._plan = sorted([*self._plan, (self._known, self._blame)], key=itemgetter(0))
+            self._failed.append(child)
+        self._blame()
+
+    def _forget_ended(self, source: int) -> None:
+        if self._relays[source].ended:
+            del self._relays[source]
+            os.close(source)
+
+    def _act(self, number: signal.Signals) -> None:
+        """Do for the ranks what a signal to us is meant to do."""
+        if number in _HANDED_ON:  # not to what they have started, which may not expect it
+            for child in self._children:
+                if child.code is None:
+                    os.kill(child.pid, number)
+        elif number == signal.SIGTSTP:  # which the kernel ignores for them: no shell is above
+            self._send(signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif number == signal.SIGCONT:
+            self._send(number)
+        else:
+            self._forward(number)
+
+    def _forward(self, number: signal.Signals) -> None:
+        if self._stop is not None:  # the second time: at once
+            self._send(signal.SIGKILL)
+            self._plan.clear()
+            return
+        self._stop = number
+        polite = number == signal.SIGINT
+        if polite:
+            self._tell("interrupted")
+            for relay in self._relays.values():
+                relay.interrupted = True
+        elif number in _FORWARDED:
+            living = sum(child.code is None for child in self._children)
+            self._tell(f"got {number.name}; ending {living} rank{'s' * (living != 1)}")
+        self._send(number if number in _FORWARDED else signal.SIGTERM)
+        self._end_after(_INTERRUPT_SECONDS if polite else self._grace)
+
+    def _blame(self, last: bool = False) -> None:
+        """Name the rank that has failed by itself, once its end is known, or at `last`.
+
+        A rank that ends for want of another says so to the leader, which knows besides whose
+        connection broke first. The first to end may have failed for want of one that is still about
+        to.
+        """
+        if not self._failed or self._culprit is not None or self._stop is not None:
+            return
+        if time.monotonic() < self._known and not last:
+            return
+        victims = self._leader.victims if self._leader is not None else set()
+        lost = self._leader.culprit if self._leader is not None else None
+        own = [child for child in self._failed if child.rank not in victims]
+        child = self._children[lost] if lost is not None else (own or self._failed)[0]
+        living = [other for other in self._children if other.code is None]
+        if living and not last and (child.code is None or child.rank in victims):
+            return
+        self._culprit = child
+        others = len([other for other in living if other is not child])
+        ending = f"; ending the other {others}" if others else ""
+        self._tell(f"rank {child.rank} (process {child.pid}) {child.fate}{ending}")
+
+    def _tell(self, text: str) -> None:
+        """Write a line of our own, from any thread."""
+        self._err.write(line(text))
+        self._signals.wake()
+
+    def _end_after(self, seconds: float) -> None:
+        now = time.monotonic()
+
+        def end() -> None:
+            self._blame(last=True)
+            self._send(signal.SIGTERM)
+
+        self._plan = [
+            (now + seconds, end),
+            (now + seconds + _KILL_SECONDS, functools.partial(self._send, signal.SIGKILL)),
+        ]
+
+    def _send(self, number: signal.Signals) -> None:
+        for child in self._children:
+            child.told = child.told or number in (signal.SIGTERM, signal.SIGKILL)
+            child.signal(number)
+
+    def _code(self) -> int:
+        """Return the exit code: a forwarded signal's, or that of the rank that has failed."""
+        if self._stop is not None:
+            return 128 + self._stop
+        failed = [child for child in self._failed if child is self._culprit] or self._failed
+        return (failed[0].code or 0) if failed else 0
+
+
+def line(text: str) -> bytes:
+    """Return a line of the launcher's own."""
+    return f"[allreduce.run] {text}\n".encode()
