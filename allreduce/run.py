@@ -31,7 +31,7 @@ def launch(
         list[str], typer.Argument(help="The script, or with -m the module, and its arguments.")
     ],
     processes: Annotated[
-        int, typer.Option("--processes", "-n", min=1, help="How many ranks to start.")
+        int, typer.Option("--processes", "-n", "-np", min=1, help="How many ranks to start.")
     ],
     module: Annotated[
         bool, typer.Option("--module", "-m", help="Run a module, as python -m does.")
