@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import re
 import signal
@@ -9,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -445,6 +447,68 @@ def test_user_signals_reach_the_ranks_and_end_nothing(script: Write) -> None:
             process.signal(number)
             assert {process.line() for _ in range(2)} == {f"[0] {number:d}", f"[1] {number:d}"}
         assert process.finish(5).code == 0
+
+
+HASTY = (  # the launcher, which looks more often, and waits less
+    "from allreduce.cluster import job\njob._LOOK_SECONDS = 0.05\njob._INTERRUPT_SECONDS = 0.1\n"
+    "from allreduce.run import app\napp()"
+)
+LAST = (  # rank 1 stays when rank 0 has ended
+    "import os, sys, time\nif os.environ['ALLREDUCE_RANK'] == '0': sys.exit()\n"
+    "os.write(2, b'%d\\n' % os.getpid())\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.02)"
+)
+
+
+@contextlib.contextmanager
+def last_rank(path: Path, gate: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Launch `LAST`, which stays until the gate is there; gives the launcher, and its pid."""
+    command = [sys.executable, "-c", HASTY, "-np", "2", str(path), str(gate)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            yield process, int(process.stderr.readline().split()[1])
+        finally:
+            process.kill()
+
+
+def test_a_stopped_rank_that_keeps_the_job_is_named_once(script: Write, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with last_rank(script(LAST), gate) as (process, rank):
+        os.kill(rank, signal.SIGSTOP)
+        assert process.stderr is not None
+        state = f"process {rank} is stopped, by a signal: kill -CONT lets it go on"
+        line = process.stderr.readline()
+        assert line == f"[allreduce.run] waiting for rank 1 ({state})\n"
+        gate.touch()
+        os.kill(rank, signal.SIGCONT)
+        assert process.wait(5) == 0
+        assert not process.stderr.read()
+
+
+def test_ctrl_c_ends_a_job_whose_last_rank_is_in_a_debugger(script: Write, tmp_path: Path) -> None:
+    with last_rank(script(LAST), tmp_path / "gate") as (process, rank):
+        seize(rank)
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            state = f"process {rank} is stopped, by a debugger"
+            assert line == f"[allreduce.run] waiting for rank 1 ({state})\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(5) == 130
+            interrupted, held = process.stderr.read().splitlines()
+            assert interrupted == "[allreduce.run] interrupted"
+            assert f"rank 1 (process {rank}) is dead, but process {os.getpid()}" in held
+        finally:
+            os.kill(rank, signal.SIGKILL)
+            os.waitpid(rank, 0)  # as debuggers do
+
+
+def seize(pid: int) -> None:
+    """Stop a process as a debugger does, or skip the test where nobody may."""
+    libc, seize, interrupt = ctypes.CDLL(None, use_errno=True), 0x4206, 0x4207  # ptrace(2)
+    for request in (seize, interrupt):
+        if libc.ptrace(request, pid, None, None) != 0:
+            pytest.skip(f"ptrace: {os.strerror(ctypes.get_errno())}")
 
 
 def test_quit_ends_the_job(script: Write) -> None:

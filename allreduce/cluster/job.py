@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import secrets
 import select
@@ -17,9 +16,11 @@ from allreduce import settings
 from allreduce.cluster import descriptors
 from allreduce.cluster.address import LOOPBACK
 from allreduce.cluster.children import ALONE, FILES, Child, environment, spawn
+from allreduce.cluster.machine import debugger_of_dead
 from allreduce.cluster.relay import Relay
 from allreduce.cluster.signals import Signals
 from allreduce.cluster.sink import Sink, Told
+from allreduce.cluster.stopped import Stopped
 from allreduce.errors import JoinError
 from allreduce.events import logger
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _BLAME_SECONDS = 0.1  # until the leader knows of what broke when a rank has ended
 _KILL_SECONDS = 0.5  # between SIGTERM and SIGKILL
+_HELD_SECONDS = 0.2  # after SIGKILL, until it is asked whether a debugger keeps what is dead
+_LOOK_SECONDS = 1.5  # between looks at what keeps the last ranks; the second one tells of it
 _INTERRUPT_SECONDS = 1.5  # between SIGINT and SIGTERM: a job ends within 3 s of Ctrl-C
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # they end the job
 _HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # the ranks' own affair
@@ -62,6 +65,7 @@ class Job:
         self._failed: list[Child] = []  # who ended with an error of their own, the first one first
         self._known = 0.0  # when the leader will have seen whose connection broke
         self._culprit: Child | None = None  # who has been named
+        self._stopped: Stopped | None = None  # once a rank has ended
         self._leader: Leader | None = None
 
     def run(self) -> int:
@@ -142,15 +146,26 @@ class Job:
             self._relays[source].drain()
             self._relays[source].ended = True
             self._forget_ended(source)
-        if child.code == 0 and self._leader is not None:
-            self._leader.end(child.rank, child.pid)
+        if child.code == 0:
+            if self._leader is not None:
+                self._leader.end(child.rank, child.pid)
+            if self._stopped is None and not self._failed and self._stop is None:
+                self._stopped = Stopped(self._children)
+                self._after(_LOOK_SECONDS, self._look)
         if child.code and not child.told:
             if not self._failed and self._stop is None:
                 self._end_after(self._grace)
-                self._known = time.monotonic() + (_BLAME_SECONDS if self._leader else 0.0)
-                self._plan = sorted([*self._plan, (self._known, self._blame)], key=itemgetter(0))
+                self._known = self._after(_BLAME_SECONDS if self._leader else 0.0, self._blame)
             self._failed.append(child)
         self._blame()
+
+    def _look(self) -> None:
+        """Say which ranks are stopped while others have ended, which would go unseen."""
+        assert self._stopped is not None, "a rank has ended"
+        text = self._stopped.news()
+        if text:
+            self._tell(text)
+        self._after(_LOOK_SECONDS, self._look)
 
     def _forget_ended(self, source: int) -> None:
         if self._relays[source].ended:
@@ -173,8 +188,8 @@ class Job:
 
     def _forward(self, number: signal.Signals) -> None:
         if self._stop is not None:  # the second time: at once
-            self._send(signal.SIGKILL)
             self._plan.clear()
+            self._kill()
             return
         self._stop = number
         polite = number == signal.SIGINT
@@ -225,8 +240,34 @@ class Job:
 
         self._plan = [
             (now + seconds, end),
-            (now + seconds + _KILL_SECONDS, functools.partial(self._send, signal.SIGKILL)),
+            (now + seconds + _KILL_SECONDS, self._kill),
         ]
+
+    def _after(self, seconds: float, do: Callable[[], None]) -> float:
+        """Plan something; returns when it will be."""
+        moment = time.monotonic() + seconds
+        self._plan = sorted([*self._plan, (moment, do)], key=itemgetter(0))
+        return moment
+
+    def _kill(self) -> None:
+        self._send(signal.SIGKILL)
+        self._after(_HELD_SECONDS, self._let_go)
+
+    def _let_go(self) -> None:
+        """Wait no more for the dead whom a debugger keeps: they end when it is told to go on."""
+        living = [child for child in self._children if child.code is None]
+        for child in living:
+            debugger = debugger_of_dead(child.pid)
+            if debugger:
+                child.code = 128 + signal.SIGKILL
+                self._tell(
+                    f"rank {child.rank} (process {child.pid}) is dead, but process {debugger}, "
+                    "which debugs it, has not let it go"
+                )
+                self._note_end(child)
+        self._err.flush()  # there may be no other turn
+        if any(child.code is None for child in living):
+            self._after(_HELD_SECONDS, self._let_go)
 
     def _send(self, number: signal.Signals) -> None:
         for child in self._children:

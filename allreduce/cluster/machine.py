@@ -1,4 +1,4 @@
-"""Which host this process is on, as evidence that other processes can compare with their own."""
+"""This host: evidence of which it is, that processes compare, and what it says of its processes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ import socket
 from pathlib import Path
 
 from allreduce import settings
+
+STOPPED = "is stopped"
+_STATES = {  # by the kernel's letter (proc(5))
+    "T": f"{STOPPED}, by a signal: kill -CONT lets it go on",
+    "t": f"{STOPPED}, by a debugger",
+    "Z": "is dead",
+    "X": "is dead",
+}
 
 
 def identity() -> str:
@@ -33,3 +41,26 @@ def _network() -> str:
         return os.readlink("/proc/self/ns/net")
     except OSError:
         return "unknown network"
+
+
+def process_state(pid: int) -> str:
+    """Say whether a process of this host lives, or is stopped."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            letter = stat.read().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return f"process {pid} is dead"
+    except OSError:  # hidden from us
+        return f"process {pid}"
+    return f"process {pid} {_STATES.get(letter, 'is alive')}"
+
+
+def debugger_of_dead(pid: int) -> int:
+    """Return who keeps a dead process from its parent's wait, by debugging it; 0 if nobody does."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:  # it is gone, or hidden from us
+        return 0
+    told = dict(line.split(":", 1) for line in lines)
+    dead = told["State"].split()[0] == "Z"
+    return int(told["TracerPid"]) if dead else 0

@@ -18,11 +18,11 @@ from dataclasses import replace
 from itertools import count
 
 from allreduce.cluster import World
+from allreduce.cluster.machine import process_state
 from allreduce.cluster.waiting import Wait
 from allreduce.comm import engine
 from allreduce.comm import gathering_failures as failures
 from allreduce.comm.gathering_notes import Failure, Note, Wanted
-from allreduce.comm.members import process_state
 from allreduce.comm.sites import place, text
 from allreduce.errors import AllreduceError, ClosedError, PeerLostError, TimeoutError
 

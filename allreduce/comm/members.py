@@ -5,26 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from allreduce.cluster.base import rank_text
-
-_STOPPED = "is stopped"
-_STATES = {  # by the kernel's letter (proc(5))
-    "T": f"{_STOPPED}, by a signal: kill -CONT lets it go on",
-    "t": f"{_STOPPED}, by a debugger",
-    "Z": "is dead",
-    "X": "is dead",
-}
-
-
-def process_state(pid: int) -> str:
-    """Say whether a process of this host lives, or is stopped."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            letter = stat.read().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return f"process {pid} is dead"
-    except OSError:  # hidden from us
-        return f"process {pid}"
-    return f"process {pid} {_STATES.get(letter, 'is alive')}"
+from allreduce.cluster.machine import STOPPED, process_state
 
 
 @dataclass(frozen=True)
@@ -49,7 +30,7 @@ class MemberInfo:
     @property
     def stopped(self) -> bool:
         """Whether its process is known to be stopped."""
-        return _STOPPED in self.state
+        return STOPPED in self.state
 
     @property
     def lost(self) -> str:

@@ -13,10 +13,10 @@ from functools import lru_cache
 from typing import Any
 
 from allreduce.cluster import World
+from allreduce.cluster.machine import STOPPED, process_state
 from allreduce.comm.call import ANY, Call
 from allreduce.comm.disagreement import Side, story
 from allreduce.comm.failures import ORDERED, ended
-from allreduce.comm.members import process_state
 from allreduce.comm.sites import Note
 from allreduce.errors import (
     AllreduceError,
@@ -141,7 +141,7 @@ class News:
         """Say which processes are not just running."""
         called = self.world.called
         states = [(called(rank), self._state(rank)) for rank in range(self.world.size)]
-        told = [f"{rank}: {state}" for rank, state in states if "is stopped" in state]
+        told = [f"{rank}: {state}" for rank, state in states if STOPPED in state]
         return f" ({'; '.join(told)})" if told else ""
 
     def _state(self, rank: int) -> str:
