@@ -24,12 +24,19 @@ from allreduce.errors import (
 ORDERED = "every rank must make the same calls"
 PAIRED = "every send needs its recv, and every recv its send"
 
+_MISSED = {"lost": "before it completed", "left": "while others were in"}  # goes before the call
+_IN_CALL = re.compile(rf"({'|'.join(_MISSED.values())}) .* #\d+")
 _GROUP = re.compile(r"[^/]+(/(split|group|local|across)\.\d+)+")
 
 
 def group_text(name: str) -> str:
     """Say which group a message is about: that of all ranks goes without saying."""
     return f"{name}: " if _GROUP.fullmatch(name) else ""
+
+
+def bereft_of(text: str, call: str) -> str:
+    """Have the text of a PeerLostError name another call, "barrier() #41"; others stay."""
+    return _IN_CALL.sub(lambda found: f"{found[1]} {call}", text)
 
 
 def dead(where: str, cause: object) -> ClosedError:
@@ -195,8 +202,7 @@ class Witness(ABC):
         return self._departed(fault, member, when, PAIRED)
 
     def _missed(self, fault: str, member: int, current: str) -> PeerLostError:
-        done = "before it completed" if fault == "lost" else "while others were in"
-        return self._departed(fault, member, f"{done} {current}", ORDERED)
+        return self._departed(fault, member, f"{_MISSED[fault]} {current}", ORDERED)
 
     def _departed(self, fault: str, member: int, when: str, remedy: str) -> PeerLostError:
         blamed = self.members[member]

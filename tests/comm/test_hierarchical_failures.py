@@ -146,6 +146,31 @@ def test_a_member_that_leaves_in_the_middle_is_named_by_all(lay: Lay) -> None:
         assert "left normally" in str(outcomes[rank])
 
 
+def test_one_that_leaves_in_the_middle_of_a_list_is_told_with_the_callers_call(
+    lay: Lay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay("aabb")
+
+    def call(comm: Communicator) -> None:
+        comm.barrier()
+        leaves = comm.rank == 2
+        if leaves:  # it posts its calls, and does none of its part of the steps
+            monkeypatch.setattr(comm._transport, "_advance", lambda: True)
+        work = comm.all_reduce([np.ones(3000, np.float32), np.ones(1000)], async_op=True)
+        if leaves:
+            comm._close(drain=False)
+            return
+        work.wait()
+
+    outcomes = settle_threads(call, 4)
+    assert outcomes[2] is None
+    listed = "while others were in all_reduce([float32[3000], float64[1000]], op='sum') #"
+    for rank in (0, 1, 3):
+        assert isinstance(outcomes[rank], errors.PeerLostError), outcomes
+        assert "replica 2 (rank 0) (process" in str(outcomes[rank])
+        assert listed in str(outcomes[rank]), outcomes
+
+
 def _stopped_rank(hosts: str, victim: int) -> None:
     import os
     import signal

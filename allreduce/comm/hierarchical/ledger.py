@@ -14,7 +14,7 @@ from typing import ClassVar
 from allreduce import _native
 from allreduce.comm.array import Array
 from allreduce.comm.call import Call
-from allreduce.comm.failures import ended, group_text
+from allreduce.comm.failures import bereft_of, ended, group_text
 from allreduce.comm.tcp.calls import check, words
 from allreduce.comm.tcp.failures import TcpWitness
 from allreduce.comm.tcp.transport import TcpTransport, TcpWork
@@ -103,10 +103,16 @@ class Ledger(TcpTransport):
         """
         return self._error(agreed.native, agreed.call)
 
-    def condemn(self, error: AllreduceError) -> None:
-        """Tell all members why a smaller communicator has ended, unless they know by now."""
+    def condemn(self, error: AllreduceError, agreed: TcpWork) -> None:
+        """Tell all members why a smaller communicator has ended, unless they know by now.
+
+        Args:
+            error: Its error, which names a call of its own.
+            agreed: The caller's call that it was a step of.
+        """
         fault = next((name for name, kind in _ERRORS.items() if isinstance(error, kind)), "aborted")
         text = str(error).partition(": ")[2]  # without whose message it was
+        text = bereft_of(text, self.named(agreed))
         if text.startswith("gave up"):
             text = f"{self.members[self.index]} {text}"
         if not self.await_verdict(_MISMATCH_SECONDS if fault == "mismatch" else _VERDICT_SECONDS):

@@ -18,6 +18,7 @@ from allreduce.errors import AllreduceError
 
 if TYPE_CHECKING:
     from allreduce.comm.hierarchical.runs import Run
+    from allreduce.comm.tcp.transport import TcpWork
 
 
 class LevelWork(Protocol):
@@ -70,18 +71,23 @@ class Level:
 
 
 class LevelError(Exception):
-    """A smaller communicator has failed."""
+    """A smaller communicator has failed.
 
-    def __init__(self, error: AllreduceError) -> None:
+    Args:
+        error: What it has raised.
+        agreed: The caller's call, as the ledger has it, in a step of which it has failed.
+    """
+
+    def __init__(self, error: AllreduceError, agreed: TcpWork) -> None:
         super().__init__(str(error))
-        self.error = error
+        self.error, self.agreed = error, agreed
 
 
 T = TypeVar("T")
 
 
-def guarded(do: Callable[[], T]) -> T:
-    """Do something with a level.
+def guarded(do: Callable[[], T], agreed: TcpWork) -> T:
+    """Do something with a level, for the caller's call.
 
     Raises:
         LevelError: It has failed.
@@ -89,4 +95,4 @@ def guarded(do: Callable[[], T]) -> T:
     try:
         return do()
     except AllreduceError as error:
-        raise LevelError(error) from error
+        raise LevelError(error, agreed) from error

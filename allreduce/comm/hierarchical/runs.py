@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -20,7 +21,7 @@ class Run:
     """A chain with its arrays."""
 
     def __init__(self, chain: Chain, agreed: TcpWork, x: Array | None, out: Array | None) -> None:
-        self.chain, self._agreed = chain, agreed
+        self.chain, self.agreed = chain, agreed
         self._arrays = {
             name: array.reshape(-1) for name, array in (("x", x), ("out", out)) if array is not None
         }
@@ -65,14 +66,14 @@ class Run:
         return moved
 
     def _ask(self, current: LevelWork) -> bool:
-        if not guarded(current.done):
+        if not guarded(current.done, self.agreed):
             return False
         current.wait()  # its transport forgets it
         return True
 
     def _begin(self, step: Step | Copies | Division, levels: Mapping[str, Level]) -> bool:
         """Begin a step; returns whether its turn has come. Output is for when all have agreed."""
-        if step.target is not None and step.target.array == "out" and not self._agreed.native.done:
+        if step.target is not None and step.target.array == "out" and not self.agreed.native.done:
             return False
         if isinstance(step, Step):
             return self._call(step, levels[step.level])
@@ -91,7 +92,8 @@ class Run:
         x = None if step.source is None else self._array(step.source)
         out = None if step.target is None else self._array(step.target)
         self.level = level
-        self.current = guarded(lambda: level.transport.start(step.call, x, out, _nothing))
+        begin = partial(level.transport.start, step.call, x, out, _nothing)
+        self.current = guarded(begin, self.agreed)
         return True
 
     def _array(self, part: Part) -> Array:
@@ -140,9 +142,14 @@ class Runs:
         for level in self._levels.values():
             level.queue.clear()
 
-    def under_way(self) -> list[tuple[LevelWork, Level]]:
-        """Return the calls of levels that are under way: the first holds up the others."""
-        return [(run.current, run.level) for run in self.active if run.current and run.level]
+    def under_way(self) -> list[tuple[LevelWork, Level, TcpWork]]:
+        """Return the calls of levels that are under way: the first holds up the others.
+
+        With each goes the caller's call.
+        """
+        return [
+            (run.current, run.level, run.agreed) for run in self.active if run.current and run.level
+        ]
 
     def _admit(self) -> bool:
         admitted = False

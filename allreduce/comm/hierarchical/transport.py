@@ -204,8 +204,9 @@ class HierarchicalTransport(Transport):
             under_way = self._runs.under_way()
         try:
             if under_way:
-                held, _ = min(under_way, key=lambda one: _URGENCY.index(one[1].transport.name))
-                guarded(partial(held.pause, seconds))
+                urgent = min(under_way, key=lambda one: _URGENCY.index(one[1].transport.name))
+                held, _, agreed = urgent
+                guarded(partial(held.pause, seconds), agreed)
             elif not work.agreed.native.done:
                 self._ledger.wait_for(work.agreed.native, seconds)
             else:  # another thread is about to see to it
@@ -231,7 +232,7 @@ class HierarchicalTransport(Transport):
     def _fail(self, failure: LevelError) -> None:
         """End the communicator on all members because a smaller one has ended, unless we left."""
         if not self._dead and not self._closed:
-            self._ledger.condemn(failure.error)
+            self._ledger.condemn(failure.error, failure.agreed)
             self._end()
 
     def _die(self, reason: str) -> None:
@@ -255,7 +256,7 @@ class HierarchicalTransport(Transport):
         else:
             with self._lock:
                 first = self._runs.under_way()[:1]
-            absent = [level.numbers[member] for held, level in first for member in held.absent()]
+            absent = [level.numbers[member] for held, level, _ in first for member in held.absent()]
         return [member for member in absent if member != self.index]
 
     def _give_up(self, work: HierarchicalWork, vigil: Vigil) -> None:
