@@ -181,17 +181,18 @@ comm.all_reduce(np.ones(3))
 if rank == 1:
     time.sleep(2)
 with pytest.raises(errors.TimeoutError) as caught:
-    comm.all_reduce(np.ones(10))
+    comm.all_reduce(np.ones(10), async_op=True).wait(20 if rank == 2 else None)
 assert rank == 1 or 0.7 < time.monotonic() - began < 1.9
 say(caught.value)
 world().store.barrier("told", 20)  # with rank 0 would go who tells rank 1
 """,
-        timeout=0.8,
+        timeout=0.95,  # less than after which rank 2 tells by itself that it waits
     )
     for line in said:
-        assert "gave up all_reduce(float64[10], op='sum') #1 after 0.8 s" in line
+        assert "gave up all_reduce(float64[10], op='sum') #1 after 0.95 s" in line
         assert "rank 1 made its last call, all_reduce(float64[3], op='sum') #0 (process " in line
         assert "raise the timeout" in line
+        assert line.count("made its last call") == 1, "rank 2 waits in the call, too"
 
 
 def test_a_long_wait_is_reported_once() -> None:

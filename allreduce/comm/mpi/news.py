@@ -116,6 +116,15 @@ class News:
         """Tell in which send or recv this member waits, for whom; "" when that is over."""
         self._set(f"message/{self.world.rank}", text)
 
+    def ask(self) -> None:
+        """Have those who wait tell so, also those who do not wait for long."""
+        self._set("asked", "")
+
+    @property
+    def asked(self) -> bool:
+        """Whether a member has asked that."""
+        return self._get("asked") is not None
+
     def missing(self, seq: int, last: str) -> str:
         """Say who is not known to wait in call `seq`, what they did last, and whether they live.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from allreduce.events import logger
 WARN_SECONDS = 10.0  # a wait this long is reported, once
 _LOOK_SECONDS = 0.25  # between looks at the news
 _ANNOUNCE_SECONDS = 1.0  # a wait this long is told to the others, for their messages
+_ASK_SECONDS = 0.75  # before it gives up, it asks who waits, too: the others look by then
 _GRACE_SECONDS = 1.0  # in which what a member sent before it left must have come
 
 
@@ -41,6 +43,7 @@ class Vigil:
     _began: float = field(default_factory=time.monotonic)
     _looked: float = 0.0
     _announced: bool = False
+    _asked: bool = False
     _warned: bool = False
     _left_seen: float | None = None
 
@@ -70,8 +73,12 @@ class Vigil:
                 member = self.news.world.called(notice.rank)
                 remedy = ORDERED if self.seq >= 0 else PAIRED
                 return notice.error(self.where, str(self), member, remedy)
-            if not self._announced and waited >= _ANNOUNCE_SECONDS:
+            asks = waited >= self._ask_at
+            if not self._announced and (waited >= _ANNOUNCE_SECONDS or asks or self.news.asked):
                 self._announce()
+            if asks and not self._asked:
+                self._asked = True
+                self.news.ask()
             if not self._warned and WARN_SECONDS <= waited < self.seconds:
                 self._warned = True
                 logger.warning(
@@ -82,6 +89,11 @@ class Vigil:
         except PeerLostError as error:
             return PeerLostError(f"{self.where}: {self}: {error}; the communicator is dead")
         return None
+
+    @property
+    def _ask_at(self) -> float:
+        """Return after how many seconds to ask who waits, too; never where it is not given up."""
+        return max(self.seconds - _ASK_SECONDS, self.seconds / 2) if self.seconds else math.inf
 
     def surrender(self) -> str:
         """Say why the wait is given up."""
