@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from allreduce.comm.call import MESSAGES, Call, shaped
-from allreduce.comm.long_lists import difference, items, without_mark
+from allreduce.comm.long_lists import difference, factors, items, without_mark
 from allreduce.comm.sites import Note
 
 _EQUAL = "must be equal on all ranks"
@@ -87,7 +87,12 @@ def _remedy_of(first: Side, second: Side) -> str:
     alike = (first.call.op, first.call.root) == (second.call.op, second.call.root)
     if None not in numbers and first.typed != second.typed and alike:
         low, high = (second, first) if second.here else (first, second)
-        told = difference((low.typed, high.typed), (low.whose, high.whose))
+        texts, members = (low.typed, high.typed), (low.whose, high.whose)
+        told, scaled = difference(texts, members), factors(texts, members)
+        if scaled and not told:
+            return f"factors {_EQUAL} ({scaled})"
+        if not told and without_mark(low.typed) != low.typed:  # which does not say it all
+            return arguments
         return f"each array's shape and type {_EQUAL}{told and f' ({told})'}"
     return _remedy(first.call, second.call) or (arguments if first.typed != second.typed else "")
 

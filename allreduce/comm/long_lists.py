@@ -21,6 +21,7 @@ _SUMS = 4
 _PRIME = 4093  # the largest that leaves a sum 12 bits
 _PLACE = 2  # of a place's digest: one of 4096 differences is told too late in the list
 _SHOWN = 16  # of the arrays that stand in a text that is cut off
+_FACTORS = ("prescale", "postscale")
 _CUT = re.compile(r"\.\.\. (\d+) arrays\](.*), #([\w-]+)\)$")
 
 
@@ -99,6 +100,33 @@ def difference(texts: Sequence[str], members: Sequence[str]) -> str:
         said = f"the first that differs is among items {low} to {high - 1}"
         said += ", which are" if told else ""
     return " ".join((said, " and ".join(told))).rstrip()
+
+
+def factors(texts: Sequence[str], members: Sequence[str]) -> str:
+    """Say which factor of two lists' calls differs: `prescale is 0.5 here and 2.0 on rank 1`.
+
+    Args:
+        texts: Both calls.
+        members: As for `difference`.
+
+    Returns:
+        "" where the texts do not tell.
+    """
+    for name in _FACTORS:
+        values = [_factor(text, name) for text in texts]
+        if values[0] != values[1] and all(values):
+            pairs = zip(values, members, strict=True)
+            return f"{name} is {' and '.join(f'{value} {member}' for value, member in pairs)}"
+    return ""
+
+
+def _factor(text: str, name: str) -> str:
+    """Return a factor as a call's text has it; "" where the text is cut off before it."""
+    options = text.rpartition("]")[2]
+    found = re.search(rf", {name}=(\([^,)]*\)|[^,)]*)[,)]", options)
+    if found is not None:
+        return found[1]
+    return "" if "..." in options else "1.0"
 
 
 def _first_range(count: int, one: str, other: str) -> tuple[int, int]:

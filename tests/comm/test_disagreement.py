@@ -285,6 +285,17 @@ def test_of_a_long_list_the_first_array_that_differs_is_told(odd: int) -> None:
         )
 
 
+@pytest.mark.parametrize("length", [1, 101])
+def test_lists_that_differ_in_a_factor_alone_are_told_by_it(length: int) -> None:
+    def member(comm: Communicator) -> None:
+        comm.all_reduce([np.ones(4, "f")] * length, prescale=1 / (2 + comm.rank))
+
+    for rank, message in enumerate(raised(member, 2, errors.MismatchError)):
+        values = (0.5, 1 / 3)[:: 1 - 2 * rank]
+        told = f"prescale is {values[0]} here and {values[1]} on replica {1 - rank} (rank 0)"
+        assert message.endswith(f"; factors must be equal on all ranks ({told})")
+
+
 def test_symmetric_memory_on_some_members_only_is_a_mismatch() -> None:
     def member(comm: Communicator) -> None:
         mine = comm.empty((5000,), "float32")

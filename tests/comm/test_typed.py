@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import numpy as np
@@ -66,6 +67,28 @@ def test_lists_that_differ_in_their_factors_have_no_array_that_differs() -> None
     assert [long_lists.items(text) for text in texts] == [50, 50]
     assert all("prescale=" in long_lists.without_mark(text) for text in texts)
     assert all(len(text) <= long_lists.TEXT_BYTES for text in texts)
+
+
+@pytest.mark.parametrize(("one", "other"), [(0.5, 1.0), (0.25, (1 + 2j)), (-1e-300, 1 / 3)])
+@pytest.mark.parametrize("count", [1, 50])
+def test_the_factors_of_lists_that_differ_in_one_are_told(
+    one: complex, other: complex, count: int
+) -> None:
+    items = [np.ones(10, "c16")] * count
+    scales = ((1.0, one), (1.0, other))
+    texts = [typed.of_list(CONTEXT, items, Options("sum", scale=scale)) for scale in scales]
+    told = long_lists.factors(texts, ("here", "on rank 1"))
+    assert told == f"postscale is {one!r} here and {other!r} on rank 1"
+    assert not long_lists.factors(texts[:1] * 2, ("here", "on rank 1"))
+
+
+def test_a_factor_that_a_text_has_no_room_for_is_not_told() -> None:
+    items = [np.ones(10, "c16")] * 50
+    third = complex(1 / 3, 2 / 3)
+    scales = [(third, factor) for factor in (1, third, 2 * third)]
+    texts = [typed.of_list(CONTEXT, items, Options("sum", scale=scale)) for scale in scales]
+    assert len(set(texts)) == 3
+    assert not any(long_lists.factors(pair, ("", "")) for pair in itertools.combinations(texts, 2))
 
 
 @pytest.mark.parametrize("odd", [0, 77, 100])
