@@ -19,23 +19,12 @@ if (
     # Ctrl-C needs no traceback. Where it is ignored, as for a shell's background jobs, it stays so.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from allreduce.importing import importing as _importing
 
-@contextmanager
-def _interrupts_later() -> Iterator[None]:
-    """Have Ctrl-C wait for an import: what it breaks off fails with errors of its own (NumPy's)."""
-    unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
-
-
-with _interrupts_later():  # until there are hooks that tell of it in a line
+with _importing():  # Ctrl-C waits until there are hooks that tell of it in a line
     from allreduce import cluster as cluster  # at once: a place is taken before it has children
 
 if TYPE_CHECKING:
@@ -165,11 +154,11 @@ if not TYPE_CHECKING:  # else type checkers would believe that every name is the
     def __getattr__(name: str) -> object:
         """Import a public name, or the module of one, at its first use."""
         if name in _HOME:
-            with _interrupts_later():
+            with _importing():
                 home = import_module(_HOME[name])
             found = getattr(home, name)
         elif f"{__name__}.{name}" in _MODULES:
-            with _interrupts_later():
+            with _importing():
                 return import_module(f"{__name__}.{name}")
         elif name == "__version__":
             from importlib.metadata import version

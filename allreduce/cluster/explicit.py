@@ -9,6 +9,7 @@ from allreduce.cluster.base import World
 from allreduce.cluster.endings import Watch
 from allreduce.cluster.resolver import Request, Resolver, explain
 from allreduce.errors import JoinError, UsageError
+from allreduce.importing import importing
 
 
 class Explicit(Resolver):
@@ -59,7 +60,8 @@ def _checked(request: Request) -> tuple[int, int]:
 
 
 def _meet(request: Request, rank: int, size: int, address: str, why: str) -> World:
-    from allreduce.cluster.meeting import PATIENCE, Meeting
+    with importing():
+        from allreduce.cluster.meeting import PATIENCE, Meeting
 
     secret, hosted, deaf = request.secret or b"", None, ""
     if rank == 0 and not request.launched:

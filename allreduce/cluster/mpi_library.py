@@ -15,6 +15,7 @@ from typing import Any
 from allreduce.cluster import descriptors
 from allreduce.cluster.lineage import ancestors
 from allreduce.errors import JoinError
+from allreduce.importing import importing
 
 _HYDRA = ("mpiexec.hydra", "hydra_pmi_proxy")  # MPICH's and Intel MPI's
 _PRRTE = ("orterun", "orted", "prterun", "prte", "prted")  # Open MPI's
@@ -95,7 +96,8 @@ def imported() -> Any:
     before = mpi4py.rc.initialize, mpi4py.rc.finalize
     mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
     try:
-        from mpi4py import MPI
+        with importing():
+            from mpi4py import MPI
     finally:
         mpi4py.rc.initialize, mpi4py.rc.finalize = before
     return MPI

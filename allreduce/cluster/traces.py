@@ -7,8 +7,8 @@ is wrong. Where the user's lines, or the message, say what went wrong, those are
 from __future__ import annotations
 
 import logging
-import sysconfig
 import traceback
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -16,8 +16,6 @@ from allreduce.errors import AllreduceError, InternalError
 from allreduce.events import logger
 
 _PACKAGE = __name__.partition(".")[0]
-_STANDARD = sysconfig.get_path("stdlib")
-_INSTALLED = (_STANDARD, *(sysconfig.get_path(name) for name in ("purelib", "platlib")))
 _OMITTED = "<omitted>"  # the file of what stands for frames that are not shown
 
 
@@ -51,7 +49,8 @@ def _without(
     """Put a line in the place of each run of this library's frames before the frame `end`."""
     kept, omitted = _Stack(), 0
     for index, (summary, frame) in enumerate(zip(stack, frames, strict=True)):
-        hidden = _is_ours(frame) or (omitted and frame.f_code.co_filename.startswith(_STANDARD))
+        within = omitted and frame.f_code.co_filename.startswith(_installed()[0])
+        hidden = _is_ours(frame) or within
         if hidden and index < end:
             omitted += 1
             continue
@@ -82,4 +81,12 @@ def _is_ours(frame: FrameType) -> bool:
 
 def _is_users(frame: FrameType) -> bool:
     """Say whether a frame is of the program: neither of this library nor of what is installed."""
-    return not _is_ours(frame) and not frame.f_code.co_filename.startswith(_INSTALLED)
+    return not _is_ours(frame) and not frame.f_code.co_filename.startswith(_installed())
+
+
+@cache
+def _installed() -> tuple[str, ...]:
+    """Return the folders of Python's own modules, which come first, and of those installed."""
+    import sysconfig  # which no rank needs that fails nowhere
+
+    return tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))

@@ -12,6 +12,7 @@ from allreduce.comm import engine
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.home import Home, Room
 from allreduce.errors import unknown_name
+from allreduce.importing import importing
 
 
 class Opener(Protocol):
@@ -45,7 +46,9 @@ def opener(name: str | None, where: str = "") -> Opener:
         return _by_world
     check_name(name, where)
     module, function = REGISTRY[name]
-    found: Callable[..., list[Communicator]] = getattr(importlib.import_module(module), function)
+    with importing():
+        room = importlib.import_module(module)
+    found: Callable[..., list[Communicator]] = getattr(room, function)
     return cast(Opener, found)
 
 
