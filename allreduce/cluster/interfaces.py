@@ -9,7 +9,7 @@ import ipaddress
 import socket
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from allreduce import settings
 from allreduce.cluster.address import LOOPBACK, is_loopback
@@ -20,8 +20,7 @@ _SIOCGIFNETMASK = 0x891B
 _REQUEST = struct.Struct("256s")
 
 
-@dataclass(frozen=True)
-class Interface:
+class Interface(NamedTuple):
     """A network that this machine is on."""
 
     name: str
@@ -109,6 +108,8 @@ def named(name: str, where: str) -> str:
 
 def towards(host: str) -> str | None:
     """Return the local address of the route to a host; nothing is sent."""
+    if host == LOOPBACK:  # to look it up would import the codec of international names
+        return host
     try:
         found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, target = found[0]

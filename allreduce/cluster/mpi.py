@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from dataclasses import astuple
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -22,13 +22,16 @@ from allreduce.cluster.machine import identity
 from allreduce.cluster.resolver import Request, Resolver, explain
 from allreduce.cluster.waiting import Wait
 from allreduce.errors import AllreduceError, JoinError, TimeoutError
+from allreduce.importing import importing
 
 if TYPE_CHECKING:  # gRPC is imported when a leader is needed
     from allreduce.cluster.service import Leader
 
 # Ranks may share a core while they start: 32 that ask every 2 ms take an eighth of two cores from
-# those that are late. So a longer wait asks less often.
+# those that are late. So who has waited for long asks less often. Who has not asks soon: a barrier
+# of 32 takes five rounds, in each of which all have to ask (0.2 s with pauses that double).
 _POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.001, 0.032
+_POLLS = 8  # the next pause, as a part of the time waited
 
 _unjoined: Watch | None = None
 
@@ -86,11 +89,13 @@ def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> Wor
     invitation = ""
     try:
         wait = Wait(request.timeout)
-        _settle_memory(mpi, comm, wait)
+        _settle_memory(comm, wait)
         told = _whereabouts(mpi, comm, wait)
         if rank == 0:
             secret = request.secret or secrets.token_hex(32).encode()
             invitation, hosted = _host(request, told, secret)
+        with importing():  # gRPC: by all ranks, while rank 0 starts the leader
+            import_module("allreduce.cluster.meeting")
         share = _share(comm, invitation, wait)
         why = explain(size, Mpi.name, evidence, ignored)
         world = watch.over(_meet(comm, request, share, why, hosted))
@@ -126,13 +131,12 @@ def _meet(comm: Any, request: Request, share: tuple[str, str], why: str, hosted:
     return meeting.join()
 
 
-def _settle_memory(mpi: Any, comm: Any, wait: Wait) -> None:
-    """Have MPI's shared memory mapped by all, and its names removed, as nobody could after SIGKILL.
+def _settle_memory(comm: Any, wait: Wait) -> None:
+    """Remove the names of MPI's shared memory, which nobody could after SIGKILL.
 
-    All ranks have initialised MPI when this returns.
+    All ranks have initialised MPI when this returns, and so mapped what has these names.
     """
     _complete(comm, comm.Ibarrier(), wait)
-    comm.Split_type(mpi.COMM_TYPE_SHARED).Free()  # the ranks of this host have mapped theirs
     mpi_library.unlink_segments(mpi_library.MAPPED_BY_ALL)
 
 
@@ -158,7 +162,7 @@ def _abort_unjoined(code: int) -> None:
 
 def _whereabouts(mpi: Any, comm: Any, wait: Wait) -> list[Any]:
     """Return every rank's host identity and interfaces, by rank; a collective call."""
-    mine = json.dumps([identity(), [astuple(one) for one in interfaces()]]).encode()
+    mine = json.dumps([identity(), interfaces()]).encode()
     lengths = bytearray(8 * comm.Get_size())
     _complete(comm, comm.Iallgather(len(mine).to_bytes(8, "big"), lengths), wait)
     counts = [int.from_bytes(lengths[at : at + 8], "big") for at in range(0, len(lengths), 8)]
@@ -216,12 +220,12 @@ def _broadcast(comm: Any, data: bytes, wait: Wait) -> bytes:
 
 def _complete(comm: Any, pending: Any, wait: Wait) -> None:
     """Wait for a request of MPI's; a rank that never comes is a timeout, not a hang."""
-    pause = _POLL_SECONDS
+    began = time.monotonic()
     while not pending.Test():
         if not wait.goes_on("some of the MPI ranks; every rank has to call allreduce.init()"):
             raise TimeoutError(
                 f"[cluster] rank {comm.Get_rank()}: the MPI ranks did not all join within "
                 f"{wait.timeout:g} s; every rank has to call allreduce.init()"
             )
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_POLL_SECONDS)
+        waited = time.monotonic() - began
+        time.sleep(min(max(_POLL_SECONDS, waited / _POLLS), _LONGEST_POLL_SECONDS))
