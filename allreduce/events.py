@@ -7,21 +7,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 logger = logging.getLogger("allreduce")
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """One thing that happened: a span (`seconds` > 0 possible) or a counter (`value`)."""
 
     name: str
     start: float  # time.perf_counter() seconds
-    seconds: float = 0.0
-    value: float | None = None
-    fields: dict[str, Any] = field(default_factory=dict)
+    seconds: float
+    value: float | None
+    fields: dict[str, Any]
 
 
 Listener = Callable[[Event], None]

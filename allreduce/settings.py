@@ -10,7 +10,7 @@ import operator
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from allreduce.errors import UsageError, did_you_mean
 
@@ -18,8 +18,7 @@ PREFIX = "ALLREDUCE_"
 _LONGEST_SECONDS = 1e6  # a socket's timeout ends at 2**31 ms
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One row: `ALLREDUCE_<NAME>`, how its text becomes a value, and what it is for."""
 
     name: str

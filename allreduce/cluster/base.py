@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from allreduce.cluster.address import LOOPBACK
 from allreduce.cluster.store import LocalStore, Store, SubsetStore, rank_text, ranks_text
@@ -27,8 +28,7 @@ _REMEDY = "every rank has to make the same calls"
 _NEWS_SECONDS = 0.5  # in which the store tells of a death that broke a connection
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """One process of a world."""
 
     rank: int
@@ -138,7 +138,7 @@ class World:
             rank=me,
             size=len(chosen),
             members=tuple(
-                replace(member, rank=position, origin=member.world_rank)
+                member._replace(rank=position, origin=member.world_rank)
                 for position, member in enumerate(chosen)
             ),
             why=f"{name}: ranks {list(known)} of {self.why}",

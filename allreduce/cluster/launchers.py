@@ -7,7 +7,7 @@ its siblings would, too, each training a model of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from allreduce.errors import JoinError
 
@@ -15,8 +15,7 @@ from allreduce.errors import JoinError
 _NO_STEP = 0xFFFFFFF0
 
 
-@dataclass(frozen=True)
-class Launcher:
+class Launcher(NamedTuple):
     """What a launcher of MPI processes says about this one."""
 
     family: str  # whose launcher it is, as `mpi_library.family` names libraries

@@ -7,7 +7,7 @@ import os
 import queue
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from allreduce.cluster import descriptors, proof
@@ -35,7 +35,7 @@ class _LaterError(ConnectionError):
     """The leader is another generation's, of the same job."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)  # it has a secret
 class Meeting:
     """Where and as whom to join.
 
@@ -51,7 +51,7 @@ class Meeting:
     rank: int
     size: int
     addresses: tuple[str, ...]
-    secret: bytes = field(repr=False)
+    secret: bytes
     generation: int
     timeout: float
     source: str

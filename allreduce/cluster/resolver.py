@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from allreduce.cluster.base import World
 from allreduce.errors import UsageError
@@ -12,7 +12,7 @@ from allreduce.events import counted
 from allreduce.settings import PREFIX, Settings
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)  # it has a secret
 class Request:
     """What the caller and `ALLREDUCE_…` say, merged, and the environment for the schedulers' words.
 
@@ -20,11 +20,11 @@ class Request:
         UsageError: An argument and its variable contradict each other.
     """
 
-    environ: Mapping[str, str] = field(repr=False)
+    environ: Mapping[str, str]
     rank: int | None
     size: int | None
     leader: str | None
-    secret: bytes | None = field(repr=False)
+    secret: bytes | None
     timeout: float
     launched: bool  # the launcher hosts the leader
     named: tuple[str, ...]  # where rank, size and leader come from, for messages

@@ -6,9 +6,8 @@ import contextlib
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allreduce.cluster import mpi_library
 from allreduce.cluster.address import LOOPBACK, joined
@@ -19,13 +18,13 @@ from allreduce.cluster.launchers import check_one, in_step, step_size
 from allreduce.cluster.resolver import Request, Resolver, explain
 from allreduce.cluster.slurm_hosts import expand, listening_address, ports
 from allreduce.errors import JoinError, UsageError
+from allreduce.importing import importing
 
 if TYPE_CHECKING:  # gRPC is imported when a leader is needed
     from allreduce.cluster.service import Leader
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One task's view of its step."""
 
     job: str
@@ -103,8 +102,9 @@ def _mpi(request: Request, found: Step) -> Any:
 
 def _meet(request: Request, found: Step, ignored: str) -> World:
     """Meet at a leader that task 0 starts; the others find it by the step's name or hosts."""
-    from allreduce.cluster.meeting import PATIENCE, Meeting
-    from allreduce.cluster.rendezvous import Beacon
+    with importing():
+        from allreduce.cluster.meeting import PATIENCE, Meeting
+        from allreduce.cluster.rendezvous import Beacon
 
     _check_secret(request, found)
     name = f"allreduce/{os.getuid()}/slurm/{found.job}.{found.step}/{request.generation}"

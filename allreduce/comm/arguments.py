@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,7 @@ _TO_ROOT = ("reduce", "gather")
 Read = tuple[Lent | None, Options, Call, Array | None, Callable[[Array], Any]]
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A checked call: contiguous arrays, and how the caller's result comes from them."""
 
     call: Call

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,8 +15,7 @@ _NUMBERS = (bool, int, float, complex)
 _CPU = 1  # DLPack's kDLCPU
 
 
-@dataclass(frozen=True)
-class Lent:
+class Lent(NamedTuple):
     """A caller's array as NumPy sees it, and how a result becomes what the caller works with."""
 
     array: Array

@@ -6,7 +6,7 @@ import math
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,8 +30,7 @@ _BYTES_LIMIT = 1 << 62  # what no address says, and transports need not count
 _INT64_MOST = 2**63 - 1
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(NamedTuple):
     """Who is calling what, for checks and for messages."""
 
     collective: str

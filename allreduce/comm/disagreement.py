@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from allreduce.comm.call import MESSAGES, Call, shaped
 from allreduce.comm.long_lists import difference, factors, items, without_mark
@@ -14,8 +14,7 @@ _KINDS = "every rank must pass one array, or every rank a list of them"
 _INTERNAL = ("exchange", "total", "adopt")  # made of the library's own accord, for a purpose
 
 
-@dataclass(frozen=True)
-class Side:
+class Side(NamedTuple):
     """One of two members that disagree."""
 
     member: str  # "rank 2"

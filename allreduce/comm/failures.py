@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from allreduce.cluster.endings import INTERRUPT
 from allreduce.comm.call import MESSAGES, Call
@@ -80,15 +79,23 @@ class Evidence(Protocol):
     def last_call(self, member: int) -> tuple[int, Any] | None: ...
 
 
-@dataclass(frozen=True)
-class Witness(ABC):
-    """What one member can say about its communicator's end."""
+E = TypeVar("E", bound=Evidence)
+
+
+class Witness(ABC, Generic[E]):
+    """What one member can say about its communicator's end.
+
+    Args:
+        group: What the native side knows.
+        name: The communicator's.
+        me: The member.
+        members: All of them, as messages are to name them.
+    """
 
     transport: ClassVar[str]
-    group: Evidence
-    name: str
-    me: int
-    members: tuple[MemberInfo, ...]
+
+    def __init__(self, group: E, name: str, me: int, members: tuple[MemberInfo, ...]) -> None:
+        self.group, self.name, self.me, self.members = group, name, me, members
 
     @property
     def where(self) -> str:

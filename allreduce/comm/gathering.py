@@ -14,7 +14,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import count
 
 from allreduce.cluster import World
@@ -90,9 +89,9 @@ class Gathering:
                 self._failed = None
         wait = Wait(self._timeout)
         try:
-            wanted = replace(wanted, attempt=self._attempts.get(wanted.group, 1))
+            wanted = wanted._replace(attempt=self._attempts.get(wanted.group, 1))
             while not self._come(wanted, wait):
-                wanted = replace(wanted, attempt=wanted.attempt + 1)
+                wanted = wanted._replace(attempt=wanted.attempt + 1)
             self._forget(wanted)
         except _Failed as failed:
             self._leave(wanted, failed.failure)

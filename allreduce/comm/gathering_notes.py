@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """A group that a member waits for."""
 
     kind: str  # "group", "local" or "across"
@@ -36,8 +35,7 @@ class Wanted:
         return f"{call} at {self.site}"
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """Why members have raised."""
 
     kind: str  # "mismatch", "timeout" or "lost"
@@ -46,8 +44,7 @@ class Failure:
     keys: tuple[str, ...] = ()  # where these look, each in its own attempt
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(NamedTuple):
     """What a member has left under a key; empty if it waits for nobody."""
 
     wanted: Wanted | None = None  # what it has arrived for, or waits for
@@ -55,15 +52,15 @@ class Note:
     gone: bool = False  # whether it has left, and comes to no group any more
 
     def pack(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(self).encode()
 
     @staticmethod
     def unpack(data: bytes) -> Note:
-        read = json.loads(data)
-        wanted, failure = read["wanted"], read["failure"]
+        wanted, failure, gone = json.loads(data)
         if wanted is not None:
-            wanted = Wanted(**wanted | {"ranks": tuple(wanted["ranks"])})
+            kind, number, ranks, *rest = wanted
+            wanted = Wanted(kind, number, tuple(ranks), *rest)
         if failure is not None:
-            turns = tuple((rank, turn) for rank, turn in failure["turns"])
-            failure = Failure(**failure | {"turns": turns, "keys": tuple(failure["keys"])})
-        return Note(wanted, failure, read["gone"])
+            kind, story, turns, keys = failure
+            failure = Failure(kind, story, tuple(map(tuple, turns)), tuple(keys))
+        return Note(wanted, failure, gone)

@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 _MAGIC = b"allreduce comm 2"
@@ -36,8 +36,7 @@ class Token(NamedTuple):
 NO_TOKEN = Token(0, bytes(16))
 
 
-@dataclass(frozen=True)
-class Hello:
+class Hello(NamedTuple):
     """What a process says of itself."""
 
     generation: int
@@ -52,13 +51,13 @@ class Hello:
         return _HELLO.pack(_MAGIC, *numbers, *self.token, nonce)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)  # it has a secret
 class Meeting:
     """What both sides know beforehand."""
 
     job: str
     name: str
-    secret: bytes = field(repr=False)
+    secret: bytes
 
     def proof(self, role: bytes, hello: bytes, nonce: bytes) -> bytes:
         """Return the proof that `role` knows the secret."""
@@ -116,7 +115,7 @@ def answer(sock: socket.socket, meeting: Meeting, generation: int, size: int) ->
     magic, *numbers, address, value, _ = _HELLO.unpack(packed)
     if magic != _MAGIC:
         raise HandshakeError("it does not speak this protocol")
-    hello = replace(Hello(*numbers), token=Token(address, value))
+    hello = Hello(*numbers)._replace(token=Token(address, value))
     nonce = secrets.token_bytes(_NONCE)
     sock.sendall(nonce + meeting.proof(b"listener", packed, nonce))
     proof = receive(sock, _PROOF)

@@ -243,7 +243,7 @@ def _checked(context: Context, arrays: Sequence[Array], options: Options) -> Opt
 
 def _borrow(context: Context, i: int, x: Any, options: Options) -> Lent:
     """View an item of the list, which is refused as it would be alone."""
-    item = replace(context, item=f"item {i} of the list")
+    item = context._replace(item=f"item {i} of the list")
     lent = borrow(item.where, x)
     checks.check_op(item, options.op, lent.array.dtype)
     checks.check_number(item, x, options.op)

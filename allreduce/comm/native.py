@@ -11,8 +11,7 @@ import os
 import threading
 import time
 from abc import abstractmethod
-from dataclasses import replace
-from typing import ClassVar, Generic
+from typing import Any, ClassVar, Generic
 
 from allreduce.comm import engine
 from allreduce.comm.base import Transport
@@ -40,7 +39,7 @@ class NativeTransport(Transport, Generic[N]):
     drives_shared: ClassVar[bool] = False  # whether its waits drive all calls in shared memory
     _closing = True  # until there is something to close
 
-    def __init__(self, index: int, witness: Witness, timeout: float) -> None:
+    def __init__(self, index: int, witness: Witness[Any], timeout: float) -> None:
         self.index = index
         self._witness = witness
         self._timeout = timeout
@@ -77,7 +76,7 @@ class NativeTransport(Transport, Generic[N]):
 
     def rename(self, members: tuple[MemberInfo, ...]) -> None:
         """Have messages name members as the larger communicator does that this one serves."""
-        self._witness = replace(self._witness, members=members)
+        self._witness.members = members
 
     @property
     @abstractmethod

@@ -13,7 +13,7 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from allreduce.comm.array import Array
 from allreduce.comm.long_lists import TEXT_BYTES
@@ -27,8 +27,7 @@ _RUNNERS = ("threading", "concurrent.futures.thread")  # they call nothing by th
 Place = tuple[types.CodeType, int]  # a function's code, and the offset of the instruction in it
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """What a member tells of a call beyond its signature; empty where it is not known."""
 
     shape: str  # of the array: "2, 500"; "()" of a number

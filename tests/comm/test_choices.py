@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def test_defaults(
 
 
 def test_stored_rows_stand_before_the_built_in_ones() -> None:
-    row = replace(GOOD, members=(2, 4), crowded=True)
+    row = GOOD._replace(members=(2, 4), crowded=True)
     table = Table((row,), "here")
     assert table.digest != Table().digest == Table().digest
     for members, crowded, chunk in ((2, True, 64), (4, True, 64), (2, False, 512), (5, True, 512)):
@@ -110,7 +109,7 @@ def test_stored_rows_stand_before_the_built_in_ones() -> None:
 )
 def test_rows_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=f"here: row 2: .*{message}"):
-        Table((GOOD, replace(GOOD, **change)), "here")
+        Table((GOOD, GOOD._replace(**change)), "here")
 
 
 def test_what_is_stored_for_ordinary_arrays_does_not_hold_for_symmetric_ones() -> None:
@@ -118,7 +117,7 @@ def test_what_is_stored_for_ordinary_arrays_does_not_hold_for_symmetric_ones() -
     built_in = Table().choices("shared", 2)
     symmetric = [one.choose("all_reduce", 5000, symmetric=True) for one in (choices, built_in)]
     assert symmetric[0] == symmetric[1] == Choice("direct", 256 * KIB, past=PAST)
-    own = Table((replace(GOOD, algorithm="direct", stores=None), GOOD), "here").choices("shared", 2)
+    own = Table((GOOD._replace(algorithm="direct", stores=None), GOOD), "here").choices("shared", 2)
     assert own.choose("all_reduce", 5000, symmetric=True).chunk == 64 * KIB
 
 
@@ -163,11 +162,11 @@ def test_what_cannot_be_pulled_goes_by_the_next_row() -> None:
 
 
 def test_rows_that_do_not_fit_the_members_are_refused() -> None:
-    short = Table((replace(GOOD, chunk=4096),), "here")
+    short = Table((GOOD._replace(chunk=4096),), "here")
     assert short.choices("shared", 64).choose("all_reduce", 5000).chunk == 4096
     with pytest.raises(UsageError, match="here: a staged chunk of 4096 bytes is too short for 65"):
         short.choices("shared", 65)
-    early = Table((replace(GOOD, bytes=(0, 100)),), "here")
+    early = Table((GOOD._replace(bytes=(0, 100)),), "here")
     with pytest.raises(UsageError, match="all_reduce would go small in other sizes"):
         early.choices("shared", 2)
 
@@ -209,7 +208,7 @@ def test_a_file_gives_back_what_was_stored(tmp_path: Path) -> None:
 
 
 def rows_file(**change: Any) -> dict[str, Any]:
-    row = json.loads(json.dumps(asdict(GOOD)))
+    row = json.loads(json.dumps(GOOD._asdict()))
     return {"format": 1, "rows": [row, {**row, **change}]}
 
 

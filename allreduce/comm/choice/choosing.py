@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from allreduce import _native
@@ -67,7 +67,7 @@ class Table:
     @cached_property
     def digest(self) -> str:
         """Return a hash of all rows: equal on members that choose alike."""
-        text = json.dumps([asdict(row) for row in self.rows], sort_keys=True)
+        text = json.dumps([row._asdict() for row in self.rows], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def choices(

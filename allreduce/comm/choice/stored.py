@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,7 @@ def read(path: Path) -> Table:
 def write(path: Path, rows: Sequence[Row], facts: dict[str, Any]) -> None:
     """Store rows, in place of what was there; `facts` are about the machine and the moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    body = {"format": FORMAT, **facts, "rows": [asdict(row) for row in rows]}
+    body = {"format": FORMAT, **facts, "rows": [row._asdict() for row in rows]}
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         fresh.write_text(json.dumps(body, indent=1) + "\n")
@@ -125,7 +124,7 @@ def _check_keys(found: dict[str, Any], known: Sequence[str], where: str) -> None
 def _row(found: Any, where: str) -> Row:
     if not isinstance(found, dict):
         raise UsageError(f"{where}: {found!r} is no row; {_REMEDY}")
-    _check_keys(found, [one.name for one in fields(Row)], where)
+    _check_keys(found, Row._fields, where)
     for key in ("transport", "collectives", "algorithm"):
         if key not in found:
             raise UsageError(f"{where}: it has no {key!r}; {_REMEDY}")

@@ -11,7 +11,7 @@ The measurements are of 2 processes on 2 cores of a Zen 4 machine where nothing 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -54,8 +54,7 @@ ALGORITHMS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One choice, and the calls that it holds for.
 
     Args:

@@ -8,7 +8,6 @@ all members tell one story.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import ClassVar
 
 from allreduce import _native
@@ -27,7 +26,6 @@ _MISMATCH_SECONDS = 0.8  # others may have to post their calls first
 _LOOK_SECONDS = 0.002
 
 
-@dataclass(frozen=True)
 class HierarchicalWitness(TcpWitness):
     """As a tcp transport's, with what came from smaller communicators."""
 

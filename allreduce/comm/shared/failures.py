@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from allreduce import _native
@@ -20,12 +20,10 @@ def message_word(collective: str, peer: int) -> int:
     return (peer + 2) << 1 | (collective == "recv")
 
 
-@dataclass(frozen=True)
-class SharedWitness(Witness):
+class SharedWitness(Witness[_native.Group]):
     """It reads the memory that all members share."""
 
     transport: ClassVar[str] = "shared"
-    group: _native.Group
 
     def read(self, words: Any) -> Call:
         return from_native(words, self.name)

@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from allreduce.comm.cores import own_cores
 from allreduce.comm.handshake import NO_TOKEN, Token
@@ -19,8 +20,7 @@ from allreduce.comm.handshake import NO_TOKEN, Token
 _STATUS = struct.Struct("!Ii")  # which file; an errno value, or 0 with the file
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(NamedTuple):
     """One process of the communicator."""
 
     rank: int

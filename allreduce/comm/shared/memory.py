@@ -13,8 +13,8 @@ import errno
 import mmap
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 _ROOT = Path("/")
 # Of both versions: a group's limit and usage, and the keys of its memory.stat that say how much of
@@ -31,8 +31,7 @@ _NO_LIMIT = "max"
 _BYTES_PER_ENTRY = 512  # of memory per byte of page table: 8 bytes map 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(NamedTuple):
     """How many bytes this process could still have, and what sets that limit."""
 
     nbytes: int

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from allreduce import _native
 from allreduce.comm.call import ANY, COLLECTIVES, DTYPES, Call
 from allreduce.comm.disagreement import Side, story
@@ -12,7 +10,6 @@ from allreduce.comm.sites import Note
 from allreduce.errors import AllreduceError, MismatchError
 
 
-@dataclass(frozen=True)
 class MessageWitness(SharedWitness):
     """Only two members take part in a message; the one who blamed the other tells of it."""
 

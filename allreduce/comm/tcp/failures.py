@@ -32,12 +32,10 @@ class TcpMemberInfo(MemberInfo):
         return said if self.near else f"{said}; or {self.host} cannot be reached any more"
 
 
-@dataclass(frozen=True)
-class TcpWitness(Witness):
+class TcpWitness(Witness[_native.TcpMember]):
     """As a shared transport's, with the calls that frames have told."""
 
     transport: ClassVar[str] = "tcp"
-    group: _native.TcpMember
 
     def read(self, words: Any) -> Call:
         return decode(words, self.name)
