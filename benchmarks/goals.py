@@ -26,6 +26,7 @@ RATIOS = {
 # Of what has no peer: the goal, and whether it is the most that the figure may be.
 FIGURES = {
     "weak scaling": (0.95, False),
+    "samples/s of 2 devices ÷ of one": (1.8, False),
     "of the memory's bandwidth": (0.7, False),
     "step ÷ longer of input and compute": (1.05, True),
     "peak memory ÷ liveness bound": (1.1, True),
@@ -33,8 +34,10 @@ FIGURES = {
     "samples/s of 8 processes ÷ of 2": (0.9, False),
 }
 # What the machine gives processes that have nothing to do with each other bounds all others.
-_APART = ("apart", "bandwidth")  # who does other work than the rest
+_APART = ("apart", "threads", "bandwidth")  # who does other work than the rest
 _SCALING = {"ours": "weak scaling", "apart": "weak scaling without communication"}
+# Whose samples per second are told as a multiple of those of one replica by itself, as what.
+_MULTIPLES = {"devices": "devices", "threads": "threads that never meet"}
 
 
 @dataclass(frozen=True)
@@ -124,8 +127,11 @@ def _figures(case: str, found: Sequence[Measured]) -> Iterator[tuple[str, str, f
     """Yield what was measured, a detail of it, and the value."""
     medians = {(each.trainer, each.ranks): each.median for each in found}
     for trainer, ranks in medians:
-        alone = medians.get(("ours" if trainer == "apart" else trainer, 1))
-        if ranks > 1 and alone is not None:
+        alone = medians.get(("ours" if trainer in (*_SCALING, *_MULTIPLES) else trainer, 1))
+        if alone is not None and trainer in _MULTIPLES:
+            what = f"samples/s of {ranks} {_MULTIPLES[trainer]} ÷ of one"
+            yield what, "", ranks * alone / medians[trainer, ranks]
+        elif alone is not None and ranks > 1:
             yield (
                 _SCALING.get(trainer, f"weak scaling of {trainer}"),
                 "",

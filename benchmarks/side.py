@@ -12,19 +12,21 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from trainers import TRAINERS
 from workloads import WORKLOADS
-from workloads.base import Array, Workload
+
+Batches = Iterator[tuple[Any, ...]]  # each is what a side's step is called with
 
 
 class Side(Protocol):
-    """One process's part of a contestant in one case."""
+    """One process's part of a contestant in one case, or one thread's."""
 
     about: str  # the library's name and version
 
-    def step(self, *batch: Array) -> Any:
+    def step(self, *batch: Any) -> Any:
         """Do one step; returns what `number` makes a number of."""
 
     def number(self, result: Any) -> float:
@@ -42,20 +44,49 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=-1, help="where no launcher tells it")
     parser.add_argument("--ports", type=int, nargs="+", required=True, help="free ones, one each")
     options = parser.parse_args()
-    module = importlib.import_module(f"trainers.{TRAINERS[options.trainer].module}")
-    workload = WORKLOADS[options.case]
-    ranks = len(options.ports)
-    rank, side = module.build(options.trainer, workload, options.rank, options.ports)
+    sides = _sides(options)
+    if len(sides) == 1:  # in the main thread, as some libraries want it
+        _meet(options.address, *sides[0])
+        return
+    with ThreadPoolExecutor(len(sides)) as threads:
+        list(threads.map(lambda each: _meet(options.address, *each), sides))
+
+
+def _sides(options: argparse.Namespace) -> list[tuple[int, Side, Batches]]:
+    """Build what is to train here; returns of each how many replicas it has, and its samples.
+
+    A thread that trains by itself takes its turns as a process does.
+    """
+    trainer, workload = TRAINERS[options.trainer], WORKLOADS[options.case]
+    module = importlib.import_module(f"trainers.{trainer.module}")
+    ranks = range(len(options.ports))
+
+    def built(rank: int) -> tuple[int, Side]:
+        made: tuple[int, Side] = module.build(options.trainer, workload, rank, options.ports)
+        return made
+
+    def samples(rank: int) -> Batches:
+        return workload.batches(rank, len(ranks))
+
+    if not trainer.in_one:
+        rank, side = built(options.rank)
+        return [(1, side, samples(rank))]
+    groups = [ranks] if trainer.in_one == "devices" else [ranks[rank : rank + 1] for rank in ranks]
+    return [
+        (len(group), built(group[0])[1], zip(*map(samples, group), strict=True)) for group in groups
+    ]
+
+
+def _meet(address: str, replicas: int, side: Side, batches: Batches) -> None:
     with socket.socket(socket.AF_UNIX) as wire:
-        wire.connect(options.address)
+        wire.connect(address)
         with wire.makefile("rw") as talk:
-            _take_turns(talk, side, workload, rank, ranks)
+            _say(talk, {"replicas": replicas, "about": side.about})
+            _take_turns(talk, side, batches)
 
 
-def _take_turns(talk: Any, side: Side, workload: Workload, rank: int, ranks: int) -> None:
+def _take_turns(talk: Any, side: Side, batches: Batches) -> None:
     """Do what is asked, line by line, until nobody asks any more."""
-    batches = workload.batches(rank, ranks)
-    _say(talk, {"rank": rank, "about": side.about})
     for line in talk:
         task, amount = json.loads(line)
         if task == "steps":
@@ -66,7 +97,7 @@ def _take_turns(talk: Any, side: Side, workload: Workload, rank: int, ranks: int
             _say(talk, side.figures(amount))
 
 
-def _time(side: Side, batches: Iterator[tuple[Array, ...]], steps: int) -> list[float]:
+def _time(side: Side, batches: Batches, steps: int) -> list[float]:
     """Return when the first step began, and when each was over, by the clock of the host."""
     moments = [time.perf_counter()]
     for last, batch in enumerate(itertools.islice(batches, steps), 1):

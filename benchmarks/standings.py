@@ -21,7 +21,7 @@ _YES_OR_NO = {True: "yes", False: "NO", None: ""}
 
 def show(standings: Sequence[Standing], figures: Sequence[Figure]) -> None:
     """Print both tables."""
-    columns = ["contestant", "processes", "steps", "median", "99 %", "samples/s"]
+    columns = ["contestant", "replicas", "steps", "median", "99 %", "samples/s"]
     for case in dict.fromkeys(each.case for each in standings):
         own = [each for each in standings if each.case == case]
         cells = [

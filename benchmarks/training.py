@@ -4,10 +4,11 @@
     python benchmarks/training.py --peers                  # beside PyTorch and TensorFlow, too
     python benchmarks/training.py --peers pytorch --cases mlp conv --seconds 6
 
-Each side of a case is one process or several, with one BLAS thread each, that live as long as the
-case does. They train in turn, for a fraction of a second each time, while all others sleep; a step
-is over when the last process is done with it. Everybody starts from the same weights and gets the
-same samples, new ones in each step, and the losses of the first steps are compared.
+Each side of a case is one process or several, with one BLAS thread each, or as many threads of one
+process, that live as long as the case does. They train in turn, for a fraction of a second each
+time, while all others sleep; a step is over when the last one is done with it. Everybody starts
+from the same weights and gets the same samples, new ones in each step, and the losses of the first
+steps are compared.
 
 With --peers each library gets a virtual environment, made once, in a folder outside the checkout.
 """

@@ -5,6 +5,7 @@ Whoever does not train waits for a line on a socket, and takes nothing from the 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import shutil
@@ -130,10 +131,11 @@ class _Side:
         self._stack.close()
 
     def begin(self) -> Measured:
-        """Wait for all processes, and have them do the first steps."""
+        """Wait for all processes, or threads of one, and have them do the first steps."""
         end = time.monotonic() + _START_SECONDS
         self._door.settimeout(0.2)
-        while len(self._talks) < self._name[1]:
+        here: list[Any] = []
+        while sum(each["replicas"] for each in here) < self._name[1]:
             try:
                 wire, _ = self._door.accept()
             except TimeoutError:
@@ -142,7 +144,7 @@ class _Side:
                 continue
             with wire:
                 self._talks.append(wire.makefile("rw"))
-        here = [self._hear(each) for each in self._talks]
+            here.append(self._hear(self._talks[-1]))
         losses = [
             statistics.fmean(each) for each in zip(*self.ask("losses", _CHECKED), strict=True)
         ]
@@ -177,6 +179,9 @@ class _Side:
         return json.loads(line)
 
     def _failure(self) -> jobs.JobError:
+        for each in self._talks:  # of a process whose other threads may be well
+            with contextlib.suppress(OSError):
+                each.close()
         if self._talks or self._error is not None:
             self._thread.join()
         return self._error or jobs.JobError(f"{self._title}: its processes said nothing")
@@ -188,6 +193,8 @@ def _commands(
     ports = [str(each) for each in jobs.free_ports(ranks)]
     told = [trainer, workload.name, "--address", address, "--ports", *ports]
     script = [str(_HERE / "side.py"), *told]
+    if TRAINERS[trainer].in_one:
+        return [[str(python), *script]]
     if trainer != "ours" or ranks == 1:
         return [[str(python), *script, "--rank", str(rank)] for rank in range(ranks)]
     if workload.mpi:

@@ -15,6 +15,8 @@ class Trainer:
         environment: Whose packages it needs; None for those that run this script.
         packages: What that environment holds.
         settings: Environment variables that its processes need.
+        in_one: Where one process has all replicas: "devices" if they meet in each step, "threads"
+            if each trains by itself.
     """
 
     title: str
@@ -22,12 +24,15 @@ class Trainer:
     environment: str | None = None
     packages: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
+    in_one: str = ""
 
 
 _PYTORCH = ("numpy", "torch==2.13.0")
 TRAINERS = {
     "ours": Trainer("ours", "ours"),
     "apart": Trainer("ours, each process by itself", "ours"),
+    "devices": Trainer("ours, devices of one process", "ours_devices", in_one="devices"),
+    "threads": Trainer("ours, each thread by itself", "ours_devices", in_one="threads"),
     "numpy": Trainer("NumPy loop", "numpy_loop"),
     "bandwidth": Trainer("one read and one write", "bandwidth"),
     "pytorch": Trainer("PyTorch", "pytorch", "pytorch", _PYTORCH),
@@ -40,4 +45,5 @@ TRAINERS = {
         (("TF_CPP_MIN_LOG_LEVEL", "2"),),
     ),
 }
-HERE = ("ours", "apart", "numpy", "bandwidth")  # they need nothing but what runs the script
+# They need nothing but what runs the script.
+HERE = ("ours", "apart", "devices", "threads", "numpy", "bandwidth")

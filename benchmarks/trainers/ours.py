@@ -220,6 +220,7 @@ def _chain(workload: Workload) -> Step:
 
 STEPS: dict[str, Callable[[Workload], Step]] = {
     "mlp": training(mlp),
+    "devices": training(mlp),
     "small": training(mlp),
     "conv": training(_conv),
     "transformer": training(_transformer),

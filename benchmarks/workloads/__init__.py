@@ -8,7 +8,7 @@ from workloads.base import Workload
 WORKLOADS: dict[str, Workload] = {
     each.name: each
     for each in (
-        *(mlp.LARGE, mlp.SMALL, conv.CASE, transformer.CASE, chain.CASE, adam.CASE),
-        *(parts.INPUT, parts.INSTRUCTIONS, digits.CASE, digits.EACH),
+        *(mlp.LARGE, mlp.DEVICES, mlp.SMALL, conv.CASE, transformer.CASE, chain.CASE),
+        *(adam.CASE, parts.INPUT, parts.INSTRUCTIONS, digits.CASE, digits.EACH),
     )
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,6 +31,12 @@ LARGE = _workload(
     128,
     *(("ours", 1), ("ours", 2), ("apart", 2), ("numpy", 1)),
     *(("pytorch", 1), ("pytorch-fused", 1), ("pytorch", 2), ("pytorch-fused", 2)),
+)
+DEVICES = replace(
+    LARGE,
+    name="devices",
+    title="the large MLP on logical devices",
+    sides=(("ours", 1), ("devices", 2), ("threads", 2), ("apart", 2)),
 )
 SMALL = _workload(
     "small", (64, 64, 10), 32, ("ours", 1), ("numpy", 1), ("pytorch", 1), ("pytorch-fused", 1)

@@ -63,6 +63,19 @@ def test_processes_of_ours_share_a_step() -> None:
     assert found.about.startswith("allreduce ")
 
 
+@pytest.mark.torture
+@pytest.mark.parametrize("trainer", ["devices", "threads"])
+def test_replicas_of_one_process_share_a_step(trainer: str) -> None:
+    workload = replace(WORKLOADS["small"], sides=((trainer, 2), ("ours", 2)))
+    found, ranks = turns.measure(
+        workload, {**HERE, trainer: HERE["ours"]}, seconds=0.01, rounds=2, deadline=100
+    )
+    assert min(found.seconds) > 0
+    # Those that meet have the losses of ranks, and from the second step on the others have not.
+    assert found.losses[0] == pytest.approx(ranks.losses[0], rel=1e-5)
+    assert (found.losses == pytest.approx(ranks.losses, rel=1e-5)) == (trainer == "devices")
+
+
 def test_a_side_that_fails_is_told_with_its_last_words() -> None:
     """The loop knows nothing of convolutions."""
     workload = replace(WORKLOADS["conv"], sides=(("ours", 1), ("numpy", 1)))
@@ -93,6 +106,21 @@ def test_ratios_are_of_sides_with_as_many_processes() -> None:
     assert (scaling.what, scaling.value, scaling.met) == ("weak scaling", 0.8, False)
     assert (theirs.what, theirs.met) == ("weak scaling of pytorch", None)
     assert (limit.what, limit.value) == ("weak scaling without communication", 0.8)
+
+
+def test_devices_are_told_as_a_multiple_of_one() -> None:
+    found = [
+        *(_measured("ours", 1, 1.0), _measured("devices", 2, 1.25)),
+        *(_measured("threads", 2, 1.0, loss=5.0), _measured("apart", 2, 1.25, loss=6.0)),
+    ]
+    goals.check_losses("devices", found)
+    assert [each.rate for each in goals.standings("devices", found, NOW)][1:3] == [204.8, 256]
+    made = {each.what: (each.value, each.met) for each in goals.figures("devices", found, NOW)}
+    assert made == {
+        "samples/s of 2 devices ÷ of one": (1.6, False),
+        "samples/s of 2 threads that never meet ÷ of one": (2.0, None),
+        "weak scaling without communication": (0.8, None),
+    }
 
 
 def test_figures_know_whether_less_is_better() -> None:
@@ -181,4 +209,5 @@ def test_all_sides_begin_and_follow_different_ones() -> None:
 
 
 def test_no_peer_is_asked_for_but_at_will(tmp_path: Path) -> None:
-    assert set(training.pythons([], tmp_path)) == {"ours", "apart", "numpy", "bandwidth"}
+    here = {*("ours", "apart", "devices", "threads"), *("numpy", "bandwidth")}
+    assert set(training.pythons([], tmp_path)) == here
