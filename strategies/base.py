@@ -107,7 +107,7 @@ class Strategy(Replicator):
                 for what cannot be done; on all ranks.
         """
         check_outside("reduce", "use ar.all_reduce there")
-        with telling(self.communicator, "reduce"):
+        with telling(self, "reduce"):
             if op not in REDUCTIONS:
                 raise unknown_name("reduction", op, REDUCTIONS)
             if axis is not None:
@@ -117,7 +117,7 @@ class Strategy(Replicator):
                 _check_parts(leaf.values, axis)
         # In every call: who remembers what was agreed on would not meet a rank that differs.
         facts = {"op": option(op), "axis": option(axis), "the value": _kind(value, axis)}
-        check_equal(self.communicator, "reduce", facts)
+        check_equal(self, "reduce", facts)
         return nest.map_leaves(lambda leaf: self._reduce(op, leaf, axis), value)
 
     def _per_replica(self, leaf: Any) -> PerReplica:
@@ -168,7 +168,7 @@ class Strategy(Replicator):
         return nest.map_leaves(lambda leaf: self._gather(leaf, axis), value)
 
     def _gather(self, leaf: Any, axis: int) -> np.ndarray:
-        with telling(self.communicator, "gather"):
+        with telling(self, "gather"):
             if isinstance(leaf, PerReplica):
                 self._check_number(leaf)
             parts = [np.asarray(part) for part in self.local_results(leaf)]
@@ -176,7 +176,7 @@ class Strategy(Replicator):
                 raise UsageError("scalars cannot be gathered along an axis; reduce them instead")
             _check_parts(parts, axis)
             local = np.moveaxis(np.concatenate(parts, axis=axis), axis, 0)
-        check_equal(self.communicator, "gather", {"the dtype or shape of a part": _rows(local)})
+        check_equal(self, "gather", {"the dtype or shape of a part": _rows(local)})
         counts = everyones(self, "how many rows to gather", [len(local)])[:, 0].tolist()
         return np.moveaxis(np.concatenate(gather_rows(self, local, counts)), 0, axis)
 

@@ -38,7 +38,7 @@ def exchange(comm: Caller, purpose: str, mine: Array) -> Array:
 
 
 def begin_exchange(comm: Caller, purpose: str, mine: Array) -> Work:
-    """Start an `exchange`, of which nothing but its end is asked."""
+    """Start an `exchange`; the work's result is `(members * n, ...)`."""
     options = Options(typed=f"exchange({purpose})")
     work: Work = comm._call(
         functools.partial(comm._start, "all_gather", mine, options, None), async_op=True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from allreduce.graph.arena_plan import Host
 
 Row = tuple[str, tuple[int, ...], str]  # a variable's name, shape and dtype
+
+
+class Between(Protocol):
+    """This process's replicas between two steps."""
+
+    def exchange(self, purpose: str, mine: np.ndarray) -> np.ndarray: ...
 
 
 def check_same(communicator: Communicator, rank: int, variables: Sequence[Variable]) -> None:
@@ -110,12 +116,27 @@ def differ(communicator: Communicator, what: str, text: str) -> np.ndarray:
     return _others(_exchanged(communicator, what, _digest(text)))
 
 
+def differ_between_steps(host: Between, what: str, text: str) -> np.ndarray:
+    """As `differ`, of ranks between two steps: one that is in a step is told, and all others too.
+
+    Args:
+        host: This process's replicas.
+        what: As `differ` takes it.
+        text: This rank's.
+    """
+    return _others(host.exchange(_purpose(what), _digest(text)))
+
+
 def _digest(text: str) -> np.ndarray:
     return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), np.int64)
 
 
 def _exchanged(communicator: Communicator, what: str, mine: np.ndarray) -> np.ndarray:
-    return exchange(communicator, f"a comparison of {what}", mine)
+    return exchange(communicator, _purpose(what), mine)
+
+
+def _purpose(what: str) -> str:
+    return f"a comparison of {what}"
 
 
 def _others(found: np.ndarray) -> np.ndarray:

@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import TypeVar
 
+import numpy as np
+
 from allreduce.comm.locks import owned
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ClosedError, UsageError
+from allreduce.graph.between import exchange_between_steps
 from allreduce.graph.local_replicas import LocalReplicas
 from allreduce.graph.reports import Fed
 from allreduce.graph.scope import users_line
@@ -82,6 +85,31 @@ class Replicas(LocalReplicas):
                 self._step = None
                 _steps.set(outer)
 
+    def exchange(self, purpose: str, mine: np.ndarray) -> np.ndarray:
+        """Gather an array of every rank's between two steps; all ranks call it.
+
+        Args:
+            purpose: What it is for, in words that are the same on all ranks.
+            mine: Of one shape on all ranks.
+
+        Returns:
+            `(ranks, …)`.
+
+        Raises:
+            MismatchError: A rank makes another call, or is in a step.
+            ClosedError: The replicas run no steps any more.
+        """
+        ranks = self.communicator
+        if ranks is None:
+            return mine[None]
+
+        def meet() -> np.ndarray:
+            members = [each.communicator for each in self._replicas or ()]
+            steps = [each for each in members if each is not None]
+            return exchange_between_steps(ranks, steps, purpose, mine)
+
+        return self._exclusively(meet)
+
     def _stop(self, cause: str) -> None:
         """See to it that no replica goes on by itself after a signal's handler has raised."""
         if self._threads is None or not self._threads.busy:
@@ -118,6 +146,11 @@ class Replicas(LocalReplicas):
             if more:  # which begins a list
                 said = said.rpartition("; ")[0] or said
             self._over = self._over or f"{type(error).__name__} has ended a step of it: {said}"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether an error, or `close`, has ended them."""
+        return bool(self._over)
 
     def check_not_over(self) -> None:
         """Refuse to go on where an error, or `close`, has ended them."""

@@ -138,7 +138,7 @@ class Model(Built):
             MismatchError: Ranks passed different things, or have different models.
             NumericsError: The loss became NaN; names the epoch and the step.
         """
-        with training.telling(self.replicator.communicator, "fit"):
+        with training.telling(self.replicator, "fit"):
             changes = self._steps().new_changes()
             if changes and training.rank_of(self.replicator) == 0:
                 logger.warning("fit: %s", changes)
@@ -163,7 +163,7 @@ class Model(Built):
             `[loss, *metrics]`, the loss alone if there are no metrics, or a dict with
             `return_dict`.
         """
-        with training.telling(self.replicator.communicator, "evaluate"):
+        with training.telling(self.replicator, "evaluate"):
             self._steps()
         values = training.evaluate(self, x, y, batch_size=batch_size, verbose=verbose, data=data)
         if return_dict:

@@ -13,12 +13,17 @@ import numpy as np
 
 from allreduce.comm import Communicator, exchange_plain
 from allreduce.errors import AllreduceError, MismatchError
-from allreduce.graph.agreement import differ
+from allreduce.graph.agreement import differ, differ_between_steps
+from allreduce.graph.replicator import Replicator
 
 SAME_SAMPLES = "load the same on every rank, in the same order"
 SAME_ARRAYS = f'{SAME_SAMPLES}, or pass data="sharded" if each rank has rows of its own'
 SAME_ROWS = "give rows of one dtype and shape on every rank"
 SAME_OPTIONS = "pass the same options on every rank"
+# Who compare: ranks between the steps of their replicas, or, where none have a part in it, as they
+# are. None is a rank by itself.
+Ranks = Replicator | Communicator | None
+_GIVEN = "what ranks were given"
 _REFUSAL = "a refusal"  # the fact, of ranks alone that come to no others, that they raise this
 
 
@@ -65,19 +70,19 @@ def digest(value: np.ndarray) -> str:
     return state.hexdigest()
 
 
-def check_equal(communicator: Communicator | None, what: str, facts: Mapping[str, Fact]) -> None:
+def check_equal(ranks: Ranks, what: str, facts: Mapping[str, Fact]) -> None:
     """Compare what ranks have: one small exchange where they agree, a second where they do not.
 
     Args:
-        communicator: Has one member per rank; None where there is one rank.
+        ranks: Who compare.
         what: Who asks, and the same on every rank: "fit".
         facts: By name, what matters most first.
 
     Raises:
         MismatchError: They differ; the message says what, and on which ranks. Or a rank is
-            `telling` that it cannot come here. On all ranks.
+            `telling` that it cannot come here, or is in a step of these replicas. On all ranks.
     """
-    told = _compare(communicator, what, facts)
+    told, communicator = _compare(ranks, what, facts), _communicator(ranks)
     if communicator is None or not told:
         return
     rank, mine = communicator.rank, told[communicator.rank][1]
@@ -100,7 +105,7 @@ def check_equal(communicator: Communicator | None, what: str, facts: Mapping[str
 
 
 @contextmanager
-def telling(communicator: Communicator | None, what: str) -> Iterator[None]:
+def telling(ranks: Ranks, what: str) -> Iterator[None]:
     """Check what one rank alone may have to refuse; all ranks call `check_equal` after the block.
 
     A rank whose block raises tells those who come to `check_equal`, which raises there, too: nobody
@@ -108,32 +113,50 @@ def telling(communicator: Communicator | None, what: str) -> Iterator[None]:
     another call, or none, the rank still raises its own error, with a note that says what came.
 
     Args:
-        communicator: Has one member per rank; None where there is one rank.
+        ranks: As `check_equal` takes them.
         what: As `check_equal` is told.
     """
     try:
         yield
     except Exception as error:
-        if communicator is not None and not (communicator.closed or communicator.dead):
+        if _can_meet(ranks):
             text = f"{type(error).__name__}: {error}"
             try:
-                _compare(communicator, what, {_REFUSAL: Fact(text, "")})
+                _compare(ranks, what, {_REFUSAL: Fact(text, "")})
             except AllreduceError as failure:
                 if text not in str(failure):  # else another has ended by the same error
                     error.add_note(f"the other ranks could not be told: {failure}")
         raise
 
 
+def _communicator(ranks: Ranks) -> Communicator | None:
+    """Return the communicator with one member per rank."""
+    return ranks.communicator if isinstance(ranks, Replicator) else ranks
+
+
+def _can_meet(ranks: Ranks) -> bool:
+    communicator = _communicator(ranks)
+    if communicator is None or communicator.closed or communicator.dead:
+        return False
+    return not (isinstance(ranks, Replicator) and ranks.is_over)
+
+
 def _compare(
-    communicator: Communicator | None, what: str, facts: Mapping[str, Fact]
+    ranks: Ranks, what: str, facts: Mapping[str, Fact]
 ) -> list[tuple[str, dict[str, tuple[str, str]]]]:
     """Tell each other what ranks have, by rank; nothing where it is equal."""
+    communicator = _communicator(ranks)
     if communicator is None or communicator.size == 1:
         return []
     mine = {name: [fact.shown, fact.digest] for name, fact in facts.items()}
-    if not len(differ(communicator, "what ranks were given", json.dumps([what, mine]))):
+    text = json.dumps([what, mine])
+    if isinstance(ranks, Replicator):
+        differing = differ_between_steps(ranks, _GIVEN, text)
+    else:
+        differing = differ(communicator, _GIVEN, text)
+    if not len(differing):
         return []
-    told = exchange_plain(communicator, "what ranks were given", [what, mine])
+    told = exchange_plain(communicator, _GIVEN, [what, mine])
     return [(called, {name: (*fact,) for name, fact in each.items()}) for called, each in told]
 
 

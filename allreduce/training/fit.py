@@ -39,7 +39,7 @@ def fit(model: Trainable, x: Any, y: Any, options: FitOptions) -> History:
     """Train; `Model.fit` says what the arguments mean."""
     check_world(model.replicator, "fit")
     replicator = model.replicator
-    with telling(replicator.communicator, "fit"):
+    with telling(replicator, "fit"):
         sharded, mode = is_sharded(options.data), resolve(options.verbose, rank_of(replicator))
         batch_size = resolve_batch_size(options.batch_size, replicator)
         own = as_pair(x, y, ("x", "y"), may_be_empty=sharded)
@@ -53,11 +53,11 @@ def fit(model: Trainable, x: Any, y: Any, options: FitOptions) -> History:
     tests = validation or (None, None)
     with_tests = {"validation x": tests[0], "validation y": tests[1]}
     _agree(model, "fit", {"x": own[0], "y": own[1]}, settled, with_tests)
-    with telling(replicator.communicator, "fit"):
+    with telling(replicator, "fit"):
         model.prepare(*own)
         if validation:
             model.prepare(*validation, kind="validation ")
-    check_equal(replicator.communicator, "fit", {})
+    check_equal(replicator, "fit", {})
     doubts = model.doubts()
     if doubts and not model.epochs_done and rank_of(replicator) == 0:
         logger.warning("fit: %s", doubts)
@@ -104,7 +104,7 @@ def _agree(
         return
     sharded = options.get("data") == SHARDED
     remedy = SAME_ROWS if sharded else SAME_ARRAYS if "data" in options else SAME_SAMPLES
-    with telling(replicator.communicator, what):  # a config of one's own may raise
+    with telling(replicator, what):  # a config of one's own may raise
         # Variables that no step has met start as replica 0's, whatever they are here.
         values = [each.storage[0] for each in model.variables if each in replicator.shared]
         facts = {
@@ -124,7 +124,7 @@ def _agree(
                 str(model.epochs_done), "train the model, or load it with load_model, on every rank"
             ),
         }
-    check_equal(replicator.communicator, what, facts)
+    check_equal(replicator, what, facts)
 
 
 def _validate(model: Trainable, rows: Rows | None) -> dict[str, float]:
@@ -150,15 +150,15 @@ def evaluate(
     """Compute loss and metrics; `Model.evaluate` says what the arguments mean."""
     check_world(model.replicator, "evaluate")
     replicator = model.replicator
-    with telling(replicator.communicator, "evaluate"):
+    with telling(replicator, "evaluate"):
         sharded, mode = is_sharded(data), resolve(verbose, rank_of(replicator))
         batch_size = resolve_batch_size(batch_size, replicator)
         own = as_pair(x, y, ("x", "y"), may_be_empty=sharded)
     options = {"batch_size": batch_size, "data": data}
     _agree(model, "evaluate", {"x": own[0], "y": own[1]}, options)
-    with telling(replicator.communicator, "evaluate"):
+    with telling(replicator, "evaluate"):
         model.prepare(*own)
-    check_equal(replicator.communicator, "evaluate", {})
+    check_equal(replicator, "evaluate", {})
     rows = share_out(replicator, own, batch_size, sharded, "x")
     with Epoch("evaluate", rows.plan.steps, rows.total, mode) as shown:
         values = loop.measure(model, rows, shown)
@@ -172,14 +172,14 @@ def predict(
     """Compute the outputs; `Model.predict` says what the arguments mean."""
     check_world(model.replicator, "predict")
     replicator = model.replicator
-    with telling(replicator.communicator, "predict"):
+    with telling(replicator, "predict"):
         mode = resolve(verbose, rank_of(replicator))
         batch_size = resolve_batch_size(batch_size, replicator)
         samples = as_samples(x, "x")
     _agree(model, "predict", {"x": samples}, {"batch_size": batch_size})
-    with telling(replicator.communicator, "predict"):
+    with telling(replicator, "predict"):
         model.prepare(samples, None)
-    check_equal(replicator.communicator, "predict", {})
+    check_equal(replicator, "predict", {})
     rows = share_out(replicator, (samples,), batch_size, False, "x")
     with Epoch("predict", rows.plan.steps, rows.total, mode) as shown:
         outputs = loop.predict(model, rows, shown)

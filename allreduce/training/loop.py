@@ -130,9 +130,9 @@ def predict(model: Trainable, rows: Rows, shown: Epoch) -> Any:
                 kept.append(result)
             shown.step(step + 1, dict)
     shown.measured()
-    with telling(replicator.communicator, "predict"):
+    with telling(replicator, "predict"):
         outputs = [_rows_of(kept) for kept in parts]
-    check_equal(replicator.communicator, "predict", {})
+    check_equal(replicator, "predict", {})
     whole = iter([_in_order(replicator, rows.plan, each) for each in outputs])
     return nest.replace_leaves(structure, whole)
 

@@ -385,6 +385,58 @@ def test_all_ranks_may_save_at_once_and_load(told: Told) -> None:
     assert told["save_everywhere"] == [[True, True, ["model"]]] * 3
 
 
+def elsewhere() -> None:
+    """Rank 1 calls what others do not, who are in a step; then all start anew."""
+    import json
+    import time
+
+    import numpy as np
+
+    import allreduce as ar
+    from tests.nn.common import blobs, classifier
+
+    x, y = blobs(24)
+    found = []
+    for what in ("evaluate", "reduce", "gather"):
+        strategy = ar.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            model = classifier()
+        began = time.monotonic()
+        try:
+            model.fit(x, y, verbose=0)  # which a rank may still be in when the first is told
+            (batch,) = strategy.distribute_dataset([(x, y)])
+            began = time.monotonic()
+            if strategy.communicator.rank != 1:
+                strategy.run(model.train_step, args=batch)
+            elif what == "evaluate":
+                model.evaluate(x, y, verbose=0)
+            elif what == "reduce":
+                strategy.reduce("sum", np.ones(2))
+            else:
+                strategy.gather(np.ones(2))
+        except (ar.MismatchError, ar.PeerLostError) as error:
+            found.append([type(error).__name__, str(error), time.monotonic() - began])
+        try:
+            strategy.reduce("sum", 1.0)
+        except ar.AllreduceError as error:
+            found[-1].append(str(error))
+        strategy.close()
+        strategy.communicator.close()
+    print(json.dumps(found))
+
+
+def test_a_rank_that_calls_a_method_while_others_are_in_a_step_is_told(told: Told) -> None:
+    for rank, errors in enumerate(told["elsewhere"]):
+        assert len(errors) == 3
+        for kind, message, seconds, after in errors:
+            assert "exchange(a comparison of what ranks were given)" in message
+            assert seconds < 2
+            if rank == 1:  # others may have been in the last call before
+                assert kind == "MismatchError"
+                assert "all_reduce" in message
+                assert "runs no steps any more, as MismatchError has ended" in after
+
+
 ON_THREE_RANKS: tuple[tuple[abc.Callable[..., None], tuple[Any, ...]], ...] = (
     (train, ("",)),
     (replicas_in_threads_or_processes, (0,)),
@@ -393,6 +445,7 @@ ON_THREE_RANKS: tuple[tuple[abc.Callable[..., None], tuple[Any, ...]], ...] = (
     (nan_on_one_rank, ()),
     (save_everywhere, ()),
     (no_strategy, ()),  # closes the communicator
+    (elsewhere, ()),
 )
 
 

@@ -1,0 +1,63 @@
+"""What ranks tell each other between two steps, where they meet in steps and where they do not.
+
+A rank that evaluates, say, may do so while others are in a step: these wait in the communicator of
+replicas, and it in that of ranks. So it comes to both, and all are told that they differ.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from allreduce.comm import Communicator, Work, begin_exchange, exchange
+
+# For so long all is looked at; then the wait is one that warns and gives up. Who comes to a step
+# later than that is told at once all the same, and its end ends the wait.
+_LOOKED_AT_SECONDS = 5.0
+# At first other threads and processes are let go ahead, and nothing sleeps: an exchange of ranks
+# that come at once takes a tenth of that.
+_AWAKE_SECONDS, _LONGEST_NAP_SECONDS = 1e-3, 2e-3
+
+
+def exchange_between_steps(
+    ranks: Communicator, steps: Sequence[Communicator], purpose: str, mine: np.ndarray
+) -> np.ndarray:
+    """Gather an array of every rank's; a collective call of all ranks, for all their replicas.
+
+    Args:
+        ranks: Has one member per rank.
+        steps: Those of this rank's replicas, if they have met in a step.
+        purpose: What it is for, in words that are the same on all ranks.
+        mine: Of one shape on all ranks.
+
+    Returns:
+        `(ranks, …)`.
+
+    Raises:
+        MismatchError: A rank makes another call, of its own or in a step.
+    """
+    if not steps:  # the first step meets among ranks
+        return exchange(ranks, purpose, mine)
+    everywhere = (ranks, *steps)
+    try:
+        works = [begin_exchange(each, purpose, mine) for each in everywhere]
+        _look_at(works)
+        found, *_ = [work.wait() for work in works]
+    except BaseException as error:
+        for each in everywhere:  # where all is well, a call is left that the others do not make
+            if not each.closed:
+                each.abort(f"{purpose} was ended by {error!r}")
+        raise
+    return np.asarray(found).reshape(ranks.size, *mine.shape)
+
+
+def _look_at(works: Sequence[Work]) -> None:
+    """Wait a while for all at once: any of them may tell that a rank differs."""
+    began, left = time.monotonic(), list(works)
+    while left := [work for work in left if not work.done()]:
+        waited = time.monotonic() - began
+        if waited > _LOOKED_AT_SECONDS:
+            break
+        time.sleep(min(waited / 8, _LONGEST_NAP_SECONDS) if waited > _AWAKE_SECONDS else 0)
