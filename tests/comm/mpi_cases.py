@@ -135,3 +135,29 @@ def disagreeing(comm: Communicator) -> str:
         part.all_reduce(np.ones(9), op="max" if comm.rank == comm.size - 1 else "sum", out=out)
     assert (out == 5.0).all()
     return str(caught.value)
+
+
+def sliced_update(comm: Communicator) -> None:
+    """Large buckets are updated in slices on request, to the bits of the plain way."""
+    if comm.size == 1:  # who has no slices
+        return
+    import allreduce as ar  # all of it, which no other case of ranks needs
+    from allreduce.reduction import sharding
+    from tests.graph.spread_ranks import Deep
+
+    least, strategy = sharding.SHARDED_BYTES, ar.MultiWorkerMirroredStrategy()
+    try:
+        plain, sliced = (Deep(strategy, "adam", everywhere) for everywhere in (False, True))
+        for each in (plain, sliced):
+            each.run()
+        assert strategy.communicator is comm
+        assert not plain.ways
+        assert sliced.ways
+        wanted = plain.values()
+        for name, value in sliced.values().items():
+            np.testing.assert_array_equal(value, wanted[name], name)
+    finally:
+        sharding.SHARDED_BYTES = least
+        ar.config.set_buckets(None)
+        ar.config.set_shard_everywhere(False)
+        strategy.close()

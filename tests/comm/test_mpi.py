@@ -21,7 +21,7 @@ class TestRanks(ContractOfProcesses):
     ranks = Ranks("mpi", pool.under_mpirun)
     times = 1  # MPICH's ranks wait by spinning: on few cores the more of them, the slower
 
-    @pytest.mark.parametrize("case", ["pieces", "bounded", "memory", "plans"])
+    @pytest.mark.parametrize("case", ["pieces", "bounded", "memory", "plans", "sliced_update"])
     def test_its_own(self, run: Runner, case: str) -> None:
         run(case)
 
