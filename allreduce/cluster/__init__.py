@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from allreduce import settings
-from allreduce.cluster import launchers, lineage, mpi
+from allreduce.cluster import launchers, lineage, mpi, traces
 from allreduce.cluster.base import LeaderLeftError, Member, Store, World, generations
 from allreduce.cluster.endings import failure  # first of all rooms to register for the end
 from allreduce.cluster.resolver import Request, Resolver
@@ -39,6 +39,8 @@ def _renew() -> None:
 
 
 os.register_at_fork(after_in_child=_renew)
+
+traces.shorten_uncaught()
 
 # Before anything else can start a process: a pool, a data loader.
 _rank = launchers.rank_of_several(os.environ)

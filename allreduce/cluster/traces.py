@@ -6,17 +6,52 @@ is wrong. Where the user's lines, or the message, say what went wrong, those are
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import traceback
 from functools import cache
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
-from allreduce.errors import AllreduceError, InternalError
-from allreduce.events import logger
+from allreduce import settings
+from allreduce.errors import AllreduceError, InternalError, UsageError
+from allreduce.events import current_rank, logger
 
 _PACKAGE = __name__.partition(".")[0]
+_SUGGESTING = AttributeError, NameError  # to which only Python itself adds what may be meant
 _OMITTED = "<omitted>"  # the file of what stands for frames that are not shown
+
+
+def shorten_uncaught() -> None:
+    """Have errors that end this program told as `text` does, if they have come through here.
+
+    A rank of several has hooks of its own. Where a person sits before the interpreter, or somebody
+    else tells of errors, all stays as it is.
+    """
+    if sys.excepthook is sys.__excepthook__ and not (hasattr(sys, "ps1") or sys.flags.interactive):
+        sys.excepthook = _on_exception
+
+
+def _on_exception(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    if sys.stderr is not None and not isinstance(error, _SUGGESTING) and _is_through_us(error):
+        if current_rank() is None:  # nobody may have asked for the level yet
+            with contextlib.suppress(UsageError):
+                logger.setLevel(settings.load().log_level or logger.level)
+        print(text(error), end="", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+def _is_through_us(error: BaseException | None) -> bool:
+    """Say whether an error, or what it comes of, has a frame of this library."""
+    while error is not None:
+        if any(_is_ours(frame) for frame, _ in traceback.walk_tb(error.__traceback__)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def text(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from allreduce.cluster import traces
 from allreduce.errors import UsageError
 from allreduce.events import logger
+from tests.harness import clean_environment, run_commands, script_of
 
 _SOURCE = """
 def outer(act):
@@ -89,3 +91,61 @@ def test_all_is_shown_on_request(caplog: pytest.LogCaptureFixture) -> None:
         said = _told(_my_step)
     assert "library.py" in said
     assert _LINE not in said
+
+
+def no_numbers() -> None:
+    import numpy as np
+
+    import allreduce as ar
+
+    ar.config.enable_check_numerics()
+
+    @ar.function
+    def step(x: ar.Tensor) -> ar.Tensor:
+        return ar.ops.log(x - 2)
+
+    step(np.ones(3))
+
+
+def no_devices() -> None:
+    import allreduce as ar
+
+    ar.config.set_logical_devices("CPU", 0)
+
+
+def test_a_program_without_a_launcher_is_told_so_too() -> None:
+    programs = [[sys.executable, "-c", script_of(each)] for each in (no_numbers, no_devices)]
+    short = clean_environment()
+    full = {**short, "ALLREDUCE_LOG_LEVEL": "DEBUG"}
+    ways = [*((each, short) for each in programs), (programs[1], full)]
+    results = run_commands(*zip(*ways, strict=True), 60)
+    ends = ("made float64(3,) 3 NaN", *[" is an integer from 1"] * 2)
+    for result, said in zip(results, ends, strict=True):
+        assert result.returncode == 1
+        assert said in result.stderr.splitlines()[-1]
+    assert ["lines of allreduce, which" in each.stderr for each in results] == [True, True, False]
+    assert ["integers.py" in each.stderr for each in results] == [False, False, True]
+    assert "in no_numbers" in results[0].stderr
+    assert "replicator.py" not in results[0].stderr
+
+
+def test_what_has_not_come_through_the_library_is_left_to_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[BaseException] = []
+    monkeypatch.setattr(sys, "__excepthook__", lambda kind, error, trace: seen.append(error))
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    traces.shorten_uncaught()
+    assert sys.excepthook is not sys.__excepthook__
+    for act in (_my_loss, _my_cleanup):
+        try:
+            act()
+        except Exception as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+    assert [str(each) for each in seen] == ["wrong"]
+
+
+def test_who_tells_of_errors_already_goes_on_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", print)
+    traces.shorten_uncaught()
+    assert sys.excepthook is print
