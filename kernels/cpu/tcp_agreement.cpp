@@ -114,6 +114,8 @@ void Member::agree(std::uint64_t key) {
       if (member != me_)
         parts[static_cast<std::size_t>(member)] = peer(member).posts.at(key).payload.data();
     finish_small(request, me_, n_, parts);
+    // Who waits is woken before the own post has gone, which `flush` sends: it wakes meanwhile.
+    // With the post sent first, or awaited by the woken, small calls took some 10 % longer.
     return complete(key);
   }
   const auto execution = pending.execution;
