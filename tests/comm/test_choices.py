@@ -10,6 +10,7 @@ import pytest
 
 from allreduce import _native
 from allreduce.comm.choice import stored as stored_choices
+from allreduce.comm.choice.checking import check
 from allreduce.comm.choice.choosing import Choice, Table
 from allreduce.comm.choice.table import TABLE, Row
 from allreduce.errors import UsageError
@@ -58,6 +59,11 @@ def test_defaults(
 ) -> None:
     choices = Table().choices(transport, members)
     assert choices.choose(collective, nbytes, symmetric=symmetric) == expected
+
+
+def test_the_built_in_rows_say_what_can_be_done() -> None:
+    for number, row in enumerate(TABLE):
+        check(row, f"row {number} of the built-in table")
 
 
 def test_stored_rows_stand_before_the_built_in_ones() -> None:
