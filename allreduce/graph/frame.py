@@ -80,18 +80,9 @@ class Frame:
         self._made = {each.node.id: each.node for each in program.instructions}
         self.runtime: dict[str, np.ndarray] = {}
         self._give()
-        # Gradients that are computed where they are reduced.
-        stored = {} if self.syncs else stored_in_place(program)
-        self.in_place = {value: self.gradient(node) for value, node in stored.items()}
-        # With what is looked for beside values, these lie in the frame's memory.
-        lends = returns and not self.syncs
-        self.outputs = Outputs(program, self.in_place, self.shape, self.device, lends)
         free = self._find_free()
         threads = min(threads, sum(free))
-        # Values that share memory are not made at once.
-        planned = replace(program, blocks=None) if threads > 1 else program
-        elsewhere = {*self.in_place, *self.outputs.lent}
-        self.memory = Memory(planned, elsewhere, self.shape, self.device, self.syncs)
+        self._lay_out(returns, threads > 1)
         self._parts = [self._part(each) for each in program.instructions]
         self._bind = partial(self._at_once, free, threads) if threads > 1 else self._in_order
         self.steps = self._bind(self._parts)
@@ -99,6 +90,19 @@ class Frame:
         self._replay: Replay | None = None  # the same in native code, once a step has run
         watched = self._watches or self.syncs or threads > 1
         self._replays_left = 0 if watched else _MOST_REPLAYS
+
+    def _lay_out(self, returns: bool, at_once: bool) -> None:
+        """Choose where values lie: of those that may be made at once, none share memory."""
+        program = self.program
+        # Gradients that are computed where they are reduced.
+        stored = {} if self.syncs else stored_in_place(program)
+        self.in_place = {value: self.gradient(node) for value, node in stored.items()}
+        # With what is looked for beside values, these lie in the frame's memory.
+        lends = returns and not self.syncs
+        self.outputs = Outputs(program, self.in_place, self.shape, self.device, lends)
+        planned = replace(program, blocks=None) if at_once else program
+        elsewhere = {*self.in_place, *self.outputs.lent}
+        self.memory = Memory(planned, elsewhere, self.shape, self.device, self.syncs)
 
     def _part(self, instruction: Instruction) -> Step:
         node = instruction.node
