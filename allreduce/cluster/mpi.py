@@ -182,7 +182,8 @@ def _host(request: Request, told: list[Any], secret: bytes) -> tuple[str, Any]:
         told: Every rank's host identity and interfaces.
         secret: The job's.
     """
-    from allreduce.cluster.service import Leader
+    with importing():
+        from allreduce.cluster.service import Leader
 
     machines = [machine for machine, _ in told]
     hosts = [[Interface(*one) for one in listed] for _, listed in told]
