@@ -1,4 +1,4 @@
-"""Element-wise arithmetic and conversion, by NumPy's rules for broadcasting and dtypes."""
+"""Element-wise arithmetic, by NumPy's rules for broadcasting and dtypes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from allreduce.graph.ops.common import (
     split,
     unbroadcast,
 )
-from allreduce.graph.spec import Spec
 from allreduce.graph.tensor import Tensor
 
 # --- arithmetic of two operands -------------------------------------------------------------------
@@ -245,29 +244,3 @@ def _clip_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -> 
 
 
 register(Op("clip", same_spec, _clip, _clip_gradient, elementwise=True, in_place=True))
-
-
-# --- conversion -----------------------------------------------------------------------------------
-
-
-def _cast(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
-    np.copyto(out, inputs[0], casting="unsafe")
-
-
-register(
-    Op(
-        "cast",
-        lambda specs, attrs: Spec(specs[0].shape, attrs["dtype"]),
-        _cast,
-        lambda dy, y, x, attrs: [cast(dy, x[0].dtype)],
-        elementwise=True,
-    )
-)
-
-
-def stop_gradient(x: Any) -> Tensor:
-    """Pass the value on, and no gradient back."""
-    return apply("stop_gradient", as_tensor(x))
-
-
-register(Op("stop_gradient", same_spec, gradient=cut, view=lambda x, attrs: x))

@@ -29,6 +29,7 @@ from allreduce.graph.ops.comparison import (
     not_equal,
     where,
 )
+from allreduce.graph.ops.conversion import stop_gradient
 from allreduce.graph.ops.convolution import conv2d
 from allreduce.graph.ops.cumulative import cumsum
 from allreduce.graph.ops.drawing import normal, permutation, uniform
@@ -54,7 +55,6 @@ from allreduce.graph.ops.elementwise import (
     sin,
     sqrt,
     square,
-    stop_gradient,
     subtract,
 )
 from allreduce.graph.ops.gather import embedding, take, take_along_axis, top_k
