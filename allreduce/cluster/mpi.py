@@ -89,8 +89,10 @@ def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> Wor
     invitation = ""
     try:
         wait = Wait(request.timeout)
-        _settle_memory(comm, wait)
         told = _whereabouts(mpi, comm, wait)
+        # All ranks have initialised MPI, and so mapped what has these names: after a SIGKILL nobody
+        # could remove them.
+        mpi_library.unlink_segments(mpi_library.MAPPED_BY_ALL)
         if rank == 0:
             secret = request.secret or secrets.token_hex(32).encode()
             invitation, hosted = _host(request, told, secret)
@@ -129,15 +131,6 @@ def _meet(comm: Any, request: Request, share: tuple[str, str], why: str, hosted:
         hosted=hosted,
     )
     return meeting.join()
-
-
-def _settle_memory(comm: Any, wait: Wait) -> None:
-    """Remove the names of MPI's shared memory, which nobody could after SIGKILL.
-
-    All ranks have initialised MPI when this returns, and so mapped what has these names.
-    """
-    _complete(comm, comm.Ibarrier(), wait)
-    mpi_library.unlink_segments(mpi_library.MAPPED_BY_ALL)
 
 
 def _abort(comm: Any, code: int) -> None:
