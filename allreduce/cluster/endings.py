@@ -127,9 +127,8 @@ class Watch:
         """Tell the launcher where this rank ends for want of another: that one has failed."""
         if not self._launched or self._world is None:
             return
-        while error is not None and not isinstance(error, PeerLostError):
-            error = error.__cause__ or error.__context__
-        if error is not None:
+        told = [] if error is None else traces.causes(error)
+        if any(isinstance(each, PeerLostError) for each in told):
             with contextlib.suppress(AllreduceError):  # the leader is gone, too
                 self._world.store.set(VICTIM, b"")
 

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import sys
 import traceback
+from collections.abc import Iterator
 from functools import cache
 from types import FrameType, TracebackType
 from typing import Any
@@ -45,13 +46,23 @@ def _on_exception(
         sys.__excepthook__(kind, error, trace)
 
 
-def _is_through_us(error: BaseException | None) -> bool:
+def _is_through_us(error: BaseException) -> bool:
     """Say whether an error, or what it comes of, has a frame of this library."""
-    while error is not None:
-        if any(_is_ours(frame) for frame, _ in traceback.walk_tb(error.__traceback__)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any(
+        _is_ours(frame)
+        for each in causes(error)
+        for frame, _ in traceback.walk_tb(each.__traceback__)
+    )
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, what it comes of, and so on; `raise error from error` makes that a circle."""
+    following: BaseException | None = error
+    seen: set[int] = set()
+    while following is not None and id(following) not in seen:
+        seen.add(id(following))
+        yield following
+        following = following.__cause__ or following.__context__
 
 
 def text(error: BaseException) -> str:

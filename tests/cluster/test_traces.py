@@ -57,6 +57,11 @@ def _my_cleanup() -> None:
         raise RuntimeError("so it ends") from error
 
 
+def _my_circle() -> None:
+    error = ValueError("wrong")
+    raise error from error
+
+
 def test_an_error_of_the_users_is_told_with_the_users_lines_alone() -> None:
     said = _told(_my_step)
     assert said.count(_LINE) == 2
@@ -136,12 +141,12 @@ def test_what_has_not_come_through_the_library_is_left_to_python(
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     traces.shorten_uncaught()
     assert sys.excepthook is not sys.__excepthook__
-    for act in (_my_loss, _my_cleanup):
+    for act in (_my_loss, _my_circle, _my_cleanup):
         try:
             act()
         except Exception as error:
             sys.excepthook(type(error), error, error.__traceback__)
-    assert [str(each) for each in seen] == ["wrong"]
+    assert [str(each) for each in seen] == ["wrong"] * 2
 
 
 def test_who_tells_of_errors_already_goes_on_to(monkeypatch: pytest.MonkeyPatch) -> None:
