@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+_rests = False  # whether a block has the collector off
+
+
+class _Later:
+    """A handler of Ctrl-C that keeps it for the one before."""
+
+    def __init__(self, before: Callable[..., Any]) -> None:
+        self.before, self.came = before, False
+
+    def __call__(self, *_: object) -> None:
+        self.came = True
 
 
 @contextmanager
@@ -17,33 +30,45 @@ def importing() -> Iterator[None]:
     which stay: to search them for garbage again and again took 25 ms of the processor in each rank
     that joins through MPI, which took 330 in all where 32 ranks share two cores.
     """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with _uninterrupted():
-            yield
-    finally:
-        if collects:
-            _settle()
-            gc.enable()
+    with _uninterrupted(), _unsearched():  # a second Ctrl-C must not leave the collector off
+        yield
 
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Have Ctrl-C be handled behind the block; only the main thread handles it at all."""
     handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+    if not callable(handler):
         yield
         return
-    late: list[int] = []
-    # Not by the thread's signal mask: those of BLAS would take the signal in its place.
-    signal.signal(signal.SIGINT, lambda number, _: late.append(number))
+    later = _Later(handler)
     try:
+        with suppress(ValueError):  # not in the main thread
+            # Not by the thread's signal mask: those of BLAS would take the signal in its place.
+            signal.signal(signal.SIGINT, later)
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
-        if late:
+        if signal.getsignal(signal.SIGINT) is later:  # else what was imported has set its own
+            signal.signal(signal.SIGINT, handler)
+        if later.came:
             signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def _unsearched() -> Iterator[None]:
+    """Have the collector rest, if it is on."""
+    global _rests
+    if not gc.isenabled():
+        yield
+        return
+    try:
+        _rests = True
+        gc.disable()
+        yield
+    finally:
+        _settle()
+        gc.enable()
+        _rests = False
 
 
 def _settle() -> None:
@@ -51,3 +76,19 @@ def _settle() -> None:
     if not gc.get_freeze_count():  # else the program has frozen objects, which are to stay so
         gc.freeze()
         gc.unfreeze()  # into the oldest generation
+
+
+def _renew() -> None:
+    """In a child made by fork: the block that another thread of the parent's is in never ends."""
+    global _rests
+    found = handler = signal.getsignal(signal.SIGINT)
+    while isinstance(handler, _Later):
+        handler = handler.before
+    if handler is not found:
+        signal.signal(signal.SIGINT, handler)
+    if _rests:
+        gc.enable()
+        _rests = False
+
+
+os.register_at_fork(after_in_child=_renew)

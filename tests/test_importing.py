@@ -82,6 +82,42 @@ def test_ctrl_c_waits_for_the_import() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_ctrl_c_finds_the_collector_as_it_was() -> None:
+    gc.enable()
+    seen = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(gc.isenabled()))
+    try:
+        with importing():
+            signal.raise_signal(signal.SIGINT)
+            assert not seen
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [True]
+
+
+def test_a_handler_that_an_import_has_set_stays() -> None:
+    before, seen = signal.getsignal(signal.SIGINT), []
+    try:
+        with importing():
+            signal.raise_signal(signal.SIGINT)
+            signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [signal.SIGINT]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # where other tests left threads
+def test_a_child_that_is_forked_meanwhile_is_in_no_import() -> None:
+    gc.enable()
+    with importing(), importing():
+        child = os.fork()
+        if child == 0:
+            handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            os._exit(not (handled and gc.isenabled()))
+        assert not gc.isenabled()
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_another_thread_imports_without_a_handler() -> None:
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(_import_something).result(10) == "imported"
