@@ -6,16 +6,18 @@ replicas, and it in that of ranks. So it comes to both, and all are told that th
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 
 import numpy as np
 
 from allreduce.comm import Communicator, Work, begin_exchange, exchange
+from allreduce.errors import AllreduceError
 
-# For so long all is looked at; then the wait is one that warns and gives up. Who comes to a step
-# later than that is told at once all the same, and its end ends the wait.
-_LOOKED_AT_SECONDS = 5.0
+# For so long all is looked at; then the wait is one that warns and gives up, and a thread looks at
+# the rest, for one that comes to a step as late as that.
+_LOOKED_AT_SECONDS, _LISTEN_SECONDS = 5.0, 0.1
 # At first other threads and processes are let go ahead, and nothing sleeps: an exchange of ranks
 # that come at once takes a tenth of that.
 _AWAKE_SECONDS, _LONGEST_NAP_SECONDS = 1e-3, 2e-3
@@ -43,7 +45,8 @@ def exchange_between_steps(
     everywhere = (ranks, *steps)
     try:
         works = [begin_exchange(each, purpose, mine) for each in everywhere]
-        _look_at(works)
+        if not _look_at(works):
+            _listen(ranks, works)
         found, *_ = [work.wait() for work in works]
     except BaseException as error:
         for each in everywhere:  # where all is well, a call is left that the others do not make
@@ -53,11 +56,45 @@ def exchange_between_steps(
     return np.asarray(found).reshape(ranks.size, *mine.shape)
 
 
-def _look_at(works: Sequence[Work]) -> None:
-    """Wait a while for all at once: any of them may tell that a rank differs."""
+def _look_at(works: Sequence[Work]) -> bool:
+    """Wait a while for all at once: any of them may tell that a rank differs.
+
+    Returns:
+        Whether all are done.
+    """
     began, left = time.monotonic(), list(works)
     while left := [work for work in left if not work.done()]:
         waited = time.monotonic() - began
         if waited > _LOOKED_AT_SECONDS:
-            break
+            return False
         time.sleep(min(waited / 8, _LONGEST_NAP_SECONDS) if waited > _AWAKE_SECONDS else 0)
+    return True
+
+
+def _listen(ranks: Communicator, works: Sequence[Work]) -> None:
+    """Wait for the exchange of ranks, which is the first, until another tells that one differs."""
+    first, *others = works
+    over, told = threading.Event(), list[AllreduceError]()
+
+    def listen() -> None:
+        try:
+            while not over.is_set():
+                over.wait(_LISTEN_SECONDS)
+                if not [work for work in others if not work.done()]:
+                    break
+        except AllreduceError as error:
+            told.append(error)
+            ranks.abort(str(error))  # which ends the wait
+
+    listener = threading.Thread(target=listen, name="allreduce-between-steps", daemon=True)
+    listener.start()
+    try:
+        try:
+            first.wait()
+        finally:
+            over.set()
+            listener.join()
+    except AllreduceError:
+        if told:
+            raise told[0] from None
+        raise

@@ -1,0 +1,68 @@
+"""What ranks tell each other between steps, where one of them is late."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from allreduce.comm import Communicator, replica_communicators
+from allreduce.errors import MismatchError
+from allreduce.graph import between
+from tests.harness import run_threads, world_of_one
+
+
+@contextlib.contextmanager
+def communicators(size: int) -> Iterator[list[Communicator]]:
+    """Give members that meet in steps, beside those that `run_threads` makes."""
+    made = replica_communicators(world_of_one(), size, name="steps", timeout=20)
+    try:
+        yield made
+    finally:
+        for each in made:
+            each.close()
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(between, "_LOOKED_AT_SECONDS", 0.0)
+    monkeypatch.setattr(between, "_LISTEN_SECONDS", 0.01)
+
+
+def test_one_that_comes_late_to_a_step_ends_the_others_wait_though_it_goes_on() -> None:
+    waits, told = threading.Barrier(3), threading.Barrier(3)
+
+    def member(comm: Communicator) -> str:
+        try:
+            if comm.rank == 1:
+                waits.wait(10)
+                steps[1].all_reduce(np.ones(3))
+            else:
+                threading.Timer(0.05, waits.wait, (10,)).start()
+                between.exchange_between_steps(comm, [steps[comm.rank]], "this", np.ones(2))
+        except MismatchError as error:
+            told.wait(10)  # it has not left
+            return str(error)
+        return ""
+
+    with communicators(3) as steps:
+        messages = run_threads(member, 3)
+    for message in messages:
+        assert "all_reduce(float64[3], op='sum') at" in message
+        assert "exchange(this) at" in message
+
+
+def test_one_that_comes_late_to_the_exchange_is_waited_for() -> None:
+    def member(comm: Communicator) -> float:
+        if comm.rank == 1:
+            time.sleep(0.05)
+        found = between.exchange_between_steps(comm, [steps[comm.rank]], "this", np.ones(2))
+        assert (found.shape, steps[comm.rank].all_reduce(1), comm.all_reduce(1)) == ((2, 2), 2, 2)
+        return float(found.sum())
+
+    with communicators(2) as steps:
+        assert run_threads(member, 2) == [4, 4]
