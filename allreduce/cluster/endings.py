@@ -100,7 +100,7 @@ class Watch:
             if not issubclass(kind, KeyboardInterrupt):
                 if isinstance(error, PeerLostError) and error.interrupted:
                     print(f"[allreduce] {error}", file=sys.stderr)
-                elif self._hook is sys.__excepthook__:
+                elif self._hook in (sys.__excepthook__, traces.on_uncaught):
                     print(traces.text(error), end="", file=sys.stderr)
                 else:
                     self._hook(kind, error, trace)

@@ -118,17 +118,31 @@ def no_devices() -> None:
     ar.config.set_logical_devices("CPU", 0)
 
 
-def test_a_program_without_a_launcher_is_told_so_too() -> None:
-    programs = [script_of(each) for each in (no_numbers, no_devices, no_devices)]
+def no_name() -> None:
+    import numpy as np
+
+    import allreduce as ar
+    from allreduce.cluster.endings import Watch
+
+    @ar.function
+    def step(x: ar.Tensor) -> ar.Tensor:
+        raise NameError("a rank's")
+
+    Watch(0)
+    step(np.ones(3))
+
+
+def test_programs_that_end_by_an_error_tell_of_it_so() -> None:
+    programs = [script_of(each) for each in (no_numbers, no_devices, no_name, no_devices)]
     short = clean_environment()
-    environments = [short, short, {**short, "ALLREDUCE_LOG_LEVEL": "DEBUG"}]
+    environments = [*[short] * 3, {**short, "ALLREDUCE_LOG_LEVEL": "DEBUG"}]
     results = run_commands([[sys.executable, "-c", each] for each in programs], environments, 60)
-    ends = ("made float64(3,) 3 NaN", *[" is an integer from 1"] * 2)
+    ends = ("made float64(3,) 3 NaN", " is an integer from 1", "a rank's", " is an integer from 1")
     for result, said in zip(results, ends, strict=True):
         assert result.returncode == 1
         assert said in result.stderr.splitlines()[-1]
-    assert ["lines of allreduce, which" in each.stderr for each in results] == [True, True, False]
-    assert ["integers.py" in each.stderr for each in results] == [False, False, True]
+    assert ["lines of allreduce, which" in each.stderr for each in results] == [*[True] * 3, False]
+    assert ["integers.py" in each.stderr for each in results] == [*[False] * 3, True]
     assert "in no_numbers" in results[0].stderr
     assert "replicator.py" not in results[0].stderr
 
