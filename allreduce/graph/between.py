@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from allreduce.comm import Communicator, Work, begin_exchange, exchange
-from allreduce.errors import AllreduceError
+from allreduce.errors import AllreduceError, UsageError
 
 # For so long all is looked at; then the wait is one that warns and gives up, and a thread looks at
 # the rest, for one that comes to a step as late as that.
@@ -82,6 +82,8 @@ def _listen(ranks: Communicator, works: Sequence[Work]) -> None:
                 over.wait(_LISTEN_SECONDS)
                 if not [work for work in others if not work.done()]:
                     break
+        except UsageError:
+            return  # of an MPI that other threads may not call: then nobody listens
         except AllreduceError as error:
             told.append(error)
             ranks.abort(str(error))  # which ends the wait

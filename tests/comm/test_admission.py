@@ -107,6 +107,15 @@ for pair in itertools.combinations((mpi, lanes, tcp, mpi.split(0)), 2):
     order = works if rank else works[::-1]
     while not all(work.done() for work in order):
         pass
+
+# Nor has that which listens between steps.
+from allreduce.graph import between
+between._LOOKED_AT_SECONDS = 0.0
+for ranks, steps in ((mpi, lanes), (tcp, mpi)):
+    if rank == 1:
+        time.sleep(0.15)
+    found = between.exchange_between_steps(ranks, [steps], "this", np.full(2, rank))
+    assert found.tolist() == [[0, 0], [1, 1]]
 os.write(1, b"fine\\n")
 """
 
