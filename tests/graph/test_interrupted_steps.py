@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 import allreduce as ar
+from allreduce.comm import replica_communicators
 from allreduce.devices import lookup
-from tests.harness import run_ranks
+from allreduce.graph.replica import Replica
+from allreduce.graph.replicas import Replicas
+from tests.harness import run_ranks, world_of_one
 
 
 def interrupted(eagerly: bool) -> None:
@@ -134,3 +137,22 @@ def test_an_error_leaves_no_second_set_of_memory(
             assert run(3) == used
     finally:
         gc.enable()
+
+
+def test_replicas_of_several_ranks_say_what_has_ended_them() -> None:
+    here, there = replica_communicators(world_of_one(), 2, name="ended", timeout=20)
+    replicas = Replicas([lookup("CPU:0").name], 0, 2, ())
+    replicas._replicas = [Replica(0, 0, here, replicas.places[0])]
+
+    def step() -> None:
+        here.abort("an interrupt")
+        raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            replicas._exclusively(step)
+        with pytest.raises(ar.ClosedError, match=r"as KeyboardInterrupt has ended a step of it\. "):
+            replicas.check_not_over()
+    finally:
+        here.close()
+        there.close()
