@@ -92,6 +92,11 @@ class DeviceName:
         return all(value is not None for value in values)
 
     @property
+    def on_host(self) -> bool:
+        """Whether its memory is the host's."""
+        return self.kind == LOCAL_CPU.kind
+
+    @property
     def local(self) -> str:
         """The short form that names the device inside its own task: `GPU:0`."""
         return f"{self.kind or _OPEN}:{_OPEN if self.index is None else self.index}"

@@ -13,8 +13,9 @@ from allreduce.reduction import Way
 
 # What is written or read as one: ("block", index) and ("value", node) hold values, ("gradient",
 # plan, span) a gradient where it is reduced, ("sums", plan, bucket) those of the own slice where
-# they lie elsewhere, ("variable", variable) what outlives the step, and ("number", plan) and
-# ("iterations", plan) what an arena's updates count.
+# they lie elsewhere, ("variable", variable) what outlives the step, ("number", plan) and
+# ("iterations", plan) what an arena's updates count, and ("communicator", "calls") how often that
+# was called.
 Region = Hashable
 
 _UPDATES = ("update_bucket", "update_slices", "update_own")
@@ -105,6 +106,8 @@ class _Places:
             yield Access(("variable", node.attrs["variable"]), False, node.id)
         for region in _changed(node):
             yield Access(region, True)
+        if op.kind == "collective":
+            yield Access(("communicator", "calls"), True)
         yield from _counting(node)
         if node.op in (*_UPDATES, "reduce_scatter_bucket"):
             yield from (Access(region, False) for region in _added(node))

@@ -28,6 +28,7 @@ from allreduce.graph.replica import Moment, Replica
 from allreduce.graph.reports import Clock, Recent, Took, reported, timed, wait_for
 from allreduce.graph.spec import Shape, concrete
 from allreduce.graph.stamp import Stamp
+from allreduce.graph.streams import COLLECTIVE
 from allreduce.graph.tape import Replay, is_replayable
 from allreduce.graph.team import Team
 from allreduce.graph.watch import look_at
@@ -109,14 +110,13 @@ class Frame:
         if self._is_made(node):
             return _nothing
         step = build(self, node)
-        return timed(self, node, step) if instruction.stream == "collective" else step
+        return timed(self, node, step) if instruction.stream.kind == COLLECTIVE else step
 
     def _in_order(self, made: Sequence[Step]) -> list[Step]:
         """Have one thread run the instructions."""
-        instructions = self.program.instructions
         return [
-            self._after(self._collectives(instructions[i].node.id for i in each.waits), step)
-            for each, step in zip(instructions, made, strict=True)
+            self._after(self._awaited(each), step)
+            for each, step in zip(self.program.instructions, made, strict=True)
             if step is not _nothing
         ]
 
@@ -134,6 +134,13 @@ class Frame:
         """Find out which instructions any thread may run: one alone waits for collectives."""
         nodes = [each.node for each in self.program.instructions]
         return [is_free(node) and not self._collectives(node.before) for node in nodes]
+
+    def _awaited(self, instruction: Instruction) -> tuple[int, ...]:
+        """List the collectives that end before an instruction: their own order is kept anyway."""
+        if instruction.stream.kind == COLLECTIVE:
+            return ()
+        instructions = self.program.instructions
+        return self._collectives(instructions[i].node.id for i in instruction.waits)
 
     def _collectives(self, nodes: Iterable[int]) -> tuple[int, ...]:
         made = (self._made.get(i) for i in nodes)
@@ -194,10 +201,7 @@ class Frame:
             return
         self._replays_left -= 1
         parts = [None if part is _nothing else part for part in self._parts]
-        instructions = self.program.instructions
-        waits = [
-            self._collectives(instructions[i].node.id for i in each.waits) for each in instructions
-        ]
+        waits = [self._awaited(each) for each in self.program.instructions]
         try:
             self._replay = Replay(self, moving, parts, waits)
         except MemoryError:  # the step has been done, and others can be without this

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from allreduce.graph.clocks import Clock, clocks
 from allreduce.graph.footprint import Access, Region, footprints
-from allreduce.graph.program import STREAMS, Program
+from allreduce.graph.program import Program
+from allreduce.graph.streams import StreamName
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +86,12 @@ def _overlaps(
     """Find blocks that may take over memory while an earlier one's instructions still use it."""
     if program.blocks is None:
         return
-    last: dict[int, dict[str, int]] = {}  # of each block: the latest use on each stream
+    last: dict[int, dict[StreamName, int]] = {}  # of each block: the latest use on each stream
     for index, accesses in enumerate(uses[:-1]):
         stream = program.instructions[index].stream
         for access in accesses:
             if isinstance(access.region, tuple) and access.region[0] == "block":
-                last.setdefault(access.region[1], dict.fromkeys(STREAMS, -1))[stream] = index
+                last.setdefault(access.region[1], {})[stream] = index
     for later, block in enumerate(program.blocks):
         for earlier, each in enumerate(program.blocks):
             if each.last >= block.first or each.device != block.device or earlier not in last:
@@ -107,5 +108,5 @@ def _over(program: Program, clock: Clock, index: int) -> bool:
     return clock[_stream(program, index)] >= index
 
 
-def _stream(program: Program, index: int) -> str:
+def _stream(program: Program, index: int) -> StreamName:
     return program.instructions[index].stream

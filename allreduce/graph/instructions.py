@@ -20,6 +20,7 @@ from allreduce.graph.rendezvous import Key
 from allreduce.graph.slices import update_slices
 from allreduce.graph.spread import all_gather_bucket, reduce_scatter_bucket, update_own
 from allreduce.graph.stamp import begin_update
+from allreduce.graph.streams import stream_of
 from allreduce.graph.watch import synchronized, watched
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def _send(frame: Frame, node: Node) -> Step:
 def _receive(frame: Frame, node: Node) -> Step:
     assert node.device is not None, node
     out, device = frame.buffer(node), frame.device(node.device)
-    stream = device.stream("transfer")
+    stream = device.stream(stream_of(node).kind)
     # Inside a task sends come first in issue order, so the value is there.
     timeout = settings.load().timeout if node.attrs["across"] else 1.0
 

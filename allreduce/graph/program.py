@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from allreduce.devices.names import DeviceName
 from allreduce.errors import InternalError
 from allreduce.graph.node import Node
-
-STREAMS = ("compute", "collective", "transfer")
+from allreduce.graph.streams import StreamName
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +17,19 @@ class Instruction:
 
     Attributes:
         node: What to do; values are named by node ids.
-        stream: In-order queue that it runs on.
+        stream: In-order queue of its device's, or of the other end's of a copy, that it runs on.
         waits: Instructions of other streams whose events it waits for, by their index.
         signals: Whether another instruction waits for its event.
     """
 
     node: Node
-    stream: str
+    stream: StreamName
     waits: tuple[int, ...] = ()
     signals: bool = False
 
     def __str__(self) -> str:
         waits = f" wait {', '.join(map(str, self.waits))}" if self.waits else ""
-        return f"{self.stream:<10} {self.node}{waits}{' signal' if self.signals else ''}"
+        return f"{self.stream!s:<16} {self.node}{waits}{' signal' if self.signals else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Program:
     blocks: tuple[Block, ...] | None = None
 
     def __str__(self) -> str:
-        lines = [f"given      {node}" for node in self.given.values()]
+        lines = [f"{'':>4} {'given':<16} {node}" for node in self.given.values()]
         lines += [f"{i:>4} {instruction}" for i, instruction in enumerate(self.instructions)]
         lines.append(f"return {', '.join(f'%{node.id}' for node in self.outputs)}")
         return "\n".join(lines)

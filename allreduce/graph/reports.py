@@ -16,6 +16,7 @@ from allreduce.devices import options
 from allreduce.graph.node import Node, blame
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.program import Instruction
+from allreduce.graph.streams import COLLECTIVE, COMPUTE, StreamName, stream_of
 
 if TYPE_CHECKING:
     from allreduce.graph.frame import Frame
@@ -126,19 +127,21 @@ def wait_for(frame: Frame, node: Node, work: Work) -> None:
         raise
     clock.over = time.perf_counter()
     if events.heard():
-        fields = {**_fields(frame, node, "compute"), "step": frame.moment.step}
+        stream = stream_of(node)._replace(kind=COMPUTE)  # which waits
+        fields = {**_fields(frame, node, stream), "step": frame.moment.step}
         events.report(f"wait for {node.op}", clock.awaited, clock.exposed, fields)
-        fields = {**fields, "stream": "collective", "exposed": clock.exposed}
+        fields = {**fields, "stream": COLLECTIVE, "exposed": clock.exposed}
         events.report(node.op, clock.started, clock.over - clock.started, fields)
 
 
 def reported(frame: Frame, instruction: Instruction, step: Step) -> Step:
     """Return the step of an instruction with a report; of a collective it is its start."""
     node = instruction.node
-    asynchronous = instruction.stream == "collective"
+    stream = instruction.stream
+    asynchronous = stream.kind == COLLECTIVE
     name = str(node.attrs.get("chain", node.op))
     name = f"start {name}" if asynchronous else name
-    fields = _fields(frame, node, "compute" if asynchronous else instruction.stream)
+    fields = _fields(frame, node, stream._replace(kind=COMPUTE) if asynchronous else stream)
 
     def run() -> None:
         start = time.perf_counter()
@@ -149,11 +152,11 @@ def reported(frame: Frame, instruction: Instruction, step: Step) -> Step:
     return run
 
 
-def _fields(frame: Frame, node: Node, stream: str) -> dict[str, Any]:
+def _fields(frame: Frame, node: Node, stream: StreamName) -> dict[str, Any]:
     fields = {
         "replica": frame.replica.id,
-        "stream": stream,
-        "device": node.device.local if node.device else "",
+        "stream": stream.kind,
+        "device": stream.device.local,
         "part": node.part,
         "line": node.source,
         "node": node.id,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from allreduce.graph.node import Graph, Node
-from allreduce.graph.ops.base import lookup
-from allreduce.graph.program import STREAMS, Instruction, Program
+from allreduce.graph.program import Instruction, Program
+from allreduce.graph.streams import COLLECTIVE, StreamName, stream_of
 
 GIVEN = ("placeholder", "constant", "runtime")
 # A ready node of a lower class is issued first: what others are waiting for, then the rest in the
@@ -31,17 +31,13 @@ def schedule(graph: Graph) -> Program:
 def bind(order: Iterable[Node], given: Mapping[int, Node]) -> tuple[Instruction, ...]:
     """Put nodes on streams in the order of their issue, with the events that they need."""
     issued = [node for node in order if node.id not in given]
-    waits = _events(issued)
+    streams = [stream_of(node) for node in issued]
+    waits = _events(issued, streams)
     awaited = {i for each in waits for i in each}
     return tuple(
-        Instruction(node, _stream(node), waits[index], index in awaited)
+        Instruction(node, streams[index], waits[index], index in awaited)
         for index, node in enumerate(issued)
     )
-
-
-def _stream(node: Node) -> str:
-    kind = lookup(node.op).kind
-    return kind if kind in STREAMS else "compute"
 
 
 def _order(graph: Graph, given: dict[int, Node]) -> list[Node]:
@@ -70,27 +66,43 @@ def _rank(node: Node) -> tuple[int, int]:
     return (0 if node.op in _FIRST else 2 if node.op in _LAST else 1), node.id
 
 
-def _events(order: list[Node]) -> list[tuple[int, ...]]:
+def _events(order: list[Node], streams: list[StreamName]) -> list[tuple[int, ...]]:
     """Choose which instructions of other streams each one waits for.
 
     Streams run in order, so waiting for an instruction covers all before it on its stream, and all
     that those waited for: a vector clock per stream tells what is covered already.
     """
-    place = {node.id: index for index, node in enumerate(order)}
-    clocks = {stream: dict.fromkeys(STREAMS, -1) for stream in STREAMS}
-    then: list[dict[str, int]] = []
+    clocks: dict[StreamName, dict[StreamName, int]] = {stream: {} for stream in streams}
+    then: list[dict[StreamName, int]] = []
     waits: list[tuple[int, ...]] = []
-    for index, node in enumerate(order):
-        stream = _stream(node)
+    for index, before in enumerate(_before(order, streams)):
+        stream = streams[index]
         clock = clocks[stream]
         chosen = []
-        for i in sorted((place[i] for i in node.before if i in place), reverse=True):
-            origin = _stream(order[i])
-            if origin != stream and clock[origin] < i:
+        for i in sorted(before, reverse=True):
+            origin = streams[i]
+            if origin != stream and clock.get(origin, -1) < i:
                 chosen.append(i)
                 for each, covered in then[i].items():
-                    clock[each] = max(clock[each], covered)
+                    clock[each] = max(clock.get(each, -1), covered)
         clock[stream] = index
         then.append(dict(clock))
         waits.append(tuple(sorted(chosen)))
     return waits
+
+
+def _before(order: list[Node], streams: list[StreamName]) -> Iterator[list[int]]:
+    """List what has to be over before each instruction, by their places in the order.
+
+    Collectives are calls of one communicator, on whichever devices they are: replicas make them in
+    one order.
+    """
+    place = {node.id: index for index, node in enumerate(order)}
+    called = None
+    for index, node in enumerate(order):
+        before = [place[i] for i in node.before if i in place]
+        if streams[index].kind == COLLECTIVE:
+            yield before if called is None else [*before, called]
+            called = index
+        else:
+            yield before

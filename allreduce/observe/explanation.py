@@ -24,6 +24,7 @@ from allreduce.graph.reports import nbytes_of
 from allreduce.graph.sections import amount, units
 from allreduce.graph.spec import show
 from allreduce.graph.step_graph import StepGraph, name_of
+from allreduce.graph.streams import StreamName
 from allreduce.training.ranks import rank_of
 
 # The transport whose calls go on only while a thread of the process waits for one: to have started
@@ -106,8 +107,13 @@ def _instructions(program: Program) -> Iterator[Table]:
         for index, each in enumerate(program.instructions):
             if each.node.device == device:
                 waits = ", ".join(map(str, each.waits))
-                table.add_row(str(index), each.stream, _said(each.node), each.node.part, waits)
+                stream = _stream(each.stream, device)
+                table.add_row(str(index), stream, _said(each.node), each.node.part, waits)
         yield table
+
+
+def _stream(stream: StreamName, device: DeviceName) -> str:
+    return stream.kind if stream.device == device else str(stream)
 
 
 def _said(node: Node) -> str:

@@ -11,14 +11,15 @@ import pytest
 from allreduce.devices import DeviceName, options
 from allreduce.errors import DeviceError
 from allreduce.graph import Variable, device, minimize, ops
-from allreduce.graph.node import Graph
+from allreduce.graph.node import Graph, Node
 from allreduce.graph.null import null_program
 from allreduce.graph.partition import partition
 from allreduce.graph.passes import bucket, order_reads, prune
 from allreduce.graph.placement import place
 from allreduce.graph.program import Program
 from allreduce.graph.schedule import schedule
-from allreduce.graph.spec import BATCH
+from allreduce.graph.spec import BATCH, Spec
+from allreduce.graph.streams import stream_of
 from allreduce.graph.tensor import Tensor
 from allreduce.reduction import Bucket, Layout, Way, lay_out, plan_buckets
 from tests.graph.interpret import trace_of
@@ -180,6 +181,43 @@ def test_events_are_only_between_streams_and_none_is_waited_for_twice() -> None:
     updates = [each for each in program.instructions if each.node.op == "update_bucket"]
     # The first update waits for the first collective, so the second one only for its own.
     assert [len(each.waits) for each in updates] == [1, 1]
+
+
+def test_a_copy_runs_on_the_stream_of_the_end_that_does_it() -> None:
+    names = [f"/job:worker/replica:0/task:0/{each}" for each in ("CPU:0", "GPU:0", "GPU:1")]
+    host, one, other = names
+
+    def stream(op: str, source: str, destination: str, across: bool = False) -> str:
+        attrs = {"source": source, "destination": destination, "across": across}
+        device = DeviceName.parse(source if op == "send" else destination)
+        return str(stream_of(Node(0, op, (), attrs, Spec((), np.dtype(np.int64)), device)))
+
+    for op in ("send", "receive"):  # one stream for both keeps their order
+        assert stream(op, host, one) == "GPU:0 host-to-device"
+        assert stream(op, one, host) == "GPU:0 device-to-host"
+        assert stream(op, one, other) == "GPU:0 device-to-device"
+        assert stream(op, host, host.replace("CPU:0", "CPU:1")) == "CPU:0 device-to-device"
+    there = other.replace("task:0", "task:1")
+    assert stream("send", one, there, across=True) == "GPU:0 device-to-host"
+    assert stream("receive", one, there, across=True) == "GPU:1 host-to-device"
+
+
+def test_devices_have_streams_of_their_own() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        with device("CPU:1"):
+            there = ops.exp(x)
+        with device("CPU:0"):
+            here = ops.tanh(x)
+            return here, ops.log(there)
+
+    placed, _ = place(trace_of(fn, (2,)), CPUS[0], CPUS)
+    program = schedule(partition(placed))
+    streams = {each.node.op: str(each.stream) for each in program.instructions}
+    assert streams["exp"] == "CPU:1 compute"
+    assert streams["tanh"] == "CPU:0 compute"
+    # There and back, and nothing that both devices' work waits for.
+    assert sum(len(each.waits) for each in program.instructions) == 3
+    assert str(program).splitlines()[-2].startswith("   6 CPU:0 compute    %")
 
 
 def test_the_null_program_has_the_same_collectives_and_updates() -> None:

@@ -18,7 +18,8 @@ from allreduce.devices import options
 from allreduce.graph import executor
 from allreduce.graph.footprint import footprints
 from allreduce.graph.frame import Frame
-from allreduce.graph.program import STREAMS, Program
+from allreduce.graph.program import Program
+from allreduce.graph.streams import StreamName
 from allreduce.reduction import sharding
 from tests.graph.eager_cases import NETWORKS, trained
 from tests.graph.test_hazards import Recurrent
@@ -58,7 +59,7 @@ class Streamed(Frame):
         failures: list[BaseException] = []
         guard = threading.Lock()
 
-        def run(stream: str) -> None:
+        def run(stream: StreamName) -> None:
             try:
                 with np.errstate(all="ignore"):
                     for index, instruction in enumerate(self.program.instructions):
@@ -75,7 +76,8 @@ class Streamed(Frame):
                 for each in over:
                     each.set()
 
-        threads = [threading.Thread(target=run, args=(stream,)) for stream in STREAMS]
+        streams = {each.stream for each in self.program.instructions}
+        threads = [threading.Thread(target=run, args=(each,)) for each in streams]
         for thread in threads:
             thread.start()
         for thread in threads:

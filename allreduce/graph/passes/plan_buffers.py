@@ -11,6 +11,7 @@ from allreduce.graph.clocks import Clock, clocks
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.program import Block, Program
+from allreduce.graph.streams import StreamName
 
 
 def plan_buffers(program: Program) -> Program:
@@ -56,6 +57,7 @@ class _Uses:
         nodes: What makes each value.
         bases: For each value in a block the value that the block was made for: a view's is what it
             looks at.
+        streams: For each such value the stream that makes it.
         last: For each such value the last instruction on each stream that uses it, or a view of it.
         writers: For each device and stream the instructions that write a value to a block.
     """
@@ -63,8 +65,9 @@ class _Uses:
     times: list[Clock]
     nodes: dict[int, Node] = field(default_factory=dict)
     bases: dict[int, int] = field(default_factory=dict)
-    last: dict[int, dict[str, int]] = field(default_factory=dict)
-    writers: dict[DeviceName, dict[str, list[int]]] = field(default_factory=dict)
+    streams: dict[int, StreamName] = field(default_factory=dict)
+    last: dict[int, dict[StreamName, int]] = field(default_factory=dict)
+    writers: dict[DeviceName, dict[StreamName, list[int]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, program: Program) -> _Uses:
@@ -77,19 +80,21 @@ class _Uses:
             for i in node.inputs:
                 found._use(i, stream, index)
                 if node.op == "send":
-                    found._use(i, "transfer", received(node))
+                    found._use(i, *received(node, stream))
             if _makes(node):
                 assert node.device is not None, node
                 found.bases[node.id] = node.id
+                found.streams[node.id] = stream
                 found._use(node.id, stream, index)
                 found.writers.setdefault(node.device, {}).setdefault(stream, []).append(index)
             elif lookup(node.op).view is not None and node.inputs[0] in found.bases:
                 found.bases[node.id] = found.bases[node.inputs[0]]
         for node in program.outputs:
-            found._use(node.id, "compute", len(program.instructions))
+            if node.id in found.bases:
+                found._use(node.id, found.streams[found.bases[node.id]], len(program.instructions))
         return found
 
-    def _use(self, value: int, stream: str, index: int) -> None:
+    def _use(self, value: int, stream: StreamName, index: int) -> None:
         if value in self.bases:
             last = self.last.setdefault(self.bases[value], {})
             last[stream] = max(last.get(stream, -1), index)
@@ -107,7 +112,7 @@ class _Uses:
                 latest = max(latest, writers[max(known) - 1])
         return latest
 
-    def _unaware(self, writers: list[int], stream: str, use: int) -> int:
+    def _unaware(self, writers: list[int], stream: StreamName, use: int) -> int:
         """Count the instructions of a stream that do not know that another stream's one is over."""
         # Clocks only go forward along a stream.
         return bisect_left(writers, use, key=lambda i: self.times[i][stream])
@@ -127,20 +132,22 @@ class _Uses:
                 return i
         return None
 
-    def _is_over(self, use: int, stream: str, index: int) -> bool:
+    def _is_over(self, use: int, stream: StreamName, index: int) -> bool:
         """Say whether nothing but an instruction itself still uses a value when it runs."""
         return use == index or self.times[index][stream] >= use
 
 
-def _receptions(program: Program) -> Callable[[Node], int]:
-    """Tell when what a node sends has been received: another program's receive is not known of."""
+def _receptions(program: Program) -> Callable[[Node, StreamName], tuple[StreamName, int]]:
+    """Tell where and when what a node sends is received: another program's receive is unknown."""
     found = {
-        (each.node.attrs["edge"], each.node.attrs["destination"]): index
+        (each.node.attrs["edge"], each.node.attrs["destination"]): (each.stream, index)
         for index, each in enumerate(program.instructions)
         if each.node.op == "receive"
     }
     end = len(program.instructions)
-    return lambda node: found.get((node.attrs["edge"], node.attrs["destination"]), end)
+    return lambda node, stream: found.get(
+        (node.attrs["edge"], node.attrs["destination"]), (stream, end)
+    )
 
 
 def _in_place(node: Node, place: int) -> bool:
