@@ -78,7 +78,8 @@ class Strategy(Replicator):
 
         Args:
             dataset: Iterates tuples or dicts of arrays `(rows, …)`, again and again, equal on all
-                ranks. Where rows do not divide evenly, earlier replicas take one more.
+                ranks: a step compares a sample. Where rows do not divide evenly, earlier replicas
+                take one more.
         """
         return DistributedDataset(dataset, self)
 

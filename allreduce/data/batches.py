@@ -11,6 +11,7 @@ from allreduce.data.prefetch import Note, ahead, in_turn
 from allreduce.data.sharding import Piece, Plan, split_rows, starts
 from allreduce.data.staging import Stager
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.fingerprint import Mark
 from allreduce.graph.nest import leaves, map_leaves
 from allreduce.graph.per_replica import PerReplica
 from allreduce.graph.replicator import Replicator
@@ -126,7 +127,7 @@ class DistributedDataset:
     def _made(self) -> Iterator[Any]:
         stager = Stager(self._replicator)
         for number, batch in enumerate(self._dataset):
-            yield distribute(batch, self._replicator, f"batch {number}", stager)
+            yield distribute(batch, self._replicator, f"batch {number}", stager, number)
 
 
 def feeding(replicator: Replicator) -> Note:
@@ -139,7 +140,11 @@ def feeding(replicator: Replicator) -> Note:
 
 
 def distribute(
-    batch: Any, replicator: Replicator, name: str = "the batch", stager: Stager | None = None
+    batch: Any,
+    replicator: Replicator,
+    name: str = "the batch",
+    stager: Stager | None = None,
+    number: int | None = None,
 ) -> Any:
     """Cut one global batch into the pieces of this process's replicas, each on its device.
 
@@ -148,6 +153,7 @@ def distribute(
         replicator: The replicas to share it among.
         name: For messages.
         stager: Theirs, where there are many batches.
+        number: The batch's, where those of all ranks are to be compared.
 
     Raises:
         UsageError: A leaf is no array, or there is none.
@@ -169,6 +175,7 @@ def distribute(
     offsets = starts(sizes)
     local = slice(replicator.first_replica, replicator.first_replica + replicator.local_replicas)
     stager = stager or Stager(replicator)
+    compared = replicator.local_replicas < replicator.num_replicas_in_sync
 
     def cut(leaf: Any) -> PerReplica:
         array = np.asarray(leaf)
@@ -178,7 +185,11 @@ def distribute(
             for index, (size, offset) in enumerate(zip(sizes[local], offsets[local], strict=True))
         ]
         return PerReplica(
-            values=tuple(parts), weights=sizes[local], offsets=offsets[local], everyone=sizes
+            values=tuple(parts),
+            weights=sizes[local],
+            offsets=offsets[local],
+            everyone=sizes,
+            mark=Mark.of(array, number) if compared and number is not None else None,
         )
 
     made = map_leaves(cut, batch)

@@ -12,7 +12,10 @@ import numpy as np
 from allreduce.cluster.base import ranks_text
 from allreduce.comm import Communicator, adopt, exchange, exchange_plain, world
 from allreduce.errors import MismatchError, UsageError, everywhere
-from allreduce.graph.outline import Outline, difference, own_part
+from allreduce.graph import fingerprint
+from allreduce.graph.fingerprint import Fingerprint
+from allreduce.graph.naming import own_part
+from allreduce.graph.outline import Outline, difference
 from allreduce.graph.spec import show
 from allreduce.graph.variable import Variable
 
@@ -68,12 +71,26 @@ class Agreement:
         digest = _digest(json.dumps([each for each, _ in program]))
         self._row = np.append(digest, _NOBODY)
 
-    def row(self, rank: int, told: bool) -> np.ndarray:
-        """Give what a member brings: the digest, and its rank where it lacks the rows."""
-        return self._row if told or not self.joins_rows else np.append(self._row[:-1], rank)
+    def row(self, rank: int, told: bool, brought: int) -> np.ndarray:
+        """Give what a member has: the digest, and its rank where it lacks the rows.
+
+        Args:
+            rank: This process's.
+            told: Whether it has them.
+            brought: The digest of what it brings beside the program.
+        """
+        lacks = self.joins_rows and not told
+        if not brought and not lacks:
+            return self._row
+        row = self._row.copy()
+        row[:1] ^= np.array([brought], np.uint64).view(np.int64)
+        row[-1] = rank if lacks else _NOBODY
+        return row
 
 
-def check_program(communicator: Communicator, rank: int, step: Agreement, told: bool) -> None:
+def check_program(
+    communicator: Communicator, rank: int, step: Agreement, told: bool, brought: Fingerprint
+) -> None:
     """Compare what the members are about to run; all members call it.
 
     Args:
@@ -81,21 +98,28 @@ def check_program(communicator: Communicator, rank: int, step: Agreement, told: 
         rank: This process's, for messages.
         step: This member's.
         told: Whether it has been told how many rows all replicas have.
+        brought: Of what its process brings to the step.
 
     Raises:
         MismatchError: They differ; the message names the first difference. On all members.
         UsageError: A member has not been told what the step has to be. On all members.
     """
-    mine = step.row(rank, told)
+    mine = step.row(rank, told, brought.digest)
     found = _exchanged(communicator, "the step", mine)
     if mine[-1] == _NOBODY and found.tobytes() == mine.tobytes() * communicator.size:
         return
     differing = _others(found[:, :-1])
+    said = ""
     if len(differing):
-        outlines = exchange_plain(communicator, "what ranks have traced", [rank, step.program])
-        found_first = difference(*outlines[0], *outlines[int(differing[0])])
-        raise everywhere(MismatchError(f"rank {rank}: {found_first}"))
+        own = [[rank, step.program], brought.told()]
+        rows = exchange_plain(communicator, "what ranks have traced", own)
+        (first, has), (other, others) = rows[0], rows[int(differing[0])]
+        if outlines := difference(*first, *other):
+            raise everywhere(MismatchError(f"rank {rank}: {outlines}"))
+        said = fingerprint.difference(first[0], has, other[0], others)
     lacking = sorted({int(each) for each in found[:, -1]} - {_NOBODY})
+    if not lacking:
+        raise everywhere(MismatchError(f"rank {rank}: {said}"))
     raise everywhere(
         UsageError(
             f"rank {rank}: the step gathers the rows of all replicas, and how many there are is "
@@ -181,9 +205,9 @@ def compare(host: Host, step: Agreement, told: bool) -> None:
     """
 
     def one(index: int) -> None:
-        communicator = host.replicas[index].communicator
-        assert communicator is not None
-        check_program(communicator, world().rank, step, told)
+        replica = host.replicas[index]
+        assert replica.communicator is not None
+        check_program(replica.communicator, world().rank, step, told, replica.fingerprint)
 
     host.on_replicas(one)
 

@@ -13,6 +13,7 @@ from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError
 from allreduce.graph.arena_memory import Room
 from allreduce.graph.cutting import Cutting
+from allreduce.graph.fingerprint import Fingerprint
 from allreduce.graph.first_cuts import agree_on_cuts, first_buckets
 from allreduce.graph.places import Places
 from allreduce.graph.replica import Replica
@@ -40,6 +41,8 @@ class Host(Protocol):
     def num_replicas_in_sync(self) -> int: ...
     @property
     def shared(self) -> weakref.WeakSet[Variable]: ...
+    @property
+    def fingerprint(self) -> Fingerprint: ...
 
     def on_replicas(self, work: Callable[[int], Any]) -> list[Any]: ...
 

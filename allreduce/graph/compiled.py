@@ -24,7 +24,7 @@ from allreduce.graph.dependence import dependents, of_replica
 from allreduce.graph.executor import Executor
 from allreduce.graph.node import Graph
 from allreduce.graph.ops.base import lookup
-from allreduce.graph.outline import Outline, outline
+from allreduce.graph.outline import Outline, involved, outline
 from allreduce.graph.partition import partition
 from allreduce.graph.placement import Placed, place, report
 from allreduce.graph.program import Program
@@ -54,6 +54,7 @@ class Compiled:
         fed: How long the latest step's batch took, if it is known who made it.
         whole: The graph before its updates were cut into buckets; None where it runs alone.
         said: What all ranks have to run alike; None where there is one rank.
+        involved: The variables that have to be equal on all of them for this.
         buckets: Those of each update, as the graph has them.
     """
 
@@ -66,6 +67,7 @@ class Compiled:
     fed: Fed | None = None
     whole: Graph | None = None
     said: Outline | None = None
+    involved: Sequence[Variable] = ()
     buckets: list[Sequence[Bucket]] = field(default_factory=list)
 
     def follow(self, host: Host) -> None:
@@ -105,6 +107,8 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         if passes.is_on("prune"):  # what only one rank returns may be a collective's value
             graph = passes.prune(graph)
         said = outline(graph) if several_ranks else None
+        variables = involved(graph) if several_ranks else ()
+        host.fingerprint.involve(variables)
         agreement = None
         if said is not None and compared:
             agreement = Agreement(said, joins_rows(graph.nodes))
@@ -119,6 +123,7 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
             *(graph, executors, returned, updates, agreement, placed),
             whole=whole,
             said=said,
+            involved=variables,
             buckets=list(buckets),
         )
 

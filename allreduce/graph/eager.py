@@ -26,7 +26,7 @@ from allreduce.graph.memory import said
 from allreduce.graph.node import Graph, Node
 from allreduce.graph.ops.base import Attrs, located, lookup
 from allreduce.graph.ops.collective import contribution_of_none
-from allreduce.graph.outline import Outline, outline
+from allreduce.graph.outline import Outline, involved, outline
 from allreduce.graph.placement import Placed, choose, put, report
 from allreduce.graph.printing import say
 from allreduce.graph.replica import Moment, Replica
@@ -230,8 +230,11 @@ class EagerTrace(Trace):
 
     def _said(self) -> Outline | None:
         """Say what all ranks have to have done alike so far; None where there is one."""
-        several_ranks = len(self._host.devices) < self.replicas
-        return outline(Graph(tuple(self.nodes))) if several_ranks else None
+        if len(self._host.devices) == self.replicas:
+            return None
+        done = Graph(tuple(self.nodes))
+        self._host.fingerprint.involve(involved(done))
+        return outline(done)
 
     def _take_in(self, variables: Sequence[Variable]) -> None:
         """Let all replicas have the values of the first one before a variable's first step."""

@@ -12,7 +12,7 @@ from allreduce.devices import options
 from allreduce.errors import MismatchError, did_you_mean, everywhere
 from allreduce.graph import passes
 from allreduce.graph.agreement import differ
-from allreduce.graph.outline import own_part
+from allreduce.graph.naming import own_part
 from allreduce.graph.update import UpdateRule
 from allreduce.reduction import BUCKET_BYTES, Bucket, Layout, cut_buckets, plan_buckets
 

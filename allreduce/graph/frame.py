@@ -299,7 +299,8 @@ class Frame:
         if self.outline is None or communicator is None or not node.attrs["bucket"].has_header:
             return None
         place = arena.gradients[1 : arena.layout.header]
-        stamp = Stamp(self.outline, node.attrs["rule"], arena.layout, place, communicator)
+        rule, brought = node.attrs["rule"], self.replica.fingerprint
+        stamp = Stamp(self.outline, rule, arena.layout, place, communicator, brought)
         return self.stamps.setdefault(id(node.attrs["plan"]), stamp)
 
 

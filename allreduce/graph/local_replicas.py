@@ -13,6 +13,7 @@ from allreduce.devices import logical_devices
 from allreduce.devices.names import DeviceName
 from allreduce.errors import AllreduceError, MismatchError, PeerLostError, UsageError
 from allreduce.graph import tracebacks, unmade
+from allreduce.graph.fingerprint import Fingerprint
 from allreduce.graph.places import Places
 from allreduce.graph.replica import Replica
 from allreduce.graph.threads import Threads
@@ -27,6 +28,7 @@ class LocalReplicas:
         first_replica: The id of the first of them among all replicas.
         num_replicas_in_sync: How many replicas there are, over all ranks.
         generation: Of the world they are in.
+        fingerprint: Of what this process brings to a step.
     """
 
     generation = 0
@@ -48,6 +50,7 @@ class LocalReplicas:
         # No properties, nor the calls that can be spared in `on_replicas`: each step asks.
         self.local_replicas = len(self.devices)
         self._spans_ranks = self.local_replicas < total
+        self.fingerprint = Fingerprint()
 
     @property
     def places(self) -> list[Places]:
@@ -79,7 +82,7 @@ class LocalReplicas:
                 ids = range(self.first_replica, self.first_replica + self.local_replicas)
                 each = zip(ids, members, self.places, strict=True)
                 self._replicas = [
-                    Replica(index, id, member, places, self.generation)
+                    Replica(index, id, member, places, self.generation, self.fingerprint)
                     for index, (id, member, places) in enumerate(each)
                 ]
             return self._replicas

@@ -31,3 +31,8 @@ def unique_name(base: str) -> str:
     count = _counts.get(base, 0)
     _counts[base] = count + 1
     return f"{base}_{count}" if count else base
+
+
+def own_part(name: str) -> str:
+    """Leave out a model's own name: its number counts the models of one process."""
+    return name.partition("/")[2] or name

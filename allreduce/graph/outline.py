@@ -7,9 +7,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from allreduce.graph.body import Body
+from allreduce.graph.naming import own_part
 from allreduce.graph.node import Graph, Node
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.ops.windows import Windows
+from allreduce.graph.variable import Variable
 
 Outline = tuple[tuple[str, str], ...]  # of each operation what it does, and the user's line
 
@@ -24,12 +26,27 @@ def outline(graph: Graph) -> Outline:
     What a rank may have for itself is left out: the values of constants, shapes, devices, and what
     it returns beside.
     """
-    shared = (
-        node.id
-        for node in graph.nodes
-        if node.op in ("apply_gradients", "assign") or lookup(node.op).kind == "collective"
-    )
-    return tuple(_lines(graph, _numbers(graph, shared)))
+    return tuple(_lines(graph, _numbers(graph, _shared(graph))))
+
+
+def involved(graph: Graph) -> tuple[Variable, ...]:
+    """List the variables that changes and collectives depend on, or change.
+
+    They are the same on all ranks whose outlines are, and in the same order.
+    """
+    found: dict[Variable, None] = {}
+    for i in _numbers(graph, _shared(graph)):
+        attrs = graph.nodes[i].attrs
+        own = [attrs["variable"]] if "variable" in attrs else attrs.get("variables", ())
+        found.update(dict.fromkeys(own))
+    return tuple(found)
+
+
+def _shared(graph: Graph) -> Iterator[int]:
+    """List what changes variables, and collectives."""
+    for node in graph.nodes:
+        if node.op in ("apply_gradients", "assign") or lookup(node.op).kind == "collective":
+            yield node.id
 
 
 def difference(
@@ -60,11 +77,6 @@ def difference(
 def _without_keys(words: str) -> str:
     """Leave out what an operator makes its random numbers of: seed, operator and draws before."""
     return re.sub(r"\bkey=\d+", "", words)
-
-
-def own_part(name: str) -> str:
-    """Leave out a model's own name: its number counts the models of one process."""
-    return name.partition("/")[2] or name
 
 
 def _numbers(graph: Graph, ends: Iterable[int]) -> dict[int, int]:

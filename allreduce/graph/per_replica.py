@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from allreduce.errors import UsageError
+from allreduce.graph.fingerprint import Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class PerReplica:
         weights: How many samples stand behind each: its rows where it is a share of a batch.
         offsets: Where each share's first row lies in the global batch.
         everyone: How many samples each replica of any rank has, where this is known.
+        mark: Of the global batch, where all ranks have to have an equal one.
         is_batch: Whether the values are shares of a batch; by default they are if each has as many
             rows as its weight says.
 
@@ -33,6 +35,7 @@ class PerReplica:
     offsets: tuple[int, ...] = ()
     is_batch: bool | None = None
     everyone: tuple[int, ...] | None = None
+    mark: Mark | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.values, (list, tuple)) or not self.values:

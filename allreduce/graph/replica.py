@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from allreduce.comm import Communicator
+from allreduce.graph.fingerprint import Fingerprint
 from allreduce.graph.places import Places
 from allreduce.graph.team import Run
 
@@ -19,6 +20,7 @@ class Replica:
         communicator: Its member of theirs; None where it runs alone.
         places: What the device names in its program mean.
         generation: Of the world that it is in.
+        fingerprint: Of what its process brings to a step.
         runs: Its times through steps in which helpers may still be.
     """
 
@@ -27,6 +29,7 @@ class Replica:
     communicator: Communicator | None
     places: Places
     generation: int = 0
+    fingerprint: Fingerprint = field(default_factory=Fingerprint, repr=False, compare=False)
     runs: list[Run] = field(default_factory=list, repr=False, compare=False)
 
 

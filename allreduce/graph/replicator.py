@@ -22,6 +22,7 @@ from allreduce.graph.program_cache import ProgramCache, Programs
 from allreduce.graph.replica import Moment, Replica
 from allreduce.graph.replicas import Replicas, T
 from allreduce.graph.returned import Returned
+from allreduce.graph.scope import users_line
 from allreduce.graph.signature import Arguments, take_apart
 from allreduce.graph.tensor import ConcreteTensor
 from allreduce.graph.trace import HOST, check_outside
@@ -109,6 +110,12 @@ class Replicator(Replicas):
 
         return self._exclusively(current)
 
+    def note_assignment(self, variable: Variable, value: np.ndarray) -> None:
+        """Take down that code between steps is about to give a variable a value."""
+        # Those that no step has met get the first replica's value, whatever they have here.
+        if self._spans_ranks and variable in self.shared:
+            self.fingerprint.assign(variable, value, users_line())
+
     def between_steps(self, work: Callable[[], T]) -> T:
         """Call `work`, which alone uses the replicas meanwhile."""
         return self._exclusively(work)
@@ -140,6 +147,8 @@ class Replicator(Replicas):
             if not alone:
                 self._refuse(error)
             raise
+        if not made:
+            self.fingerprint.involve(compiled.involved)
         if compiled.agreement is not None and not made:
             compare(self, compiled.agreement, arguments.everyone is not None)
         return compiled
@@ -157,6 +166,7 @@ class Replicator(Replicas):
 
         def run() -> tuple[Returned, list[list[np.ndarray]], list[Moment]]:
             programs = self._programs.of(fn)
+            self.fingerprint.marks = arguments.marks
             compiled = None if eagerly else self._compiled(programs, fn, arguments, alone)
             number = programs.count_step()
             moments = arguments.moments(self.local_replicas, self.num_replicas_in_sync, number)

@@ -11,6 +11,7 @@ import numpy as np
 from allreduce.devices import options
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import nest, seed
+from allreduce.graph.fingerprint import Mark
 from allreduce.graph.passes import switched_off
 from allreduce.graph.per_replica import PerReplica
 from allreduce.graph.replica import Moment
@@ -50,6 +51,7 @@ class Arguments:
         rows: Samples per local replica, or None where no argument is a share of a batch.
         offsets: Where each replica's first row lies in the global batch.
         everyone: The rows of every replica of any rank, where these are known.
+        marks: Of the batches that have to be equal on all ranks.
         looks: What else has to be compared of a call's arguments, where each is a share of a batch
             or an array, and none has a name; else None.
     """
@@ -64,6 +66,7 @@ class Arguments:
     rows: tuple[int, ...] | None = None
     offsets: tuple[int, ...] | None = None
     everyone: tuple[int, ...] | None = None
+    marks: tuple[Mark, ...] = ()
     looks: tuple[_Look, ...] | None = None
 
     def without_values(self) -> Arguments:
@@ -227,3 +230,5 @@ def _join_batch(leaf: PerReplica, found: Arguments) -> None:
     # One made by hand may not know of the other ranks' rows; its offsets count its own ones only.
     if found.rows is None or (found.everyone is None and leaf.everyone is not None):
         found.rows, found.offsets, found.everyone = rows, leaf.offsets, leaf.everyone
+    if leaf.mark is not None:
+        found.marks += (leaf.mark,)

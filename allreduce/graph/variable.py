@@ -35,6 +35,8 @@ class Owner(Protocol):
     @property
     def places(self) -> list[Places]: ...
 
+    def note_assignment(self, variable: Variable, value: np.ndarray) -> None: ...
+
 
 class Variable(Operators):
     """An array that steps read and change; every replica has its own copy, equal to all others.
@@ -161,6 +163,8 @@ class Variable(Operators):
     def assign(self, value: Any) -> None:
         """Change the value, on every local replica; inside `ar.function` when the step gets there.
 
+        Every rank does so, with equal values: else the next step raises a MismatchError.
+
         Raises:
             ShapeError: The value's shape is not the variable's.
             UsageError: The value is of another kind, as a float for a variable of integers.
@@ -184,6 +188,7 @@ class Variable(Operators):
             trace.effect("assign", [tensor], {"variable": self}, [self], self.place)
             return
         assert isinstance(tensor, ConcreteTensor)
+        self.replicator.note_assignment(self, tensor.value)
         for array in self.storage:
             array[...] = tensor.value
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,15 +17,50 @@ from allreduce.graph.outline import Outline, outline
 from allreduce.graph.spec import BATCH, Spec
 from allreduce.graph.tensor import Tensor
 from tests.graph.interpret import record
-from tests.harness import run_ranks
+from tests.harness import run_ranks, script_of
+
+
+def brought(strategy: Any) -> list[str]:
+    """Say what becomes of steps to which ranks bring the same, and something of their own."""
+    import allreduce as ar
+
+    rank, ops = strategy.communicator.rank, ar.ops
+    with strategy.scope():
+        kept = ar.Variable(np.ones(3), name="m/kept")
+
+    def step(x: Any) -> Any:
+        return ar.all_reduce(ops.sum(x * kept))
+
+    def one(value: Any, eagerly: bool = False) -> str:
+        try:
+            strategy.run(step, args=(value,), eagerly=eagerly)
+        except ar.MismatchError as error:
+            return str(error)
+        return ""
+
+    def batches(*own: np.ndarray, number: int = 3) -> list[str]:
+        dataset = strategy.distribute_dataset([np.ones((5, 3)), *own, np.ones((4, 3))])
+        made = zip(range(number), dataset, strict=False)
+        return [one(batch, eagerly) for _, batch in made for eagerly in (False, True)]
+
+    x, rows = np.ones(3), np.arange(600.0).reshape(200, 3)
+    kept.assign(x * (2 + rank))  # no step has met it: it gets rank 0's value
+    told = [one(x)]
+    if rank:
+        kept.assign(x * 7)
+    told += [one(x), one(x, eagerly=True)]
+    for _ in range(2 - rank):  # who has other calls but equal values does the same
+        kept.assign(x * 5)
+    return [
+        *(*told, one(x)),
+        *batches(rows),
+        *batches(rows[::-1] if rank else rows),
+        *batches(rows[rank:]),
+        *batches(*[rows] * rank, number=2),
+    ]
 
 
 def steps() -> None:
-    import json
-    from typing import Any
-
-    import numpy as np
-
     import allreduce as ar
 
     strategy = ar.MultiWorkerMirroredStrategy()
@@ -33,7 +70,8 @@ def steps() -> None:
         """Take four steps; what is `own` holds for rank 1, from step `at` on."""
         with strategy.scope():
             weights = ar.Variable(np.ones(3, dtype), name="m/weights")
-            seen, other = (ar.Variable(np.zeros(3), name=f"m/{name}") for name in ("seen", "other"))
+            names = ("seen", "other", "unused")
+            seen, other, unused = (ar.Variable(np.zeros(3), name=f"m/{name}") for name in names)
             optimizer = own["optimizer"] if rank and "optimizer" in own else ar.optim.SGD(0.5)
 
         @ar.function
@@ -50,6 +88,9 @@ def steps() -> None:
                 optimizer.learning_rate = own["learning_rate"]
             if number == at and rank and "iterations" in own:
                 optimizer.load_state({"iterations": np.asarray(own["iterations"])})
+            if number == at and rank and "value" in own:
+                seen.assign(own["value"])
+                unused.assign(own["value"])
             before = weights.numpy()
             try:
                 strategy.run(step, args=(np.full((rows, 3), rank + 1, dtype),))
@@ -77,11 +118,23 @@ def steps() -> None:
         run(assigned=True),
         run(at=2, learning_rate=0.25),
         run(at=2, iterations=40),
+        run(at=2, value=np.full(3, 8.0)),
         exchanged(),
     ]
-    print(json.dumps([found, float(strategy.communicator.all_reduce(1.0))]))
+    told = brought(strategy)
+    print(json.dumps([found, told, float(strategy.communicator.all_reduce(1.0))]))
 
 
+KEPT = "between steps variable 'kept' was given other values on rank 1 (at "
+OTHER = "the step is given batch 1 of a dataset, float64 (200, 3), "
+TOLD = [
+    *("", KEPT, KEPT, ""),
+    *[""] * 6,
+    *("", "", *[f"{OTHER}whose values on rank 1 are not rank 0's; "] * 2, "", ""),
+    *("", "", *[f"{OTHER}on rank 0 but batch 1 of a dataset, float64 (199, 3), on rank 1"] * 2),
+    *[""] * 4,
+    *["the step is given batch 1 of a dataset, float64 (4, 3), on rank 0 but batch 1 of a "] * 2,
+]
 NAMED = [
     (0, "the optimizer is SGD(learning_rate=0.5, momentum=0.0, nesterov=False) on rank 0 but Adam"),
     (0, "operation 3 of the step is relu("),
@@ -89,18 +142,23 @@ NAMED = [
     (0, "operation 11 of the step is assign(%10, 'seen') int64 ("),
     (2, "the optimizer is SGD(learning_rate=0.5, momentum=0.0, nesterov=False) on rank 0 but SGD("),
     (2, "the optimizer has done 2 steps on rank 0 but 40 on rank 1; load its state on every rank"),
+    (2, "between steps variable 'seen' was given other values on rank 1 (at "),
     (0, "operation 1 of the step is relu("),
 ]
 
 
 def test_steps_that_differ_are_named_by_all_before_an_update() -> None:
-    results = run_ranks(steps, 2)
+    imports = "import json\nfrom typing import Any\nimport numpy as np\n"
+    results = run_ranks(imports + inspect.getsource(brought) + script_of(steps), 2)
     for result in results:
         assert result.returncode == 0, result.stderr
     zero, one = (json.loads(result.stdout) for result in results)
     assert zero[0][:2] == one[0][:2]  # alike, these go on
-    assert zero[1] == one[1] == 2.0  # and so can those that have differed
-    for rank, (found, _) in enumerate((zero, one)):
+    assert zero[2] == one[2] == 2.0  # and so can those that have differed
+    for rank, (found, told, _) in enumerate((zero, one)):
+        for message, brings in zip(told, TOLD, strict=True):
+            assert message.startswith(f"rank {rank}: {brings}" if brings else ""), message
+            assert bool(message) == bool(brings), message
         for (step, message), (wanted, named) in zip(found[2:], NAMED, strict=True):
             assert step == wanted
             assert message.startswith(f"rank {rank}: {named}")

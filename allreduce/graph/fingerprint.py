@@ -1,0 +1,184 @@
+"""What a rank brings to a step beside its program: values assigned since others, and its batches.
+
+All ranks have to bring the same, or replicas drift apart without a sign. So a digest of it travels
+with what they compare in each step anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+from zlib import crc32
+
+import numpy as np
+
+from allreduce.graph.naming import own_part
+from allreduce.graph.spec import show
+
+if TYPE_CHECKING:
+    from allreduce.graph.variable import Variable
+
+_WORD_BITS = 64
+_WORD = 1 << _WORD_BITS
+_FACTOR = 0x9E3779B97F4A7C15  # odd, so that what is multiplied stays as it was told apart
+
+_SAME_VALUES = "call assign, set_weights and load_weights on every rank, with equal values"
+_SAME_BATCHES = (
+    "strategy.distribute_dataset takes equal batches in the same order on every rank, so shuffle "
+    "with one seed on all; a rank's own rows go to strategy.run as arrays"
+)
+
+
+class Mark(NamedTuple):
+    """One array of a global batch.
+
+    Attributes:
+        number: The batch's, from 0 in each pass over its dataset.
+        dtype: The array's.
+        shape: The array's, with the rows of all replicas.
+        digest: Of these and of some of its values.
+    """
+
+    number: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    digest: int
+
+    @classmethod
+    def of(cls, array: np.ndarray, number: int) -> Mark:
+        """Mark a batch's array, in two microseconds however large it is."""
+        # An odd distance, so that rows give other columns each.
+        flat = array.ravel() if array.flags.c_contiguous else array.flat
+        sample = flat[:: array.size // _SAMPLED | 1]
+        digest = crc32(sample.tobytes(), _kind(number, array.dtype, array.shape))
+        return cls(number, array.dtype, array.shape, digest)
+
+    @property
+    def told(self) -> list[Any]:
+        return [self.number, f"{self.dtype.name} {show(self.shape)}", self.digest]
+
+
+# So many values at least, or all there are, tell data apart that were shuffled otherwise.
+_SAMPLED = 128
+
+
+@lru_cache(maxsize=1024)
+def _kind(number: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    return crc32(repr((number, dtype.str, shape)).encode())
+
+
+@dataclass(slots=True)
+class _Change:
+    """What assignments between steps have made of a variable."""
+
+    sum: int = 0  # of what they left, less what they found
+    where: str = ""  # the latest one's line
+
+
+class Fingerprint:
+    """What has to be equal on all ranks in this step, of one process.
+
+    Of each assignment between steps, the digest of what it leaves is added and that of what it
+    finds is taken away. So it counts neither how often, nor by how many calls, a variable has come
+    to have a value: those who have equal values after all have equal sums.
+
+    Attributes:
+        marks: Of the batches that the step is given.
+    """
+
+    def __init__(self) -> None:
+        self.marks: tuple[Mark, ...] = ()
+        self._changes: WeakKeyDictionary[Variable, _Change] = WeakKeyDictionary()
+        self._variables: Sequence[Variable] = ()
+        self._changed = 0  # what has become of these
+
+    def involve(self, variables: Sequence[Variable]) -> None:
+        """Say what the step's results depend on; one that has another may have its own value."""
+        if variables is not self._variables:
+            self._variables = variables
+            self._add_up()
+
+    def assign(self, variable: Variable, after: np.ndarray, where: str) -> None:
+        """Take down that code between steps is about to give a variable a value.
+
+        Args:
+            variable: Which, with what it has.
+            after: What it gets, of the same shape and type.
+            where: The user's line.
+        """
+        change = self._changes.setdefault(variable, _Change())
+        more = _digest(after) - _digest(variable.storage[0])
+        change.sum, change.where = (change.sum + more) % _WORD, where
+        self._add_up()
+
+    def _add_up(self) -> None:
+        self._changed = 0
+        for variable in self._variables:
+            change = self._changes.get(variable)
+            more = 0 if change is None else change.sum
+            self._changed = (self._changed * _FACTOR + more) % _WORD
+
+    @property
+    def digest(self) -> int:
+        """A word for all of it; 0 where there is nothing to compare."""
+        found = self._changed
+        for mark in self.marks:  # in each step
+            found = (found * _FACTOR + mark.digest) % _WORD
+        return found
+
+    def bits(self, step: int, number: int) -> int:
+        """Give some bits of the digest, others in each step: equal ones by chance stay so no more.
+
+        Args:
+            step: The step's number.
+            number: How many.
+        """
+        odd = _FACTOR + (step << 32 | step << 1)
+        return self.digest * odd % _WORD >> _WORD_BITS - number
+
+    def told(self) -> list[Any]:
+        """Give all of it as plain data."""
+        nothing = _Change()
+        changes = [(each.name, self._changes.get(each, nothing)) for each in self._variables]
+        told = [[own_part(name), change.sum, change.where] for name, change in changes]
+        return [told, [mark.told for mark in self.marks]]
+
+
+def difference(rank: int, mine: Sequence[Any], other_rank: int, theirs: Sequence[Any]) -> str:
+    """Say where what two ranks of the same program told differs first; nothing if nowhere."""
+    for (name, change, where), (_, other_change, other_where) in zip(
+        mine[0], theirs[0], strict=True
+    ):
+        if change != other_change:
+            return (
+                f"between steps variable {name!r} was given other values on rank {other_rank} "
+                f"({_line(other_where)}) than on rank {rank} ({_line(where)}); {_SAME_VALUES}"
+            )
+    for one, other in zip_longest(mine[1], theirs[1]):
+        if one != other:
+            return f"{_differing(rank, one, other_rank, other)}; {_SAME_BATCHES}"
+    return ""
+
+
+def _line(where: str) -> str:
+    return f"at {where}" if where else "by no call"
+
+
+def _differing(
+    rank: int, mine: Sequence[Any] | None, other_rank: int, theirs: Sequence[Any] | None
+) -> str:
+    shown = [
+        "no batch of a dataset" if each is None else f"batch {each[0]} of a dataset, {each[1]}"
+        for each in (mine, theirs)
+    ]
+    if shown[0] != shown[1]:
+        return f"the step is given {shown[0]}, on rank {rank} but {shown[1]}, on rank {other_rank}"
+    return f"the step is given {shown[0]}, whose values on rank {other_rank} are not rank {rank}'s"
+
+
+def _digest(value: np.ndarray) -> int:
+    return crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)

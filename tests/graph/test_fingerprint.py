@@ -1,0 +1,77 @@
+"""What ranks bring to a step is compared by what it comes to, and as cheaply for large batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from allreduce.graph.fingerprint import Fingerprint, Mark, difference
+from allreduce.graph.variable import Variable
+
+
+def _kept(*variables: Variable) -> Fingerprint:
+    made = Fingerprint()
+    made.involve(variables)
+    return made
+
+
+def _assign(made: Fingerprint, variable: Variable, value: float, where: str) -> None:
+    made.assign(variable, np.full(3, value, np.float32), where)
+    variable.storage[0][...] = value
+
+
+def test_equal_values_count_however_a_variable_has_come_to_them() -> None:
+    mine, other, theirs = (Variable(np.zeros(3, np.float32), name="m/w") for _ in range(3))
+    once, often = _kept(mine), _kept(theirs)
+    _assign(once, mine, 2, "a.py:1")
+    _assign(often, theirs, 1, "b.py:1")
+    assert once.digest != often.digest
+    _assign(often, theirs, 2, "b.py:2")
+    assert once.digest == often.digest != 0
+    assert difference(0, once.told(), 1, often.told()) == ""
+    _assign(once, mine, 0, "a.py:2")
+    _assign(once, other, 1, "a.py:3")  # which the step does nothing with
+    assert once.digest == 0
+    assert difference(0, once.told(), 1, often.told()).startswith(
+        "between steps variable 'w' was given other values on rank 1 (at b.py:2) than on rank 0 "
+        "(at a.py:2); "
+    )
+
+
+def test_an_assignment_to_another_variable_is_another_one() -> None:
+    found = []
+    for place in range(2):
+        variables = [Variable(np.zeros(3, np.float32), name="m/w") for _ in range(2)]
+        made = _kept(*variables)
+        _assign(made, variables[place], 1, "")
+        found.append(made.digest)
+    assert found[0] != found[1]
+
+
+ROWS = np.arange(40 * 28 * 28, dtype=np.float32).reshape(40, 28, 28)
+
+
+@pytest.mark.parametrize(
+    ("other", "number"),
+    [
+        (ROWS, 1),
+        (ROWS[:-1], 0),
+        (ROWS[::-1], 0),
+        (ROWS.astype(np.int32), 0),
+        (ROWS.reshape(40, -1), 0),
+        (np.concatenate([ROWS[:1], ROWS[1:-1][::-1], ROWS[-1:]]), 0),
+        (np.concatenate([ROWS[:20], ROWS[21:], ROWS[20:21]]), 0),
+    ],
+)
+def test_batches_that_differ_have_other_marks(other: np.ndarray, number: int) -> None:
+    assert Mark.of(other, number) != Mark.of(ROWS, 0) == Mark.of(np.asfortranarray(ROWS), 0)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1,), (70_000,), (2, 3, 5, 7)])
+def test_a_batch_of_any_shape_has_a_mark(shape: tuple[int, ...]) -> None:
+    made = [Mark.of(np.full(shape, value), 0) for value in (1.0, 2.0)]
+    assert (made[0] == made[1]) == (0 in shape)
+    assert made[0].told[:2] == [
+        0,
+        f"float64 ({', '.join(map(str, shape))}{',' * (len(shape) == 1)})",
+    ]
