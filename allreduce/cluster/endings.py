@@ -57,6 +57,7 @@ class Watch:
     ) -> None:
         self._rank, self._launched, self._abort, self._job = rank, launched, abort, job
         self._pid = os.getpid()
+        self._who = f"rank {rank} (process {self._pid})"
         self._world: World | None = None
         self._hook = sys.excepthook
         self._hooked = not interactive()
@@ -99,7 +100,7 @@ class Watch:
                 time.sleep(_AFTER_YOU_SECONDS)
             if not issubclass(kind, KeyboardInterrupt):
                 if isinstance(error, PeerLostError) and error.interrupted:
-                    print(f"[allreduce] {error}", file=sys.stderr)
+                    _say(str(error))
                 elif self._hook in (sys.__excepthook__, traces.on_uncaught):
                     print(traces.text(error), end="", file=sys.stderr)
                 else:
@@ -116,12 +117,15 @@ class Watch:
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would end in a traceback
         if not self._launched:
-            job = self._world.job if self._world is not None else self._job
-            if _first_on_this_host(f"interrupted.{job}"):  # rank 0 may be deaf: it is in MPI_Init
-                who = f"rank {self._rank} (process {self._pid})"
-                print(f"[allreduce] interrupted: {who}", file=sys.stderr)
+            if self._is_first("interrupted"):  # rank 0 may be deaf: it is in MPI_Init
+                _say(f"interrupted: {self._who}")
             _flush()
             time.sleep(_AFTER_YOU_SECONDS)  # ending frees the claim, and mpirun then kills the rest
+
+    def _is_first(self, event: str) -> bool:
+        """Say whether no other rank of this host, which still lives, has asked the same."""
+        job = self._world.job if self._world is not None else self._job
+        return _first_on_this_host(f"{event}.{job}")
 
     def _say_victim(self, error: BaseException | None) -> None:
         """Tell the launcher where this rank ends for want of another: that one has failed."""
@@ -155,6 +159,8 @@ class Watch:
         self._say_victim(exits.ending())
         self._abandon(reason)
         if self._abort is not None:
+            if exits.ending() is not None and self._is_first("exit"):  # no traceback tells it
+                _say(f"{self._who} ends with exit code {code}, and all with it")
             time.sleep(pmi.REPORT_SECONDS)
             self._abort(code)
 
@@ -232,6 +238,11 @@ def interactive() -> bool:
         return True
     ipython = sys.modules.get("IPython")
     return ipython is not None and ipython.get_ipython() is not None
+
+
+def _say(text: str) -> None:
+    print(f"[allreduce] {text}", file=sys.stderr)
+    _flush()
 
 
 def _flush() -> None:

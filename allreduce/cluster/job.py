@@ -65,7 +65,8 @@ class Job:
         self._failed: list[Child] = []  # who ended with an error of their own, the first one first
         self._known = 0.0  # when the leader will have seen whose connection broke
         self._culprit: Child | None = None  # who has been named
-        self._stopped: Stopped | None = None  # once a rank has ended
+        self._waited_for = False  # whether some ranks have ended, or wait for others to join
+        self._stopped: Stopped | None = None  # since then
         self._leader: Leader | None = None
 
     def run(self) -> int:
@@ -93,7 +94,7 @@ class Job:
         from allreduce.cluster.service import Leader
 
         timeout = settings.load().timeout
-        logger.addHandler(Told(self._tell))
+        logger.addHandler(Told(self._hear))
         logger.propagate = False
         self._leader = Leader(f"{LOOPBACK}:0", self._size, self._secret.encode(), timeout)
         return self._leader.address.encode()
@@ -131,6 +132,8 @@ class Job:
         for child in self._children:
             if child.reap():
                 self._note_end(child)
+        if self._waited_for:
+            self._begin_to_look()
         for sink in (self._out, self._err):
             sink.flush()
             if sink.broken and self._stop is None:  # as if it had killed us: nobody reads
@@ -149,9 +152,7 @@ class Job:
         if child.code == 0:
             if self._leader is not None:
                 self._leader.end(child.rank, child.pid)
-            if self._stopped is None and not self._failed and self._stop is None:
-                self._stopped = Stopped(self._children)
-                self._after(_LOOK_SECONDS, self._look)
+            self._waited_for = True
         if child.code and not child.told:
             if not self._failed and self._stop is None:
                 self._end_after(self._grace)
@@ -159,9 +160,19 @@ class Job:
             self._failed.append(child)
         self._blame()
 
+    def _hear(self, text: str) -> None:
+        """Pass on what the leader warns of: ranks that have not joined."""
+        self._waited_for = True
+        self._tell(text)
+
+    def _begin_to_look(self) -> None:
+        if self._stopped is None and not self._failed and self._stop is None:
+            self._stopped = Stopped(self._children)
+            self._after(_LOOK_SECONDS, self._look)
+
     def _look(self) -> None:
-        """Say which ranks are stopped while others have ended, which would go unseen."""
-        assert self._stopped is not None, "a rank has ended"
+        """Say which ranks are stopped while others wait for them, which would go unseen."""
+        assert self._stopped is not None, "some wait"
         text = self._stopped.news()
         if text:
             self._tell(text)

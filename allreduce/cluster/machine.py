@@ -9,7 +9,7 @@ from pathlib import Path
 from allreduce import settings
 
 STOPPED = "is stopped"
-_STATES = {  # by the kernel's letter (proc(5))
+STATES = {  # by the kernel's letter (proc(5))
     "T": f"{STOPPED}, by a signal: kill -CONT lets it go on",
     "t": f"{STOPPED}, by a debugger",
     "Z": "is dead",
@@ -52,7 +52,7 @@ def process_state(pid: int) -> str:
         return f"process {pid} is dead"
     except OSError:  # hidden from us
         return f"process {pid}"
-    return f"process {pid} {_STATES.get(letter, 'is alive')}"
+    return f"process {pid} {STATES.get(letter, 'is alive')}"
 
 
 def debugger_of_dead(pid: int) -> int:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from allreduce.cluster import abrupt, mpi_library, pmi
 from allreduce.cluster.address import joined
 from allreduce.cluster.alone import world_of_one
+from allreduce.cluster.attendance import Attendance
 from allreduce.cluster.base import World
 from allreduce.cluster.endings import INTERRUPTED, Watch
 from allreduce.cluster.interfaces import Interface, interfaces, leaders_address
-from allreduce.cluster.launchers import check_one, launcher
+from allreduce.cluster.launchers import Launcher, check_one, launcher
 from allreduce.cluster.machine import identity
 from allreduce.cluster.resolver import Request, Resolver, explain
 from allreduce.cluster.waiting import Wait
@@ -43,6 +44,28 @@ def watch_from_import(rank: int) -> None:
         _unjoined = Watch(rank, abort=_abort_unjoined, job=str(pmi.proxy()))
 
 
+class _Wait:
+    """A wait for all MPI ranks to join.
+
+    Args:
+        timeout: Seconds that it may last.
+        attendance: Knows who has begun to.
+    """
+
+    def __init__(self, timeout: float, attendance: Attendance) -> None:
+        self.timeout, self._attendance = timeout, attendance
+        self._wait = Wait(timeout)
+
+    def late(self) -> str:
+        return self._attendance.late() or "some of the MPI ranks"
+
+    def goes_on(self) -> bool:
+        """Say whether there is time left; reports the wait when it has become long."""
+        if self._wait.quiet:
+            return True
+        return self._wait.goes_on(f"{self.late()}; {mpi_library.REMEDY}")
+
+
 class Mpi(Resolver):
     """Claims a process that `mpirun` or `mpiexec` started."""
 
@@ -65,7 +88,13 @@ class Mpi(Resolver):
                 'pip install "allreduce[mpich]" (with an MPI of its own) or "allreduce[mpi]" (for '
                 "the MPI of this machine)"
             )
-        mpi = mpi_library.load(found.family, found.rank, found.size, request.timeout)
+        with Attendance(mpi_library.seat(found), "join") as attendance:
+            return self._join(request, found, attendance, ignored)
+
+    def _join(
+        self, request: Request, found: Launcher, attendance: Attendance, ignored: str
+    ) -> World:
+        mpi = mpi_library.load(found.family, attendance, request.timeout)
         if mpi.COMM_WORLD.Get_size() != found.size:
             raise mpi_library.mismatch(
                 found.family,
@@ -74,10 +103,13 @@ class Mpi(Resolver):
                 f"({found})",
             )
         version = " ".join(mpi.Get_library_version().split("\n")[0].split(",")[0].split())
-        return join_through(mpi, request, f"{found}; the library is {version}", ignored)
+        evidence = f"{found}; the library is {version}"
+        return join_through(mpi, attendance, request, evidence, ignored)
 
 
-def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> World:
+def join_through(
+    mpi: Any, attendance: Attendance, request: Request, evidence: str, ignored: str
+) -> World:
     """Join all ranks of `mpi.COMM_WORLD`, which is initialised."""
     comm = mpi.COMM_WORLD
     rank, size = comm.Get_rank(), comm.Get_size()
@@ -88,7 +120,7 @@ def join_through(mpi: Any, request: Request, evidence: str, ignored: str) -> Wor
     hosted: Leader | None = None
     invitation = ""
     try:
-        wait = Wait(request.timeout)
+        wait = _Wait(request.timeout, attendance)
         told = _whereabouts(mpi, comm, wait)
         # All ranks have initialised MPI, and so mapped what has these names: after a SIGKILL nobody
         # could remove them.
@@ -153,7 +185,7 @@ def _abort_unjoined(code: int) -> None:
     pmi.abort(code)
 
 
-def _whereabouts(mpi: Any, comm: Any, wait: Wait) -> list[Any]:
+def _whereabouts(mpi: Any, comm: Any, wait: _Wait) -> list[Any]:
     """Return every rank's host identity and interfaces, by rank; a collective call."""
     mine = json.dumps([identity(), interfaces()]).encode()
     lengths = bytearray(8 * comm.Get_size())
@@ -188,7 +220,7 @@ def _host(request: Request, told: list[Any], secret: bytes) -> tuple[str, Any]:
     return f"{leader.address} {secret.hex()}", leader
 
 
-def _share(comm: Any, invitation: str, wait: Wait) -> tuple[str, str]:
+def _share(comm: Any, invitation: str, wait: _Wait) -> tuple[str, str]:
     """Broadcast rank 0's address and secret.
 
     Raises:
@@ -205,21 +237,21 @@ def _share(comm: Any, invitation: str, wait: Wait) -> tuple[str, str]:
     return address, hexed
 
 
-def _broadcast(comm: Any, data: bytes, wait: Wait) -> bytes:
+def _broadcast(comm: Any, data: bytes, wait: _Wait) -> bytes:
     """Return rank 0's `data`, which has the same length on all ranks."""
     buffer = bytearray(data)
     _complete(comm, comm.Ibcast(buffer, root=0), wait)
     return bytes(buffer)
 
 
-def _complete(comm: Any, pending: Any, wait: Wait) -> None:
+def _complete(comm: Any, pending: Any, wait: _Wait) -> None:
     """Wait for a request of MPI's; a rank that never comes is a timeout, not a hang."""
     began = time.monotonic()
     while not pending.Test():
-        if not wait.goes_on("some of the MPI ranks; every rank has to call allreduce.init()"):
+        if not wait.goes_on():
             raise TimeoutError(
                 f"[cluster] rank {comm.Get_rank()}: the MPI ranks did not all join within "
-                f"{wait.timeout:g} s; every rank has to call allreduce.init()"
+                f"{wait.timeout:g} s: {wait.late()} did not; {mpi_library.REMEDY}"
             )
         waited = time.monotonic() - began
         time.sleep(min(max(_POLL_SECONDS, waited / _POLLS), _LONGEST_POLL_SECONDS))

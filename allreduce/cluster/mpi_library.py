@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import faulthandler
 import os
 import signal
 import sys
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from allreduce.cluster import descriptors
+from allreduce.cluster.attendance import Attendance, Seat
+from allreduce.cluster.launchers import Launcher
 from allreduce.cluster.lineage import ancestors
 from allreduce.errors import JoinError
 from allreduce.importing import importing
@@ -25,19 +26,24 @@ _FILES = 14  # that MPICH 5 opens to initialise, over UCX and on one host: witho
 MAPPED_BY_ALL = ("/dev/shm/mpich_shm_",)
 _SEGMENTS = (*MAPPED_BY_ALL, "/dev/shm/sm_segment.", "/dev/shm/Intel_MPI_")
 
+REMEDY = "every rank has to call allreduce.init()"
+
+_seat: Seat | None = None  # this process's, once MPI is loaded
 _finalizing = 0  # the process that finalises MPI here, where mpi4py does not
 
 
-def load(launcher_family: str, rank: int, size: int, timeout: float) -> Any:
+def load(launcher_family: str, attendance: Attendance, timeout: float) -> Any:
     """Import `mpi4py.MPI` and initialise MPI, if nobody has yet.
 
     The library is looked at before it is initialised: MPICH's ends the process when it finds itself
-    under Open MPI's launcher.
+    under Open MPI's launcher. This process ends when a rank does not come within `timeout` seconds.
 
     Raises:
         JoinError: The library cannot be loaded, is finalised, or does not understand the launcher,
             or this process may open too few files.
     """
+    global _seat
+    rank = attendance.seat.rank
     try:
         mpi = imported()
     except (ImportError, RuntimeError, OSError) as error:
@@ -47,6 +53,7 @@ def load(launcher_family: str, rank: int, size: int, timeout: float) -> Any:
             f"[cluster] rank {rank}: this process has finalised MPI, which cannot be initialised "
             "again; call allreduce.init() before MPI.Finalize()"
         )
+    _seat = attendance.seat
     if mpi.Is_initialized():
         return mpi
     library = family(mpi.Get_library_version())
@@ -60,25 +67,20 @@ def load(launcher_family: str, rank: int, size: int, timeout: float) -> Any:
         with warnings.catch_warnings():
             # mpi4py warns of a launcher that does not fit; the sizes show it, and that is an error.
             warnings.simplefilter("ignore", RuntimeWarning)
-            _wait_for_all_ranks_in_mpi_init(mpi, timeout)
+            _initialize(mpi, attendance, timeout)
     except mpi.Exception as error:
-        raise mismatch(launcher_family, rank, f"MPI_Init failed ({size} ranks): {error}") from error
+        reason = f"MPI_Init failed ({attendance.seat.size} ranks): {error}"
+        raise mismatch(launcher_family, rank, reason) from error
     return mpi
 
 
-def _wait_for_all_ranks_in_mpi_init(mpi: Any, timeout: float) -> None:
-    """Initialise MPI; this process ends when a rank does not come in time.
-
-    It holds the interpreter meanwhile, so that only a thread of C's can watch the clock: what that
-    one prints is where Python stands, and so this function's name.
-    """
+def _initialize(mpi: Any, attendance: Attendance, timeout: float) -> None:
     # MPICH's library crashes when a signal interrupts its wait for the other ranks.
     unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
-        faulthandler.dump_traceback_later(timeout, exit=True, file=sys.__stderr__ or 2)
-        mpi.Init_thread(mpi.THREAD_MULTIPLE)
+        with attendance.watch("MPI_Init", f"; {REMEDY}", timeout):
+            mpi.Init_thread(mpi.THREAD_MULTIPLE)
     finally:
-        faulthandler.cancel_dump_traceback_later()
         signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
 
 
@@ -108,7 +110,13 @@ def _finalize() -> None:
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or os.getpid() != _finalizing:
         return
-    if mpi.Is_initialized() and not mpi.Is_finalized():
+    if not mpi.Is_initialized() or mpi.Is_finalized():
+        return
+    if _seat is None:
+        mpi.Finalize()
+        return
+    # Whoever has ended has no process any more, and is not late: nobody leaves.
+    with Attendance(_seat, "end").watch("MPI_Finalize", " to end"):
         mpi.Finalize()
 
 
@@ -140,6 +148,12 @@ def library_path() -> str:
     asked = os.environ.get("MPI4PY_LIBMPI")
     absent = f"{asked} (as MPI4PY_LIBMPI says), which does not load" if asked else "not loaded"
     return _maps("libmpi.so") or _maps("libmpi") or absent
+
+
+def seat(found: Launcher) -> Seat:
+    """Return this process's place among those of its launcher."""
+    pid = next((pid for pid in ancestors() if _launcher_file(pid) is not None), 0)
+    return Seat(found.rank, found.size, found.rank_variable, str(pid), pid)
 
 
 def launcher_path(launcher_family: str) -> str:

@@ -7,11 +7,12 @@ import os
 import secrets
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from allreduce.cluster import mpi_library
 from allreduce.cluster.address import LOOPBACK, joined
 from allreduce.cluster.alone import world_of_one
+from allreduce.cluster.attendance import Attendance, Seat
 from allreduce.cluster.base import World
 from allreduce.cluster.endings import Watch
 from allreduce.cluster.launchers import check_one, in_step, step_size
@@ -78,26 +79,28 @@ class Slurm(Resolver):
         if found.size == 1:
             check_one(request.environ)
             return world_of_one(request, self.name, str(found), ignored)
-        mpi = _mpi(request, found)
-        if mpi is not None:
-            from allreduce.cluster.mpi import join_through
-
-            return join_through(mpi, request, f"{found}, and MPI has the same ranks", ignored)
-        return _meet(request, found, ignored)
+        return _join_mpi(request, found, ignored) or _meet(request, found, ignored)
 
 
-def _mpi(request: Request, found: Step) -> Any:
-    """Return an initialised MPI whose world is the step, or None."""
+def _join_mpi(request: Request, found: Step, ignored: str) -> World | None:
+    """Join through an MPI whose world is the step, if there is one."""
     environ = request.environ
     speaks_pmi = "PMI_RANK" in environ or "PMIX_RANK" in environ
     if not speaks_pmi or find_spec("mpi4py") is None:
         return None
     pmix = "Open MPI" if "PMI_RANK" not in environ else "Slurm"  # only PMIx needs a PMIx library
-    try:
-        mpi = mpi_library.load(pmix, found.rank, found.size, request.timeout)
-    except JoinError:
-        return None  # the leader serves in its place
-    return mpi if mpi.COMM_WORLD.Get_size() == found.size else None
+    seat = Seat(found.rank, found.size, "SLURM_PROCID", f"{found.job}.{found.step}")
+    with Attendance(seat, "join") as attendance:
+        try:
+            mpi = mpi_library.load(pmix, attendance, request.timeout)
+        except JoinError:
+            return None  # the leader serves in its place
+        if mpi.COMM_WORLD.Get_size() != found.size:
+            return None
+        from allreduce.cluster.mpi import join_through
+
+        evidence = f"{found}, and MPI has the same ranks"
+        return join_through(mpi, attendance, request, evidence, ignored)
 
 
 def _meet(request: Request, found: Step, ignored: str) -> World:

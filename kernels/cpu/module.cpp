@@ -6,6 +6,7 @@
 #include "bind_chain.h"
 #include "bind_comm.h"
 #include "bind_images.h"
+#include "bind_roll.h"
 #include "bind_tape.h"
 #include "bind_tcp.h"
 #include "bind_tensor.h"
@@ -22,4 +23,5 @@ NB_MODULE(_native, m) {
   allreduce::bind_tensor(m);
   allreduce::bind_chain(m);
   allreduce::bind_tape(m);
+  allreduce::bind_roll(m);
 }

@@ -59,6 +59,11 @@ class Running:
         assert self._process.stdout is not None
         return str(self._process.stdout.readline()).rstrip("\n")
 
+    def error_line(self) -> str:
+        """Read one line of its standard error."""
+        assert self._process.stderr is not None
+        return str(self._process.stderr.readline()).rstrip("\n")
+
     def signal(self, number: int, *, group: bool = False) -> None:
         """Send a signal to it, or to its whole group as a terminal does."""
         (os.killpg if group else os.kill)(self.pid, number)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import sys
 import uuid
 from pathlib import Path
@@ -9,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from allreduce.cluster import waiting
-from tests.cluster.processes import free_address, mpirun, run, run_together
+from tests.cluster.processes import free_address, mpirun, run, run_together, running
 from tests.cluster.test_explicit import said
 from tests.cluster.test_slurm import task
 
@@ -79,8 +82,9 @@ def test_a_rank_of_mpis_that_never_joins(tmp_path: Path) -> None:
     before = "from mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1: time.sleep(20)"
     result = run(mpirun(2, script(tmp_path, before)), {"ALLREDUCE_TIMEOUT": "2"})
     (line,) = warnings(result.err)
-    assert line.startswith("[allreduce] rank 0: waiting for some of the MPI ranks; every rank has")
-    assert "the MPI ranks did not all join within 2 s" in result.err
+    late = r"rank 1 \(process \d+ is alive\)"
+    assert re.match(rf"\[allreduce\] rank 0: waiting for {late}; every rank has", line), line
+    assert re.search(rf"the MPI ranks did not all join within 2 s: {late} did not", result.err)
     assert result.seconds < 15
 
 
@@ -99,3 +103,20 @@ def test_the_launcher_says_it_among_its_own_lines(tmp_path: Path) -> None:
     assert result.code == 0, result.err
     (line,) = warnings(result.err)
     assert line.startswith("[allreduce.run] waiting for rank 1 of 2 to join; every rank has to")
+
+
+def test_the_launcher_says_that_a_rank_is_stopped_before_it_has_joined(tmp_path: Path) -> None:
+    stop = "import os, signal\nif os.environ['ALLREDUCE_RANK'] == '1': "
+    stop += "print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
+    launch = "from allreduce.cluster import job, waiting\nwaiting.WARN_SECONDS = 0.3\n"
+    launch += "job._LOOK_SECONDS = 0.05\nfrom allreduce.run import app\napp()"
+    command = [sys.executable, "-c", launch, "-n", "2", str(script(tmp_path, stop))]
+    with running(command) as process:
+        pid = int(process.line().split()[1])
+        line = ""
+        while "is stopped" not in line:
+            line = process.error_line()
+        state = f"process {pid} is stopped, by a signal: kill -CONT lets it go on"
+        assert line == f"[allreduce.run] waiting for rank 1 ({state})"
+        os.kill(pid, signal.SIGCONT)
+        assert process.finish(10).code == 0

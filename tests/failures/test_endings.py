@@ -55,6 +55,9 @@ def test_a_rank_that_exits_gives_the_job_its_code(
     assert result.code == 3, result
     if (launcher, moment) == ("run", "collective"):
         assert "rank 1 aborted the communicator: its program ended with exit code 3" in result.err
+    if launcher == "mpirun":
+        told = r"\[allreduce\] rank 1 \(process \d+\) ends with exit code 3, and all with it\n"
+        assert re.search(told, result.err), result.err
 
 
 @torture
@@ -99,8 +102,10 @@ def test_a_rank_that_sticks_is_named_when_the_timeout_runs_out(
         result = job.finish_after_action(3 + 5)
         job.assert_nothing_left(but=mpichs(moment))
     assert result.code == 1, result  # and not that of the one that sticks, which is killed
-    if (launcher, moment) == ("mpirun", "join"):  # nobody knows yet who is missing
-        assert "_wait_for_all_ranks_in_mpi_init" in result.err
+    if (launcher, moment) == ("mpirun", "join"):  # in MPI, where no Python runs
+        told = "[allreduce] rank 0: MPI_Init did not end within 3 s, for want of rank 1 (process "
+        assert told in result.err
+        assert "is stopped, by a signal" in result.err
         return
     assert "rank 0: " in result.err
     assert "rank 1 " in result.err

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from allreduce.cluster import World, mpi_library
+from allreduce.cluster.attendance import Attendance
 from allreduce.cluster.launchers import launcher
 from allreduce.comm.choice import stored
 from allreduce.comm.communicator import Communicator
@@ -98,7 +99,8 @@ def _library(world: World, local_members: int, timeout: float) -> Any:
             "another transport"
         )
     if world.size == 1 and found.size == 1:  # such a world needs no MPI, and has not loaded it
-        return mpi_library.load(found.family, found.rank, found.size, timeout)
+        with Attendance(mpi_library.seat(found), "join") as attendance:
+            return mpi_library.load(found.family, attendance, timeout)
     mpi = mpi_library.imported()
     if not mpi.Is_initialized() or mpi.Is_finalized():
         raise UsageError(f"{where}: MPI is not initialised, or finalised already")

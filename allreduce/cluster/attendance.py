@@ -1,0 +1,104 @@
+"""Who is late where all of a launcher's ranks meet, as this host's processes show it.
+
+MPI's first and last calls wait for all ranks and hold the interpreter meanwhile: who waits can
+neither ask nor be asked there. So whoever comes holds an abstract Unix socket with its number, and
+native code looks who does not, and whose process is stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from allreduce.cluster import waiting
+from allreduce.cluster.machine import STATES
+from allreduce.events import logger
+
+_kept: dict[str, socket.socket] = {}  # of meetings that have failed
+
+
+class Seat(NamedTuple):
+    """A launcher's rank, as its environment tells it."""
+
+    rank: int
+    size: int
+    variable: str  # that holds the rank
+    job: str  # unique among the jobs of this host that run now
+    launcher: int = 0  # the process that started the ranks of this host; 0 where that is unknown
+
+
+class Attendance:
+    """This rank has come, until it leaves: the others' `late()` does not name it.
+
+    Args:
+        seat: Whose.
+        meeting: What all ranks come to: "join".
+    """
+
+    def __init__(self, seat: Seat, meeting: str) -> None:
+        from allreduce import _native  # which others than MPI's ranks need not load to join
+
+        name = f"allreduce.{meeting}.{seat.job}"
+        self.seat = seat
+        self._roll: Any = _native.Roll(
+            name, seat.launcher, seat.variable, seat.rank, seat.size, STATES
+        )
+        self._native = _native
+        self._name = f"\0{name}.{seat.rank}"
+        self._sign = _kept.pop(self._name) if self._name in _kept else _sign(self._name)
+
+    def __enter__(self) -> Attendance:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Be counted no more, as all have come; who has failed goes on to have come."""
+        if kind is None:
+            self._sign.close()
+        else:
+            _kept[self._name] = self._sign
+
+    def late(self) -> str:
+        """Name the ranks of this host that have not come, or are stopped; "" if none is known."""
+        return str(self._roll.late())
+
+    @contextlib.contextmanager
+    def watch(self, call: str, remedy: str, timeout: float = 0.0) -> Iterator[None]:
+        """Tell for whom a call of MPI's waits, when it does so for long.
+
+        The lowest rank of this host that has come tells it.
+
+        Args:
+            call: Its name.
+            remedy: What the others have to do.
+            timeout: Seconds after which this process ends; 0 for never.
+        """
+        before = f"[allreduce] rank {self.seat.rank}: "
+        so_far = f"for {waiting.WARN_SECONDS:g} s so far" + (timeout > 0) * f", of {timeout:g} s"
+        told = not 0 < timeout <= waiting.WARN_SECONDS and logger.isEnabledFor(logging.WARNING)
+        vigil = self._native.Vigil(
+            self._roll,
+            (
+                waiting.WARN_SECONDS if told else 0.0,
+                f"{before}waiting in {call} for ",
+                f"{remedy} ({so_far})",
+            ),
+            (
+                timeout,
+                f"{before}{call} did not end within {timeout:g} s, for want of ",
+                remedy,
+            ),
+        )
+        try:
+            yield
+        finally:
+            vigil.end()
+
+
+def _sign(name: str) -> socket.socket:
+    sign = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with contextlib.suppress(OSError):  # it is taken: a wait may then be told less exactly
+        sign.bind(name)
+    return sign

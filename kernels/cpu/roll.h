@@ -1,0 +1,80 @@
+// Which of a launcher's ranks on this host are late where all of them meet, and a watch over a wait
+// for them that holds Python's lock, as MPI's first and last calls do.
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace allreduce {
+
+// A rank that has come holds an abstract Unix socket, named after the meeting and its number.
+class Roll {
+ public:
+  // `launcher` is the process that has started the ranks, 0 where that is not known, and `variable`
+  // holds a rank's number in the environment that it has given it. `states` says in words what the
+  // kernel's letters mean (proc(5)), where a process does not just live.
+  Roll(std::string meeting, int launcher, std::string variable, int rank, int size,
+       std::map<std::string, std::string> states);
+
+  // Who of this host has not come, or cannot go on; "" for nobody. They end with their processes,
+  // so that who has none is not late.
+  std::string late() const;
+  // The same for all hosts, as far as it is known here: for people, once. "" too where a lower rank
+  // has come, which is to say it.
+  std::string report() const;
+
+ private:
+  struct Rank {
+    int number;
+    int pid;
+  };
+  std::vector<Rank> ranks() const;
+  // The others than these, as nothing more is known of them.
+  std::string elsewhere(const std::vector<Rank>& here) const;
+  std::string late_of(const std::vector<Rank>& ranks, const std::string& sockets) const;
+  bool has_come(int number, const std::string& sockets) const;
+  // Which process of a rank's is stopped or dead, and how; "" for none.
+  std::string trouble(int pid) const;
+
+  const std::string meeting_, variable_;
+  const int launcher_, rank_, size_;
+  const std::map<std::string, std::string> states_;
+};
+
+// What is written to stderr after some seconds: `before`, who is late, `after`.
+struct Notice {
+  double seconds;
+  std::string before, after;
+};
+
+// A thread that needs nothing of Python's.
+class Vigil {
+ public:
+  // Writes `late` if the wait lasts that long; after `over` it ends the process, if there is one
+  // (`seconds` above 0).
+  Vigil(const Roll& roll, Notice late, Notice over);
+  ~Vigil() { end(); }
+  Vigil(const Vigil&) = delete;
+  Vigil& operator=(const Vigil&) = delete;
+
+  void end();
+
+ private:
+  void run();
+  // Whether the wait goes on so many seconds after its beginning.
+  bool lasts(double seconds);
+
+  const Roll roll_;
+  const Notice late_, over_;
+  const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ended_ = false;
+  std::thread thread_;
+};
+
+}  // namespace allreduce

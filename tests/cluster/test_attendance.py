@@ -1,0 +1,122 @@
+"""Who is late where all of a launcher's ranks meet is told, also from inside of MPI's calls."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from allreduce.cluster.attendance import Attendance, Seat
+from tests.cluster.conftest import Write
+from tests.cluster.processes import mpirun, running
+
+STOPPED = "is stopped, by a signal: kill -CONT lets it go on"
+RANKS = 3
+
+
+@pytest.fixture
+def seats() -> list[Seat]:
+    """The seats of a job that this process has launched."""
+    job = str(uuid.uuid4())
+    return [Seat(rank, RANKS, "A_RANK", job, os.getpid()) for rank in range(RANKS)]
+
+
+@pytest.fixture
+def pids(seats: list[Seat]) -> Iterator[list[int]]:
+    """The processes of its ranks; the last is a shell's, which runs what is the rank."""
+    with contextlib.ExitStack() as stack:
+        found = []
+        for seat in seats:
+            command = ["sleep", "60"] if seat.rank < 2 else ["sh", "-c", "sleep 60; true"]
+            process = subprocess.Popen(
+                command, env={**os.environ, "B_A_RANK": "7", seat.variable: str(seat.rank)}
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            found.append(process.pid)
+        yield found
+
+
+def test_who_has_not_come_is_late(seats: list[Seat], pids: list[int]) -> None:
+    with Attendance(seats[1], "meeting") as here, Attendance(seats[0], "another"):
+        texts = [f"rank {rank} (process {pids[rank]} is alive)" for rank in (0, 2)]
+        assert here.late() == ", ".join(texts)
+        with Attendance(seats[0], "meeting"), Attendance(seats[2], "meeting"):
+            assert not here.late()
+        assert here.late() == ", ".join(texts)
+
+
+def test_who_is_stopped_is_late_though_it_has_come(seats: list[Seat], pids: list[int]) -> None:
+    with contextlib.ExitStack() as all_come:
+        *_, here = [all_come.enter_context(Attendance(seat, "meeting")) for seat in seats]
+        os.kill(pids[0], signal.SIGSTOP)
+        os.waitid(os.P_PID, pids[0], os.WSTOPPED)
+        assert here.late() == f"rank 0 (process {pids[0]} {STOPPED})"
+        os.kill(pids[0], signal.SIGKILL)
+        os.waitid(os.P_PID, pids[0], os.WEXITED | os.WNOWAIT)
+        assert not here.late()  # it has ended: its launcher knows
+
+
+def test_what_a_shell_has_started_is_looked_at(seats: list[Seat], pids: list[int]) -> None:
+    listed = Path(f"/proc/{pids[2]}/task/{pids[2]}/children")
+    child = int(_soon(listed.read_text))
+    with contextlib.ExitStack() as all_come:
+        here, *_ = [all_come.enter_context(Attendance(seat, "meeting")) for seat in seats]
+        os.kill(child, signal.SIGSTOP)
+        try:
+            assert _soon(here.late) == f"rank 2 (process {child} {STOPPED})"
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def _soon(look: Callable[[], str]) -> str:
+    """Return the first text that is not empty within 3 s."""
+    for _ in range(300):
+        if text := look():
+            return text
+        time.sleep(0.01)
+    return ""
+
+
+def test_who_has_failed_to_meet_has_come(seats: list[Seat], pids: list[int]) -> None:
+    everybody = f"rank 0 (process {pids[0]} is alive), rank 1 (process {pids[1]} is alive)"
+    with Attendance(seats[2], "meeting") as here:
+        assert here.late() == everybody
+        with contextlib.suppress(ValueError), Attendance(seats[1], "meeting"):
+            raise ValueError
+        assert here.late() == everybody.partition(",")[0]
+        with Attendance(seats[1], "meeting"):  # again
+            assert here.late() == everybody.partition(",")[0]
+        assert here.late() == everybody
+
+
+def test_a_rank_that_is_stopped_at_the_end_is_named_by_the_first_that_waits(
+    script: Write,
+) -> None:
+    path = script(
+        "from allreduce.cluster import waiting\n"
+        "waiting.WARN_SECONDS = 0.5\n"
+        "world.close()\n"
+        "if world.rank == 1:\n"
+        "    os.write(1, b'%d\\n' % os.getpid())\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "if world.rank == 0: time.sleep(0.2)\n"
+    )
+    with running(mpirun(3, path)) as process:
+        pid = int(process.line())
+        said = ""
+        while "MPI_Finalize" not in said:
+            said = process.error_line()
+        late = f"waiting in MPI_Finalize for rank 1 (process {pid} {STOPPED}) to end"
+        assert said == f"[allreduce] rank 0: {late} (for 0.5 s so far)"
+        os.kill(pid, signal.SIGCONT)
+        result = process.finish(10)
+    assert result.code == 0, result
+    assert "MPI_Finalize" not in result.err
