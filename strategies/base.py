@@ -12,9 +12,9 @@ from allreduce.comm import Communicator, exchange, init, replica_communicators, 
 from allreduce.data import DistributedDataset
 from allreduce.devices import DeviceName, blas_threads, limit_blas_threads
 from allreduce.devices.integers import integer
-from allreduce.errors import ShapeError, UsageError, unknown_name
+from allreduce.errors import MismatchError, ShapeError, UsageError, unknown_name
 from allreduce.events import counted
-from allreduce.graph import PerReplica, Replicator, nest, scope_of
+from allreduce.graph import PerReplica, Replicator, nest, scope_of, tracebacks
 from allreduce.graph.trace import check_outside
 from allreduce.training.facts import Fact, check_equal, option, telling
 from allreduce.training.ranks import everyones, gather_rows
@@ -61,10 +61,15 @@ class Strategy(Replicator):
 
         Raises:
             PeerLostError: A rank has left, or died.
+            MismatchError: A rank has raised in place of its step, or makes another call.
             ClosedError: This rank has closed `communicator`.
         """
         if self.communicator.size > 1:
-            exchange(self.communicator, "making the replicas' communicator", np.zeros(0, np.int64))
+            try:
+                exchange(self.communicator, "the first step", np.zeros(0, np.int64))
+            except MismatchError as error:  # as a rank may have raised in place of it
+                tracebacks.add(self.communicator, error)
+                raise
         return replica_communicators(world(), self.local_replicas, name="replicas")
 
     @contextmanager

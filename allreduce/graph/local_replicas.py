@@ -166,8 +166,7 @@ class LocalReplicas:
         members = [each for each in made if each is not None and not (each.dead or each.closed)]
         if not members or len(members) < len(made):  # an error of theirs has ended all of it
             return
-        if self._replicas:
-            tracebacks.tell(members[0], self._called(0), error)  # before the others look for it
+        tracebacks.tell(members[0], self._called(0), error)  # before the others look for it
         if not unmade.all_alike(members, error):
             for index, member in enumerate(members):
                 member.abort(tracebacks.reason(self._called(index), error))

@@ -11,7 +11,7 @@ from allreduce.cluster import traces
 from allreduce.comm import Communicator, world
 from allreduce.errors import AllreduceError, MismatchError
 
-UNMADE = "that a step cannot be made"  # the purpose of an exchange by ranks that have no step
+UNMADE = "no step"  # begins the purpose of an exchange by ranks that have none
 _RAISED = " raised "
 
 

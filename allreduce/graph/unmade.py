@@ -26,7 +26,7 @@ def all_alike(members: list[Communicator], error: Exception) -> bool:
         members: This process's, of the communicator in which the others may wait.
         error: Why this rank has no step.
     """
-    purpose = f"{UNMADE}, for a {type(error).__name__}"
+    purpose = f"{UNMADE}: this rank raised {type(error).__name__}"
     limit = time.monotonic() + _TOGETHER_SECONDS
     try:
         works = [begin_exchange(each, purpose, np.zeros(1, np.int8)) for each in members]

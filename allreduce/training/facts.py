@@ -23,7 +23,6 @@ SAME_OPTIONS = "pass the same options on every rank"
 # Who compare: ranks between the steps of their replicas, or, where none have a part in it, as they
 # are. None is a rank by itself.
 Ranks = Replicator | Communicator | None
-_GIVEN = "what ranks were given"
 _REFUSAL = "a refusal"  # the fact, of ranks alone that come to no others, that they raise this
 
 
@@ -80,19 +79,14 @@ def check_equal(ranks: Ranks, what: str, facts: Mapping[str, Fact]) -> None:
 
     Raises:
         MismatchError: They differ; the message says what, and on which ranks. Or a rank is
-            `telling` that it cannot come here, or is in a step of these replicas. On all ranks.
+            `telling` that it cannot come here, makes another call, or is in a step of these
+            replicas. On all ranks.
     """
-    told, communicator = _compare(ranks, what, facts), _communicator(ranks)
-    if communicator is None or not told:
+    everyones, communicator = _compare(ranks, what, facts), _communicator(ranks)
+    if communicator is None or not everyones:
         return
-    rank, mine = communicator.rank, told[communicator.rank][1]
-    called = _groups([each for each, _ in told])
-    if len(called) > 1:
-        raise MismatchError(
-            f"{what} on rank {rank}: ranks call different methods: {_listed(called)}; call the "
-            "same ones, in the same order, on every rank"
-        )
-    everyones = [facts_of for _, facts_of in told]
+    rank = communicator.rank
+    mine = everyones[rank]
     for other, each in enumerate(everyones):
         if _REFUSAL in each:
             raise MismatchError(f"{what} on rank {rank}: rank {other} raised {each[_REFUSAL][0]}")
@@ -143,21 +137,21 @@ def _can_meet(ranks: Ranks) -> bool:
 
 def _compare(
     ranks: Ranks, what: str, facts: Mapping[str, Fact]
-) -> list[tuple[str, dict[str, tuple[str, str]]]]:
+) -> list[dict[str, tuple[str, str]]]:
     """Tell each other what ranks have, by rank; nothing where it is equal."""
     communicator = _communicator(ranks)
     if communicator is None or communicator.size == 1:
         return []
     mine = {name: [fact.shown, fact.digest] for name, fact in facts.items()}
-    text = json.dumps([what, mine])
+    text, given = json.dumps(mine), f"what ranks gave to {what}"
     if isinstance(ranks, Replicator):
-        differing = differ_between_steps(ranks, _GIVEN, text)
+        differing = differ_between_steps(ranks, given, text)
     else:
-        differing = differ(communicator, _GIVEN, text)
+        differing = differ(communicator, given, text)
     if not len(differing):
         return []
-    told = exchange_plain(communicator, _GIVEN, [what, mine])
-    return [(called, {name: (*fact,) for name, fact in each.items()}) for called, each in told]
+    told = exchange_plain(communicator, given, mine)
+    return [{name: (*fact,) for name, fact in each.items()} for each in told]
 
 
 def _groups(values: Sequence[Any]) -> dict[Any, list[int]]:

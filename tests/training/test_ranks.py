@@ -131,7 +131,6 @@ def differ() -> None:
         ("fit", x[:-1], y[:-1], {}, {}),
         ("fit", x, y, {"batch_size": 9}, {}),
         ("fit", x, y, {"validation_data": (x, y)}, {}),
-        ("evaluate", x, y, {}, {}),
         ("fit", x, y, {}, {"optimizer": ar.optim.Adam(0.1)}),
         ("fit", x, y, {}, {"optimizer": SGD(0.2)}),
         ("fit", x, y, {}, {"loss": nn.losses.SparseCategoricalCrossentropy(from_logits=True)}),
@@ -166,7 +165,6 @@ NOT_THE_SAME = [
     "batch_size is not the same on all ranks: 9 on rank 1 but 8 on rank 0, 2; pass the same",
     "validation x is not the same on all ranks: float32 (20, 6) on rank 1 but None on rank 0, 2; "
     "pass the same validation_data on every rank, or on none",
-    "ranks call different methods: evaluate on rank 1 but fit on rank 0, 2;",
     "the optimizer is not the same on all ranks: Adam(learning_rate=0.1, beta_1=0.9, beta_2=0.999,",
     "the optimizer is not the same on all ranks: SGD(learning_rate=0.2, momentum=0.0, nesterov="
     "False) on rank 1 but SGD(learning_rate=0.1,",
@@ -181,8 +179,7 @@ NOT_THE_SAME = [
 def test_ranks_that_pass_or_made_different_things_are_told_which(told: Told) -> None:
     for rank, messages in enumerate(told["differ"]):
         for message, named in zip(messages, NOT_THE_SAME, strict=True):
-            method = "evaluate" if rank == 1 and "different methods" in named else "fit"
-            assert message.startswith(f"{method} on rank {rank}: {named}")
+            assert message.startswith(f"fit on rank {rank}: {named}")
 
 
 def weights_of_one_rank() -> None:
@@ -353,7 +350,7 @@ def test_what_one_rank_refuses_is_raised_on_all_and_all_go_on() -> None:
     assert np.isfinite(first[len(said)]["val_loss"]).all()
     for kind, text in (first[-1], second[-1]):
         assert kind == "MismatchError"
-        assert "exchange(a comparison of what ranks were given)" in text
+        assert "exchange(a comparison of what ranks gave to fit)" in text
         assert "all_gather(int64[2])" in text
 
 
@@ -386,7 +383,7 @@ def test_all_ranks_may_save_at_once_and_load(told: Told) -> None:
 
 
 def elsewhere() -> None:
-    """Rank 1 calls what others do not, who are in a step; then all start anew."""
+    """Rank 1 calls what others do not, who are in a step or evaluate; then all start anew."""
     import json
     import time
 
@@ -397,7 +394,7 @@ def elsewhere() -> None:
 
     x, y = blobs(24)
     found = []
-    for what in ("evaluate", "reduce", "gather"):
+    for what in ("evaluate", "reduce", "gather", "predict"):
         strategy = ar.MultiWorkerMirroredStrategy()
         with strategy.scope():
             model = classifier()
@@ -406,8 +403,12 @@ def elsewhere() -> None:
             model.fit(x, y, verbose=0)  # which a rank may still be in when the first is told
             (batch,) = strategy.distribute_dataset([(x, y)])
             began = time.monotonic()
-            if strategy.communicator.rank != 1:
+            if strategy.communicator.rank != 1 and what == "predict":
+                model.evaluate(x, y, verbose=0)
+            elif strategy.communicator.rank != 1:
                 strategy.run(model.train_step, args=batch)
+            elif what == "predict":
+                model.predict(x, verbose=0)
             elif what == "evaluate":
                 model.evaluate(x, y, verbose=0)
             elif what == "reduce":
@@ -427,13 +428,13 @@ def elsewhere() -> None:
 
 def test_a_rank_that_calls_a_method_while_others_are_in_a_step_is_told(told: Told) -> None:
     for rank, errors in enumerate(told["elsewhere"]):
-        assert len(errors) == 3
-        for kind, message, seconds, after in errors:
-            assert "exchange(a comparison of what ranks were given)" in message
+        calls = ("evaluate", "reduce", "gather", "predict")
+        for what, (kind, message, seconds, after) in zip(calls, errors, strict=True):
+            assert f"exchange(a comparison of what ranks gave to {what})" in message
             assert seconds < 2
             if rank == 1:  # others may have been in the last call before
                 assert kind == "MismatchError"
-                assert "all_reduce" in message
+                assert ("gave to evaluate" if what == "predict" else "all_reduce") in message
                 assert "runs no steps any more, as MismatchError has ended" in after
 
 
