@@ -50,7 +50,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
 
 def _agree_on_seed(communicator: Communicator) -> None:
-    mine = seed.get_seed() if communicator.rank == 0 or seed.is_set() else -1
+    mine = seed.chosen() if communicator.rank == 0 or seed.is_set() else -1
     told = exchange(communicator, "the seed", np.asarray([mine], np.int64))
     seeds = [int(each) for each in told[:, 0]]
     differing = [rank for rank, each in enumerate(seeds) if each not in (-1, seeds[0])]

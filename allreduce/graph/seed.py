@@ -11,6 +11,7 @@ from allreduce.errors import UsageError
 _seed: int | None = None
 _times_set = 0
 _drawn = False
+_untold = False  # whether it was drawn, and nobody was told
 
 
 def set_seed(seed: int) -> None:
@@ -22,8 +23,8 @@ def set_seed(seed: int) -> None:
     Raises:
         UsageError: The seed is not such an integer.
     """
-    global _seed, _times_set, _drawn
-    _seed, _drawn = checked(seed), False
+    global _seed, _times_set, _drawn, _untold
+    _seed, _drawn, _untold = checked(seed), False, False
     _times_set += 1
 
 
@@ -59,12 +60,23 @@ def fixed() -> int | None:
     return None if _drawn else _seed
 
 
-def get_seed() -> int:
-    """Return the seed; one is drawn and logged if none was set."""
-    global _seed, _drawn
+def chosen() -> int:
+    """Return the seed for ranks to compare; one is drawn if none was set.
+
+    The program may still set one before anything comes of it, so nothing is said of it yet.
+    """
+    global _seed, _drawn, _untold
     if _seed is None:
-        _seed, _drawn = secrets.randbits(31), True
-        text = "no seed was set: drew %d; ar.set_seed(%d) repeats this run"
-        events.logger.info(text, _seed, _seed)
-    assert _seed is not None
+        _seed, _drawn, _untold = secrets.randbits(31), True, True
     return _seed
+
+
+def get_seed() -> int:
+    """Return the seed for something that comes of it; one that was drawn is logged then."""
+    global _untold
+    seed = chosen()
+    if _untold:
+        _untold = False
+        text = "no seed was set: drew %d; ar.set_seed(%d) repeats this run"
+        events.logger.info(text, seed, seed)
+    return seed

@@ -9,7 +9,7 @@ import numpy as np
 
 from allreduce.data import shuffled
 from allreduce.events import logger
-from allreduce.graph.seed import get_seed
+from allreduce.graph.seed import chosen, get_seed
 from allreduce.training import loop
 from allreduce.training.arrays import as_pair, as_samples, as_validation
 from allreduce.training.facts import (
@@ -116,7 +116,7 @@ def _agree(
                 for name, value in (validation or {}).items()
             },
             **{name: Fact(shown, _SAME_MODEL) for name, shown in model.facts(what).items()},
-            "the seed": Fact(str(get_seed()), "call ar.set_seed with one number on every rank"),
+            "the seed": Fact(str(chosen()), "call ar.set_seed with one number on every rank"),
             "the value of the model's variables": Fact(
                 "", _SAME_VALUES, ",".join(map(digest, values))
             ),
