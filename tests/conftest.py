@@ -4,6 +4,9 @@ that were stored on this machine."""
 import os
 import signal
 import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +29,18 @@ LONGEST = (
     "tests/training/test_ranks.py",
     "tests/test_package.py",
 )
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    """Write a script."""
+
+    def write(lines: str) -> Path:
+        path = tmp_path / "script.py"
+        path.write_text(textwrap.dedent(lines))
+        return path
+
+    return write
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
