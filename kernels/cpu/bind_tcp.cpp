@@ -190,7 +190,13 @@ std::shared_ptr<Work> leave(const Handle& handle, double seconds) {
   return farewell;
 }
 
+nb::bytes last_words(int member, const std::string& reason) {
+  const std::string words = tcp::last_words(member, reason);
+  return nb::bytes(words.data(), words.size());
+}
+
 void bind_member(nb::module_& m) {
+  m.def("tcp_last_words", &last_words, nb::arg("member"), nb::arg("reason"));
   nb::class_<Handle>(m, "TcpMember")
       .def(nb::new_(&make_member), nb::arg("index"), nb::arg("sockets"))
       .def_prop_ro("inherited", [](const Handle& handle) { return handle.member->inherited(); })

@@ -19,18 +19,17 @@ constexpr std::size_t kReason = 250;
 // How often a member that leaves looks whether its last words have been delivered.
 constexpr auto kLeaveInterval = std::chrono::milliseconds(2);
 
-}  // namespace
-
 // The fault and both members in one word; the lengths of two signatures and a reason before them.
-void Member::send_fault(int to) {
+std::pair<Header, std::vector<std::byte>> fault_words(const Culprit& culprit) {
   Header header{};
+  header.magic = kMagic;
   header.kind = Kind::fault;
-  header.key = culprit_.key;
-  header.offset = static_cast<std::uint64_t>(culprit_.fault) |
-                  static_cast<std::uint64_t>(culprit_.member) << 8 |
-                  static_cast<std::uint64_t>(culprit_.witness) << 32;
+  header.key = culprit.key;
+  header.offset = static_cast<std::uint64_t>(culprit.fault) |
+                  static_cast<std::uint64_t>(culprit.member) << 8 |
+                  static_cast<std::uint64_t>(culprit.witness) << 32;
   std::vector<std::byte> payload;
-  const std::string* parts[] = {&culprit_.of_member, &culprit_.of_witness, &culprit_.reason};
+  const std::string* parts[] = {&culprit.of_member, &culprit.of_witness, &culprit.reason};
   for (const std::string* part : parts) {
     const auto size = static_cast<std::uint32_t>(part->size());
     const auto* bytes = reinterpret_cast<const std::byte*>(&size);
@@ -38,6 +37,22 @@ void Member::send_fault(int to) {
     const auto* data = reinterpret_cast<const std::byte*>(part->data());
     payload.insert(payload.end(), data, data + size);
   }
+  header.length = static_cast<std::uint32_t>(payload.size());
+  return {header, std::move(payload)};
+}
+
+}  // namespace
+
+std::string last_words(int member, const std::string& reason) {
+  Culprit culprit{Fault::aborted, member, member, 0, "", "", reason};
+  culprit.reason.resize(fitting(culprit.reason, kReason));
+  const auto [header, payload] = fault_words(culprit);
+  std::string words(reinterpret_cast<const char*>(&header), sizeof(header));
+  return words.append(reinterpret_cast<const char*>(payload.data()), payload.size());
+}
+
+void Member::send_fault(int to) {
+  auto [header, payload] = fault_words(culprit_);
   send_words(to, header, std::move(payload));
 }
 

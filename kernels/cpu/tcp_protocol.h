@@ -97,6 +97,10 @@ struct Culprit {
   std::string reason;
 };
 
+// What a member that gives up before it has begun sends on a connection for words: a header, and
+// why nobody is to wait for it.
+std::string last_words(int member, const std::string& reason);
+
 // A signature's first two bytes say how many of its bytes must be equal, themselves included; after
 // them come, of all_to_all with counts, what the member sends to each and what it gets from each,
 // which must fit the others'. Its last byte says how many before it are a note for errors, which

@@ -15,7 +15,7 @@ import socket
 import time
 from dataclasses import dataclass, field
 
-from allreduce import settings
+from allreduce import _native, settings
 from allreduce.cluster import World, descriptors
 from allreduce.comm.choice import stored
 from allreduce.comm.handshake import Meeting
@@ -74,6 +74,18 @@ class Mesh:
             if (other < mine if caller else other > mine)
         }
 
+    def give_up(self, reason: str) -> None:
+        """Close the connections after a word to those at their ends, who may have begun already.
+
+        Without it they would take this process for dead.
+        """
+        for (mine, _, channel), sock in self.sockets.items():
+            if channel == 0:
+                with contextlib.suppress(OSError):  # the other one is gone
+                    sock.setblocking(False)
+                    sock.send(_native.tcp_last_words(mine, reason))
+        self.close()
+
     def close(self) -> None:
         for sock in self.sockets.values():
             sock.close()
@@ -105,7 +117,8 @@ def connect(world: World, name: str, local_members: int, timeout: float) -> Mesh
         try:
             _connect_all(mesh, listener, deadline)
         except BaseException as error:
-            mesh.close()
+            interrupt = f"it was interrupted by {type(error).__name__}"
+            mesh.give_up(str(error) if isinstance(error, Exception) else interrupt)
             if isinstance(error, AllreduceError | OSError) and not isinstance(error, PeerLostError):
                 world.store.set(f"{key}/failed", str(error).encode())
             raise
