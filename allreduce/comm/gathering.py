@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from allreduce.cluster import World
+from allreduce.cluster import LeaderLeftError, World
 from allreduce.cluster.machine import process_state
 from allreduce.cluster.waiting import Wait
 from allreduce.comm import engine
@@ -183,10 +183,17 @@ class Gathering:
             note = self._get(f"waits/{rank}")
             self._raise_new(note)
             if note is not None and note.gone:
+                self._check_deaths()
                 raise _Failed(failures.has_left(self._world, rank, wanted))
         circle = circles.find(self, self._me, wanted, missing)
         if circle:
             raise _Failed(failures.in_circle(self._world, circle))
+
+    def _check_deaths(self) -> None:
+        """Raise if a process has died, for which another may have left."""
+        with contextlib.suppress(LeaderLeftError):
+            self._world.check_lives(_CAUSE_SECONDS)
+        self._check_alive()
 
     def wanted_by(self, rank: int) -> Wanted | None:
         """Return what another member waits for, if its note tells it."""

@@ -74,6 +74,12 @@ void Group::check_peers(int witness, std::uint64_t seq) {
   }
 }
 
+bool Group::some_left() const {
+  for (int member = 0; member < members_; ++member)
+    if (control_.state(member).left.load(std::memory_order_acquire) != 0) return true;
+  return false;
+}
+
 void Group::check_left(int witness, std::uint64_t seq) {
   for (int member = 0; member < members_; ++member) {
     const MemberState& state = control_.state(member);

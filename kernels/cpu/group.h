@@ -43,6 +43,8 @@ class Group {
   void await_readers(int member) const;
   // Blames a member of any process that is gone without having left.
   void check_peers(int witness, std::uint64_t seq);
+  // Whether a member of any process has left in good order.
+  bool some_left() const;
   // Blames a member that left in good order before it completed call `seq`.
   void check_left(int witness, std::uint64_t seq);
   void drop_peers();

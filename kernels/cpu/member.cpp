@@ -231,16 +231,19 @@ void Member::check_peers(Clock::time_point now) {
   std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock || now - looked_ < kLookInterval) return;
   looked_ = now;
-  messages_.check_left();
   std::uint64_t number = 0;
   if (!queue_.empty()) {
     Work& head = *queue_.front();
     if (posted_ > head.seq) check_posts(share_, head);
-    group_->check_left(index(), head.seq);
     group_->check_peers(index(), head.seq);
   } else if (messages_.tell_first(number)) {
     group_->check_peers(index(), number);
   }
+  if (!group_->some_left()) return;
+  if (left_seen_ == Clock::time_point{}) left_seen_ = now;
+  if (now - left_seen_ < kLastDeaths) return;
+  messages_.check_left();
+  if (!queue_.empty()) group_->check_left(index(), queue_.front()->seq);
 }
 
 std::shared_ptr<Work> Member::last() {

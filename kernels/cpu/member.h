@@ -21,6 +21,9 @@ class Member {
   using Clock = std::chrono::steady_clock;
   // Between two looks at the control plane, each of which is a system call.
   static constexpr auto kLookInterval = std::chrono::milliseconds(10);
+  // A death that has made another leave, as it heard elsewhere, shows within so long: the system
+  // closes the sockets of the dead one after the other, and may do other things in between.
+  static constexpr auto kLastDeaths = std::chrono::milliseconds(100);
 
   Member(std::shared_ptr<Group> group, int index);
   ~Member();
@@ -84,6 +87,7 @@ class Member {
   std::uint64_t known_done_ = 0;     // every member has finished at least so many
   std::uint64_t ring_position_ = 0;  // places of all staged calls so far
   Clock::time_point looked_{};       // at the control plane
+  Clock::time_point left_seen_{};    // when it was first seen there that some have left
   bool left_ = false;
 };
 

@@ -14,6 +14,9 @@ namespace {
 constexpr auto kGoodbyePatience = std::chrono::milliseconds(200);
 // A death leaves calls alone that the dead had done its part of, for so long.
 constexpr auto kLastCalls = std::chrono::milliseconds(100);
+// A death that has made another leave shows within so long: the system closes the connections of
+// the dead one after the other, and may do other things in between.
+constexpr auto kLastDeaths = std::chrono::milliseconds(100);
 // What is kept of the reason that an abort gives, for the others' messages.
 constexpr std::size_t kReason = 250;
 // How often a member that leaves looks whether its last words have been delivered.
@@ -86,10 +89,19 @@ void Member::blame(Fault fault, int member, std::uint64_t key) {
 }
 
 // Kills the communicator, for a death not before calls are complete that everybody had begun: what
-// the dead has sent of them is still on its way.
+// the dead has sent of them is still on its way. For one that left not at once, either: a death
+// that has made it leave, as it heard elsewhere, is to blame, and may be about to show here.
 void Member::condemn(Culprit culprit) {
-  if (culprit.fault != Fault::lost || !calls_begun()) return die(std::move(culprit));
-  if (!verdict_) verdict_ = {std::move(culprit), Clock::now() + kLastCalls};
+  const bool left = culprit.fault == Fault::left;
+  if (!left && (culprit.fault != Fault::lost || !calls_begun())) return die(std::move(culprit));
+  if (verdict_ && (left || verdict_->culprit.fault == Fault::lost)) return;
+  verdict_ = {std::move(culprit), Clock::now() + (left ? kLastDeaths : kLastCalls)};
+}
+
+// Whether what was found is final.
+bool Member::condemned(Clock::time_point now) const {
+  if (!verdict_) return false;
+  return now >= verdict_->until || (verdict_->culprit.fault == Fault::lost && !calls_begun());
 }
 
 bool Member::calls_begun() const {
@@ -213,7 +225,7 @@ void Member::tick(Clock::time_point now) {
   if (closed_) return;
   if (!leaving_) {
     if (suspicion_ && now >= suspicion_->until) judge(true);
-    if (verdict_ && (now >= verdict_->until || !calls_begun())) die(verdict_->culprit);
+    if (condemned(now)) die(verdict_->culprit);
     for (int member = 0; member < n_; ++member)
       if (peer(member).suspect && !peer(member).left && now >= *peer(member).suspect) {
         peer(member).suspect.reset();
@@ -232,6 +244,7 @@ void Member::leave(Clock::time_point deadline, std::shared_ptr<Work> farewell) {
   if (closed_) return farewell->settle(State::done);
   farewells_.push_back(std::move(farewell));
   leave_by_ = leaving_ ? std::min(leave_by_, deadline) : deadline;
+  if (verdict_ && !leaving_ && !dead()) die(verdict_->culprit);  // the others are to hear of it
   if (std::exchange(leaving_, true)) return;
   const std::uint64_t completed = first_pending();
   for (int member = 0; member < n_ && !dead(); ++member) {

@@ -168,6 +168,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   void check_left(int member);
   void blame(Fault fault, int member, std::uint64_t key);
   void condemn(Culprit culprit);
+  bool condemned(Clock::time_point now) const;
   bool calls_begun() const;
   void drop_data();
   void drop_all();

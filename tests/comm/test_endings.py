@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.harness import run_ranks
@@ -56,6 +58,48 @@ def test_a_rank_killed_inside_a_collective_is_named() -> None:
         assert f"rank {rank}: rank 1 (process" in results[rank].stdout, results
         lost = "died before it completed all_reduce(float32[3000000], op='sum') #"
         assert lost in results[rank].stdout, results
+
+
+def _leaves_for_a_death(transport: str, folder: str) -> None:
+    """Rank 0 leaves, and rank 2 is dead, before rank 1, which waits for both, hears of either."""
+    import os
+    import signal
+    import time
+    from pathlib import Path
+
+    from allreduce import errors
+    from allreduce.comm import init, world
+
+    comm = init(transport=transport)
+    comm.barrier()
+    waits, (_, waiting, dying) = Path(folder, "waits"), [one.pid for one in world().members]
+    if comm.rank == 1:
+        waits.touch()
+        try:
+            comm.barrier()
+        except errors.PeerLostError as error:
+            print(error, flush=True)
+    elif comm.rank == 0:
+        while not waits.exists():
+            time.sleep(0.01)
+        os.kill(waiting, signal.SIGSTOP)
+        comm.close()
+        os.kill(dying, signal.SIGKILL)
+        while Path(f"/proc/{dying}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+        os.kill(waiting, signal.SIGCONT)
+    else:
+        time.sleep(60)
+    os._exit(0)
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp", "hierarchical"])
+def test_a_death_is_told_rather_than_that_another_left_for_it(
+    transport: str, tmp_path: Path
+) -> None:
+    results = run_ranks(_leaves_for_a_death, 3, arguments=(transport, str(tmp_path)))
+    assert [result.returncode for result in results] == [0, 0, -9], results
+    assert "rank 1: rank 2 (process" in results[1].stdout, results
 
 
 def _interrupted() -> None:
