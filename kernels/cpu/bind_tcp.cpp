@@ -146,6 +146,18 @@ void tell_awaited(const Handle& handle, int awaited, std::uint64_t in) {
   });
 }
 
+void tell_under_way(const Handle& handle) {
+  ask(handle, [](Member& member) {
+    member.tell_under_way();
+    member.flush();
+    return true;
+  });
+}
+
+int awaited_in_call(const Handle& handle, int by, std::uint64_t key) {
+  return ask(handle, [&](Member& member) { return member.awaited_in_call(by, key); });
+}
+
 int awaited(const Handle& handle, int by) {
   return ask(handle, [&](Member& member) { return member.awaited(by); });
 }
@@ -206,6 +218,8 @@ void bind_member(nb::module_& m) {
       .def("missing", &missing, nb::arg("seq"))
       .def("absent", &absent, nb::arg("seq"))
       .def("tell_awaited", &tell_awaited, nb::arg("member"), nb::arg("call") = 0)
+      .def("tell_under_way", &tell_under_way)
+      .def("awaited_in_call", &awaited_in_call, nb::arg("by"), nb::arg("seq"))
       .def("awaited", &awaited, nb::arg("by"))
       .def("awaited_in", &awaited_in, nb::arg("by"))
       .def("payload_bytes", &payload_bytes)

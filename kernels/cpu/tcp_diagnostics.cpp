@@ -49,14 +49,46 @@ std::vector<int> Member::missing(std::uint64_t key) const {
 }
 
 void Member::tell_awaited(int member, std::uint64_t call) {
+  tell_waits(call, member == kNobody ? n_ : member);
+}
+
+void Member::tell_waits(std::uint64_t in, int member) {
   for (int to = 0; to < n_ && !dead() && !leaving_; ++to) {
     if (to == me_) continue;
     Header header{};
     header.kind = Kind::waits;
-    header.key = call;
-    header.stage = static_cast<std::uint32_t>(member == kNobody ? n_ : member);
+    header.key = in;
+    header.stage = static_cast<std::uint32_t>(member);
     send_words(to, header, {});
   }
+}
+
+void Member::take_waits(int from, const Header& header) {
+  Peer& sender = peer(from);
+  const int member =
+      header.stage < static_cast<std::uint32_t>(n_) ? static_cast<int>(header.stage) : kNobody;
+  if (header.key >= kUnderWay) {
+    sender.under_way = {header.key - kUnderWay, member};
+    return tell_under_way();
+  }
+  sender.awaited_in = header.key;
+  sender.awaited = member;
+}
+
+void Member::tell_under_way() {
+  const auto pending = first_to(started_);
+  if (pending == pending_.end() || !pending->second.begun || !pending->second.execution) return;
+  const auto waits = pending->second.execution->waits_for();
+  if (waits.empty() || told_under_way_ == pending->first) return;
+  told_under_way_ = pending->first;
+  tell_waits(kUnderWay + pending->first, waits.front());
+}
+
+int Member::awaited_in_call(int member, std::uint64_t key) const {
+  const auto pending = (key & kMessage) == 0 ? first_to(key) : pending_.end();
+  const auto& told = peer(member).under_way;
+  return pending != pending_.end() && told && told->first == pending->first ? told->second
+                                                                            : kNobody;
 }
 
 std::optional<std::string> Member::posted(int member, std::uint64_t key) const {

@@ -60,7 +60,12 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   // Tells all others for whom this member waits, or that it waits no more: kNobody; and in what
   // kind of call, as Python numbers them.
   void tell_awaited(int member, std::uint64_t call);
-  // For whom another member has told that it waits, and in what.
+  // Tells all others for whom this member waits in the collective that is under way here, once.
+  // Whoever lives answers with whom it waits for itself, whatever its own threads do.
+  void tell_under_way();
+  // For whom another member has told that it waits in the collective that `key` waits for here.
+  int awaited_in_call(int member, std::uint64_t key) const;
+  // For whom another member has told that it waits, and in what message.
   int awaited(int member) const { return peer(member).awaited; }
   std::uint64_t awaited_in(int member) const { return peer(member).awaited_in; }
   // Bytes of calls' data, by peer, that were handed to its connections.
@@ -108,6 +113,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
     int unaccepted = 0;                        // small messages to it
     int awaited = kNobody;                     // by it
     std::uint64_t awaited_in = 0;
+    std::optional<std::pair<std::uint64_t, int>> under_way;  // a collective, and for whom it waits
   };
   struct Pending {  // a collective
     std::shared_ptr<Work> work;
@@ -178,6 +184,8 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
 
   // tcp_diagnostics.cpp
   std::shared_ptr<Work> started(std::uint64_t key) const;
+  void tell_waits(std::uint64_t in, int member);
+  void take_waits(int from, const Header& header);
 
   // tcp_messages.cpp: send and recv
   void start_send(const std::shared_ptr<Work>& work);
@@ -202,7 +210,8 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   std::uint64_t started_ = 0;
   std::uint64_t posted_ = 0;
   std::optional<std::pair<std::uint64_t, std::string>> last_;  // of this member
-  std::optional<std::string> stopped_;                         // signature of what a fault stopped
+  std::optional<std::uint64_t> told_under_way_;
+  std::optional<std::string> stopped_;  // signature of what a fault stopped
   std::optional<Suspicion> suspicion_;
 
   std::uint64_t messages_ = 0;

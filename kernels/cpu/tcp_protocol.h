@@ -70,6 +70,10 @@ enum class Kind : std::uint8_t {
   waits     // the sender waits for member `stage` and has for long; for nobody, if there is no such
 };
 
+// The key of `waits`, from this number on, is that of a collective under way, added to it; below
+// it, Python's number of a kind of message.
+inline constexpr std::uint64_t kUnderWay = 16;
+
 // Integers as x86-64 and arm64 have them; the handshake's version stands for the order of bytes.
 struct Header {
   std::uint32_t magic;

@@ -99,9 +99,7 @@ bool Member::take_words(Connection& from, const Header& header) {
       check_left(who);
       return true;
     case Kind::waits:
-      peer(who).awaited_in = header.key;
-      peer(who).awaited =
-          header.stage < static_cast<std::uint32_t>(n_) ? static_cast<int>(header.stage) : kNobody;
+      take_waits(who, header);
       return true;
     case Kind::data:
       return false;

@@ -122,6 +122,49 @@ def test_one_that_stops_in_a_ring_is_blamed_by_all_and_not_who_waits_for_it(tmp_
         assert "is stopped, by a signal" in said
 
 
+def _waits_for_one_that_stops_in_a_call(folder: str) -> None:
+    import os
+    import signal
+    import time
+    from pathlib import Path
+
+    import numpy as np
+
+    from allreduce import errors
+    from allreduce.comm import init, world
+
+    comm = init(transport="tcp", timeout=1.5)
+    transport: Any = comm._transport
+    x = np.ones(1 << 23, "float16")  # each needs a share that is made of everybody's
+    comm.barrier()
+    before = transport.payload_bytes()
+    work = comm.all_reduce(x, async_op=True)
+    if comm.rank == 1:
+        while transport.payload_bytes() == before:  # all have begun
+            pass
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if comm.rank == 2:
+        time.sleep(2)  # it computes, and its part of the call goes on meanwhile
+    try:
+        work.wait()
+    except errors.TimeoutError as error:
+        Path(folder, f"{comm.rank}.said").write_text(str(error))
+    if comm.rank == 0:
+        time.sleep(0.5)
+        os.kill(world().members[1].pid, signal.SIGCONT)
+    os._exit(0)
+
+
+def test_who_waits_for_one_that_stops_in_a_call_is_not_named_beside_it(tmp_path: Path) -> None:
+    results = run_ranks(_waits_for_one_that_stops_in_a_call, 4, arguments=(str(tmp_path),))
+    assert not any(result.returncode for result in results), results
+    for rank in (0, 2, 3):
+        said = (tmp_path / f"{rank}.said").read_text()
+        assert "s: rank 1 made its last call" in said
+        assert said.count("made its last call") == 1, said
+        assert "is stopped, by a signal" in said
+
+
 @pytest.mark.parametrize("message", [False, True])
 @pytest.mark.parametrize("transport", ["tcp", "hierarchical"])
 def test_one_that_is_stopped_is_not_blamed_for_what_another_has_not_begun(

@@ -48,7 +48,7 @@ class TcpWitness(Witness[_native.TcpMember]):
         return Note("", "") if told is None else Note.unpack(note_of(told))
 
     def absent(self, seq: int) -> list[int]:
-        """Begin with those of this host that are stopped.
+        """Begin with those of this host that are stopped; leave out who waits for them, too.
 
         Once all have begun, others wait for them along a chain; before, and in a message, not.
         """
@@ -56,7 +56,26 @@ class TcpWitness(Witness[_native.TcpMember]):
         stopped = [m.index for m in self.members if m.index != self.me and m.stopped]
         if self.group.absent(seq):
             stopped = [m for m in stopped if m in missing]
-        return stopped + [m for m in missing if m not in stopped]
+            behind = missing
+        else:
+            ends = (self._end_of_chain(m, seq) for m in missing if m not in stopped)
+            behind = [m for m in ends if m is not None]
+        return list(dict.fromkeys([*stopped, *behind])) or missing
+
+    def _end_of_chain(self, member: int, seq: int) -> int | None:
+        """Return for whom one waits in the end that is waited for in a call under way.
+
+        Members that live tell in it for whom they wait. They may wait for each other, besides for
+        the one that does not: then this is nobody.
+        """
+        seen = {self.me}
+        while member not in seen:
+            seen.add(member)
+            awaited = self.group.awaited_in_call(member, seq)
+            if awaited == NOBODY:
+                return member
+            member = awaited
+        return None
 
     def last_call(self, member: int) -> str:
         """As on other transports, with the line of the call."""

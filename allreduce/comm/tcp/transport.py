@@ -151,6 +151,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
     def _announced(self, native: _native.TcpWork) -> Iterator[None]:
         call = self._message(native)
         if call is None or call.root is None:
+            self._member.tell_under_way()
             yield
             return
         peer = self.index if call.root == ANY else call.root
