@@ -138,6 +138,9 @@ class Collectives(PointToPoint, Objects):
 
         The others pass None, and learn of the array's shape and dtype first: where `counts` or
         `out` do not fit these, the wait raises that.
+
+        Raises:
+            UsageError: A member that is not the root passes an array.
         """
         context = self._context("scatter")
         stages = objects.scatter(self, context, x, root, counts, out)

@@ -181,9 +181,15 @@ def scatter(
 ) -> Stages:
     """Tell every member the dtype and shape of the root's array, and then scatter it.
 
-    A root that has none, or none that can be carried, fails after it has told the others.
+    A root that has none, or none that can be carried, fails after it has told the others; another
+    member that passes one fails at once.
     """
     root = checks.check_root(context, root)
+    if x is not None and comm.rank != root:
+        raise UsageError(
+            f"{context.where} takes an array on its root alone, which is {comm._called(root)}, but "
+            f"got {type(x).__name__} here: pass None, or name this member as the root on all"
+        )
     if counts is not None:
         counts = checks.check_counts(context, counts)
     told: list[Any] = []

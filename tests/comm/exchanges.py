@@ -52,7 +52,7 @@ def into_out(comm: Communicator, where: str) -> None:
     comm.gather(own, root=root, out=joined)
     if comm.rank == root:
         np.testing.assert_array_equal(joined, np.concatenate(inputs))
-    comm.scatter(joined, root=root, out=own)
+    comm.scatter(joined if comm.rank == root else None, root=root, out=own)
     np.testing.assert_array_equal(own, inputs[comm.rank])
 
 

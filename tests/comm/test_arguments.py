@@ -253,6 +253,16 @@ def test_the_largest_integers_sum_exactly() -> None:
     assert run_threads(lambda comm: comm.all_reduce(most + 1, op="max"), 2) == [most + 1] * 2
 
 
+def test_an_array_of_another_member_than_a_scatters_root_is_refused_before_the_call() -> None:
+    def member(comm: Communicator) -> Any:
+        if comm.rank == 1:
+            with pytest.raises(errors.UsageError, match=r"on its root alone, which is replica 0"):
+                comm.scatter(np.ones(2), async_op=True)
+        return comm.scatter(np.arange(2) if comm.rank == 0 else None)[0]
+
+    assert run_threads(member, 2) == [0, 1]
+
+
 def test_a_scatter_that_its_root_cannot_make_fails_on_all() -> None:
     structured = np.zeros(2, [("a", "<f4")])
 

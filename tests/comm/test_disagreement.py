@@ -110,7 +110,7 @@ def _adoptions(comm: Communicator, odd: bool, out: Any) -> None:
 
 
 def _scatters(comm: Communicator, odd: bool, out: Any) -> None:
-    comm.scatter(np.ones(9), root=int(odd), out=out[:3])
+    comm.scatter(np.ones(9) if comm.rank == int(odd) else None, root=int(odd), out=out[:3])
 
 
 @pytest.mark.parametrize(
