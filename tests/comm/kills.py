@@ -103,9 +103,11 @@ def every_call(
 
 def _rank(folder: str, seed: int) -> None:
     """Make calls of all kinds, until a death is reported; tell when that was."""
+    import faulthandler
     import gc
     import os
     import random
+    import signal
     import time
     from pathlib import Path
 
@@ -116,6 +118,8 @@ def _rank(folder: str, seed: int) -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 
+    # Whom the launcher ends had time enough: where it was in is what a failure needs to tell.
+    faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
     place = Path(folder)
     if os.environ["ALLREDUCE_TRANSPORT"] == "hierarchical":  # as if on two hosts
         os.environ["ALLREDUCE_HOST"] = str(int(os.environ["ALLREDUCE_RANK"]) % 2)
@@ -155,7 +159,7 @@ def _job(transport: str, size: int, seed: int) -> Iterator[tuple[Path, subproces
         script = place / "program.py"
         script.write_text(script_of(_rank, folder, seed))
         own = {"ALLREDUCE_TRANSPORT": transport, "ALLREDUCE_SECRET": folder, "TMPDIR": str(scratch)}
-        shared = _shared_memory()
+        shared = set(os.listdir("/dev/shm"))
         with (place / "output").open("w+b") as output:
             process = subprocess.Popen(
                 [*_LAUNCH, str(size), str(script)],
@@ -166,30 +170,56 @@ def _job(transport: str, size: int, seed: int) -> Iterator[tuple[Path, subproces
                 start_new_session=True,
             )
             try:
-                _await(place, "pid", size, process)
-                yield place, process
-                process.wait(_END_SECONDS)
+                with _killed(process):
+                    _await(place, "pid", size, process)
+                    yield place, process
+                    process.wait(_END_SECONDS)
+                _check_nothing_left(folder, scratch, shared)
             except BaseException:
                 output.seek(0)
                 sys.stderr.write(output.read().decode(errors="replace"))
                 raise
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        assert not _living(folder)
-        until = time.monotonic() + _END_SECONDS
-        left = _shared_memory() - shared
-        while left and time.monotonic() < until:  # other tests' names come and go meanwhile
-            time.sleep(0.1)
-            left &= _shared_memory()
-        assert not left
-        assert not list(scratch.iterdir())
+
+
+@contextlib.contextmanager
+def _killed(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Kill a process and its group in the end."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _check_nothing_left(secret: str, scratch: Path, shared: set[str]) -> None:
+    """Check that neither processes of a job are left, nor files, nor memory.
+
+    Args:
+        secret: The job's.
+        scratch: Where its temporary files would be.
+        shared: The names of shared memory before it.
+    """
+    assert not _living(secret)
+    until = time.monotonic() + _END_SECONDS
+    left = _shared_memory() - shared
+    while left and time.monotonic() < until:  # other tests' names come and go meanwhile
+        time.sleep(0.1)
+        left &= _shared_memory()
+    assert not left
+    assert not list(scratch.iterdir())
 
 
 def _shared_memory() -> set[str]:
-    """Return the names of shared memory but MPI's, which only other tests' jobs have."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("mpich")}
+    """Return the names of shared memory that no process has, for no job's processes live on.
+
+    Those of MPI are left out, which only other tests' jobs have.
+    """
+    names = {name for name in os.listdir("/dev/shm") if not name.startswith("mpich")}
+    for place in Path("/proc").glob("[0-9]*/maps") if names else ():
+        with contextlib.suppress(OSError):
+            names -= set(re.findall(r" /dev/shm/(\S+)", place.read_text(errors="replace")))
+    return names
 
 
 def _await(place: Path, ending: str, count: int, process: subprocess.Popen[bytes]) -> None:
