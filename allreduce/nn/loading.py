@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import UsageError
+from allreduce.graph.owner import current_replicator
 from allreduce.nn import freezing, registry, saving, steps
 from allreduce.nn.model import Model
+from allreduce.training import naming_rank
 
 
 def load_model(path: str | PathLike[str], custom_objects: Mapping[str, Any] | None = None) -> Model:
@@ -26,6 +28,11 @@ def load_model(path: str | PathLike[str], custom_objects: Mapping[str, Any] | No
     Raises:
         UsageError: The file is missing, damaged or no whole model, or a class in it is unknown.
     """
+    with naming_rank(current_replicator(), "load_model"):
+        return _load(path, custom_objects)
+
+
+def _load(path: str | PathLike[str], custom_objects: Mapping[str, Any] | None) -> Model:
     tensors, described = saving.read(path)
     if "model" not in described:
         raise UsageError(f"{path} has weights only; make the model and use model.load_weights")

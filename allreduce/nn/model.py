@@ -72,9 +72,10 @@ class Model(Built):
             UsageError: A name is unknown; the message lists those that exist.
         """
         check_made(self)
-        if not isinstance(run_eagerly, bool | np.bool_):
-            raise UsageError(f"run_eagerly is True or False, not {run_eagerly!r}")
-        self._compiled = Steps(self, optimizer, loss, metrics)
+        with training.naming_rank(self.replicator, "compile"):
+            if not isinstance(run_eagerly, bool | np.bool_):
+                raise UsageError(f"run_eagerly is True or False, not {run_eagerly!r}")
+            self._compiled = Steps(self, optimizer, loss, metrics)
         self._run_eagerly = bool(run_eagerly)
         self._prepared.clear()
         self.predict_step = self._new_predict_step()

@@ -4,7 +4,7 @@ from allreduce.training.facts import Fact, check_equal, telling
 from allreduce.training.fit import evaluate, fit, predict
 from allreduce.training.history import History
 from allreduce.training.options import FitOptions
-from allreduce.training.ranks import check_world, rank_of
+from allreduce.training.ranks import check_world, naming_rank, rank_of
 from allreduce.training.trainable import Trainable
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "check_world",
     "evaluate",
     "fit",
+    "naming_rank",
     "predict",
     "rank_of",
     "telling",

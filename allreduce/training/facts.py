@@ -15,6 +15,7 @@ from allreduce.comm import Communicator, exchange_plain
 from allreduce.errors import AllreduceError, MismatchError
 from allreduce.graph.agreement import differ, differ_between_steps
 from allreduce.graph.replicator import Replicator
+from allreduce.training.ranks import name_rank
 
 SAME_SAMPLES = "load the same on every rank, in the same order"
 SAME_ARRAYS = f'{SAME_SAMPLES}, or pass data="sharded" if each rank has rows of its own'
@@ -120,6 +121,7 @@ def telling(ranks: Ranks, what: str) -> Iterator[None]:
             except AllreduceError as failure:
                 if text not in str(failure):  # else another has ended by the same error
                     error.add_note(f"the other ranks could not be told: {failure}")
+        name_rank(error, _communicator(ranks), what)
         raise
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
 from allreduce import comm
-from allreduce.errors import ClosedError, UsageError
+from allreduce.comm import Communicator
+from allreduce.errors import AllreduceError, ClosedError, UsageError
 from allreduce.graph.owner import default_replicator
 from allreduce.graph.replicator import Replicator
 
@@ -20,6 +22,31 @@ def rank_of(replicator: Replicator) -> int:
 def size_of(replicator: Replicator) -> int:
     """Give the number of ranks."""
     return replicator.communicator.size if replicator.communicator else 1
+
+
+def name_rank(error: BaseException, communicator: Communicator | None, what: str) -> None:
+    """Have an error of one of several ranks begin with what was called, and on which.
+
+    Args:
+        error: Where it is one of this library's, and names no rank yet.
+        communicator: Has one member per rank.
+        what: What the user called: "fit".
+    """
+    if communicator is None or communicator.size == 1 or not isinstance(error, AllreduceError):
+        return
+    here = f"rank {communicator.rank}"
+    if here not in str(error):
+        error.args = (f"{what} on {here}: {error}", *error.args[1:])
+
+
+@contextmanager
+def naming_rank(replicator: Replicator, what: str) -> Iterator[None]:
+    """Have errors of the block, which does not communicate, say what was called on which rank."""
+    try:
+        yield
+    except AllreduceError as error:
+        name_rank(error, replicator.communicator, what)
+        raise
 
 
 def check_world(replicator: Replicator, what: str) -> None:

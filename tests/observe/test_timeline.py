@@ -61,7 +61,7 @@ def test_a_timeline_has_all_ranks_instructions_in_order(tmp_path: Path) -> None:
         assert raised == "raised"
         assert others.startswith(f"{rank} timeline on rank {rank}: the path ")
         assert "0.json" in others and "1.json" in others  # noqa: PT018 - both of them
-    assert "\n0 cannot write " in first.stdout
+    assert "\n0 timeline on rank 0: cannot write " in first.stdout
     assert "\n1 timeline on rank 1: rank 0 raised UsageError" in second.stdout
     lanes = _lanes(tmp_path / "trace.json")
     names = {

@@ -158,15 +158,21 @@ def test_ranks_that_differ_are_told_how_in_every_call(told: list[tuple[Any, Any]
         made, asked, shaped, gathered, typed, axes, absent, nested = refused
         where = f"MismatchError: MultiWorkerMirroredStrategy on rank {rank}: "
         others = f"{where}rank 1 raised UsageError: 1 devices"
-        assert made.startswith("UsageError: 1 devices (" if rank == 1 else others)
+        own = "UsageError: MultiWorkerMirroredStrategy on rank 1: 1 devices ("
+        assert made.startswith(own if rank == 1 else others)
         lead = f"MismatchError: reduce on rank {rank}: "
         others = f"{lead}rank 0 raised UsageError: unknown reduction 'add'"
-        assert asked.startswith(others if rank else "UsageError: unknown reduction 'add'")
+        own = "UsageError: reduce on rank 0: unknown reduction 'add'"
+        assert asked.startswith(others if rank else own)
         assert gathered.startswith(f"MismatchError: gather on rank {rank}: the dtype or shape of a")
         differs = "is not the same on all ranks:"
         assert shaped.startswith(f"{lead}the value {differs} float64 (3,) on rank 1 but float64")
         assert typed.startswith(f"{lead}the value {differs} int64 () on rank 1 but float32 () on")
         assert axes.startswith(f"{lead}axis {differs} 1 on rank 1 but 0 on rank 0, 2;")
-        own = "ShapeError: the replicas' parts have shapes (2, 2); there is no axis 5 in all"
+        own = "the replicas' parts have shapes (2, 2); there is no axis 5 in all"
         assert nested.startswith(f"{lead}the value {differs} ['a'] float64 () on rank 1 but [0] f")
-        assert absent == (own if rank == 1 else f"{lead}rank 1 raised {own}")
+        assert absent == (
+            f"ShapeError: reduce on rank 1: {own}"
+            if rank == 1
+            else f"{lead}rank 1 raised ShapeError: {own}"
+        )

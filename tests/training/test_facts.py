@@ -21,7 +21,7 @@ def test_a_rank_keeps_its_own_error_where_the_others_make_another_call() -> None
 
     refused, elsewhere = settle_threads(one, 2)
     assert isinstance(refused, ShapeError)
-    assert str(refused) == "there is no axis 5"
+    assert str(refused) == "fit on rank 0: there is no axis 5"
     (note,) = refused.__notes__
     assert note.startswith("the other ranks could not be told: [shared] replica 0 (rank 0): ")
     assert "barrier() at " in note
