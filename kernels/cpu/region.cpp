@@ -1,14 +1,43 @@
 #include "region.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 
 namespace allreduce {
 
+namespace {
+
+constexpr std::size_t kLargePage = 2 << 20;  // bytes
+
+// Maps zeroed memory of this process in large pages, where the kernel has some: it gives files none
+// unless it is configured to. A matrix whose rows are as long as a small page needs another one for
+// each, and an update reads six arrays at once. MLP 784-1024-1024-10 on 2 devices (Zen 3, a virtual
+// machine): a step 0.6 to 1 ms shorter, of 24.
+void* map_large(std::size_t bytes) {
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const std::size_t size = (bytes + page - 1) / page * page, room = size + kLargePage;
+  void* mapped = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return mapped;
+  auto* const low = static_cast<std::byte*>(mapped);
+  const std::size_t before = -reinterpret_cast<std::uintptr_t>(low) % kLargePage;
+  if (before != 0) munmap(low, before);
+  std::byte* const first = low + before;
+  munmap(first + size, kLargePage - before);
+  madvise(first, size, MADV_HUGEPAGE);  // a kernel without such pages has others
+  for (std::size_t at = 0; at < size; at += page) first[at] = std::byte{0};
+  return first;
+}
+
+}  // namespace
+
 Region::Region(int fd, std::size_t bytes) : size_(bytes) {
-  const int flags = MAP_SHARED | MAP_POPULATE | (fd < 0 ? MAP_ANONYMOUS : 0);
-  void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+  void* mapped = fd < 0 && bytes >= kLargePage
+                     ? map_large(bytes)
+                     : mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                            MAP_SHARED | MAP_POPULATE | (fd < 0 ? MAP_ANONYMOUS : 0), fd, 0);
   if (mapped == MAP_FAILED)
     error_ = errno;
   else

@@ -8,8 +8,8 @@ namespace allreduce {
 
 class Region {
  public:
-  // Maps `bytes` of the file `fd` (or of anonymous zeroed memory if negative) with its pages
-  // present. The file must have been allocated before, so that no later access can fail.
+  // Maps `bytes` of the file `fd` (or of zeroed memory of this process's own, if negative) with its
+  // pages present. The file must have been allocated before, so that no later access can fail.
   // `data()` is null and `error()` an errno value if the mapping is refused.
   Region(int fd, std::size_t bytes);
   ~Region();
