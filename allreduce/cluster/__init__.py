@@ -93,8 +93,15 @@ def _introduce(world: World, read: settings.Settings) -> None:
     configure_logging(world.rank, read.log_level)
     if world.rank == 0:
         logger.info("%s", world.why)
+    if _warns(world, read):
         for warning in read.unknown:
             logger.warning("%s", warning)
+
+
+def _warns(world: World, read: settings.Settings) -> bool:
+    """Say whether this rank speaks of its variables: what a launcher started on a host has its."""
+    own = world.source == "leader" and read.launched is None  # one that somebody started by hand
+    return own or world.local_rank == 0
 
 
 def _request(read: settings.Settings, named: dict[str, Any]) -> Request:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import threading
@@ -9,7 +10,7 @@ import time
 
 import pytest
 
-from allreduce import cluster
+from allreduce import cluster, settings
 from allreduce.cluster.base import LocalStore, Member, World
 from allreduce.errors import ClosedError, TimeoutError
 
@@ -53,6 +54,22 @@ def test_local_store_closing_wakes_a_waiting_get() -> None:
     threading.Timer(0.1, store.close).start()
     with pytest.raises(ClosedError):
         store.get("key", 30)
+
+
+@pytest.mark.parametrize(
+    ("source", "launched", "warning"),
+    [("mpi", None, [0, 1]), ("leader", 7, [0, 1]), ("leader", None, [0, 1, 2, 3])],
+)
+def test_one_rank_warns_of_what_its_launcher_gave_to_all_on_its_host(
+    source: str, launched: int | None, warning: list[int]
+) -> None:
+    members = tuple(Member(rank, "name", 1, host) for rank, host in enumerate("abab"))
+    read = dataclasses.replace(settings.load({}), launched=launched)
+    told = [
+        World(1, rank, 4, members, source, "", "", b"", LocalStore())
+        for rank in range(len(members))
+    ]
+    assert [world.rank for world in told if cluster._warns(world, read)] == warning
 
 
 def test_local_ranks_count_members_of_one_host() -> None:
