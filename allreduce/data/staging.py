@@ -1,13 +1,16 @@
-"""Batches on their way to devices, beside the step that runs: on a stream of their own."""
+"""Batches on their way to devices, beside the step that runs."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 
+from allreduce import events
 from allreduce.devices import lookup
 from allreduce.graph.replicator import Replicator
+from allreduce.graph.streams import TO_DEVICE
 
 
 class Stager:
@@ -15,6 +18,7 @@ class Stager:
 
     Who makes the next batch, while a step computes, waits until it is there and then hands it over.
     A batch has memory of its own: no step waits for a copy, and none is made where a step reads.
+    The copies are on the devices' own host-to-device streams, on which steps have theirs.
 
     Args:
         replicator: Whose replicas are fed.
@@ -23,10 +27,9 @@ class Stager:
     def __init__(self, replicator: Replicator) -> None:
         self._devices = [lookup(name) for name in replicator.devices]
         self._streams = [
-            None if device.reads_host else device.stream("host-to-device")
-            for device in self._devices
+            None if device.reads_host else device.own(TO_DEVICE) for device in self._devices
         ]
-        self._under_way: list[np.ndarray] = []  # what is copied, so that it stays that long
+        self._began: float | None = None  # when the first of the batch's copies was given
 
     @property
     def copies(self) -> bool:
@@ -44,14 +47,24 @@ class Stager:
         device, stream = self._devices[replica], self._streams[replica]
         if stream is None:
             return rows if own else rows.copy()
-        self._under_way.append(rows)
+        if self._began is None:
+            self._began = time.perf_counter()
         there = device.allocate(rows.nbytes).array(rows.dtype, rows.shape)
         device.copy(there, rows, stream)
+        stream.hold(rows)
         return there
 
     def finish(self) -> None:
         """Wait until all rows are where they were brought."""
-        for stream in self._streams:
-            if stream is not None:
-                stream.synchronize()
-        self._under_way.clear()
+        if self._began is None:
+            return
+        copied = [stream.hold() for stream in self._streams if stream is not None]
+        for event in copied:
+            event.synchronize()
+        began, self._began = self._began, None
+        if events.heard():
+            seconds = time.perf_counter() - began
+            for stream in self._streams:
+                if stream is not None:
+                    place = {"stream": stream.name, "device": stream.device.name.local}
+                    events.report("bring a batch", began, seconds, place)

@@ -7,7 +7,10 @@ A new kind is one file with a `Runtime`, its `Device`, `Stream` and `Event`, and
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,11 +38,29 @@ class Event(ABC):
 
 
 class Stream(ABC):
-    """Work that a device does in order; the work of different streams may overlap."""
+    """Work that a device does in order; the work of different streams may overlap.
+
+    Attributes:
+        passed: What later steps are ordered behind: the latest step's last use of its memory here;
+            None before the first, and where nothing is ever under way.
+    """
 
     def __init__(self, device: Device, name: str) -> None:
         self.device = device
         self.name = name
+        self.passed: Event | None = None
+        self._held = deque[tuple[Event, tuple[Any, ...]]]()
+        self._holding = threading.Lock()
+
+    @abstractmethod
+    def launch(self, work: Callable[..., object], *arguments: Any) -> None:
+        """Have `work(*arguments)` done in this stream's order; the host goes on.
+
+        Args:
+            work: Computes on arrays of the device; it may be called now, to give the stream what it
+                is to do, or when the stream gets there.
+            arguments: The caller keeps them as long as that takes, by `hold` or otherwise.
+        """
 
     @abstractmethod
     def record(self, event: Event) -> None:
@@ -52,6 +73,20 @@ class Stream(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Block the calling thread until all that was given to this stream is finished."""
+
+    def hold(self, *objects: Any) -> Event:
+        """Keep objects until all that was given to this stream so far is finished.
+
+        Returns:
+            When it is.
+        """
+        event = self.device.event()
+        self.record(event)
+        with self._holding:  # who makes batches uses a device's streams, too
+            self._held.append((event, objects))
+            while self._held[0][0].done() and len(self._held) > 1:
+                self._held.popleft()
+        return event
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} of {self.device.name.local}>"
@@ -71,6 +106,8 @@ class Device(ABC):
             raise UsageError(f"a device needs a complete name; {str(name)!r} leaves fields open")
         self.name = name
         self.memory = Budget(str(name))
+        self._own: dict[str, Stream] = {}
+        self._owning = threading.Lock()
 
     @property
     def kind(self) -> str:
@@ -114,8 +151,24 @@ class Device(ABC):
         """
 
     @abstractmethod
+    def holds(self, array: Any) -> bool:
+        """Say whether the device's work can use an array as it is."""
+
+    @abstractmethod
     def stream(self, name: str) -> Stream:
         """Make a stream; `name` ("compute", "collective") is for people."""
+
+    def own(self, kind: str) -> Stream:
+        """Return the device's own stream for one kind of work, which all share who have some."""
+        with self._owning:
+            if kind not in self._own:
+                self._own[kind] = self.stream(kind)
+            return self._own[kind]
+
+    def streams(self) -> list[Stream]:
+        """List its own streams that have been asked for."""
+        with self._owning:
+            return list(self._own.values())
 
     @abstractmethod
     def event(self) -> Event:

@@ -6,6 +6,7 @@ process hold several replicas.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,9 @@ class CpuStream(Stream):
     An event is therefore complete when recorded. Waiting for one checks the order of the program:
     on a device with real streams, a wait before the record would be a race.
     """
+
+    def launch(self, work: Callable[..., object], *arguments: Any) -> None:
+        work(*arguments)
 
     def record(self, event: Event) -> None:
         _own(event).mark()
@@ -103,6 +107,9 @@ class CpuDevice(Device):
                 f"into {to.dtype} {to.shape}"
             )
         np.copyto(to, come)
+
+    def holds(self, array: Any) -> bool:
+        return isinstance(array, np.ndarray)
 
     def stream(self, name: str) -> CpuStream:
         return CpuStream(self, name)

@@ -10,6 +10,7 @@ import numpy as np
 from allreduce.devices import lookup, options
 from allreduce.errors import OutOfMemoryError, UsageError
 from allreduce.graph.body import joins_rows
+from allreduce.graph.fetched import Output
 from allreduce.graph.frame import Frame
 from allreduce.graph.null import null_program
 from allreduce.graph.outline import Outline
@@ -58,7 +59,7 @@ class Executor:
         """The frame of the step that ran last."""
         return next(reversed(self._frames.values()), None)
 
-    def run(self, feeds: Sequence[np.ndarray], moment: Moment, batch: bool) -> list[np.ndarray]:
+    def run(self, feeds: Sequence[np.ndarray], moment: Moment, batch: bool) -> list[Output]:
         """Run one step.
 
         Args:
@@ -91,7 +92,7 @@ class Executor:
             f"model or batch, or fewer replicas per host{memory.largest()}"
         )
 
-    def _run(self, feeds: Sequence[np.ndarray], moment: Moment, batch: bool) -> list[np.ndarray]:
+    def _run(self, feeds: Sequence[np.ndarray], moment: Moment, batch: bool) -> list[Output]:
         sizes = (moment.rows, moment.everyone if self._joins_rows else None)
         frame = self._frames.get(sizes)
         if frame is None:
@@ -107,7 +108,8 @@ class Executor:
             )
             self._frames[sizes] = frame
             if len(self._frames) > KEPT_FRAMES:
-                self._frames.popitem(last=False)
+                _, oldest = self._frames.popitem(last=False)
+                oldest.queues.stop()  # which may still use its memory
         self._frames.move_to_end(sizes)
         try:
             return frame.run(feeds, moment)

@@ -13,6 +13,7 @@ from allreduce import events
 from allreduce.comm import Work
 from allreduce.devices import Device, DeviceName, options
 from allreduce.devices import lookup as lookup_device
+from allreduce.graph.fetched import Output
 from allreduce.graph.footprint import stored_in_place
 from allreduce.graph.instructions import Step, build
 from allreduce.graph.loop import Loop
@@ -23,6 +24,7 @@ from allreduce.graph.outline import Outline
 from allreduce.graph.outputs import Outputs
 from allreduce.graph.parallel import dependencies, is_free
 from allreduce.graph.program import Instruction, Program
+from allreduce.graph.queues import Queues
 from allreduce.graph.rendezvous import Rendezvous
 from allreduce.graph.replica import Moment, Replica
 from allreduce.graph.reports import Clock, Recent, Took, reported, timed, wait_for
@@ -80,16 +82,17 @@ class Frame:
         self.syncs = options.current().sync_errors
         self._made = {each.node.id: each.node for each in program.instructions}
         self.runtime: dict[str, np.ndarray] = {}
+        self.queues = Queues(program, self.device, self._watches or self.syncs)
         self._give()
         free = self._find_free()
-        threads = min(threads, sum(free))
+        threads = 1 if self.queues.any else min(threads, sum(free))
         self._lay_out(returns, threads > 1)
         self._parts = [self._part(each) for each in program.instructions]
         self._bind = partial(self._at_once, free, threads) if threads > 1 else self._in_order
         self.steps = self._bind(self._parts)
         self._told: list[Step] | None = None  # the same with reports, once somebody has listened
         self._replay: Replay | None = None  # the same in native code, once a step has run
-        watched = self._watches or self.syncs or threads > 1
+        watched = self._watches or self.syncs or threads > 1 or self.queues.any
         self._replays_left = 0 if watched else _MOST_REPLAYS
 
     def _lay_out(self, returns: bool, at_once: bool) -> None:
@@ -113,7 +116,13 @@ class Frame:
         return timed(self, node, step) if instruction.stream.kind == COLLECTIVE else step
 
     def _in_order(self, made: Sequence[Step]) -> list[Step]:
-        """Have one thread run the instructions."""
+        """Have one thread run the instructions, or give them to devices beside the host."""
+        if self.queues.any:
+            pairs = zip(self.program.instructions, made, strict=True)
+            return [
+                self.queues.ordered(index, self._after(self._awaited(each), step))
+                for index, (each, step) in enumerate(pairs)
+            ]
         return [
             self._after(self._awaited(each), step)
             for each, step in zip(self.program.instructions, made, strict=True)
@@ -154,11 +163,19 @@ class Frame:
                 value = self.runtime.setdefault(node.attrs["name"], np.zeros((), np.int64))
                 self.values[node.id] = value
 
-    def run(self, feeds: Sequence[np.ndarray], moment: Moment) -> list[np.ndarray]:
+    def _begin(self, feeds: Sequence[np.ndarray]) -> None:
+        """Leave alone what the step before may still read on a device beside the host."""
+        self.queues.begin(feeds)
+        self.runtime.clear()
+        self._give()
+
+    def run(self, feeds: Sequence[np.ndarray], moment: Moment) -> list[Output]:
         """Run all instructions; returns the outputs, in memory that is the caller's."""
         self.moment = moment
         began = time.perf_counter()
         self.clocks = {}
+        if self.queues.any:
+            self._begin(feeds)
         for name, array in self.runtime.items():
             array[...] = self.replica.id if name == "replica" else getattr(moment, name)
         # What is somewhere else in each step.
@@ -171,10 +188,13 @@ class Frame:
                     step()
         except BaseException as error:
             self._leave(error)
+            self.queues.stop()
             self._forget()
             raise
         for started in list(self.works):  # what is fetched straight from a collective
             self.end(started)
+        if self.queues.any:
+            self.queues.end()
         self.took = self.recent.note(Took(began, time.perf_counter(), self.clocks))
         outputs = self.outputs.of(self.values)
         if steps is self.steps and self._replays_left:
@@ -269,6 +289,7 @@ class Frame:
         Steps know their frame, so that the memory would wait for the collector, and as long as
         anybody holds the traceback of an error that ended a step.
         """
+        self.queues.stop()
         for loop in self.loops.values():
             loop.release()
         vars(self).clear()

@@ -55,6 +55,7 @@ def _compute(frame: Frame, node: Node) -> Step:
         values[target] = frame.in_place[target] if in_place else frame.buffer(node)
     if frame.syncs:
         kernel = watched_inputs(op, kernel)
+    kernel = frame.queues.on(node, kernel)
 
     def run() -> None:
         out, given = values[target], [values[i] for i in inputs]
@@ -72,19 +73,25 @@ def _compute(frame: Frame, node: Node) -> Step:
 def _read(frame: Frame, node: Node) -> Step:
     variable, index = node.attrs["variable"], frame.replica.index
     copy = node.attrs.get("copy", False)
+    put = frame.queues.on(node, _put)
 
     def run() -> None:
         value = variable.storage[index]
-        frame.values[node.id] = value.copy() if copy else value
+        if copy:
+            put(new := np.empty_like(value), value)
+            frame.queues.keep(new)
+            value = new
+        frame.values[node.id] = value
 
     return run
 
 
 def _assign(frame: Frame, node: Node) -> Step:
     variable, index, source = node.attrs["variable"], frame.replica.index, node.inputs[0]
+    put = frame.queues.on(node, _put)
 
     def run() -> None:
-        variable.storage[index][...] = frame.values[source]
+        put(variable.storage[index], frame.values[source])
 
     return run
 
@@ -101,27 +108,30 @@ def _print(frame: Frame, node: Node) -> Step:
 
 def _store_gradient(frame: Frame, node: Node) -> Step:
     place, source = frame.gradient(node), node.inputs[0]
+    put = frame.queues.on(node, _put)
 
     def run() -> None:
-        place[...] = frame.values[source]
+        put(place, frame.values[source])
 
     return run
 
 
 def _store_count(frame: Frame, node: Node) -> Step:
     count, source = frame.arena(node).count, node.inputs[0]
+    put = frame.queues.on(node, _put)
 
     def run() -> None:
-        count[0] = frame.values[source]
+        put(count[:1], frame.values[source])
 
     return run
 
 
 def _clear_gradients(frame: Frame, node: Node) -> Step:
     gradients = frame.arena(node).gradients
+    put = frame.queues.on(node, _put)
 
     def run() -> None:
-        gradients[...] = 0
+        put(gradients, 0)
 
     return run
 
@@ -178,10 +188,12 @@ def _update_bucket(frame: Frame, node: Node) -> Step:
     parameters, gradients = arena.parameters[part], arena.gradients[part]
     slots = {name: array[part] for name, array in arena.slots.items()}
     is_first, stamp, count = bucket.has_header, frame.stamp(node), arena.count
+    update = frame.queues.on(node, rule.update)
+    begin = frame.queues.behind(node, begin_update) if is_first else begin_update
 
     def run() -> None:
-        begin_update(arena, stamp, is_first)
-        rule.update(parameters, gradients, slots, count, arena.iterations)
+        begin(arena, stamp, is_first)
+        update(parameters, gradients, slots, count, arena.iterations)
 
     return run
 
@@ -200,15 +212,54 @@ def _send(frame: Frame, node: Node) -> Step:
 
 
 def _receive(frame: Frame, node: Node) -> Step:
-    assert node.device is not None, node
-    out, device = frame.buffer(node), frame.device(node.device)
-    stream = device.stream(stream_of(node).kind)
+    out, name = frame.buffer(node), stream_of(node)
+    device = frame.device(name.device)  # who copies
+    stream = device.own(name.kind)
     # Inside a task sends come first in issue order, so the value is there.
     timeout = settings.load().timeout if node.attrs["across"] else 1.0
 
     def run() -> None:
         device.copy(out, frame.rendezvous.receive(_key(frame, node), timeout), stream)
         frame.values[node.id] = out
+
+    return run
+
+
+def _feed(frame: Frame, node: Node) -> Step:
+    stream, source = frame.queues.of(node), node.inputs[0]
+    device = stream.device
+
+    def run() -> None:
+        value = frame.values[source]
+        if not device.holds(value):  # nobody has brought it there before the step
+            there = device.allocate(value.nbytes).array(value.dtype, value.shape)
+            device.copy(there, value, stream)
+            # The caller may change it as soon as the step has returned.
+            stream.hold(there).synchronize()
+            frame.queues.keep(there)
+            value = there
+        frame.values[node.id] = value
+
+    return run
+
+
+def _snapshot(frame: Frame, node: Node) -> Step:
+    source, put = node.inputs[0], frame.queues.on(node, _put)
+
+    def run() -> None:
+        put(frame.values[node.id], frame.values[source])
+
+    return run
+
+
+def _fetch(frame: Frame, node: Node) -> Step:
+    stream, source = frame.queues.of(node), node.inputs[0]
+
+    def run() -> None:
+        value = frame.values[source]
+        there = np.empty(value.shape, value.dtype)
+        stream.device.copy(there, value, stream)
+        frame.outputs.fetch(node, there, stream.hold(there, value))
 
     return run
 
@@ -222,6 +273,10 @@ def _scan_result(frame: Frame, node: Node) -> Step:
     # It lies in the loop's own memory, and is there when the loop has run.
     frame.values[node.id] = frame.loops[node.inputs[0]].result(node.attrs["index"])
     return _nothing
+
+
+def _put(target: np.ndarray, value: Any) -> None:
+    target[...] = value
 
 
 def _nothing() -> None:
@@ -249,6 +304,9 @@ _BUILDERS: dict[str, Callable[[Frame, Node], Step]] = {
     "all_gather_bucket": all_gather_bucket,
     "send": _send,
     "receive": _receive,
+    "feed": _feed,
+    "snapshot": _snapshot,
+    "fetch": _fetch,
     "scan": _scan,
     "scan_result": _scan_result,
 }

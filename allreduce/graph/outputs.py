@@ -8,8 +8,10 @@ from math import prod
 
 import numpy as np
 
-from allreduce.devices import Device, DeviceName
+from allreduce.devices import Device, DeviceName, Event
 from allreduce.devices.base import ALIGNMENT
+from allreduce.graph.fetched import Fetched, Output
+from allreduce.graph.lent import Lent
 from allreduce.graph.memory import said
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
@@ -24,18 +26,20 @@ class Outputs:
     """A program's outputs, of which those that it computes are written to memory of their own.
 
     The caller gets that memory, and a later step has it again once nothing refers to it any more:
-    whoever keeps a value, or a view of it, has it as it was.
+    whoever keeps a value, or a view of it, has it as it was. What is copied from a device to the
+    host lies there in memory that is lent until the copy is done.
 
     Args:
         program: What returns them.
         elsewhere: Nodes whose values have another place.
         shape: Gives the shape of a node's value.
         device: Gives the device that a program calls by a name.
-        lends: Whether it does so; else all outputs are copied.
+        lends: Whether it does so; else all outputs of CPUs are copied.
 
     Attributes:
         lent: Nodes whose values are written to such memory.
-        passing: Those, and what looks at them: the memory is no more theirs when a step is over.
+        passing: Those, what looks at them, and what was fed: the memory is no more theirs when a
+            step is over.
     """
 
     def __init__(
@@ -49,11 +53,22 @@ class Outputs:
         self._shape = shape
         self._rooms: dict[int, Room] = {}
         self._outputs: list[tuple[Node, bool]] = []  # and whether its memory is given away
-        sources = _sources(program) if lends else {}
+        self._lent: dict[int, Lent] = {}  # of devices
+        self._copied: dict[int, Lent] = {}  # the same, by who copies it
+        self._fetched: dict[int, Fetched] = {}
+        sources = _sources(program)
+        for node in [each.node for each in program.instructions if each.node.op == "fetch"]:
+            made = sources[node.inputs[0]]
+            if made.id not in self._lent:
+                self._lent[made.id] = Lent(made, shape(made), device)
+            self._copied[node.id] = self._lent[made.id]
         for node in program.outputs:
             source = sources.get(node.id)
             gives = (
-                source is not None
+                lends
+                and source is not None
+                and source.device is not None
+                and source.device.on_host
                 and source.id not in elsewhere
                 and source.id not in self._rooms  # what is returned twice is two values
                 and prod(shape(node)) == prod(shape(source))  # the memory holds nothing else
@@ -62,18 +77,37 @@ class Outputs:
             if source is not None and gives:
                 self._rooms[source.id] = Room.of(source, shape(source), device)
             self._outputs.append((node, gives))
-        self.lent = list(self._rooms)
-        self.passing = [i for i, source in sources.items() if source.id in self._rooms]
+        self.lent = [*self._rooms, *self._lent]
+        self.passing = [i for i, source in sources.items() if source.id in self.lent]
+        self.passing += [
+            each.node.id for each in program.instructions if each.node.op in ("feed", "fetch")
+        ]
 
     def lend(self) -> dict[int, np.ndarray]:
         """Return where a step's values go, by node; whoever drops the arrays gives them back."""
-        return {node: room.lend() for node, room in self._rooms.items()}
+        found = {node: room.lend() for node, room in self._rooms.items()}
+        if self._lent:
+            found.update({node: lent.lend() for node, lent in self._lent.items()})
+        return found
 
-    def of(self, values: Mapping[int, np.ndarray]) -> list[np.ndarray]:
+    def fetch(self, node: Node, array: np.ndarray, copied: Event) -> None:
+        """Note that a copy to the host is under way.
+
+        Args:
+            node: What copies.
+            array: Where it goes.
+            copied: When it is there.
+        """
+        self._copied[node.id].read_until(copied)
+        self._fetched[node.id] = Fetched(array, copied)
+
+    def of(self, values: Mapping[int, np.ndarray]) -> list[Output]:
         """Return the outputs of a step that has ended, each in memory that nothing else uses."""
         return [self._output(node, gives, values) for node, gives in self._outputs]
 
-    def _output(self, node: Node, gives: bool, values: Mapping[int, np.ndarray]) -> np.ndarray:
+    def _output(self, node: Node, gives: bool, values: Mapping[int, np.ndarray]) -> Output:
+        if node.id in self._fetched:
+            return self._fetched.pop(node.id)
         if node.id not in values:  # left out of the null program: there are no rows of it
             return np.zeros(self._shape(node), node.spec.dtype)
         value = values[node.id]
@@ -88,7 +122,7 @@ def _sources(program: Program) -> dict[int, Node]:
         if op.view is not None:
             if node.inputs[0] in found:
                 found[node.id] = found[node.inputs[0]]
-        elif op.kind == "compute" and node.device is not None and node.device.kind == "CPU":
+        elif op.kind == "compute":
             found[node.id] = node
     return found
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from allreduce.devices.names import DeviceName
 from allreduce.graph.dependence import dependents, of_samples
+from allreduce.graph.host_copies import copy_with_host
 from allreduce.graph.node import Graph, Node, Rewriter
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.spec import Spec, concrete
@@ -28,10 +29,12 @@ def partition(graph: Graph) -> Graph:
 
     A tensor goes to each task once, and from there to each of its devices once, however many nodes
     read it. The rendezvous of a send and its receive is keyed by the edge, the source and the
-    destination; the executor adds generation and step. Where a node only has to run after one of
+    destination; the executor adds generation and step. What lies on devices that cannot read the
+    host's memory is brought there, and from there. Where a node only has to run after one of
     another task, a transfer without a value says so.
     """
-    return _Cut(_Cut(graph, task_of, True).run(), lambda node: node.device, False).run()
+    whole = copy_with_host(graph)
+    return _Cut(_Cut(whole, task_of, True).run(), lambda node: node.device, False).run()
 
 
 def task_of(node: Node) -> DeviceName:

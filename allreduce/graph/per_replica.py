@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from allreduce.errors import UsageError
+from allreduce.graph.fetched import Fetched, Output, arrived
 from allreduce.graph.fingerprint import Mark
 
 
@@ -61,6 +62,49 @@ class PerReplica:
         object.__setattr__(self, "offsets", offsets)
         object.__setattr__(self, "is_batch", is_batch)
 
+    @classmethod
+    def of(
+        cls,
+        outputs: tuple[Output, ...],
+        weights: tuple[int, ...],
+        offsets: tuple[int, ...],
+        is_batch: bool,
+        everyone: tuple[int, ...] | None,
+    ) -> PerReplica:
+        """Make one of what a step returns; whoever reads what is still copied waits for that."""
+        arrays = tuple([each for each in outputs if not isinstance(each, Fetched)])
+        if len(arrays) == len(outputs):
+            return cls(arrays, weights, offsets, is_batch, everyone)
+        return _Coming(outputs, weights, offsets, is_batch, everyone)
+
     def __repr__(self) -> str:
         shown = ", ".join(f"{value!s:.60}" for value in self.values)
         return f"PerReplica([{shown}], weights={list(self.weights)})"
+
+
+class _Coming(PerReplica):
+    """Values that devices copy to the host."""
+
+    __slots__ = ("_coming",)
+
+    def __init__(
+        self,
+        coming: tuple[Output, ...],
+        weights: tuple[int, ...],
+        offsets: tuple[int, ...],
+        is_batch: bool,
+        everyone: tuple[int, ...] | None,
+    ) -> None:
+        put = object.__setattr__  # it is frozen
+        put(self, "_coming", coming)
+        put(self, "weights", weights)
+        put(self, "offsets", offsets)
+        put(self, "is_batch", is_batch)
+        put(self, "everyone", everyone)
+        put(self, "mark", None)
+
+    def __getattr__(self, name: str) -> Any:  # of what is not set yet
+        if name != "values":
+            raise AttributeError(f"a PerReplica has no {name!r}", name=name, obj=self)
+        object.__setattr__(self, "values", tuple(map(arrived, self._coming)))
+        return self.values

@@ -29,7 +29,7 @@ class Instruction:
 
     def __str__(self) -> str:
         waits = f" wait {', '.join(map(str, self.waits))}" if self.waits else ""
-        return f"{self.stream!s:<16} {self.node}{waits}{' signal' if self.signals else ''}"
+        return f"{self.stream!s:<22} {self.node}{waits}{' signal' if self.signals else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Program:
     blocks: tuple[Block, ...] | None = None
 
     def __str__(self) -> str:
-        lines = [f"{'':>4} {'given':<16} {node}" for node in self.given.values()]
+        lines = [f"{'':>4} {'given':<22} {node}" for node in self.given.values()]
         lines += [f"{i:>4} {instruction}" for i, instruction in enumerate(self.instructions)]
         lines.append(f"return {', '.join(f'%{node.id}' for node in self.outputs)}")
         return "\n".join(lines)

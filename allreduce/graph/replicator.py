@@ -17,6 +17,7 @@ from allreduce.graph.calls import canonical
 from allreduce.graph.compiled import Compiled, compile_alone, compile_step
 from allreduce.graph.cutting import measured, prepare
 from allreduce.graph.eager_step import run_eagerly
+from allreduce.graph.fetched import Output
 from allreduce.graph.node import Graph
 from allreduce.graph.program_cache import ProgramCache, Programs
 from allreduce.graph.replica import Moment, Replica
@@ -24,7 +25,7 @@ from allreduce.graph.replicas import Replicas, T
 from allreduce.graph.returned import Returned
 from allreduce.graph.scope import users_line
 from allreduce.graph.signature import Arguments, take_apart
-from allreduce.graph.tensor import ConcreteTensor
+from allreduce.graph.tensor import concrete
 from allreduce.graph.trace import HOST, check_outside
 from allreduce.graph.variable import Variable
 
@@ -98,7 +99,7 @@ class Replicator(Replicas):
     def run_alone(self, fn: Callable[..., Any], arguments: Arguments) -> Any:
         """Run `fn` on this process's first replica only; no other rank or replica takes part."""
         returned, (values,), _ = self._results(fn, arguments, alone=True)
-        return returned.rebuild(ConcreteTensor(each, self.devices[0]) for each in values)
+        return returned.rebuild(concrete(each, self.devices[0]) for each in values)
 
     def graph(self, fn: Callable[..., Any], arguments: Arguments) -> Graph:
         """Return the graph of a step, as each replica runs it, without running it."""
@@ -159,12 +160,12 @@ class Replicator(Replicas):
         arguments: Arguments,
         eagerly: bool = False,
         alone: bool = False,
-    ) -> tuple[Returned, list[list[np.ndarray]], list[Moment]]:
+    ) -> tuple[Returned, Sequence[Sequence[Output]], list[Moment]]:
         """Run a step; returns what it returned, each replica's values, and what it was told."""
         eagerly = eagerly or options.current().functions_run_eagerly
         alone = alone and self.num_replicas_in_sync > 1
 
-        def run() -> tuple[Returned, list[list[np.ndarray]], list[Moment]]:
+        def run() -> tuple[Returned, Sequence[Sequence[Output]], list[Moment]]:
             programs = self._programs.of(fn)
             self.fingerprint.marks = arguments.marks
             compiled = None if eagerly else self._compiled(programs, fn, arguments, alone)
@@ -184,7 +185,7 @@ class Replicator(Replicas):
         fn: Callable[..., Any],
         arguments: Arguments,
         moments: list[Moment],
-    ) -> tuple[Returned, list[list[np.ndarray]]]:
+    ) -> tuple[Returned, Sequence[Sequence[Output]]]:
         try:
             return run_eagerly(self, replicas, fn, arguments, moments)
         except BaseException as error:
@@ -195,7 +196,7 @@ class Replicator(Replicas):
 
     def _run_compiled(
         self, compiled: Compiled, arguments: Arguments, moments: Sequence[Moment]
-    ) -> list[list[np.ndarray]]:
+    ) -> Sequence[Sequence[Output]]:
         """Run one step on each replica that it was compiled for; returns what each fetched."""
         for _, plan in compiled.updates:
             plan.take_over()
@@ -203,7 +204,7 @@ class Replicator(Replicas):
         prepare(self, compiled.updates)
         compiled.follow(self)
 
-        def step(index: int) -> list[np.ndarray]:
+        def step(index: int) -> list[Output]:
             feeds = [values[index] for values in arguments.feeds]
             batch = arguments.rows is not None
             return compiled.executors[index].run(feeds, moments[index], batch)

@@ -11,6 +11,7 @@ import numpy as np
 
 from allreduce.graph import nest
 from allreduce.graph.dispatch import as_tensor
+from allreduce.graph.fetched import Output
 from allreduce.graph.per_replica import PerReplica
 from allreduce.graph.replica import Moment
 from allreduce.graph.spec import BATCH, Dim, Spec
@@ -38,18 +39,18 @@ class Returned:
         return nest.map_leaves(lambda leaf: next(values) if leaf is True else leaf, self.structure)
 
     def spread(
-        self, results: Sequence[Sequence[np.ndarray]], moments: Sequence[Moment]
+        self, results: Sequence[Sequence[Output]], moments: Sequence[Moment]
     ) -> Iterator[PerReplica]:
         """Join what each replica fetched in a step, tensor by tensor."""
         everyone = moments[0].everyone
         for values, factor in zip(zip(*results, strict=True), self.rows_per_sample, strict=True):
             unit = factor or 1
-            yield PerReplica(
+            yield PerReplica.of(
                 values,
                 tuple(moment.rows * unit for moment in moments),
                 tuple(moment.row_offset * unit for moment in moments),
-                is_batch=factor is not None,
-                everyone=None if everyone is None else tuple(rows * unit for rows in everyone),
+                factor is not None,
+                None if everyone is None else tuple(rows * unit for rows in everyone),
             )
 
 

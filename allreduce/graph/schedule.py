@@ -13,7 +13,7 @@ GIVEN = ("placeholder", "constant", "runtime")
 # A ready node of a lower class is issued first: what others are waiting for, then the rest in the
 # order in which it was recorded, and last what waits for other replicas.
 _FIRST = (
-    *("store_gradient", "store_count", "send"),
+    *("store_gradient", "store_count", "send", "fetch"),
     *("all_reduce_bucket", "reduce_scatter_bucket", "update_slices", "all_gather_bucket"),
 )
 _LAST = ("update_bucket", "update_own")

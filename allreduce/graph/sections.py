@@ -21,6 +21,10 @@ FORWARD, BACKWARD, UPDATE = range(3)
 AFTER = "after "  # what the name of a section between layers begins with
 # More layers than this are too many to be seen at once: inner ones then count as their model.
 _MOST = 10
+_UNSAID = (
+    *("store_gradient", "store_count", "read", "placeholder", "scan_result"),
+    *("feed", "snapshot", "fetch"),
+)
 _CALLED = {
     "all_reduce_bucket": "all-reduce",
     "update_bucket": "update",
@@ -132,7 +136,7 @@ class _Grouping:
             return self._bucket(node)
         kind = BACKWARD if node.part.startswith(GRADIENT) else FORWARD
         name = "/".join(node.part.removeprefix(GRADIENT).split("/")[: self._depth])
-        if node.op == "placeholder":
+        if node.op in ("placeholder", "feed"):
             name = "inputs"
         elif not name and kind == FORWARD:
             latest = next(reversed(self._rows), "nothing")
@@ -198,7 +202,7 @@ def _depth(graph: Graph) -> int:
 
 def _said(node: Node) -> list[str]:
     """Name what a node does, as far as people want to know."""
-    if node.op in ("store_gradient", "store_count", "read", "placeholder", "scan_result"):
+    if node.op in _UNSAID:
         return []
     if "chain" in node.attrs:  # of several, joined
         return [str(node.attrs["chain"])]

@@ -16,7 +16,7 @@ from allreduce.graph.ops.base import lookup
 
 COMPUTE, COLLECTIVE = "compute", "collective"
 TO_DEVICE, TO_HOST, ACROSS = "host-to-device", "device-to-host", "device-to-device"
-KINDS = (COMPUTE, COLLECTIVE, TO_DEVICE, TO_HOST, ACROSS)
+_WITH_THE_HOST = {"feed": TO_DEVICE, "fetch": TO_HOST}
 
 
 class StreamName(NamedTuple):
@@ -33,6 +33,8 @@ def stream_of(node: Node) -> StreamName:
     """Return the stream that a placed node runs on."""
     assert node.device is not None, node
     kind = lookup(node.op).kind
+    if node.op in _WITH_THE_HOST:
+        return StreamName(node.device, _WITH_THE_HOST[node.op])
     if kind == "transfer":
         ends = node.attrs["source"], node.attrs["destination"]
         return _of_copy(*ends, node.op == "send", node.attrs["across"])

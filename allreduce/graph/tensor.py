@@ -11,6 +11,7 @@ import numpy as np
 
 from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
+from allreduce.graph.fetched import Fetched, Output
 from allreduce.graph.python_operators import Operators, call
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Dim, Shape, Spec, show
@@ -190,6 +191,32 @@ class ConcreteTensor(_Valued, Tensor):
 
     def __repr__(self) -> str:
         return f"<tensor {self.spec} on {self.device}: {self._value}>"
+
+
+class _ComingTensor(ConcreteTensor):
+    """A value that a device copies to the host: whoever reads it waits for it."""
+
+    __slots__ = ("_coming",)
+
+    def __init__(self, coming: Fetched, device: DeviceName) -> None:
+        Tensor.__init__(self, Spec(coming.shape, coming.dtype))
+        self._coming = coming
+        self.device = device
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:  # of what is not set yet
+            if name != "_value":
+                return super().__getattr__(name)
+            self._value = self._coming.wait()
+            return self._value
+
+
+def concrete(output: Output, device: DeviceName) -> ConcreteTensor:
+    """Make a tensor of what a step returns."""
+    if isinstance(output, Fetched):
+        return _ComingTensor(output, device)
+    return ConcreteTensor(output, device)
 
 
 class EagerTensor(_Valued, TracedTensor):

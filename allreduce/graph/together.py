@@ -14,6 +14,7 @@ from allreduce.graph.arenas import plan_for, publish_iterations
 from allreduce.graph.body import joins_rows
 from allreduce.graph.cutting import prepare
 from allreduce.graph.executor import Executor
+from allreduce.graph.fetched import arrived
 from allreduce.graph.node import Graph, Node
 from allreduce.graph.outline import Outline
 from allreduce.graph.replica import Moment
@@ -89,7 +90,7 @@ def _run(
         executor = Executor(program, host.replicas[index], arenas, said)
         try:
             # A replica without samples brings what adds nothing: it needs no null program.
-            return executor.run(feeds, moment, batch=False)
+            return [arrived(each) for each in executor.run(feeds, moment, batch=False)]
         finally:
             executor.release()
 

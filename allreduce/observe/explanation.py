@@ -170,6 +170,7 @@ def _transfers(program: Program) -> Iterator[str]:
         for node in nodes.values()
         if node.op == "send" and node.inputs
     }
+    yield from _with_the_host(program, devices)
     for node in nodes.values():
         source = sent_by.get((node.attrs.get("edge"), node.attrs.get("destination")))
         if node.op != "receive" or node.device is None or source is None or source.device is None:
@@ -180,6 +181,19 @@ def _transfers(program: Program) -> Iterator[str]:
         part = f", {source.part}" if source.part else ""
         name = source.attrs.get("chain", source.op)
         yield f"{ends}: {node.spec}, {amount(node.spec)} of {name}{part}{back}"
+
+
+def _with_the_host(program: Program, devices: list[DeviceName]) -> Iterator[str]:
+    """Say what devices get from the host, and what it gets from them."""
+    for node in (each.node for each in program.instructions):
+        if node.op not in ("feed", "fetch") or node.device is None:
+            continue
+        there = name_of(node.device, devices)
+        ends = f"host -> {there}" if node.op == "feed" else f"{there} -> host"
+        what = (
+            program.given[node.inputs[0]].attrs["name"] if node.op == "feed" else "what it returns"
+        )
+        yield f"{ends}: {node.spec}, {amount(node.spec)} of {what}"
 
 
 def _origin(

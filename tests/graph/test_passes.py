@@ -217,7 +217,7 @@ def test_devices_have_streams_of_their_own() -> None:
     assert streams["tanh"] == "CPU:0 compute"
     # There and back, and nothing that both devices' work waits for.
     assert sum(len(each.waits) for each in program.instructions) == 3
-    assert str(program).splitlines()[-2].startswith("   6 CPU:0 compute    %")
+    assert str(program).splitlines()[-2].startswith("   6 CPU:0 compute          %")
 
 
 def test_the_null_program_has_the_same_collectives_and_updates() -> None:

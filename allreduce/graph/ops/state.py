@@ -36,6 +36,10 @@ ROWS: tuple[tuple[str, Kind], ...] = (
     ("all_gather_bucket", "collective"),  # the same
     ("send", "transfer"),  # edge, source, destination, of_samples; no input: only that it is time
     ("receive", "transfer"),  # the same
+    # Where a device cannot read the host's memory, nor the host the device's:
+    ("feed", "transfer"),  # what a call brings, on the device
+    ("snapshot", "compute"),  # a value as it is now, in memory that is lent to who fetches it
+    ("fetch", "transfer"),  # what a step returns, on the host
 )
 
 for _name, _kind in ROWS:

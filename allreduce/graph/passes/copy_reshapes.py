@@ -56,7 +56,9 @@ def _contiguous(spec: Spec) -> np.ndarray:
 
 
 def _copies(node: Node, x: np.ndarray) -> bool:
-    if node.op != "reshape" or node.device is None or node.device.kind != "CPU":
+    if node.op != "reshape" or node.device is None:
+        return False
+    if not lookup("reshape_copy").runs_on(node.device.kind):
         return False
     return not can_look(x, concrete(node.spec.shape, _ROWS, _ROWS))
 

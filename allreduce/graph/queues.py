@@ -1,0 +1,159 @@
+"""A program's streams on devices that work beside the host: who of them waits for what.
+
+What runs on CPUs, and collectives, the host carries out itself, in the order of issue. All else it
+gives to its device's stream and goes on; it waits only for what it reads itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from allreduce.devices import Device, DeviceName, Event, Stream
+from allreduce.graph.node import Node
+from allreduce.graph.program import Program
+from allreduce.graph.streams import COLLECTIVE, StreamName, stream_of
+
+Step = Callable[[], None]
+
+# What uses no memory that another step uses: a feed copies to new memory, a fetch from lent.
+_APART = ("feed", "fetch")
+
+
+class Queues:
+    """The streams of one program, and the events between them.
+
+    A step begins when all that was given to its devices before is over, but for copies from and to
+    the host: these have memory of their own (`allreduce.graph.lent`).
+
+    Args:
+        program: What runs on them; its instructions are issued in their order, by one thread.
+        device: Gives the device that it calls by a name.
+        at_once: Whether the host waits for each instruction, as who looks at its result does.
+
+    Attributes:
+        any: Whether there are such devices: a program on CPUs has nothing to do with all this.
+    """
+
+    def __init__(
+        self, program: Program, device: Callable[[DeviceName], Device], at_once: bool = False
+    ) -> None:
+        self._program = program
+        self._at_once = at_once
+        names = dict.fromkeys(each.stream for each in program.instructions)
+        beside = [each for each in names if not each.device.on_host and each.kind != COLLECTIVE]
+        self._streams: dict[StreamName, Stream] = {
+            name: device(name.device).own(name.kind) for name in beside
+        }
+        self._events: dict[int, Event] = {
+            index: self._streams[each.stream].device.event()
+            for index, each in enumerate(program.instructions)
+            if each.signals and each.stream in self._streams
+        }
+        # What the next step is ordered behind: the last of each stream that uses a step's memory.
+        latest = {
+            each.stream: index
+            for index, each in enumerate(program.instructions)
+            if each.stream in self._streams and each.node.op not in _APART
+        }
+        self._latest = {index: self._streams[name] for name, index in latest.items()}
+        self._host_works = any(name.device.on_host for name in names)
+        self._in_use: list[Any] = []
+        self.any = bool(self._streams)
+
+    def on(self, node: Node, work: Callable[..., object]) -> Callable[..., object]:
+        """Return what has `work` done on a node's stream; on a CPU that is to call it."""
+        name = stream_of(node)
+        if name not in self._streams:
+            return work
+        stream = self._streams[name]
+        if not self._at_once:
+            return partial(stream.launch, work)
+
+        def done(*arguments: Any) -> None:
+            stream.launch(work, *arguments)
+            stream.synchronize()
+
+        return done
+
+    def behind(self, node: Node, look: Callable[..., object]) -> Callable[..., object]:
+        """Return what looks, on the host, at what a node's stream has made; it waits for that."""
+        stream = self._streams.get(stream_of(node))
+        if stream is None:
+            return look
+
+        def wait_and_look(*arguments: Any) -> None:
+            stream.hold().synchronize()
+            look(*arguments)
+
+        return wait_and_look
+
+    def of(self, node: Node) -> Stream:
+        """Return the stream that a copy from or to a device runs on."""
+        return self._streams[stream_of(node)]
+
+    def begin(self, in_use: Sequence[Any]) -> None:
+        """Order a step behind those before it.
+
+        Args:
+            in_use: What it is given, which has to stay as long as devices read it.
+        """
+        self._in_use = [*in_use]
+        devices = dict.fromkeys(stream.device for stream in self._streams.values())
+        before = [other for device in devices for other in device.streams()]
+        for stream in self._latest.values():
+            for other in before:
+                if other is not stream and other.passed is not None:
+                    stream.wait(other.passed)
+
+    def keep(self, array: Any) -> None:
+        """Have an array stay as long as the step's work that was not issued yet may read it."""
+        if self.any:
+            self._in_use.append(array)
+
+    def end(self) -> None:
+        """End a step: where CPUs have a part in it, all are through with their memory then."""
+        self._in_use = []
+        if self._host_works:
+            for stream in self._latest.values():
+                assert stream.passed is not None, "each instruction was issued"
+                stream.passed.synchronize()
+
+    def stop(self) -> None:
+        """Wait until nothing is under way any more."""
+        self._in_use = []
+        for stream in self._streams.values():
+            stream.synchronize()
+
+    def ordered(self, index: int, step: Step) -> Step:
+        """Put an instruction's events around what issues it."""
+        instruction = self._program.instructions[index]
+        awaited = [self._events[i] for i in instruction.waits if i in self._events]
+        stream = self._streams.get(instruction.stream)
+        if stream is None:
+            return _after(awaited, step) if awaited else step
+        return self._given(stream, awaited, index, step)
+
+    def _given(self, stream: Stream, awaited: Sequence[Event], index: int, step: Step) -> Step:
+        event, is_last = self._events.get(index), index in self._latest
+
+        def run() -> None:
+            for each in awaited:
+                stream.wait(each)
+            step()
+            if event is not None:
+                stream.record(event)
+            if is_last:
+                stream.passed = stream.hold(*self._in_use)
+
+        return run
+
+
+def _after(awaited: Sequence[Event], step: Step) -> Step:
+    def run() -> None:
+        for each in awaited:
+            each.synchronize()
+        step()
+
+    return run
