@@ -14,8 +14,8 @@ from allreduce.reduction import Way
 # What is written or read as one: ("block", index) and ("value", node) hold values, ("gradient",
 # plan, span) a gradient where it is reduced, ("sums", plan, bucket) those of the own slice where
 # they lie elsewhere, ("variable", variable) what outlives the step, ("number", plan) and
-# ("iterations", plan) what an arena's updates count, and ("communicator", "calls") how often that
-# was called.
+# ("iterations", plan) what an arena's updates count, ("communicator", "calls") how often that was
+# called, and ("look", node) where a value lies that is in another's memory, or a variable's.
 Region = Hashable
 
 _UPDATES = ("update_bucket", "update_slices", "update_own")
@@ -70,6 +70,7 @@ class _Places:
         self.stored = stored_in_place(program)
         self.at: dict[int, tuple[Region, int]] = {}  # of each value: where, and who wrote it
         self._sent: dict[tuple[object, object], int] = {}
+        self._looks: set[int] = set()
         for instruction in program.instructions:
             node, op = instruction.node, lookup(instruction.node.op)
             if op.view is not None or node.op == "scan_result":
@@ -90,14 +91,23 @@ class _Places:
         region, writer = self.at[value]
         return Access(region, False, writer)
 
+    def _looking(self, node: Node) -> Iterator[Access]:
+        """Say of which values it finds out where they lie, or says so of its own."""
+        yield from (Access(("look", i), False) for i in node.inputs if i in self._looks)
+        reads = node.op == "read" and not node.attrs.get("copy")
+        if reads or node.op == "scan_result" or lookup(node.op).view is not None:
+            self._looks.add(node.id)
+            yield Access(("look", node.id), True)
+
     def of(self, node: Node) -> Iterator[Access]:
         """Say what one instruction reads and writes."""
         op = lookup(node.op)
-        if op.view is not None or node.op == "scan_result":
-            return
+        yield from self._looking(node)
         for i in node.inputs:
             if i in self.at and not (node.op == "store_gradient" and i in self.stored):
                 yield self.reading(i)
+        if op.view is not None or node.op == "scan_result":
+            return
         if node.op == "receive":  # a task's own sender lends the value until it is copied here
             sent = self._sent.get((node.attrs["edge"], node.attrs["destination"]))
             if sent in self.at:

@@ -34,13 +34,27 @@ def partition(graph: Graph) -> Graph:
     another task, a transfer without a value says so.
     """
     whole = copy_with_host(graph)
-    return _Cut(_Cut(whole, task_of, True).run(), lambda node: node.device, False).run()
+    cut = _Cut(_Cut(whole, task_of, True).run(), lambda node: node.device, False).run()
+    return cut if len(cut.nodes) == len(whole.nodes) else _without_idle_looks(cut)
 
 
 def task_of(node: Node) -> DeviceName:
     """Return the task that a placed node is of, as a name that leaves the device open."""
     assert node.device is not None, node
     return DeviceName(job=node.device.job, replica=node.device.replica, task=node.device.task)
+
+
+def _without_idle_looks(graph: Graph) -> Graph:
+    """Leave out views that only are looked at anew, on other devices."""
+    read = {*graph.outputs, *graph.effects}
+    for node in reversed(graph.nodes):
+        if lookup(node.op).view is None or node.id in read:
+            read.update((node.id, *node.before))
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        if node.id in read:
+            rewriter.keep(node)
+    return rewriter.finish()
 
 
 def _is_free(node: Node, graph: Graph) -> bool:

@@ -58,7 +58,8 @@ class Queues:
             if each.stream in self._streams and each.node.op not in _APART
         }
         self._latest = {index: self._streams[name] for name, index in latest.items()}
-        self._host_works = any(name.device.on_host for name in names)
+        nodes = [each.node for each in program.instructions]
+        self._host_works = any(each.device is not None and each.device.on_host for each in nodes)
         self._in_use: list[Any] = []
         self.any = bool(self._streams)
 

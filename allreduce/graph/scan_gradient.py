@@ -144,5 +144,6 @@ def _result_gradient(dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs) -
 
 
 # The executor carries them out (`allreduce/graph/loop.py`).
-register(Op("scan", _scan_shape, gradient=_gradient, kind="loop"))
-register(Op("scan_result", _result_shape, gradient=_result_gradient, kind="loop"))
+# The host repeats it, in its own memory.
+register(Op("scan", _scan_shape, gradient=_gradient, kind="loop", host=True))
+register(Op("scan_result", _result_shape, gradient=_result_gradient, kind="loop", host=True))

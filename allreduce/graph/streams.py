@@ -16,6 +16,7 @@ from allreduce.graph.ops.base import lookup
 
 COMPUTE, COLLECTIVE = "compute", "collective"
 TO_DEVICE, TO_HOST, ACROSS = "host-to-device", "device-to-host", "device-to-device"
+KINDS = (COMPUTE, COLLECTIVE, TO_DEVICE, TO_HOST, ACROSS)
 _WITH_THE_HOST = {"feed": TO_DEVICE, "fetch": TO_HOST}
 
 

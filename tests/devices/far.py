@@ -23,7 +23,7 @@ POISON = 0xFF  # of floats, a NaN; of integers -1
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this process own two such devices, GPU:0 and GPU:1, beside its CPUs."""
+    """Have this process own four such devices, GPU:0 to GPU:3, beside its CPUs."""
     monkeypatch.setitem(registry.RUNTIMES, "GPU", f"{__name__}:FarRuntime")
     registry.runtime.cache_clear()
     monkeypatch.setattr(devices._here, "_logical", None)
@@ -162,12 +162,12 @@ class FarDevice(Device):
 
 
 class FarRuntime(Runtime):
-    """Two of them."""
+    """Four of them."""
 
     kind = "GPU"
 
     def count(self) -> int:
-        return 2
+        return 4
 
     def open(self, name: DeviceName, physical: int) -> FarDevice:
         return FarDevice(name)

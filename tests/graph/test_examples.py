@@ -15,7 +15,9 @@ from safetensors.numpy import load_file
 import allreduce as ar
 from allreduce.devices import options
 from allreduce.graph import executor
+from allreduce.graph.streams import KINDS
 from mpi_examples import model_parallel, train
+from tests.devices import far
 from tests.graph.test_hazards import check_events, programs_of
 from tests.graph.test_streams import Streamed
 
@@ -46,7 +48,7 @@ def _train(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
     return {name: value.tobytes() for name, value in saved.items()}
 
 
-def _model_parallel(monkeypatch: pytest.MonkeyPatch, _: Path) -> Any:
+def _model_parallel(monkeypatch: pytest.MonkeyPatch, _: Path, kind: str = "CPU") -> Any:
     """Train the model of model_parallel.py on two devices of two replicas; returns its weights."""
     images, labels = _digits()
     data = SimpleNamespace(data=images, target=labels)
@@ -54,7 +56,7 @@ def _model_parallel(monkeypatch: pytest.MonkeyPatch, _: Path) -> Any:
     monkeypatch.setattr(model_parallel, "HELD_OUT", 8)
     ar.set_seed(0)
     strategy = ar.MultiWorkerMirroredStrategy(devices_per_replica=2)
-    model = model_parallel.train(strategy, "CPU:1", 1)
+    model = model_parallel.train(strategy, f"{kind}:1", 1)
     strategy.close()
     return [weights.tobytes() for weights in model.get_weights()]
 
@@ -70,3 +72,18 @@ def test_an_example_is_safe_and_gives_the_same_bits_on_streams(
     for poisons in (False, True):
         monkeypatch.setattr(Streamed, "poisons", poisons)
         assert run(monkeypatch, tmp_path) == found[0]
+
+
+def test_an_example_gives_the_same_bits_on_devices_beside_the_host(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wanted = _model_parallel(monkeypatch, tmp_path)
+    far.install(monkeypatch)  # which strategies choose, before CPUs
+    found: list[Any] = []
+    programs = programs_of(
+        monkeypatch, lambda: found.append(_model_parallel(monkeypatch, tmp_path, "GPU"))
+    )
+    assert check_events(programs) >= 9
+    streams = {each.stream.kind for program in programs for each in program.instructions}
+    assert streams == set(KINDS)
+    assert found[0] == wanted

@@ -12,7 +12,7 @@ import allreduce as ar
 from allreduce.devices import options
 from tests.devices import far
 from tests.graph.eager_cases import NETWORKS, trained
-from tests.graph.test_hazards import check_events, programs_of
+from tests.graph.test_hazards import Recurrent, check_events, programs_of
 
 
 @pytest.fixture(autouse=True)
@@ -22,14 +22,22 @@ def _far(monkeypatch: pytest.MonkeyPatch) -> None:
     far.install(monkeypatch)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("network", [*NETWORKS])
-def test_training_gives_the_same_bits(network: str, replicas: int) -> None:
-    wanted, found = (
-        trained(NETWORKS[network], ar.MirroredStrategy(owned), eagerly=False)
-        for owned in ([f"{kind}:{i}" for i in range(replicas)] for kind in ("CPU", "GPU"))
-    )
-    for one, other in zip(found, wanted, strict=True):
+@pytest.mark.parametrize(
+    ("network", "replicas"), [("dense", 1), *((each, 2) for each in [*NETWORKS, "scan"])]
+)
+def test_training_is_safe_and_gives_the_same_bits(
+    network: str, replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = NETWORKS.get(network, Recurrent)  # whose scan is on the host
+    found: list[list[Any]] = []
+
+    def train(kind: str) -> None:
+        strategy = ar.MirroredStrategy([f"{kind}:{i}" for i in range(replicas)])
+        found.append(trained(make, strategy, eagerly=False))
+
+    train("CPU")
+    assert check_events(programs_of(monkeypatch, lambda: train("GPU"))) >= 4
+    for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
