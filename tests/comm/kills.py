@@ -159,6 +159,7 @@ def _job(transport: str, size: int, seed: int) -> Iterator[tuple[Path, subproces
         script = place / "program.py"
         script.write_text(script_of(_rank, folder, seed))
         own = {"ALLREDUCE_TRANSPORT": transport, "ALLREDUCE_SECRET": folder, "TMPDIR": str(scratch)}
+        own["PYTHONFAULTHANDLER"] = "1"  # a survivor that crashes would end in silence, too
         shared = set(os.listdir("/dev/shm"))
         with (place / "output").open("w+b") as output:
             process = subprocess.Popen(
@@ -256,7 +257,9 @@ def kill_one(transport: str, size: int, seed: int) -> list[Loss]:
         process.wait(_END_SECONDS)
         losses = []
         for survivor in sorted(set(range(size)) - {victim}):
-            text = (place / f"{survivor}.lost").read_text()
+            told = place / f"{survivor}.lost"
+            assert told.exists(), f"rank {survivor} told nothing of rank {victim} ({pid})"
+            text = told.read_text()
             seconds, descriptors, message = text.split(" ", 2)
             found = re.search(_LOST, message)
             assert found, message
