@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from allreduce.cluster import waiting
 from allreduce.cluster.machine import STATES
 from allreduce.events import logger
 
-_kept: dict[str, socket.socket] = {}  # of meetings that have failed
+_kept: dict[str, int] = {}  # of meetings that have failed
 
 
 class Seat(NamedTuple):
@@ -32,6 +33,8 @@ class Seat(NamedTuple):
 
 class Attendance:
     """This rank has come, until it leaves: the others' `late()` does not name it.
+
+    As a context it leaves at the end; otherwise it never does, while its process lives.
 
     Args:
         seat: Whose.
@@ -56,7 +59,7 @@ class Attendance:
     def __exit__(self, kind: object, *_: object) -> None:
         """Be counted no more, as all have come; who has failed goes on to have come."""
         if kind is None:
-            self._sign.close()
+            os.close(self._sign)
         else:
             _kept[self._name] = self._sign
 
@@ -97,8 +100,9 @@ class Attendance:
             vigil.end()
 
 
-def _sign(name: str) -> socket.socket:
+def _sign(name: str) -> int:
+    """Return the descriptor of a socket with this name, which outlives what Python knows of it."""
     sign = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     with contextlib.suppress(OSError):  # it is taken: a wait may then be told less exactly
         sign.bind(name)
-    return sign
+    return sign.detach()

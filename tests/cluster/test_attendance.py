@@ -97,17 +97,31 @@ def test_who_has_failed_to_meet_has_come(seats: list[Seat], pids: list[int]) -> 
         assert here.late() == everybody
 
 
+def test_who_comes_to_stay_has_come_while_its_process_lives(
+    seats: list[Seat], pids: list[int]
+) -> None:
+    Attendance(seats[0], "end")
+    with Attendance(seats[2], "end") as here:
+        assert here.late() == f"rank 1 (process {pids[1]} is alive)"
+
+
 def test_a_rank_that_is_stopped_at_the_end_is_named_by_the_first_that_waits(
     script: Write,
 ) -> None:
     path = script(
         "from allreduce.cluster import waiting\n"
-        "waiting.WARN_SECONDS = 0.5\n"
+        "from pathlib import Path\n"
+        "waiting.WARN_SECONDS = 0.3\n"
+        "if world.rank == 1: world.store.set('pid', b'%d' % os.getpid())\n"
+        "stopped = Path(f'/proc/{int(world.store.get(\"pid\", 9))}/stat')\n"
         "world.close()\n"
         "if world.rank == 1:\n"
         "    os.write(1, b'%d\\n' % os.getpid())\n"
         "    os.kill(os.getpid(), signal.SIGSTOP)\n"
-        "if world.rank == 0: time.sleep(0.2)\n"
+        "while world.rank == 0 and ') T' not in stopped.read_text(): time.sleep(0.01)\n"
+        "first = f'@allreduce.end.{os.getppid()}.0\\n'\n"
+        "sockets = Path('/proc/net/unix')\n"
+        "while world.rank == 2 and first not in sockets.read_text(): time.sleep(0.01)\n"
     )
     with running(mpirun(3, path)) as process:
         pid = int(process.line())
@@ -115,7 +129,7 @@ def test_a_rank_that_is_stopped_at_the_end_is_named_by_the_first_that_waits(
         while "MPI_Finalize" not in said:
             said = process.error_line()
         late = f"waiting in MPI_Finalize for rank 1 (process {pid} {STOPPED}) to end"
-        assert said == f"[allreduce] rank 0: {late} (for 0.5 s so far)"
+        assert said == f"[allreduce] rank 0: {late} (for 0.3 s so far)"
         os.kill(pid, signal.SIGCONT)
         result = process.finish(10)
     assert result.code == 0, result
