@@ -71,10 +71,14 @@ std::string Roll::late() const { return late_of(ranks(), contents(kSockets)); }
 std::string Roll::report() const {
   const std::string sockets = contents(kSockets);
   const std::vector<Rank> here = ranks();
-  const auto speaks = [&](const Rank& rank) {
-    return rank.number < rank_ && has_come(rank.number, sockets) && trouble(rank.pid).empty();
+  const auto stuck = [&](int number) {
+    return std::any_of(here.begin(), here.end(), [&](const Rank& rank) {
+      return rank.number == number && !trouble(rank.pid).empty();
+    });
   };
-  if (std::any_of(here.begin(), here.end(), speaks)) return "";
+  // By their signs, which are known where the processes are not.
+  for (int number = 0; number < rank_; ++number)
+    if (has_come(number, sockets) && !stuck(number)) return "";
   const std::string late = late_of(here, sockets);
   return late.empty() ? elsewhere(here) : late;
 }

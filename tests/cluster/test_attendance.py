@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from allreduce.cluster import waiting
 from allreduce.cluster.attendance import Attendance, Seat
 from tests.cluster.conftest import Write
 from tests.cluster.processes import mpirun, running
@@ -103,6 +104,21 @@ def test_who_comes_to_stay_has_come_while_its_process_lives(
     Attendance(seats[0], "end")
     with Attendance(seats[2], "end") as here:
         assert here.late() == f"rank 1 (process {pids[1]} is alive)"
+
+
+def test_one_rank_tells_of_a_wait_where_the_launcher_is_unknown(
+    seats: list[Seat], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(waiting, "WARN_SECONDS", 0.1)
+    *_, first, second = [seat._replace(launcher=0) for seat in seats]
+    with (
+        Attendance(second, "meeting") as later,
+        Attendance(first, "meeting") as here,
+        later.watch("MPI_Init", ""),
+        here.watch("MPI_Init", ""),
+    ):
+        said = _soon(lambda: capfd.readouterr().err)
+    assert said == "[allreduce] rank 1: waiting in MPI_Init for other ranks (for 0.1 s so far)\n"
 
 
 def test_a_rank_that_is_stopped_at_the_end_is_named_by_the_first_that_waits(
