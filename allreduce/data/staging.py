@@ -51,7 +51,7 @@ class Stager:
             self._began = time.perf_counter()
         there = device.allocate(rows.nbytes).array(rows.dtype, rows.shape)
         device.copy(there, rows, stream)
-        stream.hold(rows)
+        stream.hold(rows, there)  # also where no batch comes of it, as another array has no room
         return there
 
     def finish(self) -> None:

@@ -84,9 +84,15 @@ class Stream(ABC):
         self.record(event)
         with self._holding:  # who makes batches uses a device's streams, too
             self._held.append((event, objects))
-            while self._held[0][0].done() and len(self._held) > 1:
-                self._held.popleft()
+        self.let_go()
         return event
+
+    def let_go(self) -> None:
+        """Drop what was held for work that is finished."""
+        gone = []  # what comes of that is not for who has the lock
+        with self._holding:
+            while self._held and self._held[0][0].done():
+                gone.append(self._held.popleft())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} of {self.device.name.local}>"

@@ -108,8 +108,7 @@ class Executor:
             )
             self._frames[sizes] = frame
             if len(self._frames) > KEPT_FRAMES:
-                _, oldest = self._frames.popitem(last=False)
-                oldest.queues.stop()  # which may still use its memory
+                self._frames.popitem(last=False)
         self._frames.move_to_end(sizes)
         try:
             return frame.run(feeds, moment)

@@ -82,7 +82,8 @@ class Frame:
         self.syncs = options.current().sync_errors
         self._made = {each.node.id: each.node for each in program.instructions}
         self.runtime: dict[str, np.ndarray] = {}
-        self.queues = Queues(program, self.device, self._watches or self.syncs)
+        looks = self._watches or self.syncs
+        self.queues = Queues(program, self.device, self.values, arenas, looks)
         self._give()
         free = self._find_free()
         threads = 1 if self.queues.any else min(threads, sum(free))
@@ -163,9 +164,9 @@ class Frame:
                 value = self.runtime.setdefault(node.attrs["name"], np.zeros((), np.int64))
                 self.values[node.id] = value
 
-    def _begin(self, feeds: Sequence[np.ndarray]) -> None:
+    def _begin(self) -> None:
         """Leave alone what the step before may still read on a device beside the host."""
-        self.queues.begin(feeds)
+        self.queues.begin()
         self.runtime.clear()
         self._give()
 
@@ -175,7 +176,7 @@ class Frame:
         began = time.perf_counter()
         self.clocks = {}
         if self.queues.any:
-            self._begin(feeds)
+            self._begin()
         for name, array in self.runtime.items():
             array[...] = self.replica.id if name == "replica" else getattr(moment, name)
         # What is somewhere else in each step.

@@ -79,7 +79,6 @@ def _read(frame: Frame, node: Node) -> Step:
         value = variable.storage[index]
         if copy:
             put(new := np.empty_like(value), value)
-            frame.queues.keep(new)
             value = new
         frame.values[node.id] = value
 
@@ -91,7 +90,9 @@ def _assign(frame: Frame, node: Node) -> Step:
     put = frame.queues.on(node, _put)
 
     def run() -> None:
-        put(variable.storage[index], frame.values[source])
+        target = variable.storage[index]
+        frame.queues.keep(target)
+        put(target, frame.values[source])
 
     return run
 
@@ -236,7 +237,6 @@ def _feed(frame: Frame, node: Node) -> Step:
             device.copy(there, value, stream)
             # The caller may change it as soon as the step has returned.
             stream.hold(there).synchronize()
-            frame.queues.keep(there)
             value = there
         frame.values[node.id] = value
 

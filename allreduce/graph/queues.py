@@ -6,7 +6,7 @@ gives to its device's stream and goes on; it waits only for what it reads itself
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,11 +25,14 @@ class Queues:
     """The streams of one program, and the events between them.
 
     A step begins when all that was given to its devices before is over, but for copies from and to
-    the host: these have memory of their own (`allreduce.graph.lent`).
+    the host: these have memory of their own (`allreduce.graph.lent`). What it uses stays until it
+    is over, whoever drops it meanwhile: a function that is gone takes its memory with it.
 
     Args:
         program: What runs on them; its instructions are issued in their order, by one thread.
         device: Gives the device that it calls by a name.
+        values: Where its values lie, by node, as far as they have been issued.
+        arenas: What else it uses.
         at_once: Whether the host waits for each instruction, as who looks at its result does.
 
     Attributes:
@@ -37,9 +40,16 @@ class Queues:
     """
 
     def __init__(
-        self, program: Program, device: Callable[[DeviceName], Device], at_once: bool = False
+        self,
+        program: Program,
+        device: Callable[[DeviceName], Device],
+        values: Mapping[int, Any],
+        arenas: Mapping[int, Any],
+        at_once: bool = False,
     ) -> None:
         self._program = program
+        self._values = values
+        self._arenas = arenas
         self._at_once = at_once
         names = dict.fromkeys(each.stream for each in program.instructions)
         beside = [each for each in names if not each.device.on_host and each.kind != COLLECTIVE]
@@ -60,7 +70,7 @@ class Queues:
         self._latest = {index: self._streams[name] for name, index in latest.items()}
         nodes = [each.node for each in program.instructions]
         self._host_works = any(each.device is not None and each.device.on_host for each in nodes)
-        self._in_use: list[Any] = []
+        self._kept: list[Any] = []
         self.any = bool(self._streams)
 
     def on(self, node: Node, work: Callable[..., object]) -> Callable[..., object]:
@@ -94,13 +104,9 @@ class Queues:
         """Return the stream that a copy from or to a device runs on."""
         return self._streams[stream_of(node)]
 
-    def begin(self, in_use: Sequence[Any]) -> None:
-        """Order a step behind those before it.
-
-        Args:
-            in_use: What it is given, which has to stay as long as devices read it.
-        """
-        self._in_use = [*in_use]
+    def begin(self) -> None:
+        """Order a step behind those before it."""
+        self._kept = []
         devices = dict.fromkeys(stream.device for stream in self._streams.values())
         before = [other for device in devices for other in device.streams()]
         for stream in self._latest.values():
@@ -109,13 +115,13 @@ class Queues:
                     stream.wait(other.passed)
 
     def keep(self, array: Any) -> None:
-        """Have an array stay as long as the step's work that was not issued yet may read it."""
+        """Have an array stay that is none of the program's values, until the step is over."""
         if self.any:
-            self._in_use.append(array)
+            self._kept.append(array)
 
     def end(self) -> None:
         """End a step: where CPUs have a part in it, all are through with their memory then."""
-        self._in_use = []
+        self._kept = []
         if self._host_works:
             for stream in self._latest.values():
                 assert stream.passed is not None, "each instruction was issued"
@@ -123,9 +129,10 @@ class Queues:
 
     def stop(self) -> None:
         """Wait until nothing is under way any more."""
-        self._in_use = []
+        self._kept = []
         for stream in self._streams.values():
             stream.synchronize()
+            stream.let_go()
 
     def ordered(self, index: int, step: Step) -> Step:
         """Put an instruction's events around what issues it."""
@@ -146,7 +153,7 @@ class Queues:
             if event is not None:
                 stream.record(event)
             if is_last:
-                stream.passed = stream.hold(*self._in_use)
+                stream.passed = stream.hold(*self._kept, *self._values.values(), self._arenas)
 
         return run
 

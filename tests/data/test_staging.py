@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,28 @@ def test_the_next_batch_is_copied_while_a_step_has_the_last() -> None:
         sums = strategy.run(step, (batch,))
         for values in strategy.local_results(sums):
             np.testing.assert_array_equal(values, np.full(3, 3.0 * number, np.float32))
+
+
+def test_memory_stays_while_it_is_copied_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = far.device("GPU:0")
+    allocate, stream = gpu.allocate, gpu.own("host-to-device")
+
+    def has_no_room_for_labels(nbytes: int, contents: Any = ()) -> Any:
+        if nbytes == 8:
+            raise MemoryError("for labels")
+        return allocate(nbytes, contents)
+
+    monkeypatch.setattr(gpu, "allocate", has_no_room_for_labels)
+    dataset = [(np.ones((2, 3), np.float32), np.ones((2, 1), np.float32))]
+    strategy = ar.MirroredStrategy(["GPU:0"])
+    stream.gate.clear()
+    with pytest.raises(MemoryError, match="for labels"):
+        list(strategy.distribute_dataset(dataset))
+    gc.collect()
+    another = gpu.allocate(24).array(np.float32, (6,))
+    stream.gate.set()
+    stream.synchronize()
+    assert not another.any()
 
 
 def test_a_timeline_shows_it_on_the_devices_stream(tmp_path: Path) -> None:

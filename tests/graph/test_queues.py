@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -157,6 +158,20 @@ def test_a_step_leaves_alone_what_the_one_before_still_uses() -> None:
     across.gate.set()
     for number, each in enumerate(found, 1):
         np.testing.assert_allclose(each.values[0], np.full((3, 4), number + 1.0), rtol=1e-6)
+
+
+def test_a_functions_memory_stays_while_a_device_is_at_it() -> None:
+    gpu = far.device("GPU:0")
+    power = ar.function(lambda x: ar.ops.matmul(ar.ops.matmul(x, x), x))
+    x = np.eye(4, dtype=np.float32) * 2
+    gpu.own("compute").gate.clear()
+    found = ar.MirroredStrategy(["GPU:0"]).run(power, (x,))
+    del power
+    gc.collect()
+    others = [gpu.allocate(x.nbytes).array(np.float32, (16,)) for _ in range(4)]
+    gpu.own("compute").gate.set()
+    np.testing.assert_array_equal(found.values[0], x**3)
+    assert not np.any(others)
 
 
 def test_draws_are_those_of_the_step_that_was_issued() -> None:
