@@ -71,6 +71,7 @@ class Queues:
         nodes = [each.node for each in program.instructions]
         self._host_works = any(each.device is not None and each.device.on_host for each in nodes)
         self._kept: list[Any] = []
+        self._earlier: list[Event] = []  # what the step is ordered behind
         self.any = bool(self._streams)
 
     def on(self, node: Node, work: Callable[..., object]) -> Callable[..., object]:
@@ -113,6 +114,7 @@ class Queues:
             for other in before:
                 if other is not stream and other.passed is not None:
                     stream.wait(other.passed)
+        self._earlier = [other.passed for other in before if other.passed is not None]
 
     def keep(self, array: Any) -> None:
         """Have an array stay that is none of the program's values, until the step is over."""
@@ -140,8 +142,19 @@ class Queues:
         awaited = [self._events[i] for i in instruction.waits if i in self._events]
         stream = self._streams.get(instruction.stream)
         if stream is None:
-            return _after(awaited, step) if awaited else step
+            step = _after(awaited, step) if awaited else step
+            return self._collective(step) if instruction.stream.kind == COLLECTIVE else step
         return self._given(stream, awaited, index, step)
+
+    def _collective(self, step: Step) -> Step:
+        """Have the host wait, before it writes, until no earlier step reads what lies there."""
+
+        def run() -> None:
+            while self._earlier:
+                self._earlier.pop().synchronize()
+            step()
+
+        return run
 
     def _given(self, stream: Stream, awaited: Sequence[Event], index: int, step: Step) -> Step:
         event, is_last = self._events.get(index), index in self._latest

@@ -160,6 +160,29 @@ def test_a_step_leaves_alone_what_the_one_before_still_uses() -> None:
         np.testing.assert_allclose(each.values[0], np.full((3, 4), number + 1.0), rtol=1e-6)
 
 
+def test_a_collective_leaves_alone_what_the_step_before_still_reads() -> None:
+    names = ["GPU:0", "GPU:1"]
+    strategy = ar.MirroredStrategy(names)
+    step = ar.function(lambda x: ar.ops.exp(ar.ops.all_gather(x)) + 1.0)
+
+    def run(number: int) -> Any:
+        return strategy.run(step, (ar.PerReplica((_batch(number),) * 2, everyone=(3, 3)),))
+
+    run(0)
+    gates = [far.device(name).own("compute").gate for name in names]
+    for gate in gates:
+        gate.clear()
+    openings = [threading.Timer(0.05, gate.set) for gate in gates]
+    for opening in openings:
+        opening.start()
+    found = [run(number) for number in range(1, 4)]
+    for opening in openings:
+        opening.join()
+    for number, each in enumerate(found, 1):
+        for value in each.values:
+            np.testing.assert_allclose(value, np.full((6, 4), np.exp(number) + 1), rtol=1e-6)
+
+
 def test_a_functions_memory_stays_while_a_device_is_at_it() -> None:
     gpu = far.device("GPU:0")
     power = ar.function(lambda x: ar.ops.matmul(ar.ops.matmul(x, x), x))
