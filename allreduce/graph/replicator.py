@@ -105,6 +105,7 @@ class Replicator(Replicas):
         """Return the graph of a step, as each replica runs it, without running it."""
 
         def current() -> Graph:
+            self.fingerprint.marks = ()  # as only shapes and dtypes count
             compiled = self._compiled(self._programs.of(fn), fn, arguments)
             compiled.follow(self)
             return compiled.graph

@@ -98,7 +98,11 @@ def _other_widths() -> None:
             ones = ar.PerReplica((np.ones((2, lengths[rank])),))
             print(float(strategy.local_results(strategy.run(fn, args=(ones,)))[0]), end=" ")
     print()
-    with strategy.scope():  # one of them knows it already
+    (batch,) = strategy.distribute_dataset([np.ones((4, 5))])
+    strategy.run(summed, args=(batch,))
+    with strategy.scope():  # one of them knows it already, and one has run something else since
+        if rank == 0:
+            ar.function(lambda x: x)(x)
         ar.function(summed).graph(ar.PerReplica((np.ones((2, (9, 3)[rank])),)))
     with strategy.scope():
         average = ar.Variable(np.ones(2), name="average")
