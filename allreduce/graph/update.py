@@ -20,6 +20,9 @@ from allreduce.graph.tensor import Tensor, TracedTensor
 from allreduce.graph.trace import Trace, current_trace
 from allreduce.graph.variable import Variable
 
+# float16 counts samples up to 2048 only, by which the sums of gradients are divided.
+_CHANGED = ("float32", "float64")
+
 
 @dataclass(frozen=True, slots=True)
 class NativeUpdate:
@@ -211,6 +214,10 @@ def _check(variables: Sequence[Variable]) -> None:
             raise UsageError(f"{users_line()}: {variable!r} is not a variable")
         if variable in seen:
             raise UsageError(f"{users_line()}: variable {variable.name!r} is given twice")
-        if not np.issubdtype(variable.dtype, np.floating):
-            raise UsageError(f"{users_line()}: variable {variable.name!r} is {variable.dtype}")
+        if variable.dtype.name not in _CHANGED:
+            raise UsageError(
+                f"{users_line()}: variable {variable.name!r} is {variable.dtype}; optimizers "
+                f"change variables of {' and '.join(_CHANGED)}: make it one, and use "
+                "ar.ops.cast where the step needs another type"
+            )
         seen.add(variable)

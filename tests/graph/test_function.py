@@ -290,6 +290,7 @@ def test_optimizer_state_goes_out_and_in() -> None:
 
 def test_wrong_use_is_named() -> None:
     w, count = Variable(np.ones(2, np.float32), name="w"), Variable([1, 2], name="count")
+    half = Variable(np.ones(2, np.float16), name="half")
     with pytest.raises(UsageError, match=r"inside ar\.function"):
         minimize(Descent(), np.ones(2), [w])
 
@@ -300,6 +301,7 @@ def test_wrong_use_is_named() -> None:
     fail(lambda x: minimize(Descent(), ops.sum(x * w, axis=1), [w, w]), "'w' is given twice")
     fail(lambda x: minimize(Descent(), ops.sum(x, axis=1), [w]), "does not depend on any")
     fail(lambda x: minimize(Descent(), ops.sum(x * w, axis=1), []), "no variables")
+    fail(lambda x: minimize(Descent(), ops.sum(x * half, axis=1), [half]), "'half' is float16; opt")
     fail(lambda x: w.assign(x), r"'w' has shape \(2,\)", ShapeError)
     fail(lambda x: count.assign(ops.sum(x, axis=0)), "'count' is int64; a float32 value")
     bare: list[Variable] = w  # type: ignore[assignment]
