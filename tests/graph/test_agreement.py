@@ -110,13 +110,10 @@ def _other_widths() -> None:
     def decayed(factor):  # type: ignore[no-untyped-def]
         average.assign(average * factor if factor < 0.7 else average + 1.0)
 
-    def shaken():  # type: ignore[no-untyped-def]
-        average.assign(average + ar.ops.normal((2,)))
-
     said(decayed, (0.5, 0.9)[rank])
     said((summed, doubled)[rank], ones)
     ar.set_seed(rank)
-    said(shaken)
+    said(lambda: average.assign(average + ar.ops.normal((2,))))
 
 
 def test_ranks_that_differ_say_how_and_those_that_do_not_go_on() -> None:
