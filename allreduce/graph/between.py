@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from allreduce.comm import Communicator, Work, begin_exchange, exchange
-from allreduce.errors import AllreduceError, UsageError
+from allreduce.errors import AllreduceError, MismatchError, PeerLostError, UsageError
 
 # For so long all is looked at; then the wait is one that warns and gives up, and a thread looks at
 # the rest, for one that comes to a step as late as that.
@@ -21,6 +21,7 @@ _LOOKED_AT_SECONDS, _LISTEN_SECONDS = 5.0, 0.1
 # At first other threads and processes are let go ahead, and nothing sleeps: an exchange of ranks
 # that come at once takes a tenth of that.
 _AWAKE_SECONDS, _LONGEST_NAP_SECONDS = 1e-3, 2e-3
+_VERDICT_SECONDS = 1.0  # in which members hear that they differ
 
 
 def exchange_between_steps(
@@ -42,18 +43,35 @@ def exchange_between_steps(
     """
     if not steps:  # the first step meets among ranks
         return exchange(ranks, purpose, mine)
-    everywhere = (ranks, *steps)
+    everywhere, works = (ranks, *steps), list[Work]()
     try:
-        works = [begin_exchange(each, purpose, mine) for each in everywhere]
+        for each in everywhere:
+            works.append(begin_exchange(each, purpose, mine))
         if not _look_at(works):
             _listen(ranks, works)
         found, *_ = [work.wait() for work in works]
     except BaseException as error:
+        difference = _difference(works) if isinstance(error, PeerLostError) else None
         for each in everywhere:  # where all is well, a call is left that the others do not make
             if not each.closed:
-                each.abort(f"{purpose} was ended by {error!r}")
+                each.abort(f"{purpose} was ended by {difference or error!r}")
+        if difference is not None:
+            raise difference from None
         raise
     return np.asarray(found).reshape(ranks.size, *mine.shape)
+
+
+def _difference(works: Sequence[Work]) -> MismatchError | None:
+    """Return how ranks differ, if an exchange says so: who heard it first has ended the others."""
+    until = time.monotonic() + _VERDICT_SECONDS
+    for work in works:
+        try:
+            work.wait(max(0.0, until - time.monotonic()))
+        except MismatchError as error:
+            return error
+        except AllreduceError:  # by which another exchange has ended
+            continue
+    return None
 
 
 def _look_at(works: Sequence[Work]) -> bool:
