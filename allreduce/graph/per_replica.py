@@ -77,6 +77,11 @@ class PerReplica:
             return cls(arrays, weights, offsets, is_batch, everyone)
         return _Coming(outputs, weights, offsets, is_batch, everyone)
 
+    @property
+    def is_coming(self) -> bool:
+        """Whether to read the values may take a wait for a device."""
+        return False
+
     def __repr__(self) -> str:
         shown = ", ".join(f"{value!s:.60}" for value in self.values)
         return f"PerReplica([{shown}], weights={list(self.weights)})"
@@ -102,6 +107,10 @@ class _Coming(PerReplica):
         put(self, "is_batch", is_batch)
         put(self, "everyone", everyone)
         put(self, "mark", None)
+
+    @property
+    def is_coming(self) -> bool:
+        return True
 
     def __getattr__(self, name: str) -> Any:  # of what is not set yet
         if name != "values":

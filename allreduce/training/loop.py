@@ -95,9 +95,10 @@ def train(
     totals, watch = Totals(replicator), LossWatch(replicator, epoch, model.doubts())
     with _batches(rows, replicator, order) as batches:
         for step, batch in enumerate(batches):
-            watch.note(step, totals.add(_run(model, model.train_step, batch)))
+            totals.add(_run(model, model.train_step, batch))
+            watch.note(step, totals)
             shown.step(step + 1, totals.local_means)
-    watch.agree()
+    watch.agree(totals)
     shown.measured()
     return totals.means()
 

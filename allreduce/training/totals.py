@@ -12,32 +12,56 @@ from allreduce.graph.per_replica import PerReplica
 from allreduce.graph.replicator import Replicator
 from allreduce.training.ranks import everyones, rank_of, size_of
 
+_READ_STEPS = 16  # between reads of what is still copied; a divisor of LossWatch.every
+
 
 class Totals:
-    """Sums of per-sample values, separately for each replica of this process."""
+    """Sums of per-sample values, separately for each replica of this process.
+
+    What devices still copy to the host is not waited for in each step.
+
+    Attributes:
+        first_nan: The first step in which this process's loss was a NaN, of those that have been
+            read; -1 for none. They count from 0.
+    """
 
     def __init__(self, replicator: Replicator) -> None:
         self._replicator = replicator
         self._sums: dict[str, list[float]] = {}
         self._counts = [0] * replicator.local_replicas
+        self._unread: list[Mapping[str, PerReplica]] = []
+        self._read_steps = 0
+        self.first_nan = -1
 
     @property
     def rows(self) -> int:
         """How many samples this process has seen."""
         return sum(self._counts)
 
-    def add(self, results: Mapping[str, PerReplica]) -> bool:
-        """Add one step's results; returns whether this process's loss is a NaN."""
-        for name, result in results.items():
-            sums = self._sums.setdefault(name, [0.0] * len(self._counts))
-            for index, value in enumerate(result.values):
-                sums[index] += _sum(value, result.weights[index])
+    def add(self, results: Mapping[str, PerReplica]) -> None:
+        """Add the next step's results."""
         for index, rows in enumerate(results["loss"].weights):
             self._counts[index] += rows
-        return any(math.isnan(value) for value in self._sums["loss"])
+        self._unread.append(results)
+        is_coming = any(result.is_coming for result in results.values())
+        if not is_coming or len(self._unread) >= _READ_STEPS:
+            self.read()
+
+    def read(self) -> None:
+        """Add up all that has been added, once it is there."""
+        for results in self._unread:
+            for name, result in results.items():
+                sums = self._sums.setdefault(name, [0.0] * len(self._counts))
+                for index, value in enumerate(result.values):
+                    sums[index] += _sum(value, result.weights[index])
+            if self.first_nan < 0 and any(math.isnan(value) for value in self._sums["loss"]):
+                self.first_nan = self._read_steps
+            self._read_steps += 1
+        self._unread.clear()
 
     def local_means(self) -> dict[str, float]:
         """Give this process's means so far, to show while an epoch runs."""
+        self.read()
         return {name: sum(sums) / max(1, self.rows) for name, sums in self._sums.items()}
 
     def means(self) -> dict[str, float]:
@@ -46,6 +70,7 @@ class Totals:
         Adding zeros is exact, so the exchange moves each replica's sums unchanged, and all add them
         up in the order of the replicas' ids.
         """
+        self.read()
         replicator = self._replicator
         table = np.zeros((replicator.num_replicas_in_sync, len(self._sums) + 1))
         first = replicator.first_replica
@@ -84,24 +109,22 @@ class LossWatch:
         self._replicator = replicator
         self._epoch = epoch
         self._doubts = doubts
-        self._first = -1
         self._alone = size_of(replicator) == 1
 
-    def note(self, step: int, is_nan: bool) -> None:
-        """Take down a step's outcome; steps count from 0."""
-        if is_nan and self._first < 0:
-            self._first = step
-        if is_nan if self._alone else (step + 1) % self.every == 0:
-            self.agree()
+    def note(self, step: int, totals: Totals) -> None:
+        """Take down the outcome up to a step, as far as it has been read; steps count from 0."""
+        if totals.first_nan >= 0 if self._alone else (step + 1) % self.every == 0:
+            self.agree(totals)
 
-    def agree(self) -> None:
-        """Compare notes.
+    def agree(self, totals: Totals) -> None:
+        """Compare notes on all steps.
 
         Raises:
             NumericsError: Some rank's loss has been a NaN; the message names the first step and
                 rank.
         """
-        firsts = everyones(self._replicator, "the first NaN", [self._first])[:, 0].tolist()
+        totals.read()
+        firsts = everyones(self._replicator, "the first NaN", [totals.first_nan])[:, 0].tolist()
         found = [(step, rank) for rank, step in enumerate(firsts) if step >= 0]
         if not found:
             return

@@ -11,6 +11,7 @@ import pytest
 
 import allreduce as ar
 from allreduce.devices import options
+from allreduce.training.totals import Totals
 from tests.devices import far
 from tests.graph.eager_cases import NETWORKS, trained
 from tests.graph.test_hazards import Recurrent, check_events, programs_of
@@ -91,6 +92,30 @@ def test_a_slow_copy_to_the_host_delays_nobody_but_its_reader() -> None:
         assert total.values[0] == pytest.approx(_expected(number)[0])
         pieces.append(len(gpu.pieces))
     assert pieces == pieces[:1] * 5
+
+
+def test_losses_are_added_up_when_somebody_asks() -> None:
+    strategy = ar.MirroredStrategy(["GPU:0"])
+
+    @ar.function
+    def step(x: Any) -> Any:
+        return {"loss": ar.ops.sum(x, axis=1)}
+
+    strategy.run(step, (_batch(0),))
+    back = far.device("GPU:0").own("device-to-host")
+    back.synchronize()
+    back.gate.clear()
+    totals = Totals(strategy)
+    for number in (1, 2, np.nan, 4):
+        totals.add(strategy.run(step, (ar.PerReplica((np.full((3, 4), number, np.float32),)),)))
+        assert totals.first_nan == -1  # nothing is there to be read
+    back.gate.set()
+    assert np.isnan(totals.local_means()["loss"])
+    assert (totals.first_nan, totals.rows) == (2, 12)
+    many = Totals(strategy)
+    for number in range(1, 41):
+        many.add(strategy.run(step, (ar.PerReplica((_batch(number),)),)))
+    assert many.means() == {"loss": 4 * 20.5}
 
 
 def test_what_a_function_returns_is_waited_for_by_its_reader() -> None:
