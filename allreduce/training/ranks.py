@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -35,7 +36,7 @@ def name_rank(error: BaseException, communicator: Communicator | None, what: str
     if communicator is None or communicator.size == 1 or not isinstance(error, AllreduceError):
         return
     here = f"rank {communicator.rank}"
-    if here not in str(error):
+    if not re.search(rf"{here}\b", str(error)):  # rank 1's may speak of rank 10
         error.args = (f"{what} on {here}: {error}", *error.args[1:])
 
 

@@ -44,3 +44,15 @@ def test_a_rank_says_nothing_of_another_that_has_ended_by_the_same_error() -> No
     _, refused = settle_threads(one, 2)
     assert isinstance(refused, ShapeError)
     assert not hasattr(refused, "__notes__")
+
+
+def test_an_error_that_speaks_of_another_rank_is_told_with_its_own() -> None:
+    def one(comm: Communicator) -> None:
+        comm.barrier()
+        with telling(comm, "fit"):
+            raise ShapeError(f"rank {comm.rank}0 has no axis 5")
+
+    assert [str(error) for error in settle_threads(one, 2)] == [
+        "fit on rank 0: rank 00 has no axis 5",
+        "fit on rank 1: rank 10 has no axis 5",
+    ]
