@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import secrets
 import time
@@ -42,6 +43,10 @@ def watch_from_import(rank: int) -> None:
     global _unjoined
     if pmi.connected():
         _unjoined = Watch(rank, abort=_abort_unjoined, job=str(pmi.proxy()))
+
+
+# Just before worlds are closed, where rank 0 leads for a while, until all have left.
+atexit.register(mpi_library.come_to_the_end)
 
 
 class _Wait:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -29,6 +30,7 @@ _SEGMENTS = (*MAPPED_BY_ALL, "/dev/shm/sm_segment.", "/dev/shm/Intel_MPI_")
 REMEDY = "every rank has to call allreduce.init()"
 
 _seat: Seat | None = None  # this process's, once MPI is loaded
+_end = contextlib.ExitStack()  # what it does as it ends
 _finalizing = 0  # the process that finalises MPI here, where mpi4py does not
 
 
@@ -105,6 +107,13 @@ def imported() -> Any:
     return MPI
 
 
+def come_to_the_end() -> None:
+    """Be counted by those who wait in MPI_Finalize, and wait with them."""
+    if _seat is not None and os.getpid() == _finalizing and not finalized():
+        # Whoever has ended has no process any more, and is not late: nobody leaves.
+        _end.enter_context(Attendance(_seat, "end").watch("MPI_Finalize", " to end"))
+
+
 @atexit.register  # at the import of the cluster room, and so after all that still use MPI
 def _finalize() -> None:
     mpi = sys.modules.get("mpi4py.MPI")
@@ -112,11 +121,7 @@ def _finalize() -> None:
         return
     if not mpi.Is_initialized() or mpi.Is_finalized():
         return
-    if _seat is None:
-        mpi.Finalize()
-        return
-    # Whoever has ended has no process any more, and is not late: nobody leaves.
-    with Attendance(_seat, "end").watch("MPI_Finalize", " to end"):
+    with _end:
         mpi.Finalize()
 
 

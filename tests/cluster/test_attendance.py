@@ -130,7 +130,6 @@ def test_a_rank_that_is_stopped_at_the_end_is_named_by_the_first_that_waits(
         "waiting.WARN_SECONDS = 0.3\n"
         "if world.rank == 1: world.store.set('pid', b'%d' % os.getpid())\n"
         "stopped = Path(f'/proc/{int(world.store.get(\"pid\", 9))}/stat')\n"
-        "world.close()\n"
         "if world.rank == 1:\n"
         "    os.write(1, b'%d\\n' % os.getpid())\n"
         "    os.kill(os.getpid(), signal.SIGSTOP)\n"
