@@ -11,10 +11,10 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from allreduce.cluster import waiting
+from allreduce.cluster import pmi, waiting
 from allreduce.cluster.machine import STATES
 from allreduce.events import logger
 
@@ -68,15 +68,19 @@ class Attendance:
         return str(self._roll.late())
 
     @contextlib.contextmanager
-    def watch(self, call: str, remedy: str, timeout: float = 0.0) -> Iterator[None]:
+    def watch(
+        self, call: str, remedy: str, timeout: float = 0.0, leftovers: Sequence[str] = ()
+    ) -> Iterator[None]:
         """Tell for whom a call of MPI's waits, when it does so for long.
 
-        The lowest rank of this host that has come tells it.
+        The lowest rank of this host that has come tells it; that the wait is over tells the first
+        for which it is.
 
         Args:
             call: Its name.
             remedy: What the others have to do.
-            timeout: Seconds after which this process ends; 0 for never.
+            timeout: Seconds after which this process ends, and the job; 0 for never.
+            leftovers: How files begin that are removed then, if this process maps them.
         """
         before = f"[allreduce] rank {self.seat.rank}: "
         so_far = f"for {waiting.WARN_SECONDS:g} s so far" + (timeout > 0) * f", of {timeout:g} s"
@@ -93,6 +97,8 @@ class Attendance:
                 f"{before}{call} did not end within {timeout:g} s, for want of ",
                 remedy,
             ),
+            list(leftovers),
+            pmi.line() if timeout else -1,
         )
         try:
             yield

@@ -80,7 +80,7 @@ def _initialize(mpi: Any, attendance: Attendance, timeout: float) -> None:
     # MPICH's library crashes when a signal interrupts its wait for the other ranks.
     unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
-        with attendance.watch("MPI_Init", f"; {REMEDY}", timeout):
+        with attendance.watch("MPI_Init", f"; {REMEDY}", timeout, _SEGMENTS):
             mpi.Init_thread(mpi.THREAD_MULTIPLE)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)

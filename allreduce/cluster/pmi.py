@@ -37,10 +37,15 @@ def proxy() -> int | None:
 def connected() -> bool:
     """Say whether this process holds a line to hydra; few helpers of a rank inherit that."""
     try:
-        line = int(os.environ.get(_LINE, ""))
-        return stat.S_ISSOCK(os.fstat(line).st_mode) and proxy() is not None
+        held = int(os.environ.get(_LINE, ""))
+        return stat.S_ISSOCK(os.fstat(held).st_mode) and proxy() is not None
     except (OSError, ValueError):
         return False
+
+
+def line() -> int:
+    """Return the descriptor of this process's line to hydra; -1 if it has none."""
+    return int(os.environ[_LINE]) if connected() else -1
 
 
 def abort(code: int) -> None:

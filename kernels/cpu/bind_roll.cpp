@@ -3,6 +3,7 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include "roll.h"
 
@@ -28,10 +29,11 @@ void bind_roll(nb::module_& m) {
   nb::class_<Vigil>(m, "Vigil")
       .def(
           "__init__",
-          [](Vigil* self, const Roll& roll, const Told& late, const Told& over) {
-            new (self) Vigil(roll, notice(late), notice(over));
+          [](Vigil* self, const Roll& roll, const Told& late, const Told& over,
+             std::vector<std::string> leftovers, int line) {
+            new (self) Vigil(roll, notice(late), notice(over), {std::move(leftovers), line});
           },
-          nb::arg("roll"), nb::arg("late"), nb::arg("over"))
+          nb::arg("roll"), nb::arg("late"), nb::arg("over"), nb::arg("leftovers"), nb::arg("line"))
       .def("end", &Vigil::end);
 }
 

@@ -1,10 +1,13 @@
 #include "roll.h"
 
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -15,7 +18,8 @@ namespace {
 
 constexpr int kListed = 8;
 constexpr char kSockets[] = "/proc/net/unix";
-constexpr std::chrono::milliseconds kForwarding{100}, kAfterYou{500};
+// Who gives up first tells why, and ends the job: mpirun drops what it has not forwarded by then.
+constexpr std::chrono::milliseconds kForwarding{300}, kAfterYou{3000};
 
 // What a file of the kernel's holds; nothing where its process has ended, or is another user's.
 std::string contents(const std::string& path) {
@@ -79,8 +83,24 @@ std::string Roll::report() const {
   // By their signs, which are known where the processes are not.
   for (int number = 0; number < rank_; ++number)
     if (has_come(number, sockets) && !stuck(number)) return "";
-  const std::string late = late_of(here, sockets);
+  return wanting();
+}
+
+std::string Roll::wanting() const {
+  const std::vector<Rank> here = ranks();
+  const std::string late = late_of(here, contents(kSockets));
   return late.empty() ? elsewhere(here) : late;
+}
+
+bool Roll::is_first_to_give_up() const {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string name = meeting_ + ".over";
+  std::copy_n(name.data(), std::min(name.size(), sizeof(address.sun_path) - 1),
+              address.sun_path + 1);  // an abstract name, which this process has while it lives
+  const int sign = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  return bind(sign, reinterpret_cast<const sockaddr*>(&address), length) == 0;
 }
 
 std::string Roll::elsewhere(const std::vector<Rank>& here) const {
@@ -137,8 +157,12 @@ std::string Roll::trouble(int pid) const {
   return "";
 }
 
-Vigil::Vigil(const Roll& roll, Notice late, Notice over)
-    : roll_(roll), late_(std::move(late)), over_(std::move(over)), thread_([this] { run(); }) {}
+Vigil::Vigil(const Roll& roll, Notice late, Notice over, Remains remains)
+    : roll_(roll),
+      late_(std::move(late)),
+      over_(std::move(over)),
+      remains_(std::move(remains)),
+      thread_([this] { run(); }) {}
 
 void Vigil::end() {
   {
@@ -165,11 +189,29 @@ void Vigil::run() {
     if (const std::string who = roll_.report(); !who.empty()) say(late_, who);
   }
   if (over_.seconds <= 0 || !lasts(over_.seconds)) return;
-  const std::string who = roll_.report();
-  if (!who.empty()) say(over_, who);
-  // mpirun kills the rest when the first has ended, and drops what it has not forwarded.
-  std::this_thread::sleep_for(who.empty() ? kAfterYou : kForwarding);
+  if (roll_.is_first_to_give_up()) {
+    const std::string who = roll_.wanting();
+    say(over_, who.empty() ? "some rank" : who);
+    std::this_thread::sleep_for(kForwarding);
+    remove_files();
+    const std::string abort = "cmd=abort exitcode=1\n";
+    if (remains_.line >= 0 && write(remains_.line, abort.data(), abort.size()) > 0)
+      std::this_thread::sleep_for(kAfterYou);  // to be ended, like the others
+  } else {
+    std::this_thread::sleep_for(kAfterYou);
+  }
   _exit(1);
+}
+
+void Vigil::remove_files() const {
+  std::istringstream maps(contents("/proc/self/maps"));
+  for (std::string line; std::getline(maps, line);) {
+    const std::size_t at = line.find('/');
+    if (at == std::string::npos) continue;
+    const std::string path = line.substr(at);
+    for (const std::string& prefix : remains_.prefixes)
+      if (path.starts_with(prefix)) unlink(path.c_str());
+  }
 }
 
 }  // namespace allreduce

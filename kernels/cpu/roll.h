@@ -27,6 +27,11 @@ class Roll {
   // has come, which is to say it.
   std::string report() const;
 
+  // Whom this rank waits for in vain.
+  std::string wanting() const;
+  // Whether no other rank of this host, which still lives, has asked the same.
+  bool is_first_to_give_up() const;
+
  private:
   struct Rank {
     int number;
@@ -51,12 +56,18 @@ struct Notice {
   std::string before, after;
 };
 
+// What is to be done before a process ends that has waited in vain.
+struct Remains {
+  std::vector<std::string> prefixes;  // of files that it maps: they are removed
+  int line;  // to hydra, which is told to end the job (cluster/pmi.py); -1 for none
+};
+
 // A thread that needs nothing of Python's.
 class Vigil {
  public:
-  // Writes `late` if the wait lasts that long; after `over` it ends the process, if there is one
-  // (`seconds` above 0).
-  Vigil(const Roll& roll, Notice late, Notice over);
+  // Writes `late` if the wait lasts that long; after `over`, if there is one (`seconds` above 0),
+  // it ends the process, and the job if it can.
+  Vigil(const Roll& roll, Notice late, Notice over, Remains remains);
   ~Vigil() { end(); }
   Vigil(const Vigil&) = delete;
   Vigil& operator=(const Vigil&) = delete;
@@ -65,11 +76,13 @@ class Vigil {
 
  private:
   void run();
+  void remove_files() const;
   // Whether the wait goes on so many seconds after its beginning.
   bool lasts(double seconds);
 
   const Roll roll_;
   const Notice late_, over_;
+  const Remains remains_;
   const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
   std::mutex mutex_;
   std::condition_variable changed_;
