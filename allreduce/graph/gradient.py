@@ -13,7 +13,7 @@ import numpy as np
 
 from allreduce.errors import UnsupportedError, UsageError
 from allreduce.graph.dispatch import as_tensor
-from allreduce.graph.node import GRADIENT, Node
+from allreduce.graph.node import GRADIENT, LOSS, Node
 from allreduce.graph.ops import functions
 from allreduce.graph.ops.base import cut, lookup
 from allreduce.graph.scope import Beside, part, users_line, within
@@ -185,7 +185,7 @@ def _propagate(
         raise _lacking(node, wanted[0])
     inputs = [trace.tensor(i) for i in node.inputs]
     output = trace.tensor(node.id)
-    with within(Beside(id(trace), node.id)), part(f"{GRADIENT}{node.part}"):
+    with within(Beside(id(trace), node.id)), part(_gradient_of(node)):
         parts = op.gradient(gradient, output, inputs, node.attrs)
     assert len(parts) == len(inputs), node
     for place in wanted:
@@ -194,10 +194,14 @@ def _propagate(
             raise _lacking(node, place)
         before = pending.get(source.id)
         if before is not None:
-            of = f"{GRADIENT}{trace.nodes[source.id].part}"
-            with within(Beside(id(trace), source.id)), part(of):
+            of = trace.nodes[source.id]
+            with within(Beside(id(trace), source.id)), part(_gradient_of(of)):
                 found = before + found
         pending[source.id] = found
+
+
+def _gradient_of(node: Node) -> str:
+    return f"{GRADIENT}{node.part}" if node.part else LOSS
 
 
 def _lacking(node: Node, place: int) -> UnsupportedError:

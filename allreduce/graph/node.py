@@ -10,6 +10,7 @@ from allreduce.devices.names import DeviceName
 from allreduce.graph.spec import Spec
 
 GRADIENT = "gradient of "  # what the name of a part begins with that differentiates another one
+LOSS = f"{GRADIENT}the loss"  # what differentiates operations outside of layers
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from math import prod
 
 from allreduce.devices.names import DeviceName
 from allreduce.graph.body import with_bodies
-from allreduce.graph.node import GRADIENT, Graph, Node
+from allreduce.graph.node import GRADIENT, LOSS, Graph, Node
 from allreduce.graph.partition import ANYWHERE
 from allreduce.graph.spec import Spec
 
@@ -135,7 +135,7 @@ class _Grouping:
         if plan is not None:
             return self._bucket(node)
         kind = BACKWARD if node.part.startswith(GRADIENT) else FORWARD
-        name = "/".join(node.part.removeprefix(GRADIENT).split("/")[: self._depth])
+        name = "/".join(_layer(node.part).split("/")[: self._depth])
         if node.op in ("placeholder", "feed"):
             name = "inputs"
         elif not name and kind == FORWARD:
@@ -149,7 +149,7 @@ class _Grouping:
     def _repeated(self, inner: Node, scan: Node) -> Section:
         """Find the section of what a scan repeats: its layer's, or the scan's own."""
         part = inner.part
-        if not part.removeprefix(GRADIENT):
+        if not _layer(part):
             return self._of[scan.id]
         if scan.part.startswith(GRADIENT) and not part.startswith(GRADIENT):  # computed again
             part = f"{GRADIENT}{part}"
@@ -192,12 +192,17 @@ class _Grouping:
 
 def _depth(graph: Graph) -> int:
     """Choose how far layers inside of layers are told apart."""
-    paths = {node.part.removeprefix(GRADIENT) for node in with_bodies(graph.nodes)}
+    paths = {_layer(node.part) for node in with_bodies(graph.nodes)}
     deepest = max(path.count("/") + 1 for path in paths)
     for depth in range(deepest, 1, -1):
         if len({tuple(path.split("/")[:depth]) for path in paths}) <= _MOST:
             return depth
     return 1
+
+
+def _layer(part: str) -> str:
+    """Name the layer that a part is, or is the gradient of; empty outside of layers."""
+    return "" if part == LOSS else part.removeprefix(GRADIENT)
 
 
 def _said(node: Node) -> list[str]:

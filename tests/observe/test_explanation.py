@@ -108,6 +108,7 @@ def test_an_update_in_slices_is_explained(
     assert "update_slices 0" in said
     assert "the header (64 B: the number of samples): ready at " in said
     assert "bucket 0 (64 B: m/w): ready at " in said
+    assert "\u2502 gradient of the loss " in said  # in the column of parts
 
 
 def test_slices_that_are_sent_are_explained(

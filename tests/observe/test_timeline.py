@@ -79,6 +79,8 @@ def test_a_timeline_has_all_ranks_instructions_in_order(tmp_path: Path) -> None:
             assert whole["ts"] <= wait["ts"] <= whole["ts"] + whole["dur"] + 1
             assert whole["args"]["exposed"] * 1e6 == pytest.approx(wait["dur"], abs=1)
             assert whole["args"]["bytes"] == (16 + 32 + 16 + 16 + 16) * 4  # with the header
+        parts = {each["args"].get("part", "") for each in compute}
+        assert {"sequential/0", "gradient of sequential/0", "gradient of the loss"} < parts
     begun = [lanes[f"replica {rank} CPU:0 collective"][0] for rank in (0, 1)]
     assert begun[0]["ts"] < begun[1]["ts"] + begun[1]["dur"]  # one clock: they overlap
     assert begun[1]["ts"] < begun[0]["ts"] + begun[0]["dur"]
