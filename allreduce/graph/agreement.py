@@ -68,7 +68,7 @@ class Agreement:
     def __init__(self, program: Outline, joins_rows: bool) -> None:
         self.program = program
         self.joins_rows = joins_rows
-        digest = _digest(json.dumps([each for each, _ in program]))
+        digest = _digest(json.dumps([line.words for line in program]))
         self._row = np.append(digest, _NOBODY)
 
     def row(self, rank: int, told: bool, brought: int) -> np.ndarray:

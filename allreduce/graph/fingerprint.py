@@ -16,7 +16,6 @@ from zlib import crc32
 
 import numpy as np
 
-from allreduce.graph.naming import own_part
 from allreduce.graph.spec import show
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ class Fingerprint:
         """Give all of it as plain data."""
         nothing = _Change()
         changes = [(each.name, self._changes.get(each, nothing)) for each in self._variables]
-        told = [[own_part(name), change.sum, change.where] for name, change in changes]
+        told = [[name, change.sum, change.where] for name, change in changes]
         return [told, [mark.told for mark in self.marks]]
 
 

@@ -4,20 +4,46 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from allreduce.graph.body import Body
 from allreduce.graph.naming import own_part
 from allreduce.graph.node import Graph, Node
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.ops.windows import Windows
+from allreduce.graph.spec import show
 from allreduce.graph.variable import Variable
 
-Outline = tuple[tuple[str, str], ...]  # of each operation what it does, and the user's line
+
+class Line(NamedTuple):
+    """What an operation of a step does.
+
+    Attributes:
+        words: What has to be the same on all ranks.
+        source: The user's line.
+        full: The words for people, where these are to know more: a variable's whole name, which may
+            count the models of one process; and "argument 0: float32 (rows, 3)".
+    """
+
+    words: str
+    source: str
+    full: str = ""
+
+
+Outline = tuple[Line, ...]
 
 # Attributes that are integers and the same whatever arrays a rank brings; shapes, parts of them and
 # counts of rows may be its own.
 _PLACES = ("axis", "axes", "depth", "groups", "k", "key")
+
+_OF_VARIABLES = ("read", "assign")
+
+_SAME_FUNCTION = "run the same function on every rank"
+_SAME_DRAWS = (
+    "random numbers come of the seed and of how many draws were before them: call ar.set_seed with "
+    "one number on every rank, and draw as often on all"
+)
+_SAME_KINDS = "give the step arrays of one dtype, and rows of one shape, on every rank"
 
 
 def outline(graph: Graph) -> Outline:
@@ -53,25 +79,48 @@ def difference(
     rank: int, program: Sequence[Sequence[str]], other_rank: int, other: Sequence[Sequence[str]]
 ) -> str | None:
     """Say where two ranks' outlines differ first; None where they do not."""
-    remedy = "run the same function on every rank"
-    for place, (mine, theirs) in enumerate(zip(program, other, strict=False)):
-        if mine[0] != theirs[0]:
-            if _without_keys(mine[0]) == _without_keys(theirs[0]):
-                remedy = (
-                    "random numbers come of the seed and of how many draws were before them: call "
-                    "ar.set_seed with one number on every rank, and draw as often on all"
-                )
-            shown = [f"{words} ({source})" for words, source in (mine, theirs)]
-            return (
-                f"operation {place} of the step is {shown[0]} on rank {rank} but {shown[1]} on "
-                f"rank {other_rank}; {remedy}"
-            )
-    if len(program) == len(other):
+    lines, others = [Line(*each) for each in program], [Line(*each) for each in other]
+    pairs = enumerate(zip(lines, others, strict=False))
+    place = next((i for i, (one, two) in pairs if one.words != two.words), None)
+    if place is None and len(lines) == len(others):
         return None
-    return (
-        f"the step has {len(program)} operations on rank {rank} but {len(other)} on rank "
-        f"{other_rank}; {remedy}"
-    )
+
+    def both(what: str, mine: str, theirs: str) -> str:
+        return f"{what} {mine} on rank {rank} but {theirs} on rank {other_rank}"
+
+    given = _differing(_arguments(lines), _arguments(others))
+    said = f"{both(*given)}; {_SAME_KINDS}" if given else ""
+    if place is None:
+        counted = both("the step has", f"{len(lines)} operations", str(len(others)))
+        return f"{counted}; {said or _SAME_FUNCTION}"
+    mine, theirs = lines[place], others[place]
+    if said and _is_argument(mine) and _is_argument(theirs):
+        return said
+    shown = [f"{line.full or line.words} ({line.source})" for line in (mine, theirs)]
+    drawn = _without_keys(mine.words) == _without_keys(theirs.words)
+    remedy = said or (_SAME_DRAWS if drawn else _SAME_FUNCTION)
+    return f"{both(f'operation {place} of the step is', *shown)}; {remedy}"
+
+
+def _is_argument(line: Line) -> bool:
+    return line.words.startswith("placeholder(")
+
+
+def _arguments(lines: Iterable[Line]) -> dict[str, str]:
+    """Give the type of each argument, and the shape of its rows."""
+    found: dict[str, str] = {}
+    for line in filter(_is_argument, lines):
+        name, _, kind = line.full.partition(": ")
+        found.setdefault(name, kind)  # those of a scan's body come later
+    return found
+
+
+def _differing(mine: dict[str, str], theirs: dict[str, str]) -> tuple[str, str, str] | None:
+    """Find the first argument that is not of one kind; what both ranks lack or have is no news."""
+    for name, kind in mine.items():
+        if theirs.get(name, kind) != kind:
+            return f"{name} of the step is", kind, theirs[name]
+    return None
 
 
 def _without_keys(words: str) -> str:
@@ -88,7 +137,7 @@ def _numbers(graph: Graph, ends: Iterable[int]) -> dict[int, int]:
     return {old: new for new, old in enumerate(sorted(wanted))}
 
 
-def _lines(graph: Graph, numbers: dict[int, int]) -> Iterator[tuple[str, str]]:
+def _lines(graph: Graph, numbers: dict[int, int]) -> Iterator[Line]:
     """Say what the numbered operations do, and behind each scan what it does in a step."""
     asked: dict[int, set[int]] = {}
     for i in numbers:
@@ -96,12 +145,12 @@ def _lines(graph: Graph, numbers: dict[int, int]) -> Iterator[tuple[str, str]]:
             asked.setdefault(graph.nodes[i].inputs[0], set()).add(graph.nodes[i].attrs["index"])
     for i in numbers:
         node = graph.nodes[i]
-        yield _words(graph, node, numbers), node.source
+        yield Line(_words(graph, node, numbers), node.source, _full(graph, node, numbers))
         if node.op == "scan":
             yield from _step(node, asked.get(i, set()))
 
 
-def _step(scan: Node, asked: Collection[int]) -> Iterator[tuple[str, str]]:
+def _step(scan: Node, asked: Collection[int]) -> Iterator[Line]:
     """Say what a scan's step does for the next carry, and for the results that are asked for."""
     body: Body = scan.attrs["body"]
     results = [*range(body.carries), *body.made]
@@ -113,15 +162,24 @@ def _step(scan: Node, asked: Collection[int]) -> Iterator[tuple[str, str]]:
     numbers = _numbers(body.graph, ends.values())
     yield from _lines(body.graph, numbers)
     given = ", ".join(f"{result}=%{numbers[i]}" for result, i in ends.items())
-    yield f"the end of a step of scan({given})", scan.source
+    yield Line(f"the end of a step of scan({given})", scan.source)
 
 
-def _words(graph: Graph, node: Node, numbers: dict[int, int]) -> str:
+def _full(graph: Graph, node: Node, numbers: dict[int, int]) -> str:
+    """Say what the words leave out; empty where that is nothing."""
+    if node.op == "placeholder":
+        shape = ("rows", *node.spec.shape[1:]) if node.spec.shape else ()
+        return f"{node.attrs['name']}: {node.spec.dtype} {show(shape)}"
+    return _words(graph, node, numbers, full=True) if node.op in _OF_VARIABLES else ""
+
+
+def _words(graph: Graph, node: Node, numbers: dict[int, int], full: bool = False) -> str:
     reads = [f"%{numbers[i]}" for i in node.inputs]
     told = ((key, _without_sizes(value)) for key, value in sorted(node.attrs.items()))
     said = [f"{key}={value!r}" for key, value in told if _is_said(key, value)]
-    if node.op in ("read", "assign"):
-        said = [repr(own_part(node.attrs["variable"].name))]
+    if node.op in _OF_VARIABLES:
+        name = node.attrs["variable"].name
+        said = [repr(name if full else own_part(name))]
     elif node.op == "scan":
         said = _of_scan(node.attrs["body"])
     elif node.op == "scan_result":

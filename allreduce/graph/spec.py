@@ -74,7 +74,7 @@ class Spec:
         return f"{self.dtype.name}{show(self.shape)}"
 
 
-def show(shape: Iterable[Size]) -> str:
+def show(shape: Iterable[Size | str]) -> str:
     """Print a shape as people write it: `(batch, 10)`."""
     sizes = [str(size) for size in shape]
     return f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join(sizes)})"

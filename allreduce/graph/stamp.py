@@ -55,7 +55,7 @@ class Stamp:
     ) -> None:
         self._program = program
         self._rule = rule
-        self._order = [own_part(span.name) for span in layout.spans]
+        self._order = [span.name for span in layout.spans]
         self._place = place
         self._communicator = communicator
         self._brought = brought
@@ -99,8 +99,9 @@ class Stamp:
 
     def _draw(self, settings: dict[str, Any], period: int) -> None:
         self._settings, self._period = settings, period
-        words = [line for line, _ in self._program]
-        text = json.dumps([words, self._shown(), self._order, period]).encode()
+        words = [line.words for line in self._program]
+        order = [own_part(name) for name in self._order]
+        text = json.dumps([words, self._shown(), order, period]).encode()
         digest = hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest()
         word, size = int.from_bytes(digest, "little"), self._place.size
         self._rows.clear()
@@ -187,7 +188,7 @@ def _said(
         return differ("the optimizer is", optimizer, other_optimizer, remedy)
     pairs = zip_longest(order, other_order, fillvalue="none")
     for place, (name, other_name) in enumerate(pairs):
-        if name != other_name:
+        if own_part(name) != own_part(other_name):
             what = f"by the optimizer's first step, its variable {place} is"
             remedy = "make the optimizer anew, and let its first step be the same on every rank"
             return differ(what, repr(name), repr(other_name), remedy)

@@ -33,7 +33,7 @@ def test_equal_values_count_however_a_variable_has_come_to_them() -> None:
     _assign(once, other, 1, "a.py:3")  # which the step does nothing with
     assert once.digest == 0
     assert difference(0, once.told(), 1, often.told()).startswith(
-        "between steps variable 'w' was given other values on rank 1 (at b.py:2) than on rank 0 "
+        "between steps variable 'm/w' was given other values on rank 1 (at b.py:2) than on rank 0 "
         "(at a.py:2); "
     )
 

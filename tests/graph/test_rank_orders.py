@@ -95,6 +95,7 @@ def test_variables_laid_out_by_steps_that_differed_are_never_mixed() -> None:
         differed, laid_out, untouched = result.stdout.splitlines()
         assert differed.startswith(f"rank {rank}: operation ")
         assert laid_out.startswith(
-            f"rank {rank}: by the optimizer's first step, its variable 0 is 'b' on rank 0 but 'a'"
+            f"rank {rank}: by the optimizer's first step, its variable 0 is 'm/b' on rank 0 "
         )
+        assert "but 'm/a' on rank 1" in laid_out
         assert untouched == "True"

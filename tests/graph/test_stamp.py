@@ -102,9 +102,10 @@ def steps() -> None:
     def exchange(x: Any) -> Any:
         return ar.all_reduce(ops.sum(ops.tanh(x) if rank else ops.relu(x), axis=0))
 
-    def exchanged() -> Any:
+    def exchanged(*own: np.ndarray) -> Any:
+        x = own[0] if rank and own else np.ones((2, 3))
         try:
-            strategy.run(exchange, args=(np.ones((2, 3)),))
+            strategy.run(exchange, args=(x,))
         except ar.MismatchError as error:
             return [0, str(error)]
         raise AssertionError("values of other meanings were added")
@@ -120,12 +121,14 @@ def steps() -> None:
         run(at=2, iterations=40),
         run(at=2, value=np.full(3, 8.0)),
         exchanged(),
+        exchanged(np.ones((2, 3), np.float32)),
+        exchanged(np.ones((4, 3, 1))),
     ]
     told = brought(strategy)
     print(json.dumps([found, told, float(strategy.communicator.all_reduce(1.0))]))
 
 
-KEPT = "between steps variable 'kept' was given other values on rank 1 (at "
+KEPT = "between steps variable 'm/kept' was given other values on rank 1 (at "
 OTHER = "the step is given batch 1 of a dataset, float64 (200, 3), "
 TOLD = [
     *("", KEPT, KEPT, ""),
@@ -139,12 +142,15 @@ NAMED = [
     (0, "the optimizer is SGD(learning_rate=0.5, momentum=0.0, nesterov=False) on rank 0 but Adam"),
     (0, "operation 3 of the step is relu("),
     (0, "operation 6 of the step is dropout("),
-    (0, "operation 11 of the step is assign(%10, 'seen') int64 ("),
+    (0, "operation 11 of the step is assign(%10, 'm/seen') int64 ("),
     (2, "the optimizer is SGD(learning_rate=0.5, momentum=0.0, nesterov=False) on rank 0 but SGD("),
     (2, "the optimizer has done 2 steps on rank 0 but 40 on rank 1; load its state on every rank"),
-    (2, "between steps variable 'seen' was given other values on rank 1 (at "),
+    (2, "between steps variable 'm/seen' was given other values on rank 1 (at "),
+    (0, "operation 1 of the step is relu("),
+    (0, "argument 0 of the step is float64 (rows, 3) on rank 0 but float32 (rows, 3) on rank 1; "),
     (0, "operation 1 of the step is relu("),
 ]
+SHAPES = "argument 0 of the step is float64 (rows, 3) on rank 0 but float64 (rows, 3, 1) on rank 1"
 
 
 def test_steps_that_differ_are_named_by_all_before_an_update() -> None:
@@ -162,6 +168,7 @@ def test_steps_that_differ_are_named_by_all_before_an_update() -> None:
         for (step, message), (wanted, named) in zip(found[2:], NAMED, strict=True):
             assert step == wanted
             assert message.startswith(f"rank {rank}: {named}")
+        assert [SHAPES in message for _, message in found[2:]] == [False] * 9 + [True]
 
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, tuple[Tensor, ...]]]
@@ -173,7 +180,7 @@ def _said(pool: Callable[[Tensor], Tensor], height: int = 8) -> list[str]:
     program: Outline = outline(
         record(lambda x: [apply("all_reduce", ops.sum(pool(x)), op="sum")], images)
     )
-    return [words for words, _ in program]
+    return [line.words for line in program]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +228,7 @@ def _said_of_scan(
 
     shapes = [(length, BATCH, 3), (BATCH, 3)]
     program = outline(record(traced, *(Spec(each, np.dtype(np.float64)) for each in shapes)))
-    return [words for words, _ in program]
+    return [line.words for line in program]
 
 
 def _summed(axis: int) -> Step:
