@@ -17,7 +17,7 @@ from allreduce.cluster.base import World
 from allreduce.cluster.client import LeaderStore, Line
 from allreduce.cluster.interfaces import towards
 from allreduce.cluster.machine import identity
-from allreduce.cluster.rpc import PROTOCOL
+from allreduce.cluster.rpc import PROTOCOL, silence
 from allreduce.cluster.waiting import Wait
 from allreduce.errors import JoinError, TimeoutError
 from allreduce.events import logger
@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # the leader's side is imported where one is hosted
 PATIENCE = 8.0  # seconds to reach a leader; with the rest of joining this stays below 10
 _AGAIN_SECONDS = 0.1
 _ONE_OF_SEVERAL_SECONDS = 1.0  # before the next address is tried
-_SILENCE = 10.0  # a short timeout must not turn a pause between two heartbeats into a death
 
 
 class _LaterError(ConnectionError):
@@ -111,7 +110,7 @@ class Meeting:
             if len(self.addresses) > 1:
                 remaining = min(remaining, _ONE_OF_SEVERAL_SECONDS)
             try:
-                line = Line(address, remaining, max(self.timeout, _SILENCE))
+                line = Line(address, remaining, silence(self.timeout))
                 # Half of it: a leader that closes may take a call that it never answers.
                 return line, self._shake_hands(line, max(1.0, min(remaining, self.patience / 2)))
             except JoinError as error:  # perhaps another job's leader is there

@@ -15,6 +15,7 @@ from allreduce.cluster import leader_pb2_grpc
 PROTOCOL = 4
 LEFT = "left"  # in a call's trailing metadata: the leader's host has left in good order
 BEAT_SECONDS = 1.0  # a member that has said nothing for so long sends a heartbeat
+_SILENCE_SECONDS = 10.0  # a short timeout must not turn a pause between two heartbeats into a death
 
 # The store is for addresses, identities and agreements; arrays go through collectives.
 MAX_VALUE_BYTES = 16 * 2**20
@@ -47,4 +48,10 @@ __all__ = [
     "SERVER_OPTIONS",
     "grpc",
     "leader_pb2_grpc",
+    "silence",
 ]
+
+
+def silence(timeout: float) -> float:
+    """Return how many seconds without a word members and leader allow each other."""
+    return max(timeout, _SILENCE_SECONDS)

@@ -13,7 +13,7 @@ from allreduce.cluster import descriptors, forks
 from allreduce.cluster.address import check_secret, unresolved
 from allreduce.cluster.base import Member
 from allreduce.cluster.group import Group
-from allreduce.cluster.rpc import LEFT, SERVER_OPTIONS, grpc, leader_pb2_grpc
+from allreduce.cluster.rpc import LEFT, SERVER_OPTIONS, grpc, leader_pb2_grpc, silence
 from allreduce.cluster.session import Session
 from allreduce.errors import JoinError
 
@@ -32,11 +32,11 @@ class Leader:
         address: `host:port`; port 0 takes a free one. See `address` afterwards.
         size: How many ranks the job has.
         secret: What members have to know.
+        timeout: The job's, and seconds without a heartbeat after which a connected member counts as
+            lost, but for short ones. A process that dies is noticed at once, by its connection;
+            this is for severed networks and stopped processes.
         generation: The only generation to serve, for a leader that ends with its host's world; the
             launcher's serves all.
-        silence: Seconds without a heartbeat after which a connected member counts as lost. A
-            process that dies is noticed at once, by its connection; this is for severed networks
-            and stopped processes.
 
     Raises:
         JoinError: Nothing can listen at `address`, or too few files may be open.
@@ -48,13 +48,13 @@ class Leader:
         address: str,
         size: int,
         secret: bytes,
-        silence: float = 300.0,
+        timeout: float = 300.0,
         generation: int | None = None,
     ) -> None:
         check_secret(address, secret)
         wanted = f"[cluster] no group leader of {size} ranks can listen at {address}"
         descriptors.check(descriptors.leader_files(size), wanted)
-        self.size, self.secret, self.silence = size, secret, silence
+        self.size, self.secret, self.silence = size, secret, silence(timeout)
         self.generation = generation
         self.address = address
         self.groups: dict[int, Group] = {}

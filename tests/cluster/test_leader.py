@@ -53,8 +53,8 @@ def meeting(
 
 
 @contextlib.contextmanager
-def hosting(size: int, secret: bytes = SECRET, silence: float = 300) -> Iterator[Leader]:
-    leader = Leader("127.0.0.1:0", size, secret, silence)
+def hosting(size: int, secret: bytes = SECRET, timeout: float = 300) -> Iterator[Leader]:
+    leader = Leader("127.0.0.1:0", size, secret, timeout)
     try:
         yield leader
     finally:
@@ -62,9 +62,9 @@ def hosting(size: int, secret: bytes = SECRET, silence: float = 300) -> Iterator
 
 
 @contextlib.contextmanager
-def worlds(size: int, silence: float = 300) -> Iterator[list[World]]:
+def worlds(size: int, timeout: float = 300) -> Iterator[list[World]]:
     """Have `size` members of one leader, all in this process."""
-    with hosting(size, silence=silence) as leader:
+    with hosting(size, timeout=timeout) as leader:
         joined = in_parallel(meeting(leader.address, rank, size).join for rank in range(size))
         try:
             yield joined
@@ -184,7 +184,8 @@ def test_a_lost_member_is_named_to_those_who_wait_within_half_a_second() -> None
 
 def test_a_stopped_member_is_lost_when_its_heartbeats_stop(script: Write) -> None:
     path = script("time.sleep(60)")
-    with hosting(2, silence=2.5) as leader:
+    with hosting(2) as leader:
+        leader.silence = 2.5
         environment = {
             "ALLREDUCE_RANK": "1",
             "ALLREDUCE_SIZE": "2",
@@ -198,6 +199,13 @@ def test_a_stopped_member_is_lost_when_its_heartbeats_stop(script: Write) -> Non
             with pytest.raises(PeerLostError, match=expected):
                 world.store.get("never", 30)
             world.close()
+
+
+def test_a_short_timeout_makes_no_death_of_a_pause_between_heartbeats() -> None:
+    with worlds(2, timeout=0.1) as joined:
+        time.sleep(1.5)
+        joined[0].store.set("k", b"v")
+        assert joined[1].store.get("k", 5) == b"v"
 
 
 def test_members_learn_of_the_leaders_death() -> None:
