@@ -15,8 +15,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from allreduce.cluster import pmi, waiting
-from allreduce.cluster.machine import STATES
+from allreduce.cluster.machine import STATES, STOPPED
 from allreduce.events import logger
+
+# Not who is dead: a child that nobody has waited for keeps no rank from coming.
+_STOPPED = {letter: words for letter, words in STATES.items() if STOPPED in words}
 
 _kept: dict[str, int] = {}  # of meetings that have failed
 
@@ -47,7 +50,7 @@ class Attendance:
         name = f"allreduce.{meeting}.{seat.job}"
         self.seat = seat
         self._roll: Any = _native.Roll(
-            name, seat.launcher, seat.variable, seat.rank, seat.size, STATES
+            name, seat.launcher, seat.variable, seat.rank, seat.size, _STOPPED
         )
         self._native = _native
         self._name = f"\0{name}.{seat.rank}"

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstddef>
@@ -100,7 +101,9 @@ bool Roll::is_first_to_give_up() const {
               address.sun_path + 1);  // an abstract name, which this process has while it lives
   const int sign = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  return bind(sign, reinterpret_cast<const sockaddr*>(&address), length) == 0;
+  // For any other reason than that one has, all tell, rather than nobody.
+  return bind(sign, reinterpret_cast<const sockaddr*>(&address), length) == 0 ||
+         errno != EADDRINUSE;
 }
 
 std::string Roll::elsewhere(const std::vector<Rank>& here) const {
@@ -133,7 +136,8 @@ std::string Roll::late_of(const std::vector<Rank>& ranks, const std::string& soc
   std::string text;
   for (const Rank& rank : ranks) {
     std::string state = trouble(rank.pid);
-    if (state.empty() && has_come(rank.number, sockets)) continue;
+    const bool came = rank.number == rank_ || has_come(rank.number, sockets);
+    if (state.empty() && came) continue;
     if (state.empty()) state = "process " + std::to_string(rank.pid) + " is alive";
     text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank.number) + " (" + state + ")";
   }

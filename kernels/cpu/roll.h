@@ -16,7 +16,7 @@ class Roll {
  public:
   // `launcher` is the process that has started the ranks, 0 where that is not known, and `variable`
   // holds a rank's number in the environment that it has given it. `states` says in words what the
-  // kernel's letters mean (proc(5)), where a process does not just live.
+  // kernel's letters mean (proc(5)) for processes that cannot go on.
   Roll(std::string meeting, int launcher, std::string variable, int rank, int size,
        std::map<std::string, std::string> states);
 
@@ -42,7 +42,7 @@ class Roll {
   std::string elsewhere(const std::vector<Rank>& here) const;
   std::string late_of(const std::vector<Rank>& ranks, const std::string& sockets) const;
   bool has_come(int number, const std::string& sockets) const;
-  // Which process of a rank's is stopped or dead, and how; "" for none.
+  // Which process of a rank's cannot go on, and how; "" for none.
   std::string trouble(int pid) const;
 
   const std::string meeting_, variable_;

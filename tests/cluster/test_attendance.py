@@ -77,6 +77,17 @@ def test_what_a_shell_has_started_is_looked_at(seats: list[Seat], pids: list[int
             os.kill(child, signal.SIGKILL)
 
 
+def test_a_child_that_nobody_has_waited_for_keeps_no_rank_from_coming(seats: list[Seat]) -> None:
+    command = ["sh", "-c", "true & exec sleep 60"]  # which waits for nobody
+    with subprocess.Popen(command, env={**os.environ, seats[0].variable: "0"}) as rank:
+        listed = Path(f"/proc/{rank.pid}/task/{rank.pid}/children")
+        child = Path(f"/proc/{_soon(listed.read_text).strip()}/stat")
+        _soon(lambda: child.read_text() if ") Z" in child.read_text() else "")
+        with Attendance(seats[0], "meeting"), Attendance(seats[1], "meeting") as here:
+            assert not here.late()
+        rank.kill()
+
+
 def _soon(look: Callable[[], str]) -> str:
     """Return the first text that is not empty within 3 s."""
     for _ in range(300):
