@@ -119,10 +119,9 @@ def _finalize() -> None:
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or os.getpid() != _finalizing:
         return
-    if not mpi.Is_initialized() or mpi.Is_finalized():
-        return
-    with _end:
-        mpi.Finalize()
+    with _end:  # also where the program has finalised MPI since
+        if mpi.Is_initialized() and not mpi.Is_finalized():
+            mpi.Finalize()
 
 
 def finalized() -> bool:
