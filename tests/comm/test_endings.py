@@ -60,6 +60,49 @@ def test_a_rank_killed_inside_a_collective_is_named() -> None:
         assert lost in results[rank].stdout, results
 
 
+def _dies_in_the_meeting() -> None:
+    """Rank 2 dies before it has proved itself to rank 0, which keeps its error for a while."""
+    import os
+    import signal
+    import time
+    from typing import Any
+
+    from allreduce import errors
+    from allreduce.comm import handshake, init, world
+
+    joined = world()
+    if joined.rank == 2:
+
+        def die(*_: Any) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        handshake.call = die  # type: ignore[assignment]
+    kept: list[errors.PeerLostError] = []
+    try:
+        init(transport="shared")
+    except errors.PeerLostError as error:
+        kept.append(error)
+    began = time.monotonic()
+    if joined.rank == 1:
+        joined.store.set("rank 1 knows", b"")
+    until = time.monotonic() + 5
+    while joined.rank == 0 and time.monotonic() < until:
+        try:
+            joined.store.get("rank 1 knows", 0.1)
+            break
+        except errors.AllreduceError:
+            time.sleep(0.01)
+    print(time.monotonic() - began < 4, kept[0], flush=True)
+    os._exit(0)
+
+
+def test_who_waits_for_an_introduction_hears_of_a_death_with_who_was_to_make_it() -> None:
+    *survivors, dead = run_ranks(_dies_in_the_meeting, 3)
+    assert dead.returncode == -9
+    for rank, result in enumerate(survivors):
+        assert result.stdout.startswith(f"True [cluster] rank {rank}: rank 2 (process"), result
+
+
 def _leaves_for_a_death(transport: str, folder: str) -> None:
     """Rank 0 leaves, and rank 2 is dead, before rank 1, which waits for both, hears of either."""
     import os

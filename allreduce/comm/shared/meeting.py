@@ -80,9 +80,9 @@ def _host(world: World, key: str, meeting: Meeting, hello: Hello, deadline: floa
         listener.listen(world.size + 16)
         world.store.set(f"{key}/address", address.encode())
         links.cores = _compare(world, key, "", deadline)
-        callers = _accept_all(world, listener, meeting, deadline)
-        links.sockets = {rank: sock for rank, (sock, _) in sorted(callers.items())}
-        hellos = [hello, *(callers[rank][1] for rank in links.sockets)]
+        callers = _accept_all(world, listener, links, meeting, deadline)
+        links.sockets = dict(sorted(links.sockets.items()))
+        hellos = [hello, *(callers[rank] for rank in links.sockets)]
         links.processes = tuple(Process(h.rank, h.pid, h.local_members, h.token) for h in hellos)
         for sock in links.sockets.values():
             arm(sock, deadline)
@@ -96,9 +96,13 @@ def _host(world: World, key: str, meeting: Meeting, hello: Hello, deadline: floa
 
 
 def _accept_all(
-    world: World, listener: socket.socket, meeting: Meeting, deadline: float
-) -> dict[int, tuple[socket.socket, Hello]]:
-    callers: dict[int, tuple[socket.socket, Hello]] = {}
+    world: World, listener: socket.socket, links: Links, meeting: Meeting, deadline: float
+) -> dict[int, Hello]:
+    """Take the others' sockets into `links`, and return what they say of themselves, by rank.
+
+    If one does not come, who has come hears that by the end of its socket.
+    """
+    callers: dict[int, Hello] = {}
     while len(callers) < world.size - 1:
         sock = _accept(world, listener, deadline)
         sock.settimeout(_STRANGER_SECONDS)
@@ -110,7 +114,7 @@ def _accept_all(
             logger.warning("[shared] dropped a connection: %s", error)
             sock.close()
         else:
-            callers[hello.rank] = sock, hello
+            links.sockets[hello.rank], callers[hello.rank] = sock, hello
     return callers
 
 
