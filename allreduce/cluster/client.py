@@ -123,9 +123,12 @@ class Line:
 
     def _requests(self) -> Iterator[pb.FromMember]:
         while True:
+            asked = time.monotonic()
             try:
                 message = self._outbox.get(timeout=BEAT_SECONDS)
             except queue.Empty:
+                if time.monotonic() - asked > 5 * BEAT_SECONDS:  # we were stopped or starved
+                    self._heard = time.monotonic()
                 if time.monotonic() - self._heard > self._silence:
                     self._break(f"it has been silent for {self._silence:g} s")
                     self._call.cancel()

@@ -7,6 +7,25 @@ import time
 from allreduce.events import logger
 
 WARN_SECONDS = 10.0  # a wait this long is reported, once
+_LONGEST_SECONDS = 0.5  # between two looks: of what is more, the process was stopped
+
+
+class Awake:
+    """Seconds from now on, without those in which this process was stopped.
+
+    A job may be stopped as a whole, and go on: by Ctrl-Z, or by a scheduler that suspends it. Then
+    nobody was late. It is to be looked at often.
+    """
+
+    def __init__(self) -> None:
+        self._seconds, self._looked = 0.0, time.monotonic()
+
+    def look(self) -> float:
+        """Return how many seconds it has been until now."""
+        now = time.monotonic()
+        self._seconds += min(now - self._looked, _LONGEST_SECONDS)
+        self._looked = now
+        return self._seconds
 
 
 class Wait:

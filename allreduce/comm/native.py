@@ -24,6 +24,7 @@ from allreduce.events import logger
 
 WARN_SECONDS = 10.0  # a wait this long is reported, once
 _ANNOUNCE_SECONDS = 1.0  # a wait for a message this long is told to the others, for their errors
+_PIECE_SECONDS = 1.0  # of a long wait: what a process was stopped for counts as one of these
 _PRUNE = 64  # started works without a wait that are kept before looking which are complete
 
 
@@ -174,8 +175,13 @@ class NativeTransport(Transport, Generic[N]):
                 "%s has waited %g s in %s",
                 *(self._witness.where, waited, self._waiting(native)),
             )
-        if self._wait(native, max(0.0, total - waited)):
-            return
+        while True:
+            piece = min(_PIECE_SECONDS, max(0.0, total - waited))
+            if self._wait(native, piece):
+                return
+            waited += piece
+            if native.failed or waited >= total:
+                break
         if not native.failed and self._surrender(native, total):
             return
         raise self._error(native)

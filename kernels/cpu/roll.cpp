@@ -21,6 +21,7 @@ constexpr int kListed = 8;
 constexpr char kSockets[] = "/proc/net/unix";
 // Who gives up first tells why, and ends the job: mpirun drops what it has not forwarded by then.
 constexpr std::chrono::milliseconds kForwarding{300}, kAfterYou{3000};
+constexpr double kSlice = 0.25;  // seconds of a wait: of a longer pause no more is counted
 
 // What a file of the kernel's holds; nothing where its process has ended, or is another user's.
 std::string contents(const std::string& path) {
@@ -179,8 +180,12 @@ void Vigil::end() {
 
 bool Vigil::lasts(double seconds) {
   std::unique_lock lock(mutex_);
-  return !changed_.wait_until(lock, began_ + std::chrono::duration<double>(seconds),
-                              [this] { return ended_; });
+  while (waited_ < seconds && !ended_) {
+    const double slice = std::min(kSlice, seconds - waited_);
+    changed_.wait_for(lock, std::chrono::duration<double>(slice), [this] { return ended_; });
+    waited_ += slice;
+  }
+  return !ended_;
 }
 
 void Vigil::run() {

@@ -77,13 +77,14 @@ class Vigil {
  private:
   void run();
   void remove_files() const;
-  // Whether the wait goes on so many seconds after its beginning.
+  // Whether the wait goes on so many seconds after its beginning. Those in which this process was
+  // stopped do not count, as the others may have been, too: as when all of a job is.
   bool lasts(double seconds);
 
   const Roll roll_;
   const Notice late_, over_;
   const Remains remains_;
-  const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
+  double waited_ = 0.0;  // seconds
   std::mutex mutex_;
   std::condition_variable changed_;
   bool ended_ = false;

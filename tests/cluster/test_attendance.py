@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -86,6 +87,24 @@ def test_a_child_that_nobody_has_waited_for_keeps_no_rank_from_coming(seats: lis
         with Attendance(seats[0], "meeting"), Attendance(seats[1], "meeting") as here:
             assert not here.late()
         rank.kill()
+
+
+def test_a_wait_does_not_count_how_long_its_process_was_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "waits.py"
+    path.write_text(
+        "import time\n"
+        "from allreduce.cluster.attendance import Attendance, Seat\n"
+        f"seat = Seat(0, 2, 'A_RANK', '{uuid.uuid4()}')\n"
+        "with Attendance(seat, 'meeting').watch('MPI_Init', '', 1.0):\n"
+        "    print('waits', flush=True)\n"
+        "    for _ in range(5): time.sleep(0.1)\n"
+    )
+    with running([sys.executable, str(path)]) as process:
+        process.line()
+        process.signal(signal.SIGSTOP)
+        time.sleep(1.5)
+        process.signal(signal.SIGCONT)
+        assert process.finish(10).code == 0
 
 
 def _soon(look: Callable[[], str]) -> str:

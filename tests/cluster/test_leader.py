@@ -208,6 +208,32 @@ def test_a_short_timeout_makes_no_death_of_a_pause_between_heartbeats() -> None:
         assert joined[1].store.get("k", 5) == b"v"
 
 
+def test_a_member_that_was_stopped_takes_no_leader_for_silent(script: Write) -> None:
+    ends = "for _ in range(5): time.sleep(0.1)\nworld.store.get('k', 5)"
+    path = script(f"print('joined', flush=True)\n{ends}")
+    quick = "from allreduce.cluster import client, rpc\n"
+    quick += "client.BEAT_SECONDS, rpc._SILENCE_SECONDS = 0.1, 1.0\n"
+    path.write_text(quick + path.read_text())
+    with hosting(2) as leader:
+        environment = {
+            "ALLREDUCE_RANK": "1",
+            "ALLREDUCE_SIZE": "2",
+            "ALLREDUCE_LEADER": leader.address,
+            "ALLREDUCE_SECRET": SECRET.decode(),
+            "ALLREDUCE_TIMEOUT": "1",
+        }
+        with running([sys.executable, str(path)], environment) as process:
+            world = meeting(leader.address, 0, 2).join()
+            world.store.set("k", b"")
+            assert process.line() == "joined"
+            process.signal(signal.SIGSTOP)
+            time.sleep(1.5)
+            process.signal(signal.SIGCONT)
+            result = process.finish(10)
+            world.close()
+    assert result.code == 0, result
+
+
 def test_members_learn_of_the_leaders_death() -> None:
     with hosting(2) as leader:
         joined = in_parallel(meeting(leader.address, rank, 2).join for rank in range(2))

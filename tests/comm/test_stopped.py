@@ -86,6 +86,43 @@ def test_one_that_does_not_come_is_named_with_its_last_call_and_its_state(
     assert f"[{transport}] rank 1: {gave_up}: " in other
 
 
+def _pauses(*transports: str) -> None:
+    """Have both ranks stopped for longer than a wait may last, while one waits for the other."""
+    import subprocess
+    import time
+    from concurrent.futures import ThreadPoolExecutor
+
+    import numpy as np
+
+    from allreduce.comm import init, world
+
+    comm = init(transport=transports[0], timeout=4)
+    comms: list[Any] = [comm, *(comm.split(0, transport=other) for other in transports[1:])]
+    for each in comms:
+        each.barrier()
+    if comm.rank == 1:
+        pids = " ".join(str(one.pid) for one in world().members)
+        pause = f"sleep 1.5; kill -STOP {pids}; sleep 3; kill -CONT {pids}"
+        with subprocess.Popen(["sh", "-c", pause], start_new_session=True):
+            for _ in range(20):  # in pieces: one sleep would be over with the pause
+                time.sleep(0.1)
+    x = np.ones(3)
+    if len(comms) == 1:  # mpi lets one thread in
+        comm.all_reduce(x)
+    else:
+        with ThreadPoolExecutor(len(comms)) as pool:
+            list(pool.map(lambda each: each.all_reduce(x), comms))
+
+
+@pytest.mark.parametrize("transports", [("shared", "tcp", "hierarchical"), ("mpi",)])
+def test_a_job_that_was_stopped_as_a_whole_goes_on(transports: tuple[str, ...]) -> None:
+    if "mpi" in transports:
+        mpirun(2, Path())
+    kind = "mpirun" if "mpi" in transports else "env"
+    results = run_ranks(_pauses, 2, arguments=transports, launcher=kind)
+    assert not any(result.returncode for result in results), results
+
+
 def _waits_in_a_ring(folder: str) -> None:
     import os
     import signal

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
+from allreduce.cluster.waiting import Awake
 from allreduce.comm import native
 from allreduce.comm.failures import wait_text
 from allreduce.comm.hierarchical.ledger import Ledger
@@ -32,7 +32,7 @@ class Vigil:
     ) -> None:
         self._ledger, self._agreed, self._absent = ledger, agreed, absent
         self._seconds = seconds
-        self._began = time.monotonic()
+        self._awake = Awake()
         self._look_at = min(_TELL_SECONDS, seconds / 2)
         self._warned = seconds <= native.WARN_SECONDS
         self._told = False
@@ -40,7 +40,7 @@ class Vigil:
     @property
     def waited(self) -> float:
         """Seconds so far."""
-        return time.monotonic() - self._began
+        return self._awake.look()
 
     @property
     def left(self) -> float:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from dataclasses import dataclass, field
 
 from allreduce.cluster import LeaderLeftError
+from allreduce.cluster.waiting import Awake
 from allreduce.comm.call import ANY, Call
 from allreduce.comm.failures import ORDERED, PAIRED
 from allreduce.comm.mpi.news import News, Notice
@@ -40,7 +40,7 @@ class Vigil:
     seconds: float
     arrived: bool = False  # whether all members are known to have made the call
     last: str = ""  # the last call that all members are known to have made, with its number
-    _began: float = field(default_factory=time.monotonic)
+    _awake: Awake = field(default_factory=Awake)
     _looked: float = 0.0
     _announced: bool = False
     _asked: bool = False
@@ -53,7 +53,7 @@ class Vigil:
     @property
     def waited(self) -> float:
         """Seconds since it began."""
-        return time.monotonic() - self._began
+        return self._awake.look()
 
     def glance(self) -> AllreduceError | None:
         """Look around if it is time to."""
