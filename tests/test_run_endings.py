@@ -100,6 +100,29 @@ def test_the_others_have_time_to_report(script: Write, tmp_path: Path) -> None:
     assert (result.code, result.out) == (4, "[0] saved\n")
 
 
+def test_one_that_has_begun_to_report_has_more_time(script: Write) -> None:
+    path = script(
+        """
+        import os, signal, sys, time
+
+        def told(kind, error, trace):
+            time.sleep(1.5)  # as on a machine that is busy
+            os.write(2, b"told\\n")
+
+        sys.excepthook = told
+        import allreduce as ar
+        comm = ar.init()
+        comm.barrier()
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.barrier()
+        """
+    )
+    result = launch(2, path, deadline=15)
+    assert result.code == 128 + signal.SIGKILL, result
+    assert "[0] told" in result.err, result
+
+
 def test_a_rank_that_ignores_signals_is_killed(script: Write, tmp_path: Path) -> None:
     path = script(
         """

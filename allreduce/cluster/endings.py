@@ -97,6 +97,8 @@ class Watch:
             return
         try:
             if isinstance(error, PeerLostError):
+                if self._launched and self._world is not None:  # it waits for what is told here
+                    self._world.store.tell(VICTIM, b"")
                 time.sleep(_AFTER_YOU_SECONDS)
             if not issubclass(kind, KeyboardInterrupt):
                 if isinstance(error, PeerLostError) and error.interrupted:
