@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from allreduce.cluster.endings import INTERRUPT
+from allreduce.cluster.machine import STOPPED
 from allreduce.comm.call import MESSAGES, Call
 from allreduce.comm.disagreement import Side, story
 from allreduce.comm.members import MemberInfo
@@ -63,6 +64,13 @@ def wait_text(seconds: float, missing: str = "") -> str:
         missing: For whom, where the others cannot see that by themselves.
     """
     return f"{seconds:.3g} {missing}"
+
+
+def advice(waited_for: str) -> str:
+    """Say what to do after a wait that was too long, by what is told of those it was for."""
+    if STOPPED in waited_for:
+        return "resume what is stopped: a longer timeout would not help"
+    return "if it only needs longer, raise the timeout"
 
 
 def _read_wait(reason: str) -> tuple[str, str]:
@@ -188,7 +196,7 @@ class Witness(ABC, Generic[E]):
         gave_up = "gave up" if witness == self.me else f"{self.members[witness]} gave up"
         return TimeoutError(
             f"{self.where}: {gave_up} {current} after {_read_wait(reason)[0]} s: {waited_for}; "
-            "if it only needs longer, raise the timeout"
+            f"{advice(waited_for)}"
         )
 
     def bereft(

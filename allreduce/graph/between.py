@@ -13,7 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from allreduce.comm import Communicator, Work, begin_exchange, exchange
-from allreduce.errors import AllreduceError, MismatchError, PeerLostError, UsageError
+from allreduce.errors import (
+    AllreduceError,
+    MismatchError,
+    PeerLostError,
+    TimeoutError,
+    UsageError,
+)
 
 # For so long all is looked at; then the wait is one that warns and gives up, and a thread looks at
 # the rest, for one that comes to a step as late as that.
@@ -51,24 +57,30 @@ def exchange_between_steps(
             _listen(ranks, works)
         found, *_ = [work.wait() for work in works]
     except BaseException as error:
-        difference = _difference(works) if isinstance(error, PeerLostError) else None
+        cause = _cause(works) if isinstance(error, PeerLostError) else None
         for each in everywhere:  # where all is well, a call is left that the others do not make
             if not each.closed:
-                each.abort(f"{purpose} was ended by {difference or error!r}")
-        if difference is not None:
-            raise difference from None
+                each.abort(f"{purpose} was ended by {cause or error!r}")
+        if cause is not None:
+            raise cause from None
         raise
     return np.asarray(found).reshape(ranks.size, *mine.shape)
 
 
-def _difference(works: Sequence[Work]) -> MismatchError | None:
-    """Return how ranks differ, if an exchange says so: who heard it first has ended the others."""
+def _cause(works: Sequence[Work]) -> MismatchError | TimeoutError | None:
+    """Return how ranks differ, or who did not come, if an exchange says so.
+
+    Who heard it first has ended the others, whose error is an echo of it.
+    """
     until = time.monotonic() + _VERDICT_SECONDS
     for work in works:
         try:
             work.wait(max(0.0, until - time.monotonic()))
         except MismatchError as error:
             return error
+        except TimeoutError as error:
+            if time.monotonic() < until:  # else it is this wait that was given up
+                return error
         except AllreduceError:  # by which another exchange has ended
             continue
     return None
@@ -103,8 +115,10 @@ def _listen(ranks: Communicator, works: Sequence[Work]) -> None:
         except UsageError:
             return  # of an MPI that other threads may not call: then nobody listens
         except AllreduceError as error:
-            told.append(error)
-            ranks.abort(str(error))  # which ends the wait
+            # Who has given up among ranks ends the others behind that.
+            if not (isinstance(error, PeerLostError) and _ends(ranks)):
+                told.append(error)
+                ranks.abort(str(error))  # which ends the wait
 
     listener = threading.Thread(target=listen, name="allreduce-between-steps", daemon=True)
     listener.start()
@@ -118,3 +132,11 @@ def _listen(ranks: Communicator, works: Sequence[Work]) -> None:
         if told:
             raise told[0] from None
         raise
+
+
+def _ends(ranks: Communicator) -> bool:
+    """Wait for the end of the ranks' own communicator, if it is about to come."""
+    until = time.monotonic() + _VERDICT_SECONDS
+    while not ranks.dead and time.monotonic() < until:
+        time.sleep(_LONGEST_NAP_SECONDS)
+    return ranks.dead

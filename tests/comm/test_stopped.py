@@ -80,6 +80,8 @@ def test_one_that_does_not_come_is_named_with_its_last_call_and_its_state(
         assert f"(process {pid} {state})" in text
     assert "call #1" in warning or "#1:" in warning
     assert "rank 0: gave up all_reduce(float64[10], op='sum') #1 after 1.2 s" in said
+    assert ("resume what is stopped" in said) == stops
+    assert ("raise the timeout" in said) != stops
     assert 1.2 <= float(said.split()[0]) < 3.2
     other = (tmp_path / "1.said").read_text().splitlines()[1]
     gave_up = "rank 0 gave up all_reduce(float64[10], op='sum') #1 after 1.2 s"

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from allreduce.comm import Communicator, replica_communicators
-from allreduce.errors import MismatchError
+from allreduce.errors import MismatchError, TimeoutError
 from allreduce.graph import between
 from tests.harness import run_threads, world_of_one
 
 
 @contextlib.contextmanager
-def communicators(size: int) -> Iterator[list[Communicator]]:
+def communicators(size: int, timeout: float = 20) -> Iterator[list[Communicator]]:
     """Give members that meet in steps, beside those that `run_threads` makes."""
-    made = replica_communicators(world_of_one(), size, name="steps", timeout=20)
+    made = replica_communicators(world_of_one(), size, name="steps", timeout=timeout)
     try:
         yield made
     finally:
@@ -54,6 +54,30 @@ def test_one_that_comes_late_to_a_step_ends_the_others_wait_though_it_goes_on() 
     for message in messages:
         assert "all_reduce(float64[3], op='sum') at" in message
         assert "exchange(this) at" in message
+
+
+@pytest.mark.parametrize("looked_at", [0.0, 9.0])
+def test_all_hear_who_did_not_come_whichever_exchange_ends_first(
+    looked_at: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(between, "_LOOKED_AT_SECONDS", looked_at)
+    told = threading.Barrier(4)
+
+    def member(comm: Communicator) -> str:
+        try:
+            if comm.rank != 1:
+                between.exchange_between_steps(comm, [steps[comm.rank]], "this", np.ones(2))
+        except TimeoutError as error:
+            return str(error)
+        finally:
+            told.wait(10)  # it has not left
+        return ""
+
+    with communicators(4, timeout=0.3) as steps:
+        messages = run_threads(member, 4, comm_timeout=0.3)
+    for message in messages[:1] + messages[2:]:
+        assert "gave up exchange(this)" in message
+        assert "s: replica 1 (rank 0) has made no call yet" in message
 
 
 def test_one_that_comes_late_to_the_exchange_is_waited_for() -> None:

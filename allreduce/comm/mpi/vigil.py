@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from allreduce.cluster import LeaderLeftError
 from allreduce.cluster.waiting import Awake
 from allreduce.comm.call import ANY, Call
-from allreduce.comm.failures import ORDERED, PAIRED
+from allreduce.comm.failures import ORDERED, PAIRED, advice
 from allreduce.comm.mpi.news import News, Notice
 from allreduce.errors import AllreduceError, ClosedError, PeerLostError
 from allreduce.events import logger
@@ -103,7 +103,7 @@ class Vigil:
             missing = str(error)
         return (
             f"{self.news.world.called()} gave up {self} after {self.seconds:.3g} s: {missing}; "
-            "if it only needs longer, raise the timeout"
+            f"{advice(missing)}"
         )
 
     def end(self) -> None:
