@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ SAME_OPTIONS = "pass the same options on every rank"
 # Who compare: ranks between the steps of their replicas, or, where none have a part in it, as they
 # are. None is a rank by itself.
 Ranks = Replicator | Communicator | None
+_ROWS = re.compile(r"(\w+ \()(\d+)(,.*\))")  # an array as it is shown: "float32 (20, 6)"
 _REFUSAL = "a refusal"  # the fact, of ranks alone that come to no others, that they raise this
 
 
@@ -176,6 +178,11 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _disagreement(name: str, values: Sequence[tuple[str, str]]) -> str:
     shown = _groups([text for text, _ in values])
+    arrays = [_ROWS.fullmatch(text) for text, _ in values]
+    rows = [f"{array[2]} rows" for array in arrays if array]
+    kinds = {f"{array[1]}rows{array[3]}" for array in arrays if array}
+    if len(shown) > 1 and len(rows) == len(values) and len(kinds) == 1:
+        return f"{name}, {kinds.pop()}, is not as long on all ranks: {_listed(_groups(rows))}"
     if len(shown) > 1:
         return f"{name} is not the same on all ranks: {_listed(shown)}"
     *others, usual = _groups(values).values()

@@ -30,7 +30,10 @@ from allreduce.training.progress import Epoch, describe_batch, resolve
 from allreduce.training.ranks import check_world, rank_of, size_of
 from allreduce.training.trainable import Trainable
 
-_SAME_VALIDATION = "pass the same validation_data on every rank, or on none"
+_SAME_VALIDATION = (
+    'pass the same validation_data on every rank, or on none; only with data="sharded" each rank '
+    "has rows of its own, in x and y, too"
+)
 _SAME_MODEL = "make and compile the same model on every rank"
 _SAME_VALUES = "call set_weights, load_weights and assign on every rank, with equal values"
 

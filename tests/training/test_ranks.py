@@ -131,6 +131,7 @@ def differ() -> None:
         ("fit", x[:-1], y[:-1], {}, {}),
         ("fit", x, y, {"batch_size": 9}, {}),
         ("fit", x, y, {"validation_data": (x, y)}, {}),
+        ("fit", x, y, {"validation_data": (x[:7], y[:7])}, {}),
         ("fit", x, y, {}, {"optimizer": ar.optim.Adam(0.1)}),
         ("fit", x, y, {}, {"optimizer": SGD(0.2)}),
         ("fit", x, y, {}, {"loss": nn.losses.SparseCategoricalCrossentropy(from_logits=True)}),
@@ -139,7 +140,8 @@ def differ() -> None:
         ("fit", x, y, {}, {"rate": 0.5}),
         ("fit", x.astype("float64"), y, {}, {}),
     ]
-    calls = mine if other else [("fit", x, y, {}, {})] * len(mine)
+    calls = mine if other else [("fit", x, y, {}, {}) for _ in mine]
+    calls[4][3].setdefault("validation_data", (x[:9], y[:9]))
     found = []
     for number, (method, samples, labels, options, made) in enumerate(calls, 1):
         if number == len(mine):
@@ -161,10 +163,12 @@ def differ() -> None:
 NOT_THE_SAME = [
     "y is not the same on all ranks: that of rank 1 differs from that of rank 0, 2 (all are int64 "
     "(20,)); load the same",
-    "x is not the same on all ranks: float32 (19, 6) on rank 1 but float32 (20, 6) on rank 0, 2;",
+    "x, float32 (rows, 6), is not as long on all ranks: 19 rows on rank 1 but 20 rows on rank 0, 2"
+    '; load the same on every rank, in the same order, or pass data="sharded" if each rank has',
     "batch_size is not the same on all ranks: 9 on rank 1 but 8 on rank 0, 2; pass the same",
     "validation x is not the same on all ranks: float32 (20, 6) on rank 1 but None on rank 0, 2; "
-    "pass the same validation_data on every rank, or on none",
+    'pass the same validation_data on every rank, or on none; only with data="sharded" each rank',
+    "validation x, float32 (rows, 6), is not as long on all ranks: 7 rows on rank 1 but 9 rows on",
     "the optimizer is not the same on all ranks: Adam(learning_rate=0.1, beta_1=0.9, beta_2=0.999,",
     "the optimizer is not the same on all ranks: SGD(learning_rate=0.2, momentum=0.0, nesterov="
     "False) on rank 1 but SGD(learning_rate=0.1,",
