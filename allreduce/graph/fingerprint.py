@@ -170,6 +170,12 @@ def _line(where: str) -> str:
 def _differing(
     rank: int, mine: Sequence[Any] | None, other_rank: int, theirs: Sequence[Any] | None
 ) -> str:
+    if mine and theirs and 0 in (mine[0], theirs[0]) and mine[0] != theirs[0]:
+        (anew, _), (on, number) = sorted(((rank, mine[0]), (other_rank, theirs[0])), key=_number)
+        return (
+            f"rank {anew} began its dataset anew where rank {on} went on with batch {number} "
+            "(counted from 0): its own has fewer batches, or was left earlier"
+        )
     shown = [
         "no batch of a dataset" if each is None else f"batch {each[0]} of a dataset, {each[1]}"
         for each in (mine, theirs)
@@ -177,6 +183,10 @@ def _differing(
     if shown[0] != shown[1]:
         return f"the step is given {shown[0]}, on rank {rank} but {shown[1]}, on rank {other_rank}"
     return f"the step is given {shown[0]}, whose values on rank {other_rank} are not rank {rank}'s"
+
+
+def _number(begun: tuple[int, int]) -> int:
+    return begun[1]
 
 
 def _digest(value: np.ndarray) -> int:

@@ -20,6 +20,15 @@ def _assign(made: Fingerprint, variable: Variable, value: float, where: str) -> 
     variable.storage[0][...] = value
 
 
+def test_a_dataset_that_is_shorter_on_one_rank_is_told() -> None:
+    rows = np.ones((2, 3))
+    began, went_on = Fingerprint(), Fingerprint()
+    began.marks, went_on.marks = (Mark.of(rows, 0),), (Mark.of(rows, 3),)
+    said = "rank 1 began its dataset anew where rank 0 went on with batch 3 (counted from 0): "
+    assert difference(0, went_on.told(), 1, began.told()).startswith(said)
+    assert difference(1, began.told(), 0, went_on.told()).startswith(said)
+
+
 def test_equal_values_count_however_a_variable_has_come_to_them() -> None:
     mine, other, theirs = (Variable(np.zeros(3, np.float32), name="m/w") for _ in range(3))
     once, often = _kept(mine), _kept(theirs)
