@@ -12,6 +12,7 @@
 // who give less than they get; where calls skip places, or have used them in another way, members
 // wait.
 #include <algorithm>
+#include <cstring>
 
 #include "collectives.h"
 #include "segments.h"
@@ -19,7 +20,7 @@
 namespace allreduce {
 namespace {
 
-// Bytes that are read, and put in anew, while they are in the first-level cache.
+// Bytes that are reduced, and put in anew, while they are in the first-level cache.
 constexpr std::uint64_t kBlock = 2 << 10;
 
 // One of a call's two members.
@@ -91,8 +92,15 @@ void take(const Pair& pair, const std::byte* place, const Segment& part, std::ui
   const std::byte* theirs = place + low * pair.unit;
   work.read += bytes;
   work.written += bytes;
-  if (!reduces(call.collective))
-    return (goes_past(pair) ? kernels().stream_copy : kernels().copy)(out, theirs, bytes);
+  if (!reduces(call.collective)) {
+    if (goes_past(pair)) return kernels().stream_copy(out, theirs, bytes);
+    // The C library has the processor copy a whole chunk by itself, which need not fetch the
+    // output's lines first. Instead of vectors, 2 KiB at a time: all_gather of 1 MiB 190 and 181 us
+    // instead of 217, and all_to_all of 256 KiB 13.1 and 13.3 instead of 14.4 (in turns with Open
+    // MPI, Zen 4).
+    std::memcpy(out, theirs, bytes);
+    return;
+  }
   const std::uint64_t own = given(work, share.me, share.me).low + part.low + low;
   share.in[static_cast<std::size_t>(share.me)] = work.in + own * pair.unit;
   share.in[static_cast<std::size_t>(pair.other)] = theirs;
@@ -127,8 +135,8 @@ void renew(const Pair& pair) {
   const std::uint64_t next = puts ? pair.given_part(due).count : 0;
   // Where the members' places begin elsewhere in a line, one would overwrite what it has not read.
   const bool together = pair.offset(0) == pair.offset(1);
-  // Each copy past the caches ends with a fence: a whole chunk at a time then.
-  const std::uint64_t block = (goes_past(pair) || next == 0 ? work.way.chunk : kBlock) / pair.unit;
+  const bool in_blocks = reduces(work.call.collective) && next != 0;
+  const std::uint64_t block = (in_blocks ? kBlock : work.way.chunk) / pair.unit;
   const std::byte* place = pair.place(chunk, pair.other);
   for (std::uint64_t low = 0; low < part.count; low += block) {
     const std::uint64_t high = std::min(low + block, part.count);
