@@ -167,7 +167,7 @@ class NativeTransport(Transport, Generic[N]):
     def _complete_late(self, native: N, total: float, waited: float) -> None:
         """Go on waiting for a work: warn, and then give up."""
         if waited < WARN_SECONDS < total:
-            if self._wait(native, WARN_SECONDS - waited):
+            if self._wait_on(native, WARN_SECONDS - waited):
                 return
             waited = WARN_SECONDS
         if WARN_SECONDS <= waited < total and not native.failed:
@@ -175,16 +175,19 @@ class NativeTransport(Transport, Generic[N]):
                 "%s has waited %g s in %s",
                 *(self._witness.where, waited, self._waiting(native)),
             )
-        while True:
-            piece = min(_PIECE_SECONDS, max(0.0, total - waited))
-            if self._wait(native, piece):
-                return
-            waited += piece
-            if native.failed or waited >= total:
-                break
+        if self._wait_on(native, max(0.0, total - waited)):
+            return
         if not native.failed and self._surrender(native, total):
             return
         raise self._error(native)
+
+    def _wait_on(self, native: N, seconds: float) -> bool:
+        """As `_wait`, in pieces, of which each counts as it was meant to last."""
+        while seconds > _PIECE_SECONDS and not native.failed:
+            if self._wait(native, _PIECE_SECONDS):
+                return True
+            seconds -= _PIECE_SECONDS
+        return self._wait(native, seconds)
 
     def _announced(self, native: N) -> contextlib.AbstractContextManager[object]:  # noqa: ARG002
         """Have the others know, while this lasts, in which message this member waits, if in one."""

@@ -89,24 +89,25 @@ def test_one_that_does_not_come_is_named_with_its_last_call_and_its_state(
 
 
 def _pauses(*transports: str) -> None:
-    """Have both ranks stopped for longer than a wait may last, while one waits for the other."""
+    """Stop both ranks, while one waits for the other, for nearly as long as that may last."""
     import subprocess
     import time
     from concurrent.futures import ThreadPoolExecutor
 
     import numpy as np
 
-    from allreduce.comm import init, world
+    from allreduce.comm import init, native, world
 
-    comm = init(transport=transports[0], timeout=4)
+    native.WARN_SECONDS = 6.5  # until then no wait has anything to say
+    comm = init(transport=transports[0], timeout=7)
     comms: list[Any] = [comm, *(comm.split(0, transport=other) for other in transports[1:])]
     for each in comms:
         each.barrier()
     if comm.rank == 1:
         pids = " ".join(str(one.pid) for one in world().members)
-        pause = f"sleep 1.5; kill -STOP {pids}; sleep 3; kill -CONT {pids}"
+        pause = f"sleep 1.5; kill -STOP {pids}; sleep 6; kill -CONT {pids}"
         with subprocess.Popen(["sh", "-c", pause], start_new_session=True):
-            for _ in range(20):  # in pieces: one sleep would be over with the pause
+            for _ in range(30):  # in pieces: one sleep would be over with the pause
                 time.sleep(0.1)
     x = np.ones(3)
     if len(comms) == 1:  # mpi lets one thread in
