@@ -90,11 +90,15 @@ void Member::blame(Fault fault, int member, std::uint64_t key) {
 
 // Kills the communicator, for a death not before calls are complete that everybody had begun: what
 // the dead has sent of them is still on its way. For one that left not at once, either: a death
-// that has made it leave, as it heard elsewhere, is to blame, and may be about to show here.
+// that has made it leave, as it heard elsewhere, is to blame, and may be about to show here. What
+// comes behind a death, as other members end for it, is no news.
 void Member::condemn(Culprit culprit) {
   const bool left = culprit.fault == Fault::left;
+  const bool known = verdict_ && verdict_->culprit.fault == Fault::lost;
+  if (known && calls_begun()) return;
+  if (known) return die(verdict_->culprit);
   if (!left && (culprit.fault != Fault::lost || !calls_begun())) return die(std::move(culprit));
-  if (verdict_ && (left || verdict_->culprit.fault == Fault::lost)) return;
+  if (verdict_ && left) return;
   verdict_ = {std::move(culprit), Clock::now() + (left ? kLastDeaths : kLastCalls)};
 }
 

@@ -20,6 +20,7 @@ from allreduce.comm.tcp import calls as tcp_calls
 from tests.comm.test_tcp_frames import (
     ACCEPT,
     CHAIN,
+    COUNT,
     DATA,
     FAULT,
     GOODBYE,
@@ -165,6 +166,39 @@ def test_calls_behind_a_death_have_their_numbers() -> None:
         works = [start(other.member, BARRIER) for _ in range(3)]
         assert all(settled(work) and work.failed for work in works)
         assert [work.seq for work in works] == [0, 1, 2]
+
+
+def test_who_leaves_for_a_death_is_not_its_culprit() -> None:
+    """The last data of a call and the end of who sent it come together, a death before them."""
+    broadcast = tcp_calls.COLLECTIVES.index("broadcast")
+    words: tuple[object, ...] = (broadcast, 1, 0, 1, 1, 0, COUNT, [], [], 1 << 18)
+    post = frame(POST, 0, payload=SIGNATURE, signature=len(SIGNATURE))
+    data = frame(DATA, 0, payload=bytes(4 * COUNT))
+    for _ in range(50):
+        with contextlib.ExitStack() as stack:
+            pairs = [[socket.socketpair() for _ in range(2)] for _ in range(2)]
+            mine = [[one.detach() for one, _ in channels] for channels in pairs]
+            (root, root_data), (dying, dying_data) = (
+                [stack.enter_context(theirs) for _, theirs in channels] for channels in pairs
+            )
+            member = _native.TcpMember(0, [[], *mine])
+            out = np.zeros(COUNT, "float32")
+            work = member.start(words, SIGNATURE, 0, out.ctypes.data)
+            for words_to in (root, dying):
+                assert words_of(words_to, POST) == [(POST, 0)]
+                words_to.sendall(post)
+            dying.close()
+            dying_data.close()
+            time.sleep(0.002)
+            root_data.sendall(data)
+            root.close()
+            assert work.wait(2)
+            while member.culprit() is None:
+                time.sleep(0.001)
+            found = member.culprit()
+            assert found is not None
+            assert found[:2] == ("lost", 2)
+            assert member.leave(2).wait(4)
 
 
 def test_who_leaves_twice_has_left_both_times() -> None:
