@@ -13,7 +13,7 @@ KERNELS := $(shell find kernels -type f)
 # but for the longest (tests/conftest.py).
 # What ARGS chooses runs in one, without starting further processes for it.
 LANES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
-NATIVE := $(filter %.cpp %.h %.hpp %.cu %.cuh,$(KERNELS))
+NATIVE := $(filter %.cpp %.h %.hpp %.cu %.cuh,$(KERNELS) $(shell find tests benchmarks -type f))
 
 # Tests and benchmarks start processes: they have to find this mpirun before any other.
 export PATH := $(CURDIR)/$(BIN):$(PATH)

@@ -20,7 +20,8 @@ using namespace allreduce;
 namespace {
 
 // Every size of chunk and kind of store for some collective, and several for one; what can be is
-// pulled in one of its bands, and what has short chunks exchanged in one, or instead of being pulled.
+// pulled in one of its bands, and what has short chunks exchanged in one, or instead of being
+// pulled.
 Choices choices(int members) {
   Choices made;
   for (std::uint64_t i = 0; i < kCollectives; ++i) {
