@@ -89,16 +89,18 @@ def difference(
         return f"{what} {mine} on rank {rank} but {theirs} on rank {other_rank}"
 
     given = _differing(_arguments(lines), _arguments(others))
-    said = f"{both(*given)}; {_SAME_KINDS}" if given else ""
+    remedy = _SAME_FUNCTION
+    if given:  # which may be why, or be as it is meant
+        remedy = f"{both(*given)}; {_SAME_FUNCTION}, and {_SAME_KINDS}"
     if place is None:
         counted = both("the step has", f"{len(lines)} operations", str(len(others)))
-        return f"{counted}; {said or _SAME_FUNCTION}"
+        return f"{counted}; {remedy}"
     mine, theirs = lines[place], others[place]
-    if said and _is_argument(mine) and _is_argument(theirs):
-        return said
+    if argument := _differing(_arguments([mine]), _arguments([theirs])):
+        return f"{both(*argument)}; {_SAME_KINDS}"
+    if _without_keys(mine.words) == _without_keys(theirs.words):
+        remedy = _SAME_DRAWS
     shown = [f"{line.full or line.words} ({line.source})" for line in (mine, theirs)]
-    drawn = _without_keys(mine.words) == _without_keys(theirs.words)
-    remedy = said or (_SAME_DRAWS if drawn else _SAME_FUNCTION)
     return f"{both(f'operation {place} of the step is', *shown)}; {remedy}"
 
 

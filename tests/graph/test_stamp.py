@@ -13,7 +13,7 @@ import pytest
 from allreduce.graph import gradients, scan
 from allreduce.graph.dispatch import apply
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.outline import Outline, outline
+from allreduce.graph.outline import Line, Outline, difference, outline
 from allreduce.graph.spec import BATCH, Spec
 from allreduce.graph.tensor import Tensor
 from tests.graph.interpret import record
@@ -169,6 +169,53 @@ def test_steps_that_differ_are_named_by_all_before_an_update() -> None:
             assert step == wanted
             assert message.startswith(f"rank {rank}: {named}")
         assert [SHAPES in message for _, message in found[2:]] == [False] * 9 + [True]
+
+
+def _of(said: str, *kinds: str) -> Outline:
+    given = [
+        Line(
+            f"placeholder(name='argument {i}') {kind.split()[0]}", "a.py:1", f"argument {i}: {kind}"
+        )
+        for i, kind in enumerate(kinds)
+    ]
+    return (*given, Line(f"{said} float32", "a.py:2"))
+
+
+ONE, OTHER_KIND = "float32 (rows, 7)", "float32 (rows, 9)"  # which ranks may have in one step
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "place", "end"),
+    [
+        (
+            _of("relu(%0)", ONE),
+            _of("tanh(%0)", OTHER_KIND),
+            "operation 1 of the step is relu(%0) ",
+            f"argument 0 of the step is {ONE} on rank 0 but {OTHER_KIND} on rank 1; run the same "
+            "function on every rank, and give the step arrays of one dtype, and rows of one shape, "
+            "on every rank",
+        ),
+        (
+            _of("dropout(%0, key=1)", ONE),
+            _of("dropout(%0, key=2)", OTHER_KIND),
+            "operation 1 of the step is dropout(",
+            "(a.py:2) on rank 1; random numbers come of the seed and of how many draws were before "
+            "them: call ar.set_seed with one number on every rank, and draw as often on all",
+        ),
+        (
+            _of("relu(%0)", ONE, "float32 ()"),
+            _of("relu(%0)", OTHER_KIND, "int64 ()"),
+            "argument 1 of the step is float32 () on rank 0 but int64 () on rank 1; give ",
+            "rows of one shape, on every rank",
+        ),
+    ],
+)
+def test_rows_that_may_differ_are_not_to_blame_for_what_else_does(
+    mine: Outline, theirs: Outline, place: str, end: str
+) -> None:
+    message = difference(0, mine, 1, theirs) or ""
+    assert message.startswith(place)
+    assert message.endswith(end)
 
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, tuple[Tensor, ...]]]
