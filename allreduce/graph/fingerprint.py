@@ -26,10 +26,10 @@ _WORD = 1 << _WORD_BITS
 _FACTOR = 0x9E3779B97F4A7C15  # odd, so that what is multiplied stays as it was told apart
 
 _SAME_VALUES = "call assign, set_weights and load_weights on every rank, with equal values"
-_SAME_BATCHES = (
-    "strategy.distribute_dataset takes equal batches in the same order on every rank, so shuffle "
-    "with one seed on all; a rank's own rows go to strategy.run as arrays"
-)
+_EQUAL_BATCHES = "strategy.distribute_dataset takes equal batches in the same order on every rank, "
+_OWN_ROWS = "; a rank's own rows go to strategy.run as arrays"
+_SAME_ORDER = f"{_EQUAL_BATCHES}so shuffle with one seed on all{_OWN_ROWS}"
+_SAME_NUMBER = f"{_EQUAL_BATCHES}so give all as many{_OWN_ROWS}"
 
 
 class Mark(NamedTuple):
@@ -159,7 +159,7 @@ def difference(rank: int, mine: Sequence[Any], other_rank: int, theirs: Sequence
             )
     for one, other in zip_longest(mine[1], theirs[1]):
         if one != other:
-            return f"{_differing(rank, one, other_rank, other)}; {_SAME_BATCHES}"
+            return _differing(rank, one, other_rank, other)
     return ""
 
 
@@ -174,15 +174,18 @@ def _differing(
         (anew, _), (on, number) = sorted(((rank, mine[0]), (other_rank, theirs[0])), key=_number)
         return (
             f"rank {anew} began its dataset anew where rank {on} went on with batch {number} "
-            "(counted from 0): its own has fewer batches, or was left earlier"
+            "(counted from 0): its own has fewer batches, or was left earlier; "
+            f"{_SAME_NUMBER}"
         )
     shown = [
         "no batch of a dataset" if each is None else f"batch {each[0]} of a dataset, {each[1]}"
         for each in (mine, theirs)
     ]
     if shown[0] != shown[1]:
-        return f"the step is given {shown[0]}, on rank {rank} but {shown[1]}, on rank {other_rank}"
-    return f"the step is given {shown[0]}, whose values on rank {other_rank} are not rank {rank}'s"
+        said = f"{shown[0]}, on rank {rank} but {shown[1]}, on rank {other_rank}"
+    else:
+        said = f"{shown[0]}, whose values on rank {other_rank} are not rank {rank}'s"
+    return f"the step is given {said}; {_SAME_ORDER}"
 
 
 def _number(begun: tuple[int, int]) -> int:
