@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from allreduce.cluster import World
+from allreduce.comm.failures import advice
 from allreduce.comm.gathering_notes import Failure, Wanted
 from allreduce.errors import AllreduceError, MismatchError, PeerLostError, TimeoutError
 
@@ -55,7 +56,7 @@ def too_late(world: World, wanted: Wanted, absent: str, seconds: float) -> Failu
     """Say who gave up, and for whom this waited."""
     story = (
         f"{world.called()} gave up {wanted} after {seconds:g} s: {absent} did not come; {COME}; "
-        "if it only needs longer, raise the timeout"
+        f"{advice(absent)}"
     )
     return Failure("timeout", story, ((world.rank, wanted.turn),))
 

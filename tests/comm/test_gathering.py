@@ -14,6 +14,7 @@ import pytest
 
 from allreduce.cluster.base import LocalStore, Member
 from allreduce.comm.gathering import Gathering, _Failed
+from allreduce.comm.gathering_failures import too_late
 from allreduce.comm.gathering_notes import Failure, Note, Wanted
 from allreduce.errors import MismatchError
 from tests.harness import run_ranks, world_of_one
@@ -171,6 +172,19 @@ def test_a_member_that_does_not_come_is_named() -> None:
     _check(second[0], "[shared] rank 1: rank 0 gave up group([0, 1]) at ", "did not come")
     assert first[1] == second[1] == "2"
     _check(results[0].stderr, "waiting for rank 1 (process ", " is alive) in group([0, 1]) at ")
+
+
+@pytest.mark.parametrize(
+    ("state", "remedy"),
+    [
+        ("is alive", "if it only needs longer, raise the timeout"),
+        ("is stopped, by a debugger", "resume what is stopped: a longer timeout would not help"),
+    ],
+)
+def test_what_helps_depends_on_the_state_of_who_does_not_come(state: str, remedy: str) -> None:
+    wanted = Wanted("group", 1, (0, 1), None, "here", 1)
+    failure = too_late(world_of_one(), wanted, f"rank 1 (process 7 {state})", 2)
+    assert failure.story.endswith(f"; {remedy}")
 
 
 def _leaves(transport: str, leaver: int) -> None:
