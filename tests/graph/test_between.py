@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
-from allreduce.comm import Communicator, replica_communicators
+from allreduce.comm import Communicator, Work, replica_communicators
 from allreduce.errors import MismatchError, TimeoutError
 from allreduce.graph import between
 from tests.harness import run_threads, world_of_one
@@ -56,14 +56,17 @@ def test_one_that_comes_late_to_a_step_ends_the_others_wait_though_it_goes_on() 
         assert "exchange(this) at" in message
 
 
-@pytest.mark.parametrize("looked_at", [0.0, 9.0])
+@pytest.mark.parametrize("waiting", [(0,), (0, 2, 3)])
 def test_all_hear_who_did_not_come_whichever_exchange_ends_first(
-    looked_at: float, monkeypatch: pytest.MonkeyPatch
+    waiting: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(between, "_LOOKED_AT_SECONDS", looked_at)
-    told = threading.Barrier(4)
+    look_at, here, told = between._look_at, threading.local(), threading.Barrier(4)
+
+    def looks(works: Sequence[Work]) -> bool:
+        return here.rank not in waiting and look_at(works)
 
     def member(comm: Communicator) -> str:
+        here.rank = comm.rank
         try:
             if comm.rank != 1:
                 between.exchange_between_steps(comm, [steps[comm.rank]], "this", np.ones(2))
@@ -73,6 +76,7 @@ def test_all_hear_who_did_not_come_whichever_exchange_ends_first(
             told.wait(10)  # it has not left
         return ""
 
+    monkeypatch.setattr(between, "_look_at", looks)
     with communicators(4, timeout=0.3) as steps:
         messages = run_threads(member, 4, comm_timeout=0.3)
     for message in messages[:1] + messages[2:]:
