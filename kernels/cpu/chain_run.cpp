@@ -155,10 +155,14 @@ void BoundChain::run(char* out, const char* const* inputs) const {
   for (std::size_t first = 0; first < elements_;) {
     std::size_t n = std::min(tile_, elements_ - first);
     if (by_rows) n = std::min(n, row_ - first % row_);
-    place(operands, scratch, inputs, first, n);
     char* there = out + first * out_size_;
-    const bool is_on_line = reinterpret_cast<std::uintptr_t>(there) % kLine == 0;
-    const bool straight = streams && steps_.back().spine && is_on_line;
+    bool straight = streams && steps_.back().spine;
+    if (const std::size_t bytes = -reinterpret_cast<std::uintptr_t>(there) % kLine) {
+      const std::size_t few = bytes / out_size_;  // what is behind them begins on a line
+      if (straight && by_rows && few) n = std::min(n, few);
+      straight = false;
+    }
+    place(operands, scratch, inputs, first, n);
     char* made = streams && !straight ? scratch + steps_.back().tile : there;
     run_tile(made, operands, scratch, n, straight);
     if (made != there) kernels_->stream(there, made, n * out_size_);

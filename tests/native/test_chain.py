@@ -146,6 +146,16 @@ def test_two_operations_are_written_past_the_caches(repeats: tuple[bool, bool]) 
         np.testing.assert_array_equal(out, x * y + z)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.usefixtures("level")
+def test_rows_that_begin_on_no_line_are_written_past_the_caches(dtype: str) -> None:
+    """Each of another place within a line, of a length that fills no tiles."""
+    x, y, one = _array(dtype, (300, 3501), 1), _array(dtype, (300, 1), 2), np.array(1, dtype)
+    rows = [("multiply", [0, 1], dtype), ("divide", [-1, 2], dtype), ("add", [-2, 1], dtype)]
+    with np.errstate(all="ignore"):
+        _same(_run(rows, [x, y, one]), x * y / one + y)
+
+
 @pytest.mark.parametrize("dtype", NUMBERS)
 @pytest.mark.usefixtures("level")
 def test_each_operation_has_numpys_bits(dtype: str) -> None:
