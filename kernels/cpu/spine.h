@@ -43,13 +43,15 @@ struct Nothing {
   }
 };
 
-// Vectors under way at once.
-constexpr std::size_t kHeld = 8;
+// Vectors that are computed before the first of them is stored, which with the operands fill the
+// registers: 256 bytes of them where vectors are long.
+constexpr std::size_t kHeld = kWidth == 64 ? 4 : 8;
 // Bytes: as far ahead is asked for what is read, as a processor does by itself within a page only.
 // Eight operations on 10⁷ floats: 4.1 instead of 4.4 ms, and on small pages 5.6 instead of 6.0.
 constexpr std::size_t kAhead = 2048;
-// Bytes of a tile, which stays in the nearest cache from one stretch to the next.
-constexpr std::size_t kSpineTile = 4096;
+// Bytes of a tile, which stays in the nearest cache from one stretch to the next; and of one whose
+// last stretch stores past the caches, so that reads and writes of the memory take short turns.
+constexpr std::size_t kSpineTile = 4096, kStreamedTile = 1024;
 
 inline void fetch(const void* from, std::size_t bytes) {
   for (std::size_t at = 0; at < bytes; at += 64)
@@ -66,12 +68,13 @@ struct Affine {
 constexpr std::size_t kAffines = 4;
 
 // Operations between which nothing is chosen: affine ones and then, if it is a division by a
-// number, another one; or one of any kind.
+// number, another one with one more affine one behind it; or one of any kind.
 template <class T>
 struct Stretch {
   Affine<T> affine[kAffines];
   std::size_t count = 0;
   const SpineLink* last = nullptr;  // none where this is null
+  Affine<T> then = {T{1}, -T{}};    // behind a division by a number
 };
 
 inline bool divides(const SpineLink& link) {
@@ -82,7 +85,8 @@ inline bool divides(const SpineLink& link) {
 template <class T>
 inline std::size_t stretches_of(const SpineLink* links, std::size_t count, Stretch<T>* made) {
   std::size_t place = 0;
-  bool lacks_term = false;  // the affine operation that came last
+  Affine<T>* open = nullptr;  // what came last, if that is a product without a term
+  Affine<T>* then = nullptr;  // what may follow the division that came last
   for (const SpineLink* link = links; link != links + count; ++link) {
     const T value = link->repeats ? *static_cast<const T*>(link->other) : T{};
     const bool difference = link->op == LinkOp::subtract && !link->is_right;
@@ -91,84 +95,97 @@ inline std::size_t stretches_of(const SpineLink* links, std::size_t count, Stret
     const bool is_number = link->repeats && value == value;  // a NaN's sign would change
     if (!is_number || !(sum || link->op == LinkOp::multiply)) {
       if (made[place].count && !divides(*link)) ++place;
+      then = divides(*link) ? &made[place].then : nullptr;
       made[place++].last = link;
-      lacks_term = false;
-    } else if (sum && lacks_term) {
-      made[place].affine[made[place].count - 1].term = term;
-      lacks_term = false;
+      open = nullptr;
+    } else if (sum && open) {
+      open->term = term;
+      open = nullptr;
     } else {
-      if (made[place].count == kAffines) ++place;
-      made[place].affine[made[place].count++] =
-          sum ? Affine<T>{T{1}, term} : Affine<T>{value, -T{}};
-      lacks_term = !sum;
+      if (!then && made[place].count == kAffines) ++place;
+      Affine<T>& next = then ? *then : made[place].affine[made[place].count++];
+      next = sum ? Affine<T>{T{1}, term} : Affine<T>{value, -T{}};
+      open = sum ? nullptr : &next;
+      then = nullptr;
     }
   }
   return place + (made[place].count != 0);
 }
 
-// One stretch of `Times` affine operations, and of another one.
-template <class T, std::size_t Times, class Op, bool IsRight, bool Repeats>
-void carry_out(T* to, const T* from, const Affine<T>* affine, const T* other, std::size_t n,
+// One stretch of `Times` affine operations, another one, and `Then` (0 or 1) affine ones.
+template <class T, std::size_t Times, class Op, bool IsRight, bool Repeats, std::size_t Then = 0>
+void carry_out(T* to, const T* from, const Stretch<T>& stretch, const T* other, std::size_t n,
                bool streams) {
   using V = Vector<T>;
   constexpr std::size_t lanes = sizeof(V) / sizeof(T), block = kHeld * lanes;
+  const Affine<T>* affine = stretch.affine;
   V factors[Times + 1], terms[Times + 1];
   for (std::size_t i = 0; i < Times; ++i) {
     factors[i] = affine[i].factor - V{};
     terms[i] = affine[i].term - V{};
   }
+  const V factor = stretch.then.factor - V{}, term = stretch.then.term - V{};
   const V repeated = Repeats ? *other - V{} : V{};
   std::size_t at = 0;
   for (; at + block <= n; at += block) {
     fetch(from + at, block * sizeof(T));
     if (!Repeats) fetch(other + at, block * sizeof(T));
-    for (std::size_t v = at; v < at + block; v += lanes) {
-      V held = load<V>(from + v);
+    V made[kHeld];
+#pragma GCC unroll 8
+    for (std::size_t v = 0; v < kHeld; ++v) {
+      const std::size_t here = at + v * lanes;
+      V held = load<V>(from + here);
       for (std::size_t i = 0; i < Times; ++i) held = held * factors[i] + terms[i];
-      const V operand = Repeats ? repeated : load<V>(other + v);
+      const V operand = Repeats ? repeated : load<V>(other + here);
       held = IsRight ? Op::of(operand, held) : Op::of(held, operand);
+      made[v] = Then ? held * factor + term : held;
+    }
+#pragma GCC unroll 8
+    for (std::size_t v = 0; v < kHeld; ++v) {
       if (streams)
-        stream_store(to + v, held);
+        stream_store(to + at + v * lanes, made[v]);
       else
-        store(to + v, held);
+        store(to + at + v * lanes, made[v]);
     }
   }
   for (; at < n; ++at) {
     T held = from[at];
     for (std::size_t i = 0; i < Times; ++i) held = held * affine[i].factor + affine[i].term;
     const T operand = other[Repeats ? 0 : at];
-    to[at] = IsRight ? Op::of(operand, held) : Op::of(held, operand);
+    held = IsRight ? Op::of(operand, held) : Op::of(held, operand);
+    to[at] = Then ? held * stretch.then.factor + stretch.then.term : held;
   }
 }
 
 template <class T>
-using CarryOut = void (*)(T*, const T*, const Affine<T>*, const T*, std::size_t, bool);
+using CarryOut = void (*)(T*, const T*, const Stretch<T>&, const T*, std::size_t, bool);
 
-template <class T, std::size_t Times, class Op, bool IsRight>
+template <class T, class Op, bool IsRight>
 CarryOut<T> find_for(bool repeats) {
-  return repeats ? carry_out<T, Times, Op, IsRight, true> : carry_out<T, Times, Op, IsRight, false>;
+  return repeats ? carry_out<T, 0, Op, IsRight, true> : carry_out<T, 0, Op, IsRight, false>;
 }
 
 template <class T>
 CarryOut<T> find_for(const SpineLink& only) {
-  if (only.op == LinkOp::add) return find_for<T, 0, Add, false>(only.repeats);
-  if (only.op == LinkOp::multiply) return find_for<T, 0, Multiply, false>(only.repeats);
+  if (only.op == LinkOp::add) return find_for<T, Add, false>(only.repeats);
+  if (only.op == LinkOp::multiply) return find_for<T, Multiply, false>(only.repeats);
   if (only.op == LinkOp::subtract)
-    return only.is_right ? find_for<T, 0, Subtract, true>(only.repeats)
-                         : find_for<T, 0, Subtract, false>(only.repeats);
-  return only.is_right ? find_for<T, 0, Divide, true>(only.repeats)
-                       : find_for<T, 0, Divide, false>(only.repeats);
+    return only.is_right ? find_for<T, Subtract, true>(only.repeats)
+                         : find_for<T, Subtract, false>(only.repeats);
+  return only.is_right ? find_for<T, Divide, true>(only.repeats)
+                       : carry_out<T, 0, Divide, false, false>;
 }
 
 template <class T, std::size_t Times>
 CarryOut<T> find_affine(const SpineLink* last) {
-  return last ? carry_out<T, Times, Divide, false, true>
+  return last ? carry_out<T, Times, Divide, false, true, 1>
               : carry_out<T, Times, Nothing, false, true>;
 }
 
 template <class T>
 CarryOut<T> find_for(const Stretch<T>& stretch) {
-  if (stretch.count == 0) return find_for<T>(*stretch.last);
+  if (stretch.count == 0)
+    return divides(*stretch.last) ? find_affine<T, 0>(stretch.last) : find_for<T>(*stretch.last);
   if (stretch.count == 1) return find_affine<T, 1>(stretch.last);
   if (stretch.count == 2) return find_affine<T, 2>(stretch.last);
   return stretch.count == 3 ? find_affine<T, 3>(stretch.last) : find_affine<T, 4>(stretch.last);
@@ -179,12 +196,12 @@ CarryOut<T> find_for(const Stretch<T>& stretch) {
 template <class T>
 void spine(void* out, const void* x, const SpineLink* links, std::size_t count, std::size_t n,
            bool streams) {
-  constexpr std::size_t most = kSpineTile / sizeof(T);
+  const std::size_t most = (streams ? kStreamedTile : kSpineTile) / sizeof(T);
   Stretch<T> stretches[kLongest + 1];
   CarryOut<T> loops[kLongest + 1];
   const std::size_t parts = stretches_of(links, count, stretches);
   for (std::size_t i = 0; i < parts; ++i) loops[i] = find_for<T>(stretches[i]);
-  alignas(64) T tile[most];
+  alignas(64) T tile[kSpineTile / sizeof(T)];
   const T none{};
   for (std::size_t at = 0; at < n; at += most) {
     const std::size_t length = n - at < most ? n - at : most;
@@ -194,7 +211,7 @@ void spine(void* out, const void* x, const SpineLink* links, std::size_t count, 
       const T* other = last ? static_cast<const T*>(last->other) + (last->repeats ? 0 : at) : &none;
       const bool is_last = i + 1 == parts;
       T* to = is_last ? static_cast<T*>(out) + at : tile;
-      loops[i](to, from, stretches[i].affine, other, length, is_last && streams);
+      loops[i](to, from, stretches[i], other, length, is_last && streams);
       from = tile;
     }
   }

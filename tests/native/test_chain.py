@@ -129,6 +129,25 @@ def test_many_operations_have_numpys_bits(dtype: str) -> None:
     _same(_run(links, [x, y, number]), expected)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("before", range(6))
+@pytest.mark.usefixtures("level")
+def test_operations_around_a_division_have_numpys_bits(dtype: str, before: int) -> None:
+    """All with numbers, of which several are carried out in one loop."""
+    values = [1.75, np.inf, -0.0, 1e-40, 3.0, np.nan, -0.3, 1.5, 0.1]
+    numbers = [np.array(value, dtype) for value in values]
+    ahead = ["multiply", "add", "multiply", "multiply", "subtract", "multiply"][:before]
+    x = _array(dtype, 803, 1)
+    with np.errstate(all="ignore"):
+        for turn, behind in enumerate(itertools.product(ARITHMETIC, repeat=3)):
+            ops, expected, links = [*ahead, "divide", *behind], x, []
+            for place, op in enumerate(ops):
+                number = (place + turn) % len(numbers)
+                links.append((op, [-place if place else 0, number + 1], dtype))
+                expected = getattr(np, op)(expected, numbers[number])
+            _same(_run(links, [x, *numbers]), expected)
+
+
 @pytest.mark.parametrize("repeats", REPEATED)
 @pytest.mark.usefixtures("level")
 def test_two_operations_are_written_past_the_caches(repeats: tuple[bool, bool]) -> None:
