@@ -53,10 +53,18 @@ class Node:
         return f"%{self.id} = {self.op}({reads}) {self.spec}{after}{place}"
 
 
+def told(part: str) -> str:
+    """Say in words what a part is: "layer 'sequential/0'", "the gradient of the loss"."""
+    if part == LOSS:
+        return f"the {part}"
+    layer = part.removeprefix(GRADIENT)
+    return f"{'' if layer == part else f'the {GRADIENT}'}layer {layer!r}"
+
+
 def blame(error: Exception, node: Node) -> None:
     """Note on an error which operator has raised it, of which layer, and the user's line."""
-    layer = f" of layer {node.part!r}" if node.part else ""
-    note = f"operator {node.op!r}{layer} at {node.source}"
+    of = f" of {told(node.part)}" if node.part else ""
+    note = f"operator {node.op!r}{of} at {node.source}"
     if note not in getattr(error, "__notes__", ()):  # of a communicator, it is raised again
         error.add_note(note)
 

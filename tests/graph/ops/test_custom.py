@@ -11,6 +11,7 @@ import pytest
 import allreduce as ar
 from allreduce.errors import UnsupportedError, UsageError
 from allreduce.graph.ops import base
+from allreduce.graph.scope import part
 from tests.graph.ops.test_docs import PAGE
 
 
@@ -147,3 +148,34 @@ def test_an_error_in_a_users_kernel_says_whose_it_is() -> None:
     assert told == of_kernel
     line = step.python_function.__code__.co_firstlineno + 2
     assert place == f"operator 'wrong_for_a_test' at {__file__}:{line}"
+
+
+@pytest.mark.parametrize(
+    ("layer", "whose"),
+    [("", "the gradient of the loss"), ("net/0", "the gradient of layer 'net/0'")],
+)
+@pytest.mark.parametrize("kind", [UsageError, ValueError])
+def test_an_error_in_a_gradient_is_of_no_layer_of_that_name(
+    layer: str, whose: str, kind: type[Exception]
+) -> None:
+    def fail(out: Any, inputs: Any, attrs: Any) -> None:
+        raise kind("of the kernel")
+
+    slope = ar.register_op("wrong_for_a_test", shape=lambda specs, attrs: specs[0], cpu=fail)
+    operator = ar.register_op(
+        "right_for_a_test",
+        shape=lambda specs, attrs: specs[0],
+        cpu=lambda out, inputs, attrs: np.copyto(out, inputs[0]),
+        gradient=lambda dy, y, inputs, attrs: [slope(dy)],
+    )
+
+    @ar.function
+    def step(x: Any) -> Any:
+        with part(layer):
+            y = operator(x)
+        return ar.gradients(ar.ops.sum(y), [x])
+
+    with pytest.raises(kind) as caught:
+        step(np.ones(3))
+    said = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert re.search(rf"( of|:\d+:) {whose}( at |: wrong_for_a_test: )", said), said
