@@ -70,19 +70,20 @@ def exchange_between_steps(
 def _cause(works: Sequence[Work]) -> MismatchError | TimeoutError | None:
     """Return how ranks differ, or who did not come, if an exchange says so.
 
-    Who heard it first has ended the others, whose error is an echo of it.
+    Who heard it first has ended the others, whose error is an echo of it. This looks, and waits for
+    none of them: the others would take a wait that is given up here for what has ended all.
     """
-    until = time.monotonic() + _VERDICT_SECONDS
-    for work in works:
-        try:
-            work.wait(max(0.0, until - time.monotonic()))
-        except MismatchError as error:
-            return error
-        except TimeoutError as error:
-            if time.monotonic() < until:  # else it is this wait that was given up
+    until, left = time.monotonic() + _VERDICT_SECONDS, list(works)
+    while left and time.monotonic() < until:
+        for work in list(left):
+            try:
+                if work.done():
+                    left.remove(work)
+            except (MismatchError, TimeoutError) as error:
                 return error
-        except AllreduceError:  # by which another exchange has ended
-            continue
+            except AllreduceError:  # by which another exchange has ended
+                left.remove(work)
+        time.sleep(_LONGEST_NAP_SECONDS)
     return None
 
 

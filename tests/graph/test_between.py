@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
 
 from allreduce.comm import Communicator, Work, replica_communicators
-from allreduce.errors import MismatchError, TimeoutError
+from allreduce.errors import AllreduceError, MismatchError
 from allreduce.graph import between
 from tests.harness import run_threads, world_of_one
 
@@ -56,32 +56,63 @@ def test_one_that_comes_late_to_a_step_ends_the_others_wait_though_it_goes_on() 
         assert "exchange(this) at" in message
 
 
-@pytest.mark.parametrize("waiting", [(0,), (0, 2, 3)])
-def test_all_hear_who_did_not_come_whichever_exchange_ends_first(
-    waiting: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _messages(
+    listening: tuple[int, ...], timeout: float, instead: Callable[[Communicator], object]
+) -> list[str]:
+    """Return what ranks 0, 2 and 3 of 4 raise from an exchange to which rank 1 does not come.
+
+    Args:
+        listening: Who do not look at all communicators, but wait among ranks, with a listener.
+        timeout: Seconds after which they give up.
+        instead: What rank 1 does with its communicator of steps.
+    """
     look_at, here, told = between._look_at, threading.local(), threading.Barrier(4)
 
     def looks(works: Sequence[Work]) -> bool:
-        return here.rank not in waiting and look_at(works)
+        time.sleep(here.rank / 50)  # they do not hear of an end at once
+        return here.rank not in listening and look_at(works)
 
     def member(comm: Communicator) -> str:
         here.rank = comm.rank
         try:
-            if comm.rank != 1:
+            if comm.rank == 1:
+                instead(steps[1])
+            else:
                 between.exchange_between_steps(comm, [steps[comm.rank]], "this", np.ones(2))
-        except TimeoutError as error:
-            return str(error)
+        except AllreduceError as error:
+            return f"{type(error).__name__}: {error}"
         finally:
             told.wait(10)  # it has not left
         return ""
 
-    monkeypatch.setattr(between, "_look_at", looks)
-    with communicators(4, timeout=0.3) as steps:
-        messages = run_threads(member, 4, comm_timeout=0.3)
-    for message in messages[:1] + messages[2:]:
+    with pytest.MonkeyPatch.context() as patch, communicators(4, timeout) as steps:
+        patch.setattr(between, "_LOOKED_AT_SECONDS", 9.0)
+        patch.setattr(between, "_look_at", looks)
+        found = run_threads(member, 4, comm_timeout=timeout)
+    return [found[0], *found[2:]]
+
+
+@pytest.mark.parametrize("listening", [(0,), (0, 2, 3)])
+def test_all_hear_who_did_not_come_whichever_exchange_ends_first(
+    listening: tuple[int, ...],
+) -> None:
+    for message in _messages(listening, 0.3, lambda _: None):
+        assert message.startswith("TimeoutError: ")
         assert "gave up exchange(this)" in message
         assert "s: replica 1 (rank 0) has made no call yet" in message
+
+
+@pytest.mark.parametrize("listening", [(), (0, 2, 3)])
+def test_all_hear_why_the_steps_have_ended_whoever_hears_of_it_first(
+    listening: tuple[int, ...],
+) -> None:
+    def fail(steps: Communicator) -> None:
+        time.sleep(0.01)
+        steps.abort("an error of its own")
+
+    for message in _messages(listening, 20, fail):
+        assert message.startswith("PeerLostError: ")
+        assert message.endswith("replica 1 (rank 0) aborted the communicator: an error of its own")
 
 
 def test_one_that_comes_late_to_the_exchange_is_waited_for() -> None:
