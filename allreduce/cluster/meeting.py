@@ -14,8 +14,9 @@ from allreduce.cluster import descriptors, proof
 from allreduce.cluster import leader_pb2 as pb
 from allreduce.cluster.address import LOOPBACK, check_secret, split
 from allreduce.cluster.base import World
-from allreduce.cluster.client import LeaderStore, Line
+from allreduce.cluster.client import LeaderStore
 from allreduce.cluster.interfaces import towards
+from allreduce.cluster.line import Line
 from allreduce.cluster.machine import identity
 from allreduce.cluster.rpc import PROTOCOL, silence
 from allreduce.cluster.waiting import Wait
