@@ -22,7 +22,10 @@ if (
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from allreduce import openblas as _openblas
 from allreduce.importing import importing as _importing
+
+_openblas.choose_kernels()  # before NumPy is imported, if it is not yet
 
 with _importing():  # Ctrl-C waits until there are hooks that tell of it in a line
     from allreduce import cluster as cluster  # at once: a place is taken before it has children

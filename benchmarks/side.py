@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from trainers import TRAINERS
-from workloads import WORKLOADS
 
 Batches = Iterator[tuple[Any, ...]]  # each is what a side's step is called with
 
@@ -39,7 +38,7 @@ class Side(Protocol):
 def main() -> None:
     parser = argparse.ArgumentParser(description="Take turns as one process of a contestant.")
     parser.add_argument("trainer", choices=TRAINERS)
-    parser.add_argument("case", choices=WORKLOADS)
+    parser.add_argument("case", help="a key of workloads.WORKLOADS")
     parser.add_argument("--address", required=True, help="of the socket where turns are given")
     parser.add_argument("--rank", type=int, default=-1, help="where no launcher tells it")
     parser.add_argument("--ports", type=int, nargs="+", required=True, help="free ones, one each")
@@ -57,8 +56,10 @@ def _sides(options: argparse.Namespace) -> list[tuple[int, Side, Batches]]:
 
     A thread that trains by itself takes its turns as a process does.
     """
-    trainer, workload = TRAINERS[options.trainer], WORKLOADS[options.case]
+    trainer = TRAINERS[options.trainer]
+    # First: allreduce may choose other kernels of NumPy's, if that is not imported yet.
     module = importlib.import_module(f"trainers.{trainer.module}")
+    workload = importlib.import_module("workloads").WORKLOADS[options.case]
     ranks = range(len(options.ports))
 
     def built(rank: int) -> tuple[int, Side]:
@@ -66,7 +67,8 @@ def _sides(options: argparse.Namespace) -> list[tuple[int, Side, Batches]]:
         return made
 
     def samples(rank: int) -> Batches:
-        return workload.batches(rank, len(ranks))
+        found: Batches = workload.batches(rank, len(ranks))
+        return found
 
     if not trainer.in_one:
         rank, side = built(options.rank)

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import argparse
 
+import allreduce as ar
 import numpy as np
 from sklearn.datasets import load_digits
-
-import allreduce as ar
 
 HELD_OUT = 360  # of 1,797 images
 

@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import allreduce as ar
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
-
-import allreduce as ar
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 

@@ -6,12 +6,11 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import allreduce as ar
 import numpy as np
+from allreduce.graph.owner import current_replicator
 from workloads import adam, chain, conv, digits, transformer
 from workloads.base import BETA_1, BETA_2, EPSILON, LEARNING_RATE, Array, Workload
-
-import allreduce as ar
-from allreduce.graph.owner import current_replicator
 
 Step = Callable[..., ar.Tensor]
 # Bytes of Python's own that a step of any size makes and drops; 2.8 KB in the smallest case.

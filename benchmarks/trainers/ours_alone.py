@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import allreduce as ar
 import numpy as np
 from workloads.base import Array, Workload
 
-import allreduce as ar
 from trainers import ours
 
 _STEPS, _ROUNDS = 15, 5  # of a round; the first ones start threads and are not counted

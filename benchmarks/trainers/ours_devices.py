@@ -9,10 +9,10 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import allreduce as ar
 import numpy as np
 from workloads.base import Array, Workload
 
-import allreduce as ar
 from trainers import ours
 
 

@@ -1,0 +1,49 @@
+"""Which kernels OpenBLAS, NumPy's BLAS, computes with: it has a set for each processor it knows."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Container, MutableMapping
+from contextlib import suppress
+from pathlib import Path
+
+VARIABLE = "OPENBLAS_CORETYPE"  # OpenBLAS reads it once, when NumPy is imported
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def choose_kernels(
+    environ: MutableMapping[str, str] = os.environ,
+    modules: Container[str] = sys.modules,
+    cpuinfo: Path = _CPUINFO,
+) -> None:
+    """Have OpenBLAS take faster kernels than its own choice, where NumPy is still to be imported.
+
+    Processes that this one starts inherit it. What a user has set stays.
+    """
+    if VARIABLE in environ or "numpy" in modules:
+        return
+    with suppress(OSError):  # a system without that file
+        if kernels := _faster(_first_processor(cpuinfo)):
+            environ[VARIABLE] = kernels
+
+
+def _faster(processor: dict[str, str]) -> str | None:
+    """Name the kernels to take instead of OpenBLAS's choice, if any.
+
+    Zen 4 (AMD's family 25 with AVX-512) has units of 256 bits for vectors, and OpenBLAS 0.3.31
+    takes its kernels for Intel's 512 bits there. Those for AVX2 have 103 instead of 90 GFLOPS on
+    128 × 1024 times 1024 × 1024 (float32, one thread); products of 100 to 4096 rows are 1.04 to
+    1.3 times as fast, those of 16 to 64 rows and columns take 1.2 times as long (0.6 µs more).
+    """
+    zen = (processor.get("vendor_id"), processor.get("cpu family")) == ("AuthenticAMD", "25")
+    return "Haswell" if zen and "avx512f" in processor.get("flags", "").split() else None
+
+
+def _first_processor(cpuinfo: Path) -> dict[str, str]:
+    """Read what Linux tells of the first processor: a line for each key, up to an empty one."""
+    with cpuinfo.open() as file:
+        lines = itertools.takewhile(str.strip, file)
+        pairs = (line.partition(":") for line in lines)
+        return {key.strip(): value.strip() for key, _, value in pairs}
