@@ -186,7 +186,11 @@ def placed_apart() -> list[np.ndarray]:
 
 
 # All that `make test` has time for; each pass is off in two of them.
-_HALVES = (("prune", "simplify", "bucket"), ("fold", "fuse", "plan_buffers"), passes.OPTIONAL)
+_HALVES = (
+    ("prune", "simplify", "bucket"),
+    ("fold", "narrow", "fuse", "plan_buffers"),
+    passes.OPTIONAL,
+)
 
 
 @pytest.mark.parametrize("off", _cases(lambda off: off in _HALVES))

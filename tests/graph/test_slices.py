@@ -129,7 +129,9 @@ def test_the_bits_are_the_same_in_float64_and_of_steps_that_run_eagerly() -> Non
     _equal(*results)
 
 
-@pytest.mark.parametrize("off", ["prune", "fold", "simplify", "fuse", "bucket", "plan_buffers"])
+@pytest.mark.parametrize(
+    "off", ["prune", "fold", "simplify", "narrow", "fuse", "bucket", "plan_buffers"]
+)
 def test_the_bits_are_the_same_without_any_other_pass(off: str) -> None:
     ar.config.passes[off] = False
     try:

@@ -16,6 +16,7 @@ from allreduce.graph.passes.copy_reshapes import copy_reshapes
 from allreduce.graph.passes.fold import fold
 from allreduce.graph.passes.fuse import fuse
 from allreduce.graph.passes.inside import inside
+from allreduce.graph.passes.narrow import narrow
 from allreduce.graph.passes.order_collectives import order_collectives
 from allreduce.graph.passes.order_reads import order_reads
 from allreduce.graph.passes.plan_buffers import plan_buffers
@@ -27,6 +28,7 @@ _REWRITES: Mapping[str, Callable[[Graph], Graph]] = {
     "prune": prune,
     "fold": fold,
     "simplify": simplify,
+    "narrow": narrow,
     "fuse": fuse,
 }
 # Those that come later, as they need the optimizers' arenas, or the order of the schedule.
