@@ -24,6 +24,9 @@ inline Taps taps_inside(std::size_t start, std::size_t before, std::size_t gap, 
 // Calls `work(window's number, pixel)` for each window, and `pixel(i, j)`'s offsets for its taps.
 template <class Work>
 inline void each_window(const Images& x, const Images& y, const Windows& windows, Work work) {
+  // From tap to tap.
+  const std::size_t right = windows.dilation.width * x.channels;
+  const std::size_t down = windows.dilation.height * x.size.width * x.channels;
   for (std::size_t n = 0, number = 0; n < y.count; ++n)
     for (std::size_t i = 0; i < y.size.height; ++i) {
       const std::size_t top = i * windows.strides.height;
@@ -33,14 +36,16 @@ inline void each_window(const Images& x, const Images& y, const Windows& windows
         const std::size_t left = j * windows.strides.width;
         const Taps columns = taps_inside(left, windows.before.width, windows.dilation.width,
                                          windows.size.width, x.size.width);
+        const std::size_t row = n * x.size.height + top + rows.first * windows.dilation.height;
+        const std::size_t column = left + columns.first * windows.dilation.width;
+        const std::size_t corner =
+            ((row - windows.before.height) * x.size.width + column - windows.before.width) *
+            x.channels;
         const auto each_tap = [&](auto visit) {
-          for (std::size_t a = rows.first; a < rows.end; ++a)
-            for (std::size_t b = columns.first; b < columns.end; ++b) {
-              const std::size_t row =
-                  n * x.size.height + top + a * windows.dilation.height - windows.before.height;
-              const std::size_t column = left + b * windows.dilation.width - windows.before.width;
-              visit((row * x.size.width + column) * x.channels);
-            }
+          std::size_t line = corner;
+          for (std::size_t a = rows.first; a < rows.end; ++a, line += down)
+            for (std::size_t b = columns.first, pixel = line; b < columns.end; ++b, pixel += right)
+              visit(pixel);
         };
         work(number * y.channels, each_tap);
       }
