@@ -92,6 +92,7 @@ void pack(T* to, const T* from, std::size_t rows, std::size_t columns) {
         *to = first + j < columns ? from[i * columns + first + j] : T(0);
 }
 
+// Loops over a block's rows are unrolled, or it would be laid in memory before them and behind.
 template <class T, int M>
 using Block = Vector<T>[M][2];
 
@@ -107,18 +108,20 @@ template <class T, int M, class Column>
   }
 }
 
-// Stores a block's row, or as much of it as there is.
+// Stores as much of a block's row as there is.
 template <class T>
-inline void store_row(T* to, const Vector<T> (&sums)[2], std::size_t columns) {
-  if (columns >= kColumns<T>) {
-    store(to, sums[0]);
-    store(to + kColumns<T> / 2, sums[1]);
-    return;
-  }
+[[gnu::noinline]] void store_part(T* to, Vector<T> left, Vector<T> right, std::size_t columns) {
   T held[kColumns<T>];
-  store(held, sums[0]);
-  store(held + kColumns<T> / 2, sums[1]);
+  store(held, left);
+  store(held + kColumns<T> / 2, right);
   for (std::size_t j = 0; j < columns; ++j) to[j] = held[j];
+}
+
+template <class T>
+inline void store_row(T* to, Vector<T> left, Vector<T> right, std::size_t columns) {
+  if (columns < kColumns<T>) return store_part<T>(to, left, right, columns);
+  store(to, left);
+  store(to + kColumns<T> / 2, right);
 }
 
 // Computes M pixels of one panel, from windows that begin at `from`.
@@ -128,11 +131,15 @@ void pixels(T* out, const T* const* from, const T* weights, const Layout<T>& lay
   Block<T, M> sums{};
   for (std::size_t r = 0; r < layout.runs; ++r) {
     const T* at[M];
-    for (int m = 0; m < M; ++m) at[m] = from[m] + layout.run(r);
+    const std::size_t begin = layout.run(r);
+#pragma GCC unroll 12
+    for (int m = 0; m < M; ++m) at[m] = from[m] + begin;
     for (std::size_t k = 0; k < layout.length; ++k, weights += kColumns<T>)
       add_outer<T, M>(sums, [&](int m) { return at[m][k]; }, weights);
   }
-  for (int m = 0; m < M; ++m) store_row<T>(out + m * layout.out.channels, sums[m], columns);
+#pragma GCC unroll 12
+  for (int m = 0; m < M; ++m)
+    store_row<T>(out + m * layout.out.channels, sums[m][0], sums[m][1], columns);
 }
 
 template <class T, int M = kRows>
@@ -185,10 +192,11 @@ void taps(T* sums_at, const T* from, const Layout<T>& layout, std::size_t rows) 
       at += layout.along;
     }
   }
-  for (int m = 0; m < M; ++m) {
-    for (int v = 0; v < 2; ++v)
-      sums[m][v] += load<Vector<T>>(sums_at + m * kColumns<T> + v * kColumns<T> / 2);
-    store_row<T>(sums_at + m * kColumns<T>, sums[m], kColumns<T>);
+#pragma GCC unroll 12
+  for (int m = 0; m < M; ++m, sums_at += kColumns<T>) {
+    T* const right = sums_at + kColumns<T> / 2;
+    store(sums_at, sums[m][0] + load<Vector<T>>(sums_at));
+    store(right, sums[m][1] + load<Vector<T>>(right));
   }
 }
 
