@@ -184,7 +184,8 @@ constexpr void bitwise(Row& row) {
 #define ALLREDUCE_NAME(name) ALLREDUCE_STRING(name)
 
 constexpr KernelTable make_table() {
-  KernelTable made = {ALLREDUCE_NAME(KERNEL_LEVEL), {}, copy, stream_copy, swap, stream_take};
+  KernelTable made = {
+      ALLREDUCE_NAME(KERNEL_LEVEL), {}, copy, stream_copy, swap, stream_take, stream_swap};
   const auto row = [&](Op op) -> Row& { return made.reduce[static_cast<int>(op)]; };
   arithmetic<Sum>(row(Op::sum));
   complexes<Sum, Keep>(row(Op::sum));

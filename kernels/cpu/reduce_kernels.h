@@ -63,6 +63,10 @@ using Copy = void (*)(void* to, const void* from, std::size_t bytes);
 using Swap = void (*)(void* to, void* shared, const void* next, std::size_t bytes);
 // Swaps nothing in, and stores past the caches where it moves `shared` to.
 using Take = void (*)(void* to, void* shared, std::size_t bytes);
+// Swaps `next` in, stores past the caches where it moves `shared` to, and so copies `own`, where
+// there is some, to `kept`, which lies as far into a cache line as `to`.
+using StreamSwap = void (*)(void* to, void* shared, const void* next, void* kept, const void* own,
+                            std::size_t bytes);
 
 struct KernelTable {
   const char* name;
@@ -71,6 +75,7 @@ struct KernelTable {
   Copy stream_copy;
   Swap swap;
   Take stream_take;
+  StreamSwap stream_swap;
 };
 
 enum class Level { baseline, avx2, avx512 };

@@ -19,6 +19,7 @@ constexpr std::size_t kWidth = 32;
 #else
 constexpr std::size_t kWidth = 16;
 #endif
+constexpr std::size_t kLine = 64;  // bytes of a cache line
 // Vectors per step: hides the latency of an add and leaves registers for the inputs.
 constexpr std::size_t kUnroll = 4;
 

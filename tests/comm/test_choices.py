@@ -130,14 +130,14 @@ def test_what_is_stored_for_ordinary_arrays_does_not_hold_for_symmetric_ones() -
 @pytest.mark.parametrize(
     ("members", "crowded", "collective", "nbytes", "algorithm"),
     [
-        (2, False, "all_to_all", 5 << 20, "exchanged"),
-        (2, False, "all_to_all", 16 << 20, "pulled"),
+        (2, False, "all_to_all", 1 << 28, "exchanged"),
         (3, False, "all_to_all", 4 << 20, "staged"),
         (3, False, "all_to_all", 5 << 20, "pulled"),
         (3, False, "gather", 1 << 28, "pulled"),
         (2, False, "all_gather", 4 << 20, "exchanged"),
         (2, True, "all_gather", 1 << 20, "staged"),
-        (2, False, "all_gather", 5 << 20, "pulled"),
+        (2, True, "all_gather", 5 << 20, "exchanged"),
+        (2, False, "gather", 5 << 20, "pulled"),
         (8, False, "broadcast", 1 << 28, "staged"),
         (3, True, "broadcast", 1 << 20, "pulled"),
         (2, False, "all_reduce", 1 << 28, "staged"),
@@ -148,8 +148,7 @@ def test_what_is_pulled(
 ) -> None:
     choices = Table().choices("shared", members, crowded, pulls=True)
     assert choices.choose(collective, nbytes).algorithm == algorithm
-    exchanges = algorithm == "exchanged" or (members == 2 and collective == "all_to_all")
-    in_rings = "exchanged" if exchanges else "staged"
+    in_rings = "exchanged" if algorithm == "exchanged" else "staged"
     assert choices.choose(collective, nbytes, pulled=False).algorithm == in_rings
 
 

@@ -127,22 +127,33 @@ void test_copies() {
   for (Level level : kLevels) {
     const KernelTable* table = kernels_at(level);
     if (table == nullptr) continue;
-    std::vector<unsigned char> from(5000), to(5000), next(5000, 0x77);
+    std::vector<unsigned char> from(5000), to(5000), next(5000, 0x77), own(5000, 0x55);
     for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<unsigned char>(i * 31);
     for (std::size_t low : {0, 1, 63, 64, 100})
       for (std::size_t size : {0, 1, 63, 64, 65, 256, 4000})
-        for (int way = 0; way < 5; ++way) {
+        for (int way = 0; way < 7; ++way) {
           std::vector<unsigned char> source = from;
           std::fill(to.begin(), to.end(), 0xEE);
+          // As far into a cache line as the target.
+          std::vector<unsigned char> beside(64 + 5000, 0xEE);
+          const auto apart = reinterpret_cast<std::uintptr_t>(to.data()) -
+                             reinterpret_cast<std::uintptr_t>(beside.data());
+          unsigned char* kept = beside.data() + apart % 64 + low;
           void* target = to.data() + low;
           if (way == 0) table->copy(target, source.data() + 3, size);
           if (way == 1) table->stream_copy(target, source.data() + 3, size);
           if (way == 2) table->swap(target, source.data() + 3, nullptr, size);
           if (way == 3) table->swap(target, source.data() + 3, next.data() + low, size);
           if (way == 4) table->stream_take(target, source.data() + 3, size);
+          if (way >= 5)
+            table->stream_swap(target, source.data() + 3, next.data() + low, kept,
+                               way == 6 ? own.data() : nullptr, size);
           check(std::memcmp(target, from.data() + 3, size) == 0, "a copy copies");
           check(to[low + size] == 0xEE && (low == 0 || to[low - 1] == 0xEE), "a copy's bounds");
-          const unsigned char left = way == 3 ? 0x77 : 0;
+          for (std::size_t i = 0; i < size; ++i)
+            check(kept[i] == (way == 6 ? 0x55 : 0xEE), "what is copied beside");
+          check(kept[size] == 0xEE && (low == 0 || kept[-1] == 0xEE), "the bounds beside");
+          const unsigned char left = way == 2 || way == 4 ? 0 : 0x77;
           for (std::size_t i = 0; i < source.size(); ++i)
             check(source[i] == (way >= 2 && i >= 3 && i < 3 + size ? left : from[i]),
                   "what a copy leaves");

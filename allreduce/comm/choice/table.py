@@ -103,31 +103,22 @@ TABLE: tuple[Row, ...] = (
         chunk=1 * MIB,
         past=_PAST,
     ),
-    # By the kernel, all_gather of 8 MiB takes 2.5 ms instead of 2.8 in the rings (in turns with
-    # Open MPI), of 16 MiB 4.5 instead of 5.3 (with Intel MPI) or 5.1 instead of 5.2 (with Open
-    # MPI), of 64 MiB 19.1 instead of 21.5. In a slower hour 16 MiB took 4.7 instead of 4.0 (Zen 3).
-    Row(
-        *("shared", ("all_gather",), "pulled"),
-        members=(2, 2),
-        bytes=(4 * MIB + 1, None),
-        chunk=1 * MIB,
-        past=_PAST,
-    ),
-    # 64 MiB 10.0 ms instead of 11.7 in the rings, 16 MiB 2.3 instead of 2.8 (in turns with Intel
-    # MPI) or 2.64 instead of 2.54 (with Open MPI); 3.8 instead of 3.2 in an hour when the cores
-    # were the halves of one (Zen 3).
-    Row(
-        *("shared", ("all_to_all",), "pulled"),
-        members=(2, 2),
-        bytes=(16 * MIB, None),
-        chunk=1 * MIB,
-        past=_PAST,
-    ),
-    # Each line crosses once, and nobody waits for room: all_to_all of 8 MiB 1.21 ms instead of 1.25
-    # by the kernel, in turns with Open MPI (Zen 3).
+    # Each line crosses once, nobody waits for room, and what comes, what goes and the own part move
+    # in one pass: 16 MiB 1.43 ms instead of 1.62 by the kernel, 64 MiB 6.0 instead of 7.4; on one
+    # core 4 MiB 1.01 instead of 1.14, and 16 MiB 4.0 either way. Past the caches 4 MiB take 435 us
+    # instead of 536, but 2 MiB 177 instead of 149.
     Row(
         *("shared", ("all_to_all",), "exchanged"),
         members=(2, 2),
+        chunk=64 * KIB,
+        past=2 * MIB,
+    ),
+    # As all_to_all: 8 MiB 1.50 ms instead of 1.89 by the kernel, 16 MiB 3.0 instead of 4.0, 64 MiB
+    # 12.1 instead of 15.2; on one core, 16 MiB 6.4 either way.
+    Row(
+        *("shared", ("all_gather",), "exchanged"),
+        members=(2, 2),
+        bytes=(4 * MIB + 1, None),
         chunk=64 * KIB,
         past=_PAST,
     ),
@@ -140,16 +131,6 @@ TABLE: tuple[Row, ...] = (
         bytes=(0, 4 * MIB),
         crowded=False,
         chunk=64 * KIB,
-        past=_PAST,
-    ),
-    # For members who may not read each other's memory: 16 MiB 4.0 ms instead of 4.2 in chunks of
-    # 256 KiB (Zen 3).
-    Row(
-        *("shared", ("all_gather",), "staged"),
-        members=(2, 2),
-        bytes=(4 * MIB + 1, None),
-        chunk=128 * KIB,
-        stores="ordinary",
         past=_PAST,
     ),
     # One synchronisation instead of two, but all is reduced twice: 8 KiB 4.2 us instead of 5.5, 32
