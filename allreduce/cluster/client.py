@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from allreduce.cluster import leader_pb2 as pb
 from allreduce.cluster.base import LeaderLeftError, Member, Store, lost, ranks_text
-from allreduce.cluster.line import ANSWER_MARGIN, Line
+from allreduce.cluster.line import Line, SilentError
 from allreduce.cluster.rpc import MAX_VALUE_BYTES
 from allreduce.errors import ClosedError, InternalError, PeerLostError, TimeoutError, UsageError
 
 if TYPE_CHECKING:  # the leader's side is imported where one is hosted
     from allreduce.cluster.service import Leader
 
+_ANSWER_MARGIN = 10.0  # beyond a request's own timeout, which the leader keeps
 _DRAIN_SECONDS = 10.0  # how long a member that hosts the leader stays for the others
 
 
@@ -40,7 +41,7 @@ class LeaderStore(Store):
                 f"[cluster] rank {self._rank}: the value of {key!r} has {len(value)} bytes; the "
                 f"store takes at most {MAX_VALUE_BYTES}: use a collective for arrays"
             )
-        self._ask(pb.FromMember(set=pb.Set(key=key, value=bytes(value))), ANSWER_MARGIN)
+        self._ask(pb.FromMember(set=pb.Set(key=key, value=bytes(value))), _ANSWER_MARGIN)
 
     def tell(self, key: str, value: bytes) -> None:
         if not self._closed and os.getpid() == self._pid:
@@ -57,6 +58,13 @@ class LeaderStore(Store):
                 f"[cluster] rank {self._rank}: nobody set {key!r} within {timeout:g} s"
             )
         return answer.value.value
+
+    def look(self, key: str, patience: float) -> bytes | None:
+        try:
+            answer = self._answer(pb.FromMember(get=pb.Get(key=key)), 0.0, patience)
+        except SilentError:
+            return None
+        return None if answer.WhichOneof("content") == "missing" else answer.value.value
 
     def barrier(self, name: str, timeout: float) -> None:
         answer = self._ask(pb.FromMember(enter=pb.Enter(barrier=name)), timeout)
@@ -111,6 +119,12 @@ class LeaderStore(Store):
         return True
 
     def _ask(self, message: pb.FromMember, timeout: float) -> pb.ToMember:
+        try:
+            return self._answer(message, timeout, _ANSWER_MARGIN)
+        except SilentError as error:
+            raise self._leader_lost(error) from None
+
+    def _answer(self, message: pb.FromMember, timeout: float, margin: float) -> pb.ToMember:
         if os.getpid() != self._pid:
             raise UsageError(
                 f"[cluster] rank {self._rank}: process {os.getpid()} is a child of process "
@@ -119,7 +133,9 @@ class LeaderStore(Store):
         if self._closed:
             raise ClosedError(f"[cluster] rank {self._rank}: the store is closed")
         try:
-            answer = self._line.ask(message, timeout)
+            answer = self._line.ask(message, timeout, margin)
+        except SilentError:
+            raise
         except ConnectionError as error:
             raise self._leader_lost(error) from None
         content = answer.WhichOneof("content")

@@ -16,7 +16,10 @@ from allreduce.cluster.rpc import BEAT_SECONDS, CHANNEL_OPTIONS, LEFT, grpc, lea
 
 _ASK_SECONDS = 0.5  # after which a channel is asked again to connect
 _GOODBYE_SECONDS = 2.0
-ANSWER_MARGIN = 10.0  # beyond a request's own timeout, which the leader keeps
+
+
+class SilentError(ConnectionError):
+    """The leader has not answered yet; it may be busy, or stopped."""
 
 
 class Line:
@@ -70,10 +73,16 @@ class Line:
         """Send without awaiting an answer."""
         self._outbox.put(message)
 
-    def ask(self, message: pb.FromMember, timeout: float) -> pb.ToMember:
-        """Send and wait for the answer, which the leader may hold back for `timeout` seconds.
+    def ask(self, message: pb.FromMember, timeout: float, margin: float) -> pb.ToMember:
+        """Send and wait for the answer.
+
+        Args:
+            message: The request.
+            timeout: Seconds for which the leader may hold the answer back.
+            margin: How many more it may take.
 
         Raises:
+            SilentError: It takes longer.
             ConnectionError: The leader is gone.
         """
         answer: futures.Future[pb.ToMember] = futures.Future()
@@ -85,9 +94,9 @@ class Line:
             self._pending[message.request] = answer
         self._outbox.put(message)
         try:
-            return answer.result(timeout + ANSWER_MARGIN)
+            return answer.result(timeout + margin)
         except futures.TimeoutError:
-            raise ConnectionError("it does not answer") from None
+            raise SilentError("it does not answer") from None
         finally:
             with self._lock:
                 self._pending.pop(message.request, None)
@@ -112,14 +121,15 @@ class Line:
             try:
                 message = self._outbox.get(timeout=BEAT_SECONDS)
             except queue.Empty:
-                if time.monotonic() - asked > 5 * BEAT_SECONDS:  # we were stopped or starved
-                    self._heard = time.monotonic()
-                if time.monotonic() - self._heard > self._silence:
-                    self._break(f"it has been silent for {self._silence:g} s")
-                    self._call.cancel()
-                    return
                 message = pb.FromMember(beat=pb.Beat())
             if message is None:
+                return
+            now = time.monotonic()
+            if now - asked > 5 * BEAT_SECONDS:  # we were stopped or starved
+                self._heard = now
+            if now - self._heard > self._silence:
+                self._break(f"it has been silent for {self._silence:g} s")
+                self._call.cancel()
                 return
             yield message
 

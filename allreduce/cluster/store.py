@@ -40,6 +40,15 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def look(self, key: str, patience: float) -> bytes | None:
+        """Return the value of `key`, or None: nobody has set it, or nobody says so in time.
+
+        Args:
+            key: The key.
+            patience: Seconds. Who keeps the store may be busy, or stopped, for longer.
+        """
+
+    @abstractmethod
     def barrier(self, name: str, timeout: float) -> None:
         """Block until every member has entered the barrier `name`; a name can be used again.
 
@@ -96,6 +105,11 @@ class LocalStore(Store):
                 self._changed.wait(remaining)
             self._check()
             return self._values[key]
+
+    def look(self, key: str, patience: float) -> bytes | None:  # noqa: ARG002 - it says so at once
+        with self._changed:
+            self._check()
+            return self._values.get(key)
 
     def forget(self, prefix: str, ranks: Sequence[int]) -> None:  # noqa: ARG002 - it is alone
         with self._changed:
@@ -154,6 +168,10 @@ class SubsetStore(Store):
             raise TimeoutError(
                 f"[cluster] rank {self._ranks[self._me]}: nobody set {key!r} within {timeout:g} s"
             ) from error
+
+    def look(self, key: str, patience: float) -> bytes | None:
+        self._check()
+        return self._parent.look(self._prefix + key, patience)
 
     def forget(self, prefix: str, ranks: Sequence[int]) -> None:
         if not self._closed:

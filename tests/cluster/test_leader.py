@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import pytest
 
+from allreduce.cluster import line, rpc
 from allreduce.cluster.base import LeaderLeftError, World
 from allreduce.cluster.client import LeaderStore
 from allreduce.cluster.meeting import PATIENCE, Meeting
@@ -232,6 +233,37 @@ def test_a_member_that_was_stopped_takes_no_leader_for_silent(script: Write) -> 
             result = process.finish(10)
             world.close()
     assert result.code == 0, result
+
+
+def _sleep(leader: Leader, seconds: float) -> None:
+    """Have the leader do nothing, as one whose process is busy, or stopped."""
+    assert leader._loop is not None
+    leader._loop.call_soon_threadsafe(time.sleep, seconds)
+
+
+def test_a_look_does_not_wait_for_a_leader_that_is_busy() -> None:
+    with hosting(1) as leader:
+        world = meeting(leader.address, 0, 1).join()
+        assert world.store.look("k", 10) is None
+        world.store.set("k", b"v")
+        assert world.store.look("k", 10) == b"v"
+        _sleep(leader, 1.0)
+        assert world.store.look("k", 0.05) is None
+        assert world.store.look("k", 10) == b"v"
+        world.close()
+
+
+def test_who_asks_often_notices_that_the_leader_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line, "BEAT_SECONDS", 0.3)
+    monkeypatch.setattr(rpc, "_SILENCE_SECONDS", 0.5)
+    with hosting(1) as leader:
+        world = meeting(leader.address, 0, 1, timeout=0.5).join()
+        _sleep(leader, 3.0)
+        said = r"is gone: it has been silent for 0\.5 s"
+        looks = (world.store.look("k", 0.01) for _ in range(200))
+        with pytest.raises(PeerLostError, match=said):
+            assert not any(looks)
+        world.close()
 
 
 def test_members_learn_of_the_leaders_death() -> None:

@@ -195,6 +195,26 @@ world().store.barrier("told", 20)  # with rank 0 would go who tells rank 1
         assert line.count("made its last call") == 1, "rank 2 waits in the call, too"
 
 
+def test_who_keeps_the_store_may_be_stopped_for_a_while() -> None:
+    program = """
+import os, signal, subprocess
+from allreduce.cluster import client
+from allreduce.comm.mpi import vigil as mpi_vigil
+client._ANSWER_MARGIN, mpi_vigil.WARN_SECONDS = 0.3, 1.0
+comm.all_reduce(1)
+if rank == 0:
+    subprocess.Popen(["sh", "-c", f"sleep 4; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+assert comm.all_reduce(1) == 2
+"""
+    result = job(FAILURES.format(timeout=20) + program, 2)
+    assert result.returncode == 0, result
+    (told,) = (line for line in result.stderr.splitlines() if "has waited" in line)
+    assert "[mpi] rank 1 has waited 1" in told
+    assert "rank 0 made its last call, all_reduce(int64[1], op='sum') #" in told
+    assert "is stopped, by a signal" in told
+
+
 def test_a_long_wait_is_reported_once() -> None:
     program = """
 import threading

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import time
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -26,6 +27,9 @@ from allreduce.errors import (
 )
 
 _ANSWER_SECONDS = 1.0  # in which all members have noticed that a call differs
+# Who keeps the store may hold its interpreter for long, or be stopped, and be who is waited for:
+# then there is no news, and a wait goes on. What is told to the user, or at the end, is worth more.
+_LOOK_SECONDS, _TELL_SECONDS = 0.45, 1.0
 _ERRORS: dict[str, type[AllreduceError]] = {
     "left": PeerLostError,
     "timeout": TimeoutError,
@@ -88,7 +92,8 @@ class News:
             # One that leaves must not hide what is worse, nor others that left before.
             keys = ("left", f"left/{notice.rank}") if notice.kind == "left" else ("news",)
             for key in keys:
-                self._set(key, text)
+                self._tell(key, text)
+            self._get(keys[-1], _TELL_SECONDS)  # this process may be about to end
 
     def hear(self) -> Notice | None:
         """Return what was told last; that a member left only if there is nothing worse.
@@ -96,7 +101,8 @@ class News:
         Raises:
             PeerLostError: A member died.
         """
-        return self._notice("news") or self._notice("left")
+        until = time.monotonic() + _LOOK_SECONDS
+        return self._notice("news") or self._notice("left", max(0.0, until - time.monotonic()))
 
     def gone(self, peer: int) -> Notice | None:
         """Return the notice of a message's peer that has left; of ANY, the last of all others'."""
@@ -110,15 +116,15 @@ class News:
 
     def wait_in(self, seq: int, call: Call) -> None:
         """Tell that this member waits in a call."""
-        self._set(f"waits/{self.world.rank}", f"{seq} {call}")
+        self._tell(f"waits/{self.world.rank}", f"{seq} {call}")
 
     def wait_in_message(self, text: str) -> None:
         """Tell in which send or recv this member waits, for whom; "" when that is over."""
-        self._set(f"message/{self.world.rank}", text)
+        self._tell(f"message/{self.world.rank}", text)
 
     def ask(self) -> None:
         """Have those who wait tell so, also those who do not wait for long."""
-        self._set("asked", "")
+        self._tell("asked", "")
 
     @property
     def asked(self) -> bool:
@@ -132,16 +138,20 @@ class News:
             seq: The number of the call.
             last: The last call that all members have made, with its number.
         """
-        told = []
+        told, until = [], time.monotonic() + _TELL_SECONDS
+
+        def get(key: str) -> str | None:
+            return self._get(key, max(0.0, until - time.monotonic()))
+
         for rank in range(self.world.size):
-            text = self._get(f"waits/{rank}") if rank != self.world.rank else None
+            text = get(f"waits/{rank}") if rank != self.world.rank else None
             number, _, call = (text or "-1 ").partition(" ")
             if rank == self.world.rank or int(number) >= seq:
                 continue
             did = f"made its last call, {last}" if last else "is not known to have made a call"
             newer = call and int(number) > int(last.rpartition("#")[2] or -1)
             did = f"waits in call {call} #{number}" if newer else did
-            message = self._get(f"message/{rank}")
+            message = get(f"message/{rank}")
             did = f"{did}, and waits in a {message}" if message else did
             told.append(f"{self.world.called(rank)} {did} ({self._state(rank)})")
         return "; ".join(told) or f"all ranks wait in it, but MPI has not completed it{self.odd()}"
@@ -170,7 +180,7 @@ class News:
         """
         told = {"call": asdict(call), "note": note.decode(errors="replace"), "mark": mark}
         with contextlib.suppress(AllreduceError):
-            self._set(f"call/{seq}/{self.world.rank}", json.dumps(told))
+            self._tell(f"call/{seq}/{self.world.rank}", json.dumps(told))
 
     def settle(self, where: str, seq: int) -> AllreduceError:
         """Build the error for call `seq`, in which members disagree: the same on all of them."""
@@ -202,18 +212,16 @@ class News:
         except AllreduceError:  # a member that cannot tell any more
             return None
 
-    def _notice(self, key: str) -> Notice | None:
-        text = self._get(key)
+    def _notice(self, key: str, patience: float = _LOOK_SECONDS) -> Notice | None:
+        text = self._get(key, patience)
         return None if text is None else Notice(**json.loads(text))
 
-    def _get(self, key: str) -> str | None:
-        try:
-            return self.world.store.get(self._key(key), 0.0).decode()
-        except TimeoutError:
-            return None
+    def _get(self, key: str, patience: float = _LOOK_SECONDS) -> str | None:
+        found = self.world.store.look(self._key(key), patience)
+        return None if found is None else found.decode()
 
-    def _set(self, key: str, text: str) -> None:
-        self.world.store.set(self._key(key), text.encode())
+    def _tell(self, key: str, text: str) -> None:
+        self.world.store.tell(self._key(key), text.encode())
 
     def _key(self, key: str) -> str:
         return f"mpi/{self.name}/{key}"
