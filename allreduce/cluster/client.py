@@ -59,9 +59,9 @@ class LeaderStore(Store):
             )
         return answer.value.value
 
-    def look(self, key: str, patience: float) -> bytes | None:
+    def look(self, key: str, patience: float, timeout: float = 0.0) -> bytes | None:
         try:
-            answer = self._answer(pb.FromMember(get=pb.Get(key=key)), 0.0, patience)
+            answer = self._answer(pb.FromMember(get=pb.Get(key=key)), timeout, patience)
         except SilentError:
             return None
         return None if answer.WhichOneof("content") == "missing" else answer.value.value

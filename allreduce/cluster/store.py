@@ -40,12 +40,13 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def look(self, key: str, patience: float) -> bytes | None:
+    def look(self, key: str, patience: float, timeout: float = 0.0) -> bytes | None:
         """Return the value of `key`, or None: nobody has set it, or nobody says so in time.
 
         Args:
             key: The key.
             patience: Seconds. Who keeps the store may be busy, or stopped, for longer.
+            timeout: Seconds before that, in which some member may set it.
         """
 
     @abstractmethod
@@ -106,10 +107,11 @@ class LocalStore(Store):
             self._check()
             return self._values[key]
 
-    def look(self, key: str, patience: float) -> bytes | None:  # noqa: ARG002 - it says so at once
-        with self._changed:
-            self._check()
-            return self._values.get(key)
+    def look(self, key: str, patience: float, timeout: float = 0.0) -> bytes | None:  # noqa: ARG002
+        try:
+            return self.get(key, timeout)
+        except TimeoutError:
+            return None
 
     def forget(self, prefix: str, ranks: Sequence[int]) -> None:  # noqa: ARG002 - it is alone
         with self._changed:
@@ -169,9 +171,9 @@ class SubsetStore(Store):
                 f"[cluster] rank {self._ranks[self._me]}: nobody set {key!r} within {timeout:g} s"
             ) from error
 
-    def look(self, key: str, patience: float) -> bytes | None:
+    def look(self, key: str, patience: float, timeout: float = 0.0) -> bytes | None:
         self._check()
-        return self._parent.look(self._prefix + key, patience)
+        return self._parent.look(self._prefix + key, patience, timeout)
 
     def forget(self, prefix: str, ranks: Sequence[int]) -> None:
         if not self._closed:

@@ -23,10 +23,10 @@ from allreduce.comm import engine
 from allreduce.comm import gathering_failures as failures
 from allreduce.comm.gathering_notes import Failure, Note, Wanted
 from allreduce.comm.sites import place, text
-from allreduce.errors import AllreduceError, ClosedError, PeerLostError, TimeoutError
+from allreduce.errors import AllreduceError, ClosedError, PeerLostError
 
 _PATIENCE_SECONDS = 0.25  # then it is looked at what the absent ones do
-_LOOK_SECONDS = 0.5  # between later looks
+_LOOK_SECONDS = 0.5  # between later looks; and for the store to answer, whose keeper may be busy
 _CAUSE_SECONDS = 0.2  # for which it is looked for why a process is gone
 
 
@@ -112,7 +112,7 @@ class Gathering:
         with self._lock:
             left, self._left = self._left, True
         if not left and self._world.size > 1:
-            self._tell(Note(failure=self._failed, gone=True))
+            self._note(Note(failure=self._failed, gone=True))
 
     def _come(self, wanted: Wanted, wait: Wait) -> bool:
         """Say whether all come to this attempt, or it has failed by what was raised here before."""
@@ -162,7 +162,7 @@ class Gathering:
             self._get(f"{wanted.key}/{missing[0]}", min(_LOOK_SECONDS, wait.quiet))
         with self._lock:
             if noted and not self._left:
-                self._tell(Note())
+                self._note(Note())
         return True
 
     def _forget(self, wanted: Wanted) -> None:
@@ -246,6 +246,8 @@ class Gathering:
         for key in {f"{wanted.key}/{self._me}", f"{wanted.key}/all", *failure.keys}:
             self._set(key, Note(failure=failure))
         self._note(Note(failure=failure))
+        with contextlib.suppress(AllreduceError):  # the failure is raised, whoever hears of it
+            self._get(self._waits)  # this process may be about to end
 
     def _cause(self, where: str, wanted: Wanted, lost: PeerLostError) -> AllreduceError:
         """Find out why a process is gone: it may have raised, or have said why it ends."""
@@ -278,14 +280,9 @@ class Gathering:
     def _note(self, note: Note) -> None:
         self._set(self._waits, note)
 
-    def _tell(self, note: Note) -> None:
-        self._world.store.tell(f"{self._room}/{self._waits}", note.pack())
-
     def _set(self, key: str, note: Note) -> None:
-        self._world.store.set(f"{self._room}/{key}", note.pack())
+        self._world.store.tell(f"{self._room}/{key}", note.pack())
 
     def _get(self, key: str, timeout: float = 0.0) -> Note | None:
-        try:
-            return Note.unpack(self._world.store.get(f"{self._room}/{key}", timeout))
-        except TimeoutError:
-            return None
+        found = self._world.store.look(f"{self._room}/{key}", _LOOK_SECONDS, timeout)
+        return None if found is None else Note.unpack(found)

@@ -174,6 +174,30 @@ def test_a_member_that_does_not_come_is_named() -> None:
     _check(results[0].stderr, "waiting for rank 1 (process ", " is alive) in group([0, 1]) at ")
 
 
+def _busy() -> None:
+    import os
+    import signal
+    import subprocess
+
+    import allreduce as ar
+    from allreduce.cluster import client, waiting
+
+    comm = ar.init(timeout=20)
+    client._ANSWER_MARGIN, waiting.WARN_SECONDS = 0.1, 1.0
+    if comm.rank == 0:  # who has the leader here
+        subprocess.Popen(["sh", "-c", f"sleep 4; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    part = comm.group([0, 1])
+    assert part is not None
+    part.barrier()
+
+
+def test_who_keeps_the_store_may_come_late() -> None:
+    results = run_ranks(_busy, 2)
+    assert [result.returncode for result in results] == [0, 0], results
+    _check(results[1].stderr, "waiting for rank 0 (process ", " is stopped, by a signal", "group(")
+
+
 @pytest.mark.parametrize(
     ("state", "remedy"),
     [
