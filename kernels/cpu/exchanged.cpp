@@ -164,7 +164,9 @@ void renew(const Pair& pair) {
   const bool together = pair.offset(0) == pair.offset(1);
   const std::uint64_t both = together ? std::min(part.count, next) : 0;
   std::byte* place = pair.place(chunk, pair.other);
-  Own own = own_part(pair, chunk);
+  // Of the chunk that is due, the own part of an all_gather is what is put in: 2 % of 16 and 64
+  // MiB. Where none is, those from the beginning are left.
+  Own own = own_part(pair, due % pair.chunks());
   if (reduces(work.call.collective)) {
     const std::uint64_t block = kBlock / pair.unit;
     for (std::uint64_t low = 0; low < both; low += block) {
