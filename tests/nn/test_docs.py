@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import allreduce as ar
 from allreduce import nn, optim
 from allreduce.graph import set_seed
+from tests.nn.common import blobs, classifier
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "nn.md").read_text()
 NOT_LAYERS = ("Layer", "Model", "Sequential", "History")
@@ -49,9 +51,13 @@ def test_every_name_is_on_the_page() -> None:
     assert (named | losses) - {"ShapeError", "UsageError"} - words == set()
 
 
+def _pieces() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
 def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    pieces = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    pieces = _pieces()
     assert len(pieces) >= 4
     names: dict[str, Any] = {"__name__": "page"}
     for piece in pieces:
@@ -60,4 +66,28 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert names["other"][-1] < 1
     assert names["again"].epochs_done == 2
     np.testing.assert_array_equal(names["model"].get_weights()[0], names["values"][0])
+    set_seed(0)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_clipping_by_the_norm_does_not_depend_on_the_number_of_replicas(replicas: int) -> None:
+    (piece,) = (piece for piece in _pieces() if "norm = " in piece)
+    x, y = blobs(1003)  # the last batch has a single row
+
+    def losses(replicas: int) -> list[float]:
+        set_seed(0)
+        strategy = ar.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+        with strategy.scope():
+            names: dict[str, Any] = {"ar": ar, "model": classifier()}
+            exec(piece, names)
+        batches = [(x[at : at + 334], y[at : at + 334]) for at in range(0, 1003, 334)]
+        found = [
+            strategy.reduce("mean", strategy.run(names["train_step"], args=batch), axis=0)
+            for _ in range(3)
+            for batch in strategy.distribute_dataset(batches)
+        ]
+        strategy.close()
+        return found
+
+    np.testing.assert_allclose(losses(replicas), losses(1), rtol=1e-5)
     set_seed(0)
