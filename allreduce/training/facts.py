@@ -98,7 +98,7 @@ def check_equal(ranks: Ranks, what: str, facts: Mapping[str, Fact]) -> None:
         values = [each.get(name, ("missing", "")) for each in everyones]
         if len(set(values)) > 1:
             remedy = facts[name].remedy if name in facts else SAME_OPTIONS
-            raise MismatchError(f"{what} on rank {rank}: {_disagreement(name, values)}; {remedy}")
+            raise MismatchError(f"{what} on rank {rank}: {_disagreement(name, values, remedy)}")
 
 
 @contextmanager
@@ -176,19 +176,26 @@ def _ranks(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
-def _disagreement(name: str, values: Sequence[tuple[str, str]]) -> str:
+def _disagreement(name: str, values: Sequence[tuple[str, str]], remedy: str) -> str:
     shown = _groups([text for text, _ in values])
     arrays = [_ROWS.fullmatch(text) for text, _ in values]
     rows = [f"{array[2]} rows" for array in arrays if array]
     kinds = {f"{array[1]}rows{array[3]}" for array in arrays if array}
     if len(shown) > 1 and len(rows) == len(values) and len(kinds) == 1:
-        return f"{name}, {kinds.pop()}, is not as long on all ranks: {_listed(_groups(rows))}"
+        listed = _listed(_groups(rows))
+        return f"{name}, {kinds.pop()}, is not as long on all ranks: {listed}; {remedy}"
+    unlike = f"{name} is not the same on all ranks"
     if len(shown) > 1:
-        return f"{name} is not the same on all ranks: {_listed(shown)}"
-    *others, usual = _groups(values).values()
-    listed = sorted(rank for ranks in others for rank in ranks)
+        return f"{unlike}: {_listed(shown)}; {remedy}"
     text = f" (all are {values[0][0]})" if values[0][0] else ""
-    return (
-        f"{name} is not the same on all ranks: that of rank {_ranks(listed)} differs from that of "
-        f"rank {_ranks(usual)}{text}"
-    )
+    groups = [_ranks(ranks) for ranks in _groups(values).values()]
+    if len(groups) == len(values):
+        found = f"it is another one on every rank{text}; seed what makes it"
+        return f"{unlike}: {found}, or {remedy}"
+    if len(groups) == 2:
+        found = f"that of rank {groups[0]} differs from that of rank {groups[1]}"
+    else:
+        found = (
+            f"one on rank {', another on rank '.join(groups[:-1])} and another on rank {groups[-1]}"
+        )
+    return f"{unlike}: {found}{text}; {remedy}"

@@ -6,10 +6,14 @@ import re
 import time
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 from allreduce.comm import Communicator
 from allreduce.errors import MismatchError, ShapeError
 from allreduce.training import telling
-from tests.harness import settle_threads
+from allreduce.training.facts import SAME_ARRAYS, array, check_equal
+from tests.harness import run_threads, settle_threads
 
 
 def test_a_rank_keeps_its_own_error_where_the_others_make_another_call() -> None:
@@ -56,3 +60,32 @@ def test_an_error_that_speaks_of_another_rank_is_told_with_its_own() -> None:
         "fit on rank 0: rank 00 has no axis 5",
         "fit on rank 1: rank 10 has no axis 5",
     ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (
+            [5, 6, 7, 8],
+            "it is another one on every rank (all are int64 (1,)); seed what makes it, or load",
+        ),
+        (
+            [5, 5, 6, 5],
+            "that of rank 2 differs from that of rank 0, 1, 3 (all are int64 (1,)); load",
+        ),
+        (
+            [5, 6, 6, 5],
+            "that of rank 0, 3 differs from that of rank 1, 2 (all are int64 (1,)); load",
+        ),
+        ([5, 6, 7, 5], "one on rank 1, another on rank 2 and another on rank 0, 3 (all are int64"),
+    ],
+)
+def test_arrays_that_differ_are_told_with_the_ranks_that_agree(rows: list[int], told: str) -> None:
+    def one(comm: Communicator) -> str:
+        mine = np.array(rows[comm.rank : comm.rank + 1])
+        with pytest.raises(MismatchError) as raised:
+            check_equal(comm, "fit", {"x": array(mine, SAME_ARRAYS)})
+        return str(raised.value)
+
+    for rank, error in enumerate(run_threads(one, 4)):
+        assert error.startswith(f"fit on rank {rank}: x is not the same on all ranks: {told}")
