@@ -26,7 +26,7 @@ class Objects(Caller):
 
     Common arguments:
         value: Numbers, strings, bytes, None, and lists and dicts of them. Nothing is pickled;
-            tuples arrive as lists.
+            tuples arrive as lists, and NumPy's numbers as Python's.
         root: The member that gives or gets.
         async_op: Return a `Work` without waiting, which gives the data. The value may be changed
             from then on.
@@ -60,7 +60,7 @@ def encode(where: str, value: Any) -> Array:
 def _written(where: str, value: Any) -> tuple[Array, Any]:
     """Return plain data as bytes, and as what reads them gets it."""
     try:
-        packed = msgpack.packb(value, use_bin_type=True)
+        packed = msgpack.packb(value, use_bin_type=True, default=_as_python)
         arrived = _unpack(packed)  # a key that arrives as a list is none
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(
@@ -68,6 +68,11 @@ def _written(where: str, value: Any) -> tuple[Array, Any]:
             f"keys that are no tuples, but not this {type(value).__name__}: {error}"
         ) from None
     return np.frombuffer(packed, _BYTE), arrived
+
+
+def _as_python(value: Any) -> Any:
+    """Give the Python number that one of NumPy's is; anything else as it is, to be refused."""
+    return value.item() if isinstance(value, np.generic) and value.dtype.kind in "biuf" else value
 
 
 def decode(data: Array) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from allreduce.comm import Communicator
@@ -11,7 +12,10 @@ from allreduce.errors import AllreduceError, UsageError
 from tests.harness import run_threads, settle_threads
 
 DATA = {"a": [1, 2.5, None, True], 3: b"bytes", "nested": {"b": "text"}}
-NOT_PLAIN: tuple[Any, ...] = ({1, 2}, {(1, 2): 3}, 1 << 64, "\ud800", object())
+NOT_PLAIN: tuple[Any, ...] = (
+    *({1, 2}, {(1, 2): 3}, 1 << 64, "\ud800", object()),
+    *(np.zeros(2), np.complex64(1), np.datetime64("2001-01-01"), np.longdouble(1)),
+)
 
 
 def test_plain_data_arrives() -> None:
@@ -25,6 +29,26 @@ def test_plain_data_arrives() -> None:
 
     every = [[0], DATA]
     assert run_threads(member, 2) == [(DATA, None, every), (DATA, every, every)]
+
+
+def test_numbers_of_numpy_arrive_as_pythons() -> None:
+    value = [
+        *(np.float16(0.5), np.float32(2.5), np.float64(0.1), np.bool_(True)),
+        *({np.int64(3): [np.int8(-1), {"deep": np.uint64(2**64 - 1)}]},),
+    ]
+    arrived = [0.5, 2.5, 0.1, True, {3: [-1, {"deep": 2**64 - 1}]}]
+
+    def member(comm: Communicator) -> Any:
+        mine = value if comm.rank == 1 else np.int64(comm.rank)
+        return (
+            comm.broadcast_object(mine, root=1),
+            comm.gather_object(mine, root=1),
+            comm.all_gather_object(mine),
+        )
+
+    zero, one = run_threads(member, 2)
+    assert repr(zero) == repr((arrived, None, [0, arrived]))  # which tells types, too
+    assert repr(one) == repr((arrived, [0, arrived], [0, arrived]))
 
 
 @pytest.mark.parametrize("value", NOT_PLAIN, ids=range(len(NOT_PLAIN)))
