@@ -223,7 +223,8 @@ class Model(Built):
         whole or not at all.
 
         Raises:
-            UsageError: The model cannot be described; or, with `ar.config.set_shard_everywhere`,
+            UsageError: The model cannot be described, or the system does not take the file, as a
+                full disk does not; or, with `ar.config.set_shard_everywhere`,
                 steps of one's own have left the optimizer's slots spread over ranks.
         """
         self._check_built("save")
@@ -240,7 +241,8 @@ class Model(Built):
             "epochs_done": self.epochs_done,
             "compiled": compiled.describe() if compiled else None,
         }
-        saving.save(path, self, described, compiled.optimizer if compiled else None)
+        with training.naming_rank(self.replicator, "save"):
+            saving.save(path, self, described, compiled.optimizer if compiled else None)
 
 
 def _kind(array: np.ndarray) -> tuple[Shape, str]:

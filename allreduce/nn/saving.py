@@ -6,6 +6,7 @@ new one, and several ranks may write at once.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
@@ -37,7 +38,7 @@ def save(
     """Write a model's weights, what describes it, and its optimizer's slots.
 
     Raises:
-        UsageError: The description is no plain data, or the folder does not exist.
+        UsageError: The description is no plain data, or the system does not take the file.
     """
     tensors = _weights(model)
     if optimizer is not None:
@@ -66,7 +67,8 @@ def write(
     """Write a file whole or not at all.
 
     Raises:
-        UsageError: The architecture is not plain data, or the folder does not exist.
+        UsageError: The architecture is not plain data, or the system does not take the file; then
+            an old one is as it was.
     """
     path = checked("save to", path)
     try:
@@ -76,12 +78,27 @@ def write(
             f"the model cannot be saved: {error}; get_config has to return plain data"
         ) from None
     contents = to_bytes(dict(tensors), metadata={"format": FORMAT, "allreduce": text})
+    try:
+        _check_place(path)
+        _replace(path, contents)
+    except OSError as error:  # its own text names a file that is gone again
+        remedy = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "allow to write"
+        raise UsageError(
+            f"cannot save to {path}: {error.strerror or error}; {remedy} there, or name a file "
+            "elsewhere"
+        ) from None
+
+
+def _check_place(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"cannot save to {path}: it is a folder; name a file in it")
     if path.exists() and not path.is_file():  # renaming would replace it
         raise UsageError(f"cannot save to {path}: it is a device, a pipe or a socket, and no file")
     if not path.parent.is_dir():
         raise UsageError(f"cannot save to {path}: there is no folder {path.parent}")
+
+
+def _replace(path: Path, contents: bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -103,9 +120,12 @@ def checked(what: str, path: Any) -> Path:
         UsageError: It is none.
     """
     try:
-        return Path(os.fsdecode(path))
+        text = os.fsdecode(path)
     except TypeError:
         raise UsageError(f"cannot {what} {path!r:.60}: a path is text, or a pathlib.Path") from None
+    if not text:  # which a Path would take for the folder one is in
+        raise UsageError(f"cannot {what} {path!r}: the path is empty; name a file")
+    return Path(text)
 
 
 def _umask() -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from allreduce.errors import UsageError
 from allreduce.nn import checks, saving
 from allreduce.nn.layer import Layer
+from allreduce.training import naming_rank
 
 
 class Weights(Layer):
@@ -34,7 +35,8 @@ class Weights(Layer):
     def save_weights(self, path: str | PathLike[str]) -> None:
         """Write the variables' values alone into a safetensors file; like `save` otherwise."""
         self._check_built("save_weights")
-        saving.save_weights(path, self)
+        with naming_rank(self.replicator, "save_weights"):
+            saving.save_weights(path, self)
 
     def load_weights(self, path: str | PathLike[str]) -> None:
         """Read the variables' values from a file of `save_weights` or `save`, on every rank.

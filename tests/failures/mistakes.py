@@ -97,6 +97,16 @@ def different_calls() -> None:
         model.fit(x, y, verbose=0)
 
 
+def a_place_to_save_to_that_takes_no_file() -> None:
+    strategy = ar.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = classifier()
+    model.build((None, 6))
+    if strategy.communicator.rank == 1:
+        model.save("/proc/model")
+    model.predict(data()[0], verbose=0)
+
+
 def a_variable_of_no_scope() -> None:
     weight = ar.Variable(np.ones(6, np.float32), name="weight")
     strategy = ar.MultiWorkerMirroredStrategy()

@@ -48,6 +48,12 @@ UNDER_THE_OTHER = (
         ("different_models", "mpirun", "MismatchError", "ranks: 8 on rank 0 but 9 on rank 1"),
         ("different_seeds", "mpirun", "MismatchError", "rank 1 has seed 1 but rank 0 has 0"),
         ("different_calls", "run", "MismatchError", "rank 1"),
+        (
+            "a_place_to_save_to_that_takes_no_file",
+            "run",
+            "UsageError",
+            "save on rank 1: cannot save to /proc/model: No such file or directory; allow to write",
+        ),
         ("a_variable_of_no_scope", "mpirun", "UsageError", "'weight'"),
         ("a_truncated_model_on_one_rank", "run", "UsageError", "truncated"),
         (

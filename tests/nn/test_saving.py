@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +101,19 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(
 
     monkeypatch.setattr("os.fsync", full)
     model.set_weights([weight + 1 for weight in model.get_weights()])
-    with pytest.raises(OSError, match="No space left"):
-        model.save(path)
+    said = f"cannot save to {path}: No space left on device; make room there, or name a file"
+    for save in (model.save, model.save_weights):
+        with pytest.raises(UsageError, match=f"^{re.escape(said)}"):
+            save(path)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("path", ["/proc/model", "x" * 300])
+def test_a_place_that_takes_no_file_is_named_with_the_systems_words(path: str) -> None:
+    model = nn.Sequential([nn.Input((4,)), nn.Dense(3)])
+    with pytest.raises(UsageError, match=f"^cannot save to {path}: [A-Z][a-z ]+; allow to write"):
+        model.save(path)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +148,12 @@ def test_damaged_options_are_named(tmp_path: Path, options: str) -> None:
 
 
 def test_a_folder_is_no_place_to_save_to(tmp_path: Path) -> None:
+    model = nn.Sequential([nn.Input((3,)), nn.Dense(2)])
     with pytest.raises(UsageError, match="it is a folder"):
-        nn.Sequential([nn.Input((3,)), nn.Dense(2)]).save(tmp_path)
+        model.save(tmp_path)
+    for save in (model.save, model.save_weights):
+        with pytest.raises(UsageError, match=r"^cannot save to '': the path is empty; name a file"):
+            save("")
 
 
 def test_only_files_are_replaced_and_only_paths_taken(tmp_path: Path) -> None:
