@@ -149,6 +149,11 @@ class Leader:
         self._started.set()
         await self.stop.wait()
         await server.stop(grace=_GOODBYE_SECONDS)
+        # The calls are over, but what serves them may not be: gRPC prints the traceback of a call
+        # that is cancelled with the loop, while its member's end is cancelling it already.
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others, timeout=_GOODBYE_SECONDS)
 
 
 class _Servicer(leader_pb2_grpc.LeaderServicer):

@@ -440,6 +440,17 @@ def test_two_leaders_cannot_share_a_port() -> None:
         Leader(leader.address, 2, SECRET)
 
 
+def test_a_leader_that_closes_as_its_member_is_lost_prints_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for _ in range(100):  # gRPC printed a traceback in every twentieth or so
+        leader = Leader("127.0.0.1:0", 1, SECRET)
+        store = meeting(leader.address, 0, 1).join().store
+        assert isinstance(store, LeaderStore)
+        in_parallel((leader.close, store.abandon))
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_nothing_is_left_running_after_closing() -> None:
     with worlds(3):
         pass
