@@ -172,7 +172,7 @@ class Watch:
         code = exits.status() or int(error is not None)
         if not code or os.getpid() != self._pid:
             return 0, ""
-        return code, f"exit code {code}" if error is None else _named(error)
+        return code, _exit_named(code) if error is None else _named(error)
 
     def close_world(self) -> None:
         """Leave in good order, at the end of a program that did not."""
@@ -202,7 +202,7 @@ def failure() -> str:
     """Say by what error this process is ending, if it is: then it must not say goodbye to anybody.
 
     Returns:
-        "ValueError: ...", "exit code 3"; nothing if it is well.
+        "ValueError: ...", "exit code 3", "exit code 1: no more disk"; nothing if it is well.
     """
     # Whoever asks at the end may have registered for it later, and so come before the watches.
     return _failure or next((why for _, why in (watch.ending() for watch in _watches) if why), "")
@@ -211,6 +211,13 @@ def failure() -> str:
 def _named(error: BaseException) -> str:
     """Say an error as the end of its traceback does, in a line."""
     return traceback.format_exception_only(error)[0].partition("\n")[0]
+
+
+def _exit_named(code: int) -> str:
+    """Say an exit code, with the text that was given in its place, which the interpreter prints."""
+    said = getattr(exits.ending(), "code", None)
+    text = "" if said is None or isinstance(said, int) else str(said).partition("\n")[0]
+    return f"exit code {code}: {text}" if text else f"exit code {code}"
 
 
 @atexit.register

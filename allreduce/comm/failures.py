@@ -24,6 +24,10 @@ from allreduce.errors import (
 ORDERED = "every rank must make the same calls"
 PAIRED = "every send needs its recv, and every recv its send"
 
+_REASON_BYTES = 247  # for which the state of a member in shared memory has room; TCP takes 250
+_CUT = "…"  # ends what is cut
+_LONG_WORD = 30  # characters; of a longer one the beginning says something
+
 _MISSED = {"lost": "before it completed", "left": "while others were in"}  # goes before the call
 _IN_CALL = re.compile(rf"({'|'.join(_MISSED.values())}) .* #\d+")
 _GROUP = re.compile(r"[^/]+(/(split|group|local|across)\.\d+)+")
@@ -47,6 +51,16 @@ def dead(where: str, cause: object) -> ClosedError:
 
 
 _INTERRUPTED = (KeyboardInterrupt.__name__, repr(KeyboardInterrupt()), INTERRUPT)
+
+
+def shortened(reason: str) -> str:
+    """Cut a reason to what members are told at once, between words where one ends near there."""
+    if len(reason.encode(errors="replace")) <= _REASON_BYTES:
+        return reason
+    kept = reason.encode(errors="replace")[: _REASON_BYTES - len(_CUT.encode())]
+    text = kept.decode(errors="ignore")
+    words, _, part = text.rpartition(" ")
+    return (words if words and len(part) <= _LONG_WORD else text) + _CUT
 
 
 def ended(text: str) -> PeerLostError:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic
 from allreduce.comm import engine
 from allreduce.comm.base import Transport
 from allreduce.comm.call import Call
-from allreduce.comm.failures import Witness, dead
+from allreduce.comm.failures import Witness, dead, shortened
 from allreduce.comm.members import MemberInfo
 from allreduce.comm.native_work import N, NativeWork
 from allreduce.errors import AllreduceError, ClosedError, UsageError
@@ -254,7 +254,7 @@ class NativeTransport(Transport, Generic[N]):
     def abort(self, reason: str) -> None:
         if self.inherited:
             return
-        self._kill(reason)
+        self._kill(shortened(reason))
         with self._lock:
             self._failure = self._failure or f"this member aborted it: {reason}"
 

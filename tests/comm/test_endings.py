@@ -195,6 +195,26 @@ def test_an_error_that_ends_a_rank_is_told_to_the_others() -> None:
     assert mistake in said
 
 
+def _exits_with_a_text() -> None:
+    import sys
+
+    import numpy as np
+
+    from allreduce.comm import init
+
+    comm = init()
+    if comm.rank == 1:
+        sys.exit("no more disk\nat all")
+    comm.all_reduce(np.ones(5))
+
+
+def test_the_text_of_an_exit_is_told_to_the_others() -> None:
+    first, second = run_ranks(_exits_with_a_text, 2)
+    assert (first.returncode, second.returncode) == (1, 1)
+    assert second.stderr.endswith("no more disk\nat all\n")
+    assert first.stderr.splitlines()[-1].endswith("program ended with exit code 1: no more disk")
+
+
 def _ends_without_close(code: int) -> None:
     import sys
 

@@ -74,8 +74,22 @@ def test_a_long_reason_is_cut_between_characters() -> None:
     outcomes = settle_threads(member, 2)
     assert isinstance(outcomes[0], errors.PeerLostError)
     kept = str(outcomes[0]).partition("aborted the communicator: x")[2]
-    assert set(kept) == {"\u00e9"}
+    assert set(kept) == {"\u00e9", "\u2026"}
     assert 120 <= len(kept) <= 130
+
+
+def test_a_long_reason_is_cut_between_words_and_shows_it() -> None:
+    reason = "".join(f"word{number} " for number in range(100))
+
+    def member(comm: Communicator) -> None:
+        if comm.rank == 1:
+            comm.abort(reason)
+        comm.barrier()
+
+    told = str(settle_threads(member, 2)[0]).partition("aborted the communicator: ")[2]
+    assert told.endswith("\u2026")
+    assert reason.startswith(f"{told[:-1]} ")
+    assert len(told) > 230
 
 
 def test_one_that_left_normally_is_reported_as_that() -> None:
