@@ -16,10 +16,20 @@ from allreduce.cluster import launchers, lineage, mpi, traces
 from allreduce.cluster.base import LeaderLeftError, Member, Store, World, generations
 from allreduce.cluster.endings import failure  # first of all rooms to register for the end
 from allreduce.cluster.resolver import Request, Resolver
+from allreduce.cluster.store import SilentError
 from allreduce.errors import AllreduceError, InternalError, UsageError
 from allreduce.events import configure_logging, logger
 
-__all__ = ["PRECEDENCE", "LeaderLeftError", "Member", "Store", "World", "failure", "join"]
+__all__ = [
+    "PRECEDENCE",
+    "LeaderLeftError",
+    "Member",
+    "SilentError",
+    "Store",
+    "World",
+    "failure",
+    "join",
+]
 
 # Module and class of each resolver; the order is the precedence.
 PRECEDENCE: tuple[tuple[str, str], ...] = (

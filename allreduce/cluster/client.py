@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from allreduce.cluster import leader_pb2 as pb
 from allreduce.cluster.base import LeaderLeftError, Member, Store, lost, ranks_text
-from allreduce.cluster.line import Line, SilentError
+from allreduce.cluster.line import Line
 from allreduce.cluster.rpc import MAX_VALUE_BYTES
+from allreduce.cluster.store import SilentError
 from allreduce.errors import ClosedError, InternalError, PeerLostError, TimeoutError, UsageError
 
 if TYPE_CHECKING:  # the leader's side is imported where one is hosted
@@ -60,10 +61,7 @@ class LeaderStore(Store):
         return answer.value.value
 
     def look(self, key: str, patience: float, timeout: float = 0.0) -> bytes | None:
-        try:
-            answer = self._answer(pb.FromMember(get=pb.Get(key=key)), timeout, patience)
-        except SilentError:
-            return None
+        answer = self._answer(pb.FromMember(get=pb.Get(key=key)), timeout, patience)
         return None if answer.WhichOneof("content") == "missing" else answer.value.value
 
     def barrier(self, name: str, timeout: float) -> None:

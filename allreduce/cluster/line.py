@@ -13,13 +13,10 @@ from allreduce.cluster import forks
 from allreduce.cluster import leader_pb2 as pb
 from allreduce.cluster.address import unresolved
 from allreduce.cluster.rpc import BEAT_SECONDS, CHANNEL_OPTIONS, LEFT, grpc, leader_pb2_grpc
+from allreduce.cluster.store import SilentError
 
 _ASK_SECONDS = 0.5  # after which a channel is asked again to connect
 _GOODBYE_SECONDS = 2.0
-
-
-class SilentError(ConnectionError):
-    """The leader has not answered yet; it may be busy, or stopped."""
 
 
 class Line:

@@ -16,6 +16,10 @@ from allreduce.errors import ClosedError, TimeoutError
 VICTIM = "victim"  # the key under which a rank says that it ends for want of another
 
 
+class SilentError(ConnectionError):
+    """Who keeps the store has not answered yet; it may be busy, or stopped."""
+
+
 class Store(ABC):
     """Keys and bytes that all members of one world see; each member holds one object of it.
 
@@ -41,12 +45,15 @@ class Store(ABC):
 
     @abstractmethod
     def look(self, key: str, patience: float, timeout: float = 0.0) -> bytes | None:
-        """Return the value of `key`, or None: nobody has set it, or nobody says so in time.
+        """Return the value of `key`, or None: nobody has set it.
 
         Args:
             key: The key.
             patience: Seconds. Who keeps the store may be busy, or stopped, for longer.
             timeout: Seconds before that, in which some member may set it.
+
+        Raises:
+            SilentError: Nobody says so in time.
         """
 
     @abstractmethod

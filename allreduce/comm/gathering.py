@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from allreduce.cluster import LeaderLeftError, World
+from allreduce.cluster import LeaderLeftError, SilentError, World
 from allreduce.cluster.machine import process_state
 from allreduce.cluster.waiting import Wait
 from allreduce.comm import engine
@@ -185,7 +185,9 @@ class Gathering:
             if note is not None and note.gone:
                 self._check_deaths()
                 raise _Failed(failures.has_left(self._world, rank, wanted))
-        circle = circles.find(self, self._me, wanted, missing)
+        circle = None
+        with contextlib.suppress(SilentError):  # then nobody knows who has come
+            circle = circles.find(self, self._me, wanted, missing)
         if circle:
             raise _Failed(failures.in_circle(self._world, circle))
 
@@ -197,16 +199,19 @@ class Gathering:
 
     def wanted_by(self, rank: int) -> Wanted | None:
         """Return what another member waits for, if its note tells it."""
-        note = self._get(f"waits/{rank}")
+        note = self._read(f"waits/{rank}")
         return None if note is None else note.wanted
 
     def is_over(self, wanted: Wanted) -> bool:
         """Say whether an attempt has failed."""
-        return self._failure(wanted) is not None
+        note = self._read(f"{wanted.key}/all")
+        return note is not None and note.failure is not None
 
     def has_come(self, wanted: Wanted, rank: int) -> bool:
         """Say whether a member has arrived at an attempt."""
-        return self._arrived(wanted, rank, 0.0) is not None
+        note = self._read(f"{wanted.key}/{rank}")
+        self._raise_new(note)
+        return note is not None and note.wanted is not None
 
     def _joins(self, wanted: Wanted, rank: int, timeout: float = 0.0) -> bool:
         """Say whether another member of this one's group has come, and wants the same."""
@@ -284,5 +289,11 @@ class Gathering:
         self._world.store.tell(f"{self._room}/{key}", note.pack())
 
     def _get(self, key: str, timeout: float = 0.0) -> Note | None:
+        """Return a note, if somebody has left it and who keeps the store says so in time."""
+        with contextlib.suppress(SilentError):
+            return self._read(key, timeout)
+        return None
+
+    def _read(self, key: str, timeout: float = 0.0) -> Note | None:
         found = self._world.store.look(f"{self._room}/{key}", _LOOK_SECONDS, timeout)
         return None if found is None else Note.unpack(found)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from allreduce.cluster import SilentError
 from allreduce.cluster.base import LocalStore, Member
 from allreduce.comm.gathering import Gathering, _Failed
 from allreduce.comm.gathering_failures import too_late
@@ -80,6 +81,23 @@ def test_who_waits_no_more_is_in_no_circle(store: LocalStore) -> None:
     circle = pytest.raises(_Failed) if type(store) is LocalStore else contextlib.nullcontext()
     with circle:
         gathering._look(mine, [1])
+
+
+class _SilentMeanwhile(LocalStore):
+    """Whose keeper is busy while it is asked who has come."""
+
+    def look(self, key: str, patience: float, timeout: float = 0.0) -> bytes | None:
+        if key.endswith(("/0", "/1")) and "/waits/" not in key:
+            raise SilentError
+        return super().look(key, patience, timeout)
+
+
+def test_who_may_have_come_is_in_no_circle() -> None:
+    two = tuple(Member(rank, "host", 1) for rank in range(2))
+    world = replace(world_of_one(), size=2, members=two, store=_SilentMeanwhile())
+    same = Wanted("group", 1, (0, 1), None, "here", 1)
+    world.store.set("1/gathering/test/waits/1", Note(same).pack())
+    Gathering(world, "test", 1, lambda: None)._look(same, [1])
 
 
 class _OfThree(LocalStore):

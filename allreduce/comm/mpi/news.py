@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from allreduce.cluster import World
+from allreduce.cluster import SilentError, World
 from allreduce.cluster.machine import STOPPED, process_state
 from allreduce.comm.call import ANY, Call
 from allreduce.comm.disagreement import Side, story
@@ -217,8 +217,10 @@ class News:
         return None if text is None else Notice(**json.loads(text))
 
     def _get(self, key: str, patience: float = _LOOK_SECONDS) -> str | None:
-        found = self.world.store.look(self._key(key), patience)
-        return None if found is None else found.decode()
+        with contextlib.suppress(SilentError):
+            found = self.world.store.look(self._key(key), patience)
+            return None if found is None else found.decode()
+        return None
 
     def _tell(self, key: str, text: str) -> None:
         self.world.store.tell(self._key(key), text.encode())
