@@ -174,7 +174,7 @@ def test_who_leaves_for_a_death_is_not_its_culprit() -> None:
     words: tuple[object, ...] = (broadcast, 1, 0, 1, 1, 0, COUNT, [], [], 1 << 18)
     post = frame(POST, 0, payload=SIGNATURE, signature=len(SIGNATURE))
     data = frame(DATA, 0, payload=bytes(4 * COUNT))
-    for _ in range(50):
+    for _ in range(20):
         with contextlib.ExitStack() as stack:
             pairs = [[socket.socketpair() for _ in range(2)] for _ in range(2)]
             mine = [[one.detach() for one, _ in channels] for channels in pairs]
@@ -189,7 +189,7 @@ def test_who_leaves_for_a_death_is_not_its_culprit() -> None:
                 words_to.sendall(post)
             dying.close()
             dying_data.close()
-            time.sleep(0.002)
+            time.sleep(0.02)
             root_data.sendall(data)
             root.close()
             assert work.wait(2)

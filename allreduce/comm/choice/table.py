@@ -123,8 +123,8 @@ TABLE: tuple[Row, ...] = (
         chunk=64 * KIB,
         past=_PAST,
     ),
-    # One synchronisation instead of two for the only chunk: 64 KiB 2.8 us instead of 3.2; 256 KiB
-    # 9.9 instead of 9.3, 1 MiB 41 instead of 36, 16 MiB 2.1 ms instead of 1.6.
+    # One synchronisation instead of two for the only chunk of equal shares: 64 KiB 2.8 us instead
+    # of 3.2; 256 KiB 9.9 instead of 9.3, 1 MiB 41 instead of 36, 16 MiB 2.1 ms instead of 1.6.
     Row(
         *("shared", ("reduce_scatter",), "exchanged"),
         members=(2, 2),
@@ -139,8 +139,8 @@ TABLE: tuple[Row, ...] = (
         bytes=(0, 32 * KIB),
         chunk=64 * KIB,
     ),
-    # 64 MiB: all_to_all 5.5 ms instead of 8.8; gather of 16 MiB, while other programs ran, 3.9
-    # instead of 6.9. Of 4 MiB, much of which is in the caches, it is no gain.
+    # all_to_all of two is exchanged above. gather of 16 MiB, while other programs ran, 3.9 ms
+    # instead of 6.9; of 4 MiB, much of which is in the caches, it is no gain.
     Row(
         *("shared", ("gather", "scatter", "all_to_all"), "pulled"),
         bytes=(4 * MIB + 1, None),
