@@ -49,6 +49,29 @@ class Group:
     def last_call(self, member: int) -> tuple[int, _Call] | None: ...
     def note(self, member: int, seq: int) -> bytes | None: ...
 
+class Segments:
+    """Which elements members exchange in a call: counts of elements.
+
+    Unequal `counts` are each member's share; of an all_to_all what this member gives to each, and
+    `receives` what it gets from each.
+    """
+
+    def __init__(
+        self,
+        collective: int,
+        count: int,
+        root: int,
+        counts: Sequence[int] | None,
+        receives: Sequence[int] | None,
+        members: int,
+    ) -> None: ...
+    def given(self, source: int, to: int) -> int: ...
+    def taken(self, me: int, source: int) -> int: ...
+    def input(self, member: int) -> int: ...
+
+# The elements [low, high) of `count`, each of `item` bytes, that a member reduces.
+def slice_bounds(count: int, item: int, members: int, member: int) -> tuple[int, int]: ...
+
 class Work:
     """A started call of one member."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from allreduce.comm.segments import slice_bounds
+from allreduce import _native
 from allreduce.reduction.arena import Layout
 from allreduce.reduction.bucketing import Bucket
 
@@ -45,5 +45,5 @@ def is_large(bucket: Bucket, layout: Layout) -> bool:
 def slice_of(bucket: Bucket, layout: Layout, size: int, member: int) -> slice:
     """Return which elements of the arena one of `size` members updates in a bucket."""
     count = bucket.stop - bucket.parameters_start
-    low, high = slice_bounds(count, layout.dtype.itemsize, size, member)
+    low, high = _native.slice_bounds(count, layout.dtype.itemsize, size, member)
     return slice(bucket.parameters_start + low, bucket.parameters_start + high)

@@ -219,6 +219,7 @@ void bind_comm(nb::module_& m) {
   m.attr("WINDOWS_PER_RECEIVER") = kWindowsPerReceiver;
   bind_updates(m);
   bind_member(m);
+  bind_segments(m);
   bind_quick_method(m);
   m.attr("MESSAGE") = kMessage;
   m.attr("MAX_MEMBERS") = kMaxMembers;

@@ -14,15 +14,6 @@ namespace nb = nanobind;
 namespace allreduce {
 namespace {
 
-// Where shares of these lengths begin, and last where they end.
-std::vector<std::uint64_t> offsets_of(const std::optional<std::vector<std::uint64_t>>& counts) {
-  std::vector<std::uint64_t> offsets;
-  if (!counts) return offsets;
-  offsets.push_back(0);
-  for (std::uint64_t count : *counts) offsets.push_back(offsets.back() + count);
-  return offsets;
-}
-
 // Whether both arrays are there where the call needs them, and as long as it needs them.
 bool arrays_fit(const Work& work, const View& in, const View& out, int members, int me) {
   const Collective collective = work.call.collective;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "collectives.h"
@@ -18,6 +19,16 @@ struct Segment {
 inline Segment part_of(const Segment& segment, std::uint64_t chunk, std::uint64_t size) {
   const std::uint64_t done = std::min(chunk * size, segment.count);
   return {segment.low + done, std::min(size, segment.count - done)};
+}
+
+// Where shares of these lengths begin, and last where they end.
+inline std::vector<std::uint64_t> offsets_of(
+    const std::optional<std::vector<std::uint64_t>>& counts) {
+  std::vector<std::uint64_t> offsets;
+  if (!counts) return offsets;
+  offsets.push_back(0);
+  for (std::uint64_t count : *counts) offsets.push_back(offsets.back() + count);
+  return offsets;
 }
 
 inline Segment share_at(const std::vector<std::uint64_t>& offsets, std::uint64_t count,

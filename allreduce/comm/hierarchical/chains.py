@@ -12,7 +12,7 @@ from allreduce.comm.call import Call
 from allreduce.comm.hierarchical import rooted, shares, whole
 from allreduce.comm.hierarchical.layout import Layout
 from allreduce.comm.hierarchical.steps import Builder, Chain, Part, Step, chunks, cut, starts
-from allreduce.comm.segments import inputs
+from allreduce.comm.segments import segments
 
 _WHOLE = {
     "all_reduce": whole.all_reduce,
@@ -58,7 +58,7 @@ def _only_level(call: Call, layout: Layout) -> str | None:
 
 
 def _alone(call: Call, layout: Layout, me: int, level: str) -> Chain:
-    source: Part | None = Part("x", 0, inputs(call, layout.size, me))
+    source: Part | None = Part("x", 0, segments(call, layout.size).input(me))
     target: Part | None = Part("out", 0, _outputs(call, layout.size, me))
     if me != call.root:
         source = {"scatter": None, "broadcast": target}.get(call.collective, source)

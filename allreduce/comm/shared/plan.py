@@ -8,7 +8,7 @@ from allreduce import _native
 from allreduce.comm.call import MESSAGES, Call, item_bytes
 from allreduce.comm.choice.choosing import Choice, Choices
 from allreduce.comm.plan import Placed, Plan, Topology
-from allreduce.comm.segments import given, inputs, pieces, slice_of, taken
+from allreduce.comm.segments import segments, slice_of
 from allreduce.events import counted
 
 _IN_RINGS = ("all_reduce", "reduce")
@@ -42,7 +42,7 @@ def plan_shared(call: Call, topology: Topology, choices: Choices, placed: Placed
     moved = _Moved([])
     choice = _choose(call, size, choices, placed, item)
     if size == 1:
-        own = 0 if placed.in_place else inputs(call, 1, 0)
+        own = 0 if placed.in_place else segments(call, 1).input(0)
         moved.add("copy the input to the output", own, own)
         choice, staging = Choice("small"), 0
     elif choice.algorithm == "small":
@@ -102,20 +102,22 @@ def _choose(call: Call, size: int, choices: Choices, placed: Placed, item: int) 
         return Choice("small")
     if call.receives is not None:  # what the others give, nobody knows
         return choices.choose(call.collective, None, pulled=False)
-    largest = max(inputs(call, size, member) for member in range(size)) * item
+    moves = segments(call, size)
+    largest = max(moves.input(member) for member in range(size)) * item
     return choices.choose(call.collective, largest, symmetric=placed.symmetric)
 
 
 def _small(moved: _Moved, call: Call, me: int, size: int) -> None:
+    moves = segments(call, size)
     has_input = call.collective not in ("broadcast", "scatter") or me == call.root
-    own = inputs(call, size, me) if has_input else 0
+    own = moves.input(me) if has_input else 0
     moved.steps.append("post the call, and wait until all have posted the same")
     moved.add("the own input travels with the post", own, own)
     if call.collective in _REDUCING:
-        part = 0 if call.collective == "reduce" and me != call.root else given(call, me, me)
+        part = 0 if call.collective == "reduce" and me != call.root else moves.given(me, me)
         moved.add(f"reduce what came with all {size} posts", size * part, part)
         return
-    got = sum(taken(call, me, source) for source in range(size))
+    got = sum(moves.taken(me, source) for source in range(size))
     moved.add("copy out what came with the posts", got, got)
 
 
@@ -126,6 +128,7 @@ def _how(choice: Choice, nbytes: int) -> str:
 def _direct(
     moved: _Moved, call: Call, me: int, size: int, item: int, placed: Placed, choice: Choice
 ) -> None:
+    moves = segments(call, size)
     moved.steps.append("post the call, and wait until all have posted the same")
     if call.collective == "all_reduce":
         own = slice_of(call.count, item, size, me)
@@ -134,10 +137,10 @@ def _direct(
             *(size * own, size * own),
         )
     elif call.collective == "reduce_scatter":
-        own = given(call, me, me)
+        own = moves.given(me, me)
         moved.add(f"reduce the own share from all {size} inputs", size * own, own)
     else:
-        others = [taken(call, me, source) for source in range(size)]
+        others = [moves.taken(me, source) for source in range(size)]
         if placed.in_place:
             others[me] = 0
         how = _how(choice, max(others) * item)
@@ -148,73 +151,82 @@ def _direct(
 def _pulled(
     moved: _Moved, call: Call, me: int, size: int, item: int, placed: Placed, choice: Choice
 ) -> None:
+    moves = segments(call, size)
     moved.steps.append("post the call, and wait until all have posted the same")
-    got = sum(taken(call, me, source) for source in range(size) if source != me)
+    got = sum(moves.taken(me, source) for source in range(size) if source != me)
     moved.add("copy what is for this rank out of the others' arrays", got, got)
-    own = 0 if placed.in_place else taken(call, me, me)
+    own = 0 if placed.in_place else moves.taken(me, me)
     moved.add(f"copy the own part to the output{_how(choice, own * item)}", own, own)
-    if any(given(call, me, to) for to in range(size) if to != me):
+    if any(moves.given(me, to) for to in range(size) if to != me):
         moved.steps.append("wait until the others have copied theirs")
 
 
 def _exchanged(
     moved: _Moved, call: Call, me: int, item: int, placed: Placed, choice: Choice
 ) -> None:
-    out, own = given(call, me, 1 - me), given(call, me, me)
-    parts = [out, own] if call.collective in _REDUCING else [out, own, taken(call, me, 1 - me)]
-    parts += [given(call, 1 - me, 1 - me)]
-    number = counted(sum(many for _, many in pieces(max(parts), choice.chunk // item)), "chunk")
+    moves = segments(call, 2)
+    out, own = moves.given(me, 1 - me), moves.given(me, me)
+    parts = [out, own] if call.collective in _REDUCING else [out, own, moves.taken(me, 1 - me)]
+    parts += [moves.given(1 - me, 1 - me)]
+    number = counted(sum(many for _, many in _pieces(max(parts), choice.chunk // item)), "chunk")
     moved.add(
         f"copy what is for the other one into places that it has filled, {number} in all", out, out
     )
     if call.collective in _REDUCING:
         moved.add("reduce what it has put there with the own input", 2 * own, own)
         return
-    got = taken(call, me, 1 - me)
+    got = moves.taken(me, 1 - me)
     moved.add(f"copy what it has put there out{_how(choice, got * item)}", got, got)
-    own = 0 if placed.in_place else taken(call, me, me)
+    own = 0 if placed.in_place else moves.taken(me, me)
     moved.add(f"copy the own part to the output{_how(choice, own * item)}", own, own)
 
 
 def _staged(
     moved: _Moved, call: Call, me: int, size: int, item: int, placed: Placed, choice: Choice
 ) -> None:
+    moves = segments(call, size)
     room = choice.chunk
     if call.collective in _PERSONAL:
         room = room // size // _LINE * _LINE
     chunk = room // item
     takes = choice.stores == "ordinary" and not (size > 2 and call.collective in _MANY_READERS)
     longest = max(
-        max(given(call, me, to), taken(call, me, to), given(call, to, to)) for to in range(size)
+        max(moves.given(me, to), moves.taken(me, to), moves.given(to, to)) for to in range(size)
     )
-    number = counted(sum(many for _, many in pieces(longest, chunk)), "chunk")
+    number = counted(sum(many for _, many in _pieces(longest, chunk)), "chunk")
     if call.collective in _IN_RINGS:
         _in_rings(moved, call, me, size, item, chunk, number)
         return
     if call.collective in _PERSONAL:
-        out = sum(given(call, me, to) for to in range(size) if to != me)
+        out = sum(moves.given(me, to) for to in range(size) if to != me)
     else:  # the same for all
-        out = max(given(call, me, to) for to in range(size) if to != me)
+        out = max(moves.given(me, to) for to in range(size) if to != me)
     moved.add(f"copy what is for others into the own ring, {number} in all", out, out)
     if call.collective == "reduce_scatter":
-        own = given(call, me, me)
+        own = moves.given(me, me)
         emptied = (size - 1) * own if takes else 0
         moved.add(
             f"reduce the own share of each chunk from all {size} rings", size * own, own + emptied
         )
         return
-    got = sum(taken(call, me, source) for source in range(size) if source != me)
+    got = sum(moves.taken(me, source) for source in range(size) if source != me)
     emptied = got if takes else 0
     how = f"{number} in all{_how(choice, longest * item)}"
     moved.add(f"copy what is for this rank from the rings, {how}", got, got + emptied)
-    own = 0 if placed.in_place else taken(call, me, me)
+    own = 0 if placed.in_place else moves.taken(me, me)
     moved.add("copy the own part to the output", own, own)
+
+
+def _pieces(length: int, chunk: int) -> list[tuple[int, int]]:
+    """Return how many chunks of each length `length` elements make: (elements, how many)."""
+    whole, rest = divmod(length, chunk)
+    return [(chunk, whole)] * bool(whole) + [(rest, 1)] * bool(rest)
 
 
 def _in_rings(
     moved: _Moved, call: Call, me: int, size: int, item: int, chunk: int, number: str
 ) -> None:
-    own = sum(slice_of(n, item, size, me) * many for n, many in pieces(call.count, chunk))
+    own = sum(slice_of(n, item, size, me) * many for n, many in _pieces(call.count, chunk))
     others = call.count - own
     keeps = call.collective == "all_reduce" or me == call.root
     moved.add(f"copy the others' slices of {number} into the own ring", others, others)

@@ -6,7 +6,7 @@ from allreduce import _native
 from allreduce.comm.call import MESSAGES, Call, item_bytes
 from allreduce.comm.choice.choosing import Choice, Choices
 from allreduce.comm.plan import Placed, Plan, Topology, in_units
-from allreduce.comm.segments import given, inputs, taken
+from allreduce.comm.segments import segments
 from allreduce.comm.tcp import calls
 from allreduce.events import counted
 
@@ -76,22 +76,23 @@ def _small(call: Call, me: int, size: int, choice: Choice) -> Plan:
         sent = got = moved = call.count
         sent, got = (call.count, 0) if sending else (0, call.count)
     else:
+        moves = segments(call, size)
         others = [member for member in range(size) if member != me]
         reaches = [to for to in others if call.collective != "reduce" or to == call.root]
         gets = call.collective != "reduce" or me == call.root
-        sent = sum(given(call, me, to) for to in reaches)
-        got = sum(taken(call, me, source) for source in others) if gets else 0
+        sent = sum(moves.given(me, to) for to in reaches)
+        got = sum(moves.taken(me, source) for source in others) if gets else 0
         steps = ["post the call to all, with what each gets" if sent else "post the call to all"]
         steps.append("wait until all have posted the same")
-        moved = got + (taken(call, me, me) if gets else 0)
+        moved = got + (moves.taken(me, me) if gets else 0)
         if moved and call.collective in _REDUCING:
             steps.append(f"reduce what came with all {size} posts")
         elif moved:
             steps.append("copy out what came with the posts")
     if size == 1:
-        steps, sent, got, moved = ["copy the input to the output"], 0, 0, inputs(call, 1, 0)
+        steps, sent, got, moved = ["copy the input to the output"], 0, 0, segments(call, 1).input(0)
     one = call.collective in _REDUCING and size > 1
-    out = given(call, me, me) if one and moved else moved
+    out = segments(call, size).given(me, me) if one and moved else moved
     return Plan(
         *(str(call), "tcp", choice.algorithm, tuple(steps)),
         read=(sent + moved) * item,
