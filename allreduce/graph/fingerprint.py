@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import zip_longest
+from math import gcd, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 from zlib import crc32
@@ -49,11 +50,9 @@ class Mark(NamedTuple):
 
     @classmethod
     def of(cls, array: np.ndarray, number: int) -> Mark:
-        """Mark a batch's array, in two microseconds however large it is."""
-        # An odd distance, so that rows give other columns each.
-        flat = array.ravel() if array.flags.c_contiguous else array.flat
-        sample = flat[:: array.size // _SAMPLED | 1]
-        digest = crc32(sample.tobytes(), _kind(number, array.dtype, array.shape))
+        """Mark a batch's array, in a few microseconds however large it is."""
+        values = sample(array, _SAMPLED)
+        digest = crc32(values.tobytes(), _kind(number, array.dtype, array.shape))
         return cls(number, array.dtype, array.shape, digest)
 
     @property
@@ -61,8 +60,26 @@ class Mark(NamedTuple):
         return [self.number, f"{self.dtype.name} {show(self.shape)}", self.digest]
 
 
-# So many values at least, or all there are, tell data apart that were shuffled otherwise.
+# About so many values, or all there are, tell data apart that were shuffled otherwise.
 _SAMPLED = 128
+
+
+def sample(array: np.ndarray, number: int) -> np.ndarray:
+    """Read about `number` values, evenly spread over an array; all values of a smaller one.
+
+    Arrays of one shape are read at the same places, whatever their layout in memory.
+    """
+    flat = array.ravel() if array.flags.c_contiguous else array.flat
+    return flat[:: _distance(array.shape, array.size // number)]
+
+
+@lru_cache(maxsize=1024)
+def _distance(shape: tuple[int, ...], least: int) -> int:
+    """Find a distance coprime to the size of a row, so that the sample visits every column."""
+    row, distance = prod(shape[1:]), max(1, least)
+    while gcd(distance, row) > 1:
+        distance += 1
+    return distance
 
 
 @lru_cache(maxsize=1024)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from allreduce.comm import Communicator, exchange_plain
 from allreduce.errors import AllreduceError, MismatchError
 from allreduce.graph.agreement import differ, differ_between_steps
+from allreduce.graph.fingerprint import sample
 from allreduce.graph.replicator import Replicator
 from allreduce.training.ranks import name_rank
 
@@ -26,6 +27,9 @@ SAME_OPTIONS = "pass the same options on every rank"
 # are. None is a rank by itself.
 Ranks = Replicator | Communicator | None
 _ROWS = re.compile(r"(\w+ \()(\d+)(,.*\))")  # an array as it is shown: "float32 (20, 6)"
+# Values of an array that are compared, or all there are. Reading so many of 205 MB takes
+# 0.2 ms from memory and 0.04 ms from caches; a hash of all of them took 230 ms.
+_SAMPLED = 4096
 _REFUSAL = "a refusal"  # the fact, of ranks alone that come to no others, that they raise this
 
 
@@ -55,7 +59,8 @@ def array(value: np.ndarray | None, remedy: str, *, contents: bool = True) -> Fa
     Args:
         value: The array.
         remedy: What to do where it differs.
-        contents: Whether its rows count, or its dtype and the shape of a row alone.
+        contents: Whether to compare the number of rows and a sample of the values too, or the dtype
+            and the shape of a row alone.
     """
     if value is None:
         return Fact("None", remedy)
@@ -66,10 +71,11 @@ def array(value: np.ndarray | None, remedy: str, *, contents: bool = True) -> Fa
 
 
 def digest(value: np.ndarray) -> str:
-    """Summarise an array's bytes in 128 bits."""
-    state = hashlib.blake2b(digest_size=16)
-    state.update(np.ascontiguousarray(value).view(np.uint8).reshape(-1).data)
-    return state.hexdigest()
+    """Summarise a sample of an array's values, or all values of a small array.
+
+    Shape and dtype are no part of it: `Fact.shown` says them.
+    """
+    return f"{crc32(sample(value, _SAMPLED).tobytes()):08x}"
 
 
 def check_equal(ranks: Ranks, what: str, facts: Mapping[str, Fact]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from allreduce.comm import Communicator
 from allreduce.errors import MismatchError, ShapeError
 from allreduce.training import telling
-from allreduce.training.facts import SAME_ARRAYS, array, check_equal
+from allreduce.training.facts import SAME_ARRAYS, array, check_equal, digest
 from tests.harness import run_threads, settle_threads
 
 
@@ -89,3 +89,34 @@ def test_arrays_that_differ_are_told_with_the_ranks_that_agree(rows: list[int], 
 
     for rank, error in enumerate(run_threads(one, 4)):
         assert error.startswith(f"fit on rank {rank}: x is not the same on all ranks: {told}")
+
+
+def test_a_digest_reads_a_sample_of_a_large_array() -> None:
+    huge = np.broadcast_to(np.float32(1), (1 << 20, 1 << 20))  # 4 TiB: nobody could read it all
+    assert digest(huge) == digest(huge.T)
+
+
+def test_a_digest_depends_on_values_and_order_and_not_on_layout() -> None:
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(3000, 28)).astype(np.float32)
+    rows[:, :14] = 0  # margins of images
+    seen = digest(rows)
+    assert digest(rows[random.permutation(3000)]) != seen
+    assert digest(np.asfortranarray(rows)) == digest(np.tile(rows, 2)[:, :28]) == seen
+    rows *= 2  # the same array, changed in place
+    assert digest(rows) != seen
+    labels = random.integers(0, 2, 4096)
+    seen = digest(labels)
+    labels[2049] ^= 1  # every value of a small array counts
+    assert digest(labels) != seen
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 12, 15, 28])
+def test_a_digest_reads_every_column(columns: int) -> None:
+    rows = np.zeros((9 * 4096, columns), np.float32)
+    seen = {digest(rows)}
+    for column in range(columns):
+        rows[:] = 0
+        rows[:, column] = 1
+        seen.add(digest(rows))
+    assert len(seen) == columns + 1
