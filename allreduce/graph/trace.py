@@ -16,7 +16,7 @@ from allreduce.graph.node import Graph, Node
 from allreduce.graph.ops.base import Attrs
 from allreduce.graph.scope import choose, current_part, users_line
 from allreduce.graph.spec import Spec
-from allreduce.graph.tensor import TracedTensor
+from allreduce.graph.tensor import Tensor, TracedTensor
 
 HOST = DeviceName.parse("CPU:0").complete()
 
@@ -175,6 +175,14 @@ def recording(trace: Trace) -> Iterator[Trace]:
         yield trace
     finally:
         _here.trace = outer
+
+
+def line_of(tensor: Tensor) -> str:
+    """Return the user's line that made a value, "file:line"; the present one for a constant."""
+    if not isinstance(tensor, TracedTensor):
+        return users_line()
+    assert isinstance(tensor.trace, Trace)
+    return tensor.trace.nodes[tensor.id].source
 
 
 def check_outside(what: str, instead: str) -> None:

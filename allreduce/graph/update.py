@@ -11,17 +11,19 @@ import numpy as np
 from allreduce import _native
 from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
+from allreduce.events import current_rank, logger
 from allreduce.graph.dispatch import as_tensor
 from allreduce.graph.gradient import backward
 from allreduce.graph.ops import functions
 from allreduce.graph.scope import users_line
-from allreduce.graph.spec import show
+from allreduce.graph.spec import Dim, show
 from allreduce.graph.tensor import Tensor, TracedTensor
 from allreduce.graph.trace import Trace, current_trace
 from allreduce.graph.variable import Variable
 
 # float16 counts samples up to 2048 only, by which the sums of gradients are divided.
 _CHANGED = ("float32", "float64")
+_warned: set[str] = set()  # the lines whose reduced losses were warned of
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ def minimize(
     Args:
         rule: The optimizer.
         loss: One value per sample, whose sum is divided by the global number of values; or a
-            scalar, which counts as the mean over the replica's rows.
+            scalar, which counts as the mean over the replica's rows, whatever it is. Where it is
+            visibly something else, several replicas warn.
         variables: What may change.
         weight: What the replica's part counts instead: the number of tokens that were not masked.
 
@@ -100,6 +103,8 @@ def minimize(
     loss = as_tensor(loss)
     if not np.issubdtype(loss.dtype, np.floating):
         raise UsageError(f"{users_line()}: the loss is {loss.dtype}; minimize needs a float")
+    if weight is None:
+        warn_of_reduced(loss)
     if loss.ndim == 0:
         count = _weight(trace, weight)
         seed = functions.cast(count, loss.dtype)
@@ -109,6 +114,35 @@ def minimize(
     # The count is recorded before the gradients, because it travels with the first of them.
     counts = _counts(variables, count)
     _aggregate(trace, rule, backward(loss, variables, seed), variables, counts)
+
+
+def warn_of_reduced(loss: Tensor) -> None:
+    """Warn of a loss of several replicas that is reduced over their rows, and not by a mean.
+
+    The results of a step with such a loss depend on the number of replicas. Warns once for each
+    line that makes such a loss, on rank 0; a step of one replica is not warned of.
+    """
+    trace = current_trace()
+    if trace is None or trace.replicas == 1 or not isinstance(loss, TracedTensor):
+        return
+    if any(isinstance(size, Dim) for size in loss.shape) or (not trace.has_batch and loss.ndim):
+        return
+    node = trace.nodes[loss.id]
+    rows = trace.nodes[node.inputs[0]].spec.shape if node.op == "mean" else ()
+    if rows and (not trace.has_batch or any(isinstance(size, Dim) for size in rows)):
+        return  # the mean over its rows is what each replica's loss counts as
+    if node.source in _warned or current_rank():
+        return
+    _warned.add(node.source)
+    logger.warning(
+        "%s: the loss of each replica is %s, and counts as the mean over that replica's rows: with "
+        "any other reduction, such as a sum, results depend on the number of replicas (here %d). "
+        "Return one value per sample, (batch,), without the last sum or mean; or, in a step of "
+        "your own, pass the number that a mean was divided by: minimize(loss, variables, weight=…)",
+        node.source,
+        f"of shape {show(loss.shape)}" if loss.ndim else "a scalar",
+        trace.replicas,
+    )
 
 
 def gradients(loss: Any, variables: Sequence[Any]) -> list[Tensor]:

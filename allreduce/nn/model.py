@@ -64,7 +64,8 @@ class Model(Built):
         Args:
             optimizer: An Optimizer, or "adam", "sgd" for one with its defaults.
             loss: A name, a Loss, or a function (y_true, y_pred) that gives one value per sample.
-            metrics: Names ("accuracy"), Metrics, or functions like a loss.
+            metrics: Names ("accuracy"), Metrics, or functions (y_true, y_pred) that give one value
+                per sample.
             run_eagerly: Whether steps run op by op, with values to print and to look at in a
                 debugger, as `ar.config.run_functions_eagerly(True)` has all functions do.
 

@@ -8,9 +8,10 @@ from typing import Any
 from allreduce import optim
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.scope import users_line
 from allreduce.graph.spec import BATCH, show
 from allreduce.graph.tensor import Tensor
+from allreduce.graph.trace import line_of
+from allreduce.graph.update import warn_of_reduced
 from allreduce.graph.variable import Variable
 from allreduce.nn import losses, metrics
 from allreduce.nn.layer import Layer
@@ -103,13 +104,24 @@ class Steps:
 
     def _loss(self, y: Any, outputs: Any) -> Tensor:
         name = f" {self.loss.name!r}" if isinstance(self.loss, losses.Loss) else ""
-        return per_sample(f"the loss{name}", self.loss(y, outputs))
+        loss = per_sample(f"the loss{name}", self.loss(y, outputs))
+        warn_of_reduced(loss)
+        return loss
 
     def _measure(self, y: Any, outputs: Any) -> dict[str, Tensor]:
-        return {
+        measured = {
             name: per_sample(f"metric {name!r}", metric(y, outputs))
             for name, metric in self.metrics.items()
         }
+        for name, value in measured.items():
+            if not value.ndim:
+                raise ShapeError(
+                    f"{line_of(value)}: metric {name!r} gave a scalar; a metric gives one value "
+                    "per sample, (batch,), and fit and evaluate average these over all batches and "
+                    "replicas. A value of a whole batch, such as a correlation, cannot be averaged "
+                    "so: compute it from what model.predict returns"
+                )
+        return measured
 
     def describe(self) -> dict[str, Any]:
         """Describe what was compiled as plain data."""
@@ -148,7 +160,7 @@ def per_sample(what: str, value: Any) -> Tensor:
         raise UsageError(f"{what} gave {value!r:.60}; it has to compute with tensors")
     if value.ndim and value.shape[0] != BATCH:
         raise ShapeError(
-            f"{users_line()}: {what} has shape {show(value.shape)}; it gives one value per sample, "
-            "(batch,), or one scalar"
+            f"{line_of(value)}: {what} has shape {show(value.shape)}; it gives one value per "
+            "sample, (batch,)"
         )
     return ops.mean(value, axis=tuple(range(1, value.ndim))) if value.ndim > 1 else value

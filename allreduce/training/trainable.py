@@ -54,7 +54,7 @@ class Trainable(Protocol):
         ...
 
     def train_step(self, x: Any, y: Any) -> Mapping[str, Any]:
-        """Take one step: "loss" and each metric, one value per sample or a scalar mean."""
+        """Take one step: "loss", per sample or a scalar mean, and each metric per sample."""
         ...
 
     def test_step(self, x: Any, y: Any) -> Mapping[str, Any]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 from allreduce.strategies import MirroredStrategy
 
-from allreduce import nn
+from allreduce import nn, optim
 from allreduce.errors import NumericsError, ShapeError, UsageError
 from allreduce.events import logger
+from allreduce.graph import function, ops
 from tests.nn.common import blobs, classifier
 
 
@@ -19,6 +23,18 @@ def fitted(x: Any = None, y: Any = None, **options: Any) -> Any:
     own_x, own_y = blobs(12)
     x = own_x if x is None else x
     return classifier().fit(x, own_y if y is None else y, verbose=0, **options)
+
+
+@contextmanager
+def logged(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+    """List what is logged in the block, once it has ended."""
+    found: list[str] = []
+    logger.addHandler(caplog.handler)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(caplog.handler)
+        found += [record.getMessage() for record in caplog.records]
 
 
 def _labels(row: int, label: float) -> np.ndarray:
@@ -145,16 +161,98 @@ def test_outputs_that_are_no_probabilities_are_spoken_of_once(
     model.compile("sgd", loss)
     x, y = blobs(12)
     targets = np.eye(3)[y] if loss == "mse" else y
-    logger.addHandler(caplog.handler)
-    try:
+    with logged(caplog) as found:
         for _ in range(2):
             model.fit(x, targets, verbose=0)
-    finally:
-        logger.removeHandler(caplog.handler)
-    found = [record.getMessage() for record in caplog.records]
     assert len(found) == bool(said)
     assert re.search(said, "".join(found))
     x[3] = np.nan
     remedy = said or "infinity in x and y, and in the weights"
     with pytest.raises(NumericsError, match=remedy):
         model.fit(x, targets, verbose=0)
+
+
+def r2(y_true: Any, y_pred: Any) -> Any:
+    return 1 - ops.sum(ops.square(y_pred - y_true)) / ops.sum(ops.square(y_true))
+
+
+def line_in(fn: Any, number: int) -> str:
+    """Say which line of the file the `number`th one of a function is."""
+    return rf"test_refusals\.py:{inspect.getsourcelines(fn)[1] + number}\b"
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_metric_that_gives_a_scalar_is_refused(replicas: int, eagerly: bool) -> None:
+    with MirroredStrategy([f"CPU:{index}" for index in range(replicas)]).scope():
+        model = nn.Sequential([nn.Dense(1)])
+        model.compile("sgd", "mse", metrics=[r2], run_eagerly=eagerly)
+    x, y = np.ones((8, 5), np.float32), np.ones((8, 1), np.float32)
+    said = rf"{line_in(r2, 1)}: metric 'r2' gave a scalar; .*per sample, \(batch,\)"
+    for method in (model.fit, model.evaluate):
+        with pytest.raises(ShapeError, match=said):
+            method(x, y, verbose=0)
+
+
+def summed(y_true: Any, y_pred: Any) -> Any:
+    return ops.sum(ops.square(y_pred - y_true))
+
+
+def summed_in_evaluate(y_true: Any, y_pred: Any) -> Any:
+    return ops.sum(ops.square(y_pred - y_true))
+
+
+def averaged(y_true: Any, y_pred: Any) -> Any:
+    return ops.mean(ops.square(y_pred - y_true))
+
+
+def test_a_loss_that_is_a_sum_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    x, y = np.ones((8, 5), np.float32), np.ones((8, 1), np.float32)
+    with logged(caplog) as found:
+        for replicas, loss in ((1, summed), (2, averaged), (2, summed), (3, summed)):
+            with MirroredStrategy([f"CPU:{index}" for index in range(replicas)]).scope():
+                model = nn.Sequential([nn.Dense(1)])
+                model.compile(optim.SGD(1e-6), loss)
+            model.fit(x, y, verbose=0, validation_data=(x, y))
+        model.compile("sgd", summed_in_evaluate)
+        model.evaluate(x, y, verbose=0)
+    for message, fn, replicas in zip(found, (summed, summed_in_evaluate), (2, 3), strict=True):
+        assert re.search(rf"^\S*{line_in(fn, 1)}: the loss of each replica is a scalar", message)
+        assert f"depend on the number of replicas (here {replicas}). Return one value" in message
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_step_of_ones_own_is_warned_of_a_reduced_loss(
+    eagerly: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        model = nn.Sequential([nn.Input((2,)), nn.Dense(1)])
+        optimizer = optim.SGD(1e-6)
+
+    def minimize(loss: Any, **options: Any) -> None:
+        optimizer.minimize(loss, model.trainable_variables, **options)
+
+    steps = [
+        lambda x: minimize(ops.sum(model(x))),
+        lambda x: minimize(ops.sum(model(x), axis=0)),
+        lambda x: minimize(ops.sum(model(x)) / 3, weight=3),
+        lambda x: minimize(ops.mean(model(x))),
+        lambda x: minimize(model(x)),
+        lambda x: minimize(ops.mean(model(x), axis=1)),
+    ]
+    if eagerly:  # other lines, as each is warned of once
+        steps[:2] = [
+            lambda x: minimize(-ops.sum(model(x))),
+            lambda x: minimize(-ops.sum(model(x), axis=0)),
+        ]
+    with logged(caplog) as found:
+        for step in steps:
+            (batch,) = strategy.distribute_dataset([np.ones((5, 2), np.float32)])
+            for _ in range(2):
+                strategy.run(function(step), args=(batch,), eagerly=eagerly)
+    shapes = ("a scalar", "of shape (1,)")
+    for message, shape, step in zip(found, shapes, steps, strict=False):
+        assert re.search(rf"^\S*{line_in(step, 0)}: the loss of each replica is ", message)
+        assert f"is {shape}, and counts as the mean over that replica's rows" in message
+    assert len(found) == 2
