@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 # Lowest first; those on one level are siblings. docs and design name the same order.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("errors", "importing", "openblas"),
+    ("errors", "files", "importing", "openblas"),
     ("settings", "events"),
     ("_native",),
     ("devices", "cluster"),

@@ -1,7 +1,6 @@
 """Models as safetensors files: tensors by path, everything else as JSON in the metadata.
 
-A file is written beside its place, made durable and renamed, so that readers see the old one or the
-new one, and several ranks may write at once.
+Readers see the old file or the new one, and several ranks may write at once.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import errno
 import json
 import os
 import struct
-import tempfile
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -20,6 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_bytes
 
+from allreduce import files
 from allreduce.errors import UsageError
 from allreduce.nn.checks import as_dtype_of
 from allreduce.nn.layer import Layer
@@ -80,7 +79,7 @@ def write(
     contents = to_bytes(dict(tensors), metadata={"format": FORMAT, "allreduce": text})
     try:
         _check_place(path)
-        _replace(path, contents)
+        files.replace(path, contents)
     except OSError as error:  # its own text names a file that is gone again
         remedy = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "allow to write"
         raise UsageError(
@@ -98,21 +97,6 @@ def _check_place(path: Path) -> None:
         raise UsageError(f"cannot save to {path}: there is no folder {path.parent}")
 
 
-def _replace(path: Path, contents: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(contents)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp lets nobody else read it
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
 def checked(what: str, path: Any) -> Path:
     """Read a path.
 
@@ -126,19 +110,6 @@ def checked(what: str, path: Any) -> Path:
     if not text:  # which a Path would take for the folder one is in
         raise UsageError(f"cannot {what} {path!r}: the path is empty; name a file")
     return Path(text)
-
-
-def _umask() -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("Umask:")[1].split()[0], 8)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from allreduce import settings
+from allreduce import files, settings
 from allreduce.cluster import World
 from allreduce.comm.choice.choosing import BUILT_IN, Table
 from allreduce.comm.choice.table import Row
@@ -107,12 +107,7 @@ def write(path: Path, rows: Sequence[Row], facts: dict[str, Any]) -> None:
     """Store rows, in place of what was there; `facts` are about the machine and the moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     body = {"format": FORMAT, **facts, "rows": [row._asdict() for row in rows]}
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        fresh.write_text(json.dumps(body, indent=1) + "\n")
-        fresh.replace(path)  # nobody reads half of it
-    finally:
-        fresh.unlink(missing_ok=True)
+    files.replace(path, f"{json.dumps(body, indent=1)}\n".encode())
 
 
 def _check_keys(found: dict[str, Any], known: Sequence[str], where: str) -> None:
