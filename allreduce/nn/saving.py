@@ -27,6 +27,18 @@ from allreduce.optim import Optimizer
 FORMAT = "allreduce-model-1"
 WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
 
+_ROOM = "make room there, or name a file elsewhere"
+_PERMISSION = "allow to write there, or name a file elsewhere"
+# What to do where the system does not take a file, by its error.
+_REMEDIES: Mapping[int | None, str] = {
+    errno.EACCES: _PERMISSION,
+    errno.EDQUOT: _ROOM,
+    errno.ENAMETOOLONG: "use a shorter name",
+    errno.ENOSPC: _ROOM,
+    errno.EPERM: _PERMISSION,
+    errno.EROFS: _PERMISSION,
+}
+
 
 def save(
     path: str | PathLike[str],
@@ -81,11 +93,8 @@ def write(
         _check_place(path)
         files.replace(path, contents)
     except OSError as error:  # its own text names a file that is gone again
-        remedy = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "allow to write"
-        raise UsageError(
-            f"cannot save to {path}: {error.strerror or error}; {remedy} there, or name a file "
-            "elsewhere"
-        ) from None
+        remedy = _REMEDIES.get(error.errno, "name a file elsewhere")
+        raise UsageError(f"cannot save to {path}: {error.strerror or error}; {remedy}") from None
 
 
 def _check_place(path: Path) -> None:
@@ -109,6 +118,8 @@ def checked(what: str, path: Any) -> Path:
         raise UsageError(f"cannot {what} {path!r:.60}: a path is text, or a pathlib.Path") from None
     if not text:  # which a Path would take for the folder one is in
         raise UsageError(f"cannot {what} {path!r}: the path is empty; name a file")
+    if "\0" in text:
+        raise UsageError(f"cannot {what} {path!r}: the path has a null byte; name a file")
     return Path(text)
 
 
@@ -118,7 +129,11 @@ def read(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, An
     Raises:
         UsageError: It does not exist, is damaged, or was not written by `save`; names the file.
     """
-    if not checked("load", path).is_file():
+    try:
+        is_there = checked("load", path).is_file()
+    except OSError as error:
+        raise UsageError(f"cannot load {path}: {error.strerror}") from None
+    if not is_there:
         raise UsageError(f"there is no saved model at {path}")
     try:
         with safe_open(path, "numpy") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -109,11 +110,42 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
 
 
-@pytest.mark.parametrize("path", ["/proc/model", "x" * 300])
-def test_a_place_that_takes_no_file_is_named_with_the_systems_words(path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/proc/model", "No such file or directory; name a file elsewhere"),
+        ("x" * 256, "File name too long; use a shorter name"),
+        ("x" * 300 + "/model", "File name too long; use a shorter name"),
+        ("a\0b", "the path has a null byte; name a file"),
+    ],
+)
+def test_a_place_that_takes_no_file_is_named_with_the_systems_words(path: str, said: str) -> None:
     model = nn.Sequential([nn.Input((4,)), nn.Dense(3)])
-    with pytest.raises(UsageError, match=f"^cannot save to {path}: [A-Z][a-z ]+; allow to write"):
-        model.save(path)
+    for save in (model.save, model.save_weights):
+        with pytest.raises(UsageError, match=f"^cannot save to .*: {said}$"):
+            save(path)
+    for load in (model.load_weights, nn.load_model):
+        with pytest.raises(UsageError, match=r"^(there is no saved model at|cannot load) "):
+            load(path)
+
+
+def test_a_folder_that_takes_no_file_is_told_from_other_reasons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    model = nn.Sequential([nn.Input((4,)), nn.Dense(3)])
+    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    for number, remedy in (
+        (errno.EACCES, "allow to write there, or name"),
+        (errno.EROFS, "allow to write there, or name"),
+        (errno.EDQUOT, "make room there, or name"),
+        (errno.EIO, "name"),
+    ):
+        said = f"^cannot save to {tmp_path}/model: {os.strerror(number)}; {remedy} a file elsewhere"
+        with pytest.raises(UsageError, match=said):
+            model.save(tmp_path / "model")
 
 
 @pytest.mark.parametrize(
