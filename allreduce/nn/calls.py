@@ -1,10 +1,11 @@
-"""The layers that are being called on this thread, and in which mode; and whether they can be."""
+"""The layers that are being called on this thread, in which mode, and what they may make."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import TYPE_CHECKING
 
 from allreduce.errors import UsageError
@@ -18,6 +19,7 @@ class _Calls(threading.local):
     def __init__(self) -> None:
         self.stack: list[Layer] = []  # outermost first
         self.training = False
+        self.largest: int | None = None  # elements that a new variable may have
 
 
 _calls = _Calls()
@@ -49,6 +51,25 @@ def calling(layer: Layer, training: bool) -> Iterator[None]:
     finally:
         _calls.stack.pop()
         _calls.training = outer
+
+
+@contextmanager
+def limited(elements: int) -> Iterator[None]:
+    """Refuse variables of more elements that the block makes, as a damaged file may ask for any."""
+    outer, _calls.largest = _calls.largest, elements
+    try:
+        yield
+    finally:
+        _calls.largest = outer
+
+
+def check_size(path: str, shape: Sequence[int]) -> None:
+    """Refuse a variable that is larger than `limited` allows, before its memory is taken."""
+    if _calls.largest is not None and prod(shape) > _calls.largest:
+        raise UsageError(
+            f"variable {path!r} is described with shape {tuple(shape)}, which is larger than every "
+            "tensor in the file"
+        )
 
 
 def check_made(layer: object) -> None:

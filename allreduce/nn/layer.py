@@ -170,6 +170,7 @@ class Layer:
                 "already; call the variable something else"
             )
         path = f"{self.path}/{name}"
+        calls.check_size(path, shape)
         make = initializers.get(initializer)
         variable = Variable(
             lambda: make(shape, np.dtype(dtype or self.dtype), path),

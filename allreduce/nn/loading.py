@@ -8,11 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.errors import UsageError
+from allreduce.errors import AllreduceError, UsageError
 from allreduce.graph.owner import current_replicator
-from allreduce.nn import freezing, registry, saving, steps
+from allreduce.nn import calls, freezing, registry, saving, steps
 from allreduce.nn.model import Model
 from allreduce.training import naming_rank
+
+# Elements of a variable that a file may describe without having a tensor as large: a layer of one's
+# own may make one that is not saved.
+_ALWAYS_ALLOWED = 1 << 24
 
 
 def load_model(path: str | PathLike[str], custom_objects: Mapping[str, Any] | None = None) -> Model:
@@ -40,6 +44,29 @@ def _load(path: str | PathLike[str], custom_objects: Mapping[str, Any] | None) -
     if not isinstance(custom_objects or {}, Mapping):
         raise UsageError(f"custom_objects is a dict of classes by name, not {custom_objects!r:.60}")
     custom = dict(custom_objects or {})
+    largest = max([_ALWAYS_ALLOWED, *(value.size for value in tensors.values())])
+    try:
+        with calls.limited(largest):
+            return _made(path, tensors, described, custom)
+    except UsageError as error:
+        if str(path) not in str(error):
+            error.args = (f"{path} cannot be loaded: {error}", *error.args[1:])
+        raise
+    except (AllreduceError, MemoryError):
+        raise
+    except Exception as error:
+        if custom:  # it may be one of these that raises
+            raise
+        why = f"what it describes cannot be made ({type(error).__name__}: {error})"
+        raise saving.damaged(path, why) from error
+
+
+def _made(
+    path: str | PathLike[str],
+    tensors: Mapping[str, np.ndarray],
+    described: Mapping[str, Any],
+    custom: Mapping[str, Any],
+) -> Model:
     model = registry.deserialize(described["model"], custom)
     if not isinstance(model, Model):
         raise UsageError(f"{path} describes the layer {type(model).__name__}, not a model")

@@ -8,14 +8,14 @@ from __future__ import annotations
 import errno
 import json
 import os
-import struct
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save as to_bytes
 
 from allreduce import files
@@ -88,13 +88,24 @@ def write(
         raise UsageError(
             f"the model cannot be saved: {error}; get_config has to return plain data"
         ) from None
-    contents = to_bytes(dict(tensors), metadata={"format": FORMAT, "allreduce": text})
+    metadata = {"format": FORMAT, "allreduce": text, "crc32": _checksum(tensors, text)}
+    contents = to_bytes(dict(tensors), metadata=metadata)
     try:
         _check_place(path)
         files.replace(path, contents)
     except OSError as error:  # its own text names a file that is gone again
         remedy = _REMEDIES.get(error.errno, "name a file elsewhere")
         raise UsageError(f"cannot save to {path}: {error.strerror or error}; {remedy}") from None
+
+
+def _checksum(tensors: Mapping[str, np.ndarray], text: str) -> str:
+    """Summarise what a file holds, and not how it is laid out; some GB a second."""
+    state = crc32(text.encode())
+    for key in sorted(tensors):
+        value = tensors[key]
+        state = crc32(repr((key, value.dtype.name, value.shape)).encode(), state)
+        state = crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data, state)
+    return f"{state:08x}"
 
 
 def _check_place(path: Path) -> None:
@@ -139,7 +150,9 @@ def read(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, An
         with safe_open(path, "numpy") as file:
             metadata = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, struct.error) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # what safetensors does not check, NumPy refuses in its own ways
         raise UsageError(
             f"{path} is no readable model: it is truncated or of another format ({error})"
         ) from None
@@ -148,9 +161,17 @@ def read(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, An
             f"{path} is a safetensors file, but not a model saved by this library: its format is "
             f"{metadata.get('format')!r} instead of {FORMAT!r}"
         )
+    text = metadata.get("allreduce", "")
+    found, expected = _checksum(tensors, text), metadata.get("crc32")
+    if expected not in (found, None):  # older files have none
+        raise damaged(
+            path,
+            f"the checksum of its tensors and its description is {found}, but {expected} was saved "
+            "with them (a tool that changes them on purpose drops crc32 from the metadata)",
+        )
     try:
-        described = json.loads(metadata.get("allreduce", ""))
-    except ValueError as error:
+        described = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise damaged(path, f"its description is no JSON: {error}") from None
     if not isinstance(described, dict):
         raise damaged(path, f"its description is {described!r:.60}")
@@ -170,6 +191,7 @@ _WHOLE: Mapping[str, Any] = {
     "compiled": dict | None,
 }
 _COMPILED: Mapping[str, Any] = {"optimizer": dict, "loss": dict, "metrics": list}
+_COUNTS = 1 << 63  # what epochs and steps are below, as int64 holds them
 
 
 def check_whole(described: Mapping[str, Any], path: str | PathLike[str]) -> None:
@@ -183,7 +205,8 @@ def check_whole(described: Mapping[str, Any], path: str | PathLike[str]) -> None
         wanted += [(described["compiled"], name, kind) for name, kind in _COMPILED.items()]
         wanted += [(described, "iterations", int)]
     for parts, name, kind in wanted:
-        if name not in parts or not isinstance(parts[name], kind):
+        value = parts.get(name, ...)
+        if not isinstance(value, kind) or (kind is int and not 0 <= value < _COUNTS):
             raise damaged(path, f"its description has no {name!r}, or one of another kind")
     frozen = described.get("frozen", [])
     if not isinstance(frozen, list) or not all(isinstance(each, str) for each in frozen):
