@@ -8,7 +8,7 @@ from typing import Any
 from allreduce import optim
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.spec import BATCH, show
+from allreduce.graph.spec import BATCH, Dim, show
 from allreduce.graph.tensor import Tensor
 from allreduce.graph.trace import line_of
 from allreduce.graph.update import warn_of_reduced
@@ -154,7 +154,7 @@ def per_sample(what: str, value: Any) -> Tensor:
 
     Raises:
         UsageError: It is no tensor.
-        ShapeError: Its first axis is not the batch.
+        ShapeError: Its first axis is not the batch, or another one is, too.
     """
     if not isinstance(value, Tensor):
         raise UsageError(f"{what} gave {value!r:.60}; it has to compute with tensors")
@@ -162,5 +162,11 @@ def per_sample(what: str, value: Any) -> Tensor:
         raise ShapeError(
             f"{line_of(value)}: {what} has shape {show(value.shape)}; it gives one value per "
             "sample, (batch,)"
+        )
+    if any(isinstance(size, Dim) for size in value.shape[1:]):
+        raise ShapeError(
+            f"{line_of(value)}: {what} has shape {show(value.shape)}: it compares every sample "
+            "with every other one, as NumPy broadcasts (batch,) against (batch, 1); give y the "
+            "shape of the predictions, as by y[:, None], or reduce all axes but the first"
         )
     return ops.mean(value, axis=tuple(range(1, value.ndim))) if value.ndim > 1 else value
