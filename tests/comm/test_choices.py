@@ -224,6 +224,7 @@ def rows_file(**change: Any) -> dict[str, Any]:
         ("{", "it is damaged"),
         (b"\xff\x00", "it is damaged"),
         ("", "it is damaged"),
+        ("[" * 100_000, "it is damaged"),
         ("[]", "its format is None, not 1"),
         ({"format": 2, "rows": []}, "its format is 2, not 1"),
         ({"format": 1}, "rows=None is no list"),

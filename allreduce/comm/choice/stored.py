@@ -90,7 +90,7 @@ def read(path: Path) -> Table:
         found = json.loads(path.read_text())
     except OSError as error:
         raise UsageError(f"cannot read the choices in {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: it is damaged ({error}); {_REMEDY}") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         version = found.get("format") if isinstance(found, dict) else None
