@@ -14,6 +14,7 @@ from allreduce.errors import UsageError
 from allreduce.events import current_rank, logger
 from allreduce.graph.dispatch import as_tensor
 from allreduce.graph.gradient import backward
+from allreduce.graph.node import Node
 from allreduce.graph.ops import functions
 from allreduce.graph.scope import users_line
 from allreduce.graph.spec import Dim, show
@@ -23,6 +24,7 @@ from allreduce.graph.variable import Variable
 
 # float16 counts samples up to 2048 only, by which the sums of gradients are divided.
 _CHANGED = ("float32", "float64")
+_LINEAR = ("add", "subtract", "negative", "cast")
 _warned: set[str] = set()  # the lines whose reduced losses were warned of
 
 
@@ -90,8 +92,8 @@ def minimize(
     Args:
         rule: The optimizer.
         loss: One value per sample, whose sum is divided by the global number of values; or a
-            scalar, which counts as the mean over the replica's rows, whatever it is. Where it is
-            visibly something else, several replicas warn.
+            scalar, which counts as the mean over the replica's rows. Several replicas warn if it is
+            computed otherwise.
         variables: What may change.
         weight: What the replica's part counts instead: the number of tokens that were not masked.
 
@@ -123,26 +125,56 @@ def warn_of_reduced(loss: Tensor) -> None:
     line that makes such a loss, on rank 0; a step of one replica is not warned of.
     """
     trace = current_trace()
-    if trace is None or trace.replicas == 1 or not isinstance(loss, TracedTensor):
+    if not isinstance(loss, TracedTensor) or trace is None or loss.trace is not trace:
+        return  # a constant, or what is refused elsewhere
+    if trace.replicas == 1 or any(isinstance(size, Dim) for size in loss.shape):
         return
-    if any(isinstance(size, Dim) for size in loss.shape) or (not trace.has_batch and loss.ndim):
+    if not (trace.has_batch if loss.ndim else _varies(trace, loss.id)):
         return
-    node = trace.nodes[loss.id]
-    rows = trace.nodes[node.inputs[0]].spec.shape if node.op == "mean" else ()
-    if rows and (not trace.has_batch or any(isinstance(size, Dim) for size in rows)):
-        return  # the mean over its rows is what each replica's loss counts as
-    if node.source in _warned or current_rank():
+    line = trace.nodes[loss.id].source
+    if line in _warned or current_rank():
         return
-    _warned.add(node.source)
+    _warned.add(line)
+    shown = "a scalar, which counts as the mean over that replica's rows but is computed otherwise"
+    if loss.ndim:
+        shown = f"of shape {show(loss.shape)}, which counts the same for any number of rows"
     logger.warning(
-        "%s: the loss of each replica is %s, and counts as the mean over that replica's rows: with "
-        "any other reduction, such as a sum, results depend on the number of replicas (here %d). "
-        "Return one value per sample, (batch,), without the last sum or mean; or, in a step of "
-        "your own, pass the number that a mean was divided by: minimize(loss, variables, weight=…)",
-        node.source,
-        f"of shape {show(loss.shape)}" if loss.ndim else "a scalar",
+        "%s: the loss of each replica is %s. So results may depend on the number of replicas "
+        "(here %d). Return one value per sample, (batch,), without the last sum or mean; or, in a "
+        "step of your own, pass the number that a mean was divided by: minimize(loss, variables, "
+        "weight=…)",
+        line,
+        shown,
         trace.replicas,
     )
+
+
+def _varies(trace: Trace, scalar: int) -> bool:
+    """Tell whether a value may be other than a mean over rows, or a linear function of such."""
+    nodes, of_samples, seen = trace.nodes, set[int](), set[int]()
+    for node in nodes[: scalar + 1]:
+        if node.op == "placeholder" or any(each in of_samples for each in node.inputs):
+            of_samples.add(node.id)
+    left = [scalar]
+    while left:
+        node = nodes[left.pop()]
+        if node.id in seen:
+            continue
+        seen.add(node.id)
+        varying = [each for each in node.inputs if each in of_samples]
+        if node.op == "mean" and varying:
+            rows = nodes[varying[0]].spec.shape
+            if trace.has_batch and not any(isinstance(size, Dim) for size in rows):
+                return True
+        elif node.op in _LINEAR or (len(varying) == 1 and _is_scaled(node, varying[0])):
+            left += varying
+        elif node.id in of_samples:
+            return True
+    return False
+
+
+def _is_scaled(node: Node, value: int) -> bool:
+    return node.op == "multiply" or (node.op == "divide" and node.inputs[0] == value)
 
 
 def gradients(loss: Any, variables: Sequence[Any]) -> list[Tensor]:

@@ -254,23 +254,27 @@ def test_a_step_of_ones_own_is_warned_of_a_reduced_loss(eagerly: bool, warned: l
 
     steps = [
         lambda x: minimize(ops.sum(model(x))),
-        lambda x: minimize(ops.sum(model(x), axis=0)),
+        lambda x: minimize(ops.mean(model(x), axis=0)),
+        lambda x: minimize(ops.sqrt(ops.mean(ops.square(model(x))))),
         lambda x: minimize(ops.sum(model(x)) / 3, weight=3),
         lambda x: minimize(ops.mean(model(x))),
+        lambda x: minimize(ops.mean(model(x)) / 2 + 0.1 * ops.sum(model.variables[0] * 1)),
+        lambda x: minimize(ops.sum(model.variables[0] * 1)),
         lambda x: minimize(model(x)),
         lambda x: minimize(ops.mean(model(x), axis=1)),
     ]
     if eagerly:  # other lines, as each is warned of once
-        steps[:2] = [
+        steps[:3] = [
             lambda x: minimize(-ops.sum(model(x))),
-            lambda x: minimize(-ops.sum(model(x), axis=0)),
+            lambda x: minimize(-ops.mean(model(x), axis=0)),
+            lambda x: minimize(ops.mean(x) * ops.mean(model(x))),
         ]
     for step in steps:
         (batch,) = strategy.distribute_dataset([np.ones((5, 2), np.float32)])
         for _ in range(2):
             strategy.run(function(step), args=(batch,), eagerly=eagerly)
-    shapes = ("a scalar", "of shape (1,)")
+    shapes = ("a scalar, which", "of shape (1,), which", "a scalar, which")
     for message, shape, step in zip(warned, shapes, steps, strict=False):
         assert re.search(rf"^\S*{line_in(step, 0)}: the loss of each replica is ", message)
-        assert f"is {shape}, and counts as the mean over that replica's rows" in message
-    assert len(warned) == 2
+        assert f"the loss of each replica is {shape} " in message
+    assert len(warned) == 3
