@@ -99,7 +99,7 @@ def get_log_device_placement() -> bool:
 
 
 def get_buckets() -> int | tuple[str, ...] | None:
-    """Say what cuts gradients into buckets: bytes, names, or None for measured times."""
+    """Say what cuts gradients into buckets: bytes, names, or None for 4 MiB."""
     return options.current().buckets
 
 

@@ -21,7 +21,7 @@ class Options:
     log_device_placement: bool = False  # log each op's device and why
     check_numerics: bool = False  # look for NaN and Inf in every operation's value
     sync_errors: bool = False  # let each instruction end, and look around it, before the next
-    buckets: int | tuple[str, ...] | None = None  # bytes, or what each begins with; None: measured
+    buckets: int | tuple[str, ...] | None = None  # bytes, or what each begins with; None: 4 MiB
     shard_everywhere: bool = False  # update in slices also where nobody maps the others' memory
     pipelining: bool = True  # start collectives, and make batches, before anybody waits for them
     functions_run_eagerly: bool = False  # compute steps op by op, with values to look at
@@ -76,10 +76,9 @@ def set_buckets(cuts: SupportsIndex | Sequence[str] | None) -> None:
     It holds for optimizers whose first step is traced from then on, and is the same on all ranks.
 
     Args:
-        cuts: None: by size at first, and anew from what the first steps were measured to take,
-            which is logged. An integer: each has as many bytes at most, or one variable. Names of
-            variables, of all optimizers, each once: a bucket begins with each of them, and an
-            optimizer with none is cut by size; with [] all are.
+        cuts: An integer: a bucket has as many bytes at most, or one variable. None: the default,
+            4 MiB. Names of variables, of all optimizers, each once: a bucket begins with each of
+            them, and an optimizer with none is cut by the default size; with [] it is one bucket.
 
     Raises:
         UsageError: It is none of these.
@@ -106,8 +105,7 @@ def set_shard_everywhere(enabled: bool) -> None:
     Each replica then keeps what its optimizer knows of its own slices alone, and
     `optimizer.consolidate()`, on all ranks, brings that together before one of them saves it; `fit`
     ends with that. It holds for optimizers whose first step is traced from then on, and where all
-    ranks choose it; turned off, it ends for others when their buckets are cut anew. Results are the
-    same bits.
+    ranks choose it. Results are the same bits.
     """
     _replace(shard_everywhere=_flag("shard_everywhere", enabled))
 

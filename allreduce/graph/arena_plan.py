@@ -12,9 +12,8 @@ from allreduce.devices import lookup
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError
 from allreduce.graph.arena_memory import Room
-from allreduce.graph.cutting import Cutting
+from allreduce.graph.bucket_cuts import agree_on_cuts, choose_buckets
 from allreduce.graph.fingerprint import Fingerprint
-from allreduce.graph.first_cuts import agree_on_cuts, first_buckets
 from allreduce.graph.places import Places
 from allreduce.graph.replica import Replica
 from allreduce.graph.slices import EveryonesSlots, agree_to_shard
@@ -62,8 +61,6 @@ class ArenaPlan:
     Attributes:
         buckets: Ranges of the arena that are reduced by one collective each.
         sharded: Which of them are updated in slices, by index, and how.
-        cutting: What is known of where to cut anew; None where that is decided.
-        because: Why they are cut where they are, if that was measured.
     """
 
     def __init__(
@@ -73,13 +70,10 @@ class ArenaPlan:
         self.device = device  # as the replicas' program calls it
         named = [(variable.name, variable.shape) for variable in variables]
         self.layout: Layout = lay_out(named, variables[0].dtype)
-        self.buckets: tuple[Bucket, ...] = first_buckets(host, rule, self.layout)
-        self.cutting = Cutting.of(self.layout, host.num_replicas_in_sync)
-        self.because = ""
+        self.buckets: tuple[Bucket, ...] = choose_buckets(host, rule, self.layout)
         self._replicas = host.num_replicas_in_sync
-        agree_on_cuts(host, self.buckets, self.cutting is not None)
+        agree_on_cuts(host, self.buckets)
         self.sharded = agree_to_shard(host, rule, self.layout, self.buckets)
-        # As it is now, so it stays: so does their memory.
         self._maps_slots = Way.MAPPED in self.sharded.values()
         self._spreads_slots = bool(self.sharded) and not self._maps_slots
         self._whole_at = 0  # the update since which replicas have no more than their own slots
@@ -87,16 +81,16 @@ class ArenaPlan:
             lambda index: self._room(host, index).arena(rule.slots, self._maps_slots)
         )
         self._everyones = self._meet(host)
-        self._make_sums(host, self.buckets, self.sharded)
+        self._make_sums(host)
         self.take_over()
 
     def _room(self, host: Host, index: int) -> Room:
         device = lookup(host.places[index].names[self.device])
         return Room(device, host.replicas[index].communicator, self.layout)
 
-    def _make_sums(self, host: Host, buckets: Sequence[Bucket], sharded: Mapping[int, Way]) -> None:
+    def _make_sums(self, host: Host) -> None:
         """Make room for sums that do not lie where gradients do."""
-        scattered = [each for each in buckets if sharded.get(each.index) is Way.SCATTERED]
+        scattered = [b for b in self.buckets if self.sharded.get(b.index) is Way.SCATTERED]
         if not self._spreads_slots:
             return
         made = host.on_replicas(lambda index: self._room(host, index).sums(scattered))
@@ -170,35 +164,6 @@ class ArenaPlan:
         host.on_replicas(gather)
         self._whole_at = self.arenas[0].iterations
 
-    def cut_anew(
-        self, host: Host, rule: UpdateRule, buckets: tuple[Bucket, ...], because: str
-    ) -> None:
-        """Change the buckets between two steps; all replicas do so together.
-
-        Whose slice an element is in may change, so that every replica first copies what the others
-        have of the slots. What is interrupted can be done again.
-
-        Args:
-            host: Whose replicas have the arena.
-            rule: The optimizer.
-            buckets: The same on all ranks.
-            because: Why they are better, in words.
-        """
-        self.consolidate(host)
-        whole = self._everyones_slots()
-        for arena in self.arenas:
-            for name, array in arena.slots.items():
-                array[...] = whole[name]  # our own slice, which others may look at, as it is
-        slices = self._maps_slots or self._spreads_slots
-        sharded = agree_to_shard(host, rule, self.layout, buckets) if slices else {}
-        # Whoever has agreed has copied ours: from here on they may change.
-        for arena in self.arenas:
-            self._set_loaded(arena)
-        for arena in self.arenas:  # not before all have it: until then it can be done again
-            arena.loaded = {}
-        self._make_sums(host, buckets, sharded)
-        self.buckets, self.sharded, self.because = buckets, sharded, because
-
     def state(self, iterations: int) -> dict[str, np.ndarray]:
         """Copy the slots, and the variables' number of updates where it is not `iterations`."""
         arena = self.arenas[0]
@@ -221,7 +186,7 @@ class ArenaPlan:
                     f"{view.shape}"
                 )
         counts = [state.get(f"{variable.name}/{UPDATES}") for variable in self.variables]
-        looked_at = self._maps_slots and bool(self.sharded)  # by others, at what is there
+        looked_at = self._maps_slots  # by others, at what is there
         held = {key: np.array(value) for key, value in state.items()} if looked_at else {}
         whole = self._is_whole or all(key in state for key, _ in self.slots(self.arenas[0].slots))
         for arena in self.arenas:
@@ -235,13 +200,10 @@ class ArenaPlan:
 
     def settle(self, arena: Arena) -> None:
         """Set an arena's slots to what was loaded."""
-        self._set_loaded(arena)
-        arena.loaded = {}
-
-    def _set_loaded(self, arena: Arena) -> None:
         for key, view in self.slots(arena.slots):
             if key in arena.loaded:
                 view[...] = arena.loaded[key]
+        arena.loaded = {}
 
     def renew(self, host: Host) -> None:
         """Let what is symmetric lie in new memory, and make all replicas what the first one is.

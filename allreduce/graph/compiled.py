@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from allreduce import events
@@ -37,7 +37,6 @@ from allreduce.graph.trace import Trace, recording
 from allreduce.graph.update import UpdateRule
 from allreduce.graph.variable import Variable
 from allreduce.graph.wellformed import check_order
-from allreduce.reduction import Bucket
 
 
 @dataclass(slots=True)
@@ -52,10 +51,7 @@ class Compiled:
         agreement: What ranks compare before they run it, if they exchange values in it or assign.
         placed: Where each operation was put, and why.
         fed: How long the latest step's batch took, if it is known who made it.
-        whole: The graph before its updates were cut into buckets; None where it runs alone.
-        said: What all ranks have to run alike; None where there is one rank.
-        involved: The variables that have to be equal on all of them for this.
-        buckets: Those of each update, as the graph has them.
+        involved: The variables that have to be equal on all ranks for this.
     """
 
     graph: Graph
@@ -65,20 +61,7 @@ class Compiled:
     agreement: Agreement | None = None
     placed: Sequence[Placed] = ()
     fed: Fed | None = None
-    whole: Graph | None = None
-    said: Outline | None = None
     involved: Sequence[Variable] = ()
-    buckets: list[Sequence[Bucket]] = field(default_factory=list)
-
-    def follow(self, host: Host) -> None:
-        """Before a step: have it in the buckets that its optimizers have now."""
-        buckets: list[Sequence[Bucket]] = [plan.buckets for _, plan in self.updates]
-        if self.whole is not None and buckets != self.buckets:
-            old = self.executors
-            self.graph, self.executors = _in_buckets(host, self.whole, self.updates, self.said)
-            self.buckets = buckets
-            for executor in old:  # whose memory the new ones may need as they run
-                executor.release()
 
     def release(self) -> None:
         """Let go of all memory; it runs no more steps."""
@@ -117,15 +100,8 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         synchronize(host, _variables(graph))
         updates = _updates(host, graph)
         _settle(graph)  # those that no optimizer has taken in
-        whole, buckets = _optimized(graph), [plan.buckets for _, plan in updates]
-        graph, executors = _in_buckets(host, whole, updates, said)
-        return Compiled(
-            *(graph, executors, returned, updates, agreement, placed),
-            whole=whole,
-            said=said,
-            involved=variables,
-            buckets=list(buckets),
-        )
+        graph, executors = _in_buckets(host, _optimized(graph), updates, said)
+        return Compiled(graph, executors, returned, updates, agreement, placed, involved=variables)
 
 
 def _in_buckets(

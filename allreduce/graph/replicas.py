@@ -23,11 +23,6 @@ T = TypeVar("T")
 _steps: ContextVar[tuple[object, ...]] = ContextVar("steps", default=())
 
 
-def current_steps() -> tuple[object, ...]:
-    """Give the steps that the caller is a part of, outermost first."""
-    return _steps.get()
-
-
 class Replicas(LocalReplicas):
     """The replicas that this process has of a program, for one step at a time.
 

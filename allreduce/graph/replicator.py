@@ -15,7 +15,6 @@ from allreduce.graph.agreement import compare
 from allreduce.graph.arenas import publish_iterations, renew
 from allreduce.graph.calls import canonical
 from allreduce.graph.compiled import Compiled, compile_alone, compile_step
-from allreduce.graph.cutting import measured, prepare
 from allreduce.graph.eager_step import run_eagerly
 from allreduce.graph.fetched import Output
 from allreduce.graph.node import Graph
@@ -106,9 +105,7 @@ class Replicator(Replicas):
 
         def current() -> Graph:
             self.fingerprint.marks = ()  # as only shapes and dtypes count
-            compiled = self._compiled(self._programs.of(fn), fn, arguments)
-            compiled.follow(self)
-            return compiled.graph
+            return self._compiled(self._programs.of(fn), fn, arguments).graph
 
         return self._exclusively(current)
 
@@ -202,8 +199,6 @@ class Replicator(Replicas):
         for _, plan in compiled.updates:
             plan.take_over()
         compiled.fed, self.fed = self.fed, None
-        prepare(self, compiled.updates)
-        compiled.follow(self)
 
         def step(index: int) -> list[Output]:
             feeds = [values[index] for values in arguments.feeds]
@@ -213,7 +208,7 @@ class Replicator(Replicas):
         if compiled.executors[0].replica.communicator is None:
             results = [step(0)]
         else:
-            results = measured(self, compiled, lambda: self.on_replicas(step))
+            results = self.on_replicas(step)
         for rule, _ in compiled.updates:
             publish_iterations(rule)
         return results

@@ -12,7 +12,6 @@ from allreduce.graph.agreement import Agreement, compare
 from allreduce.graph.arena_plan import ArenaPlan, Host
 from allreduce.graph.arenas import plan_for, publish_iterations
 from allreduce.graph.body import joins_rows
-from allreduce.graph.cutting import prepare
 from allreduce.graph.executor import Executor
 from allreduce.graph.fetched import arrived
 from allreduce.graph.node import Graph, Node
@@ -60,7 +59,6 @@ def update(
     assert node.device is not None, node
     plan = plan_for(host, node.attrs["rule"], node.attrs["variables"], node.device)
     plan.take_over()
-    prepare(host, [(node.attrs["rule"], plan)])
     graph = _alone(node, specs)
     graph = replace(graph, effects=(len(specs),))
     graph = passes.bucket(graph, [plan], host.num_replicas_in_sync)

@@ -80,9 +80,6 @@ def _parts(compiled: Compiled, frame: Frame) -> Iterator[str | Table]:
     yield _placements(compiled, program)
     yield from _transfers(program)
     yield from _communication(frame)
-    for _, plan in compiled.updates:
-        if plan.because:
-            yield f"{counted(len(plan.buckets), 'bucket')}, {plan.because}"
     if compiled.fed is not None and compiled.fed.made:
         made, waited = compiled.fed.made, compiled.fed.waited
         yield (

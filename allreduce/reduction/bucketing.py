@@ -45,7 +45,7 @@ def plan_buckets(layout: Layout, limit: int = BUCKET_BYTES) -> tuple[Bucket, ...
     """Cut a layout into buckets of at most `limit` bytes; a larger parameter gets its own."""
     cuts: list[int] = []
     nbytes = 0
-    for index, size in enumerate(span_bytes(layout)):
+    for index, size in enumerate(_span_bytes(layout)):
         if index and nbytes + size > limit:
             cuts.append(index)
             nbytes = 0
@@ -67,7 +67,7 @@ def cut_buckets(layout: Layout, cuts: Sequence[int]) -> tuple[Bucket, ...]:
     )
 
 
-def span_bytes(layout: Layout) -> list[int]:
+def _span_bytes(layout: Layout) -> list[int]:
     """Give the bytes from each span's start to the next one's."""
     ends = [*(span.start for span in layout.spans[1:]), layout.size]
     return [

@@ -15,8 +15,8 @@ import pytest
 import allreduce as ar
 from allreduce.comm import Communicator
 from allreduce.devices import options
-from allreduce.graph import cutting, executor, slices, spread
-from allreduce.reduction import Costs, Way, lay_out, plan_buckets, sharding
+from allreduce.graph import executor, slices, spread
+from allreduce.reduction import Way, lay_out, plan_buckets, sharding
 from tests.graph.eager_cases import NETWORKS, trained
 from tests.graph.test_hazards import check_events, programs_of
 from tests.graph.test_slices import MAKERS, Trained, both_ways, check_overflow_is_named
@@ -68,23 +68,6 @@ def test_replicas_of_a_process_go_on_after_an_error(way: Way) -> None:
         trained.strategy.close()
 
     both_ways(2, MAKERS["momentum"], work)
-
-
-def test_slots_follow_where_buckets_are_cut_anew(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    ar.config.set_buckets(None)
-    monkeypatch.setattr(cutting, "_WORTH_CUTTING", 1)
-    monkeypatch.setattr(cutting, "_LEAST_GAIN", -1e9)
-    monkeypatch.setattr(cutting, "choose_cuts", lambda *_: (1, 3))
-    monkeypatch.setattr(cutting, "costs_of", lambda *_: Costs(1e-5, 1e-9, 0.0, 0.0))
-    buckets: list[int] = []
-
-    def work(trained: Trained) -> None:
-        for steps in (4, 3):
-            trained.run(steps)
-            buckets.append(trained.operations.count("update_own"))
-
-    both_ways(3, MAKERS["adam"], work)
-    assert buckets == [0, 0, 1, 2]
 
 
 def test_a_sum_that_is_not_finite_is_named(way: Way) -> None:

@@ -1,4 +1,4 @@
-"""Where an arena is cut into buckets as it is laid out: by size or by hand, alike on all ranks."""
+"""Cut an arena into buckets as it is laid out: by size or by hand, alike on all ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from allreduce.graph.arena_plan import Host
 
 
-def first_buckets(host: Host, rule: UpdateRule, layout: Layout) -> tuple[Bucket, ...]:
+def choose_buckets(host: Host, rule: UpdateRule, layout: Layout) -> tuple[Bucket, ...]:
     """Cut an arena that is laid out now.
 
     Args:
@@ -56,13 +56,12 @@ def _warn_of_unknown(rule: UpdateRule, layout: Layout, chosen: Sequence[str]) ->
     )
 
 
-def agree_on_cuts(host: Host, buckets: Sequence[Bucket], measured: bool) -> None:
-    """Make sure that all ranks cut a new arena alike, now and behind its first steps.
+def agree_on_cuts(host: Host, buckets: Sequence[Bucket]) -> None:
+    """Make sure that all ranks cut a new arena alike.
 
     Args:
         host: This process's replicas.
-        buckets: As they are cut now.
-        measured: Whether they may be cut anew.
+        buckets: Those of the arena.
 
     Raises:
         MismatchError: `ar.config.set_buckets` is not the same on all ranks; on all of them.
@@ -73,7 +72,7 @@ def agree_on_cuts(host: Host, buckets: Sequence[Bucket], measured: bool) -> None
     how = f"ar.config.set_buckets({list(chosen) if isinstance(chosen, tuple) else chosen!r})"
     if not passes.is_on("bucket"):
         how = 'ar.config.passes["bucket"] = False'
-    cuts = json.dumps([measured, [each.first for each in buckets]])
+    cuts = json.dumps([each.first for each in buckets])
 
     def compare(index: int) -> None:
         communicator = host.replicas[index].communicator
