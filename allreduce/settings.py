@@ -104,7 +104,6 @@ TABLE: tuple[Setting, ...] = (
     Setting("TCP_INTERFACE", _text, None, "an interface or address", "where hosts reach another"),
     Setting("SHARED_PULL", _switch, True, "on or off", "whether ranks read each other's memory"),
     Setting("HOST", _text, None, "any non-empty text", "a name for this host, in its own's place"),
-    Setting("CHOICES", _text, None, "a file, or built-in", "the table of choices to use"),
     Setting("TIMEOUT", _seconds, 300.0, "seconds above 0, up to 1e6", "how long a wait may last"),
     Setting("LOG_LEVEL", _level, None, "DEBUG, INFO, WARNING, ERROR or CRITICAL", "log verbosity"),
     Setting("LAUNCHED", _integer(0), None, "a process id", "set by the launcher, for its children"),
@@ -125,7 +124,6 @@ class Settings:
     tcp_connections: int
     tcp_interface: str | None
     shared_pull: bool
-    choices: str | None
     host: str | None
     timeout: float
     log_level: str | None

@@ -159,7 +159,7 @@ def clean_environment() -> dict[str, str]:
     """Return the environment without what says that this process takes part in a job."""
     prefixes = ("ALLREDUCE_", "PMI", "OMPI_", "SLURM_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
-    ours = {"ALLREDUCE_CHOICES": "built-in", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    ours = {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return {**environment, **ours}
 
 

@@ -32,7 +32,6 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("strategies",),
     ("observe",),
     ("config", "run"),
-    ("tune",),
     ("__init__",),
 )
 HEIGHT = {room: height for height, rooms in enumerate(LEVELS) for room in rooms}

@@ -235,11 +235,6 @@ class Transport(ABC):
     def check_alive(self) -> None:
         """Raise what has ended the communicator, if it has ended: the cause first, then that."""
 
-    @property
-    def pulls(self) -> bool:
-        """Whether members may copy straight out of each other's memory."""
-        return False
-
     @abstractmethod
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
         """Allocate symmetric memory: one part per member, mapped by all; a collective call."""

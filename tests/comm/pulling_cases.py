@@ -7,12 +7,14 @@ import logging
 import mmap
 import os
 import time
+from typing import Any
 
 import numpy as np
 
 from allreduce.comm import Communicator, native
 from allreduce.events import logger
 from tests.comm.cases import Array, whole
+from tests.comm.tables import SOON, before_the_table
 
 _SECRET = 447  # memfd_secret, on all machines
 
@@ -110,3 +112,14 @@ def slow(comm: Communicator) -> list[str]:
         native.WARN_SECONDS = usual
         logger.removeHandler(handler)
     return said
+
+
+def pulled(comm: Communicator, name: str, *arguments: Any) -> Any:
+    """Run a case where all that can be is pulled."""
+    from tests.comm.pool import case  # which imports this module
+
+    with before_the_table(SOON):
+        small = comm.split(0)
+    assert small is not None
+    with small:
+        return case(name)(small, *arguments)

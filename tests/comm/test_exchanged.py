@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from allreduce.comm import Communicator
-from allreduce.comm.choice.choosing import Table
-from allreduce.comm.choice.stored import override
 from allreduce.comm.choice.table import Row
+from tests.comm.tables import before_the_table
 from tests.harness import run_threads
 
 KIB = 1 << 10
@@ -60,6 +59,6 @@ def test_copies(past: int | None) -> None:
         past=past,
     )
     places = ((0, 0), (16, 16), (16, 5), (1, 48))
-    with override(Table((row,), "a test's")):
+    with before_the_table(row):
         for offsets, outs in itertools.product(places, places):
             run_threads(partial(copies, offsets=offsets, outs=outs), 2)

@@ -8,7 +8,6 @@ import re
 import pytest
 
 from allreduce import errors
-from allreduce.comm.choice import stored
 from allreduce.comm.hierarchical.opener import open_hierarchical
 from tests.comm import pool
 from tests.comm.contract import ContractOfProcesses, rows
@@ -33,7 +32,7 @@ class TestRanks(ContractOfProcesses):
 
 def test_ranks_that_want_another_carrier_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     (world,) = worlds(2)[:1]
-    told = [json.dumps([1, across, stored.offer()]).encode() for across in ("tcp", "mpi")]
+    told = [json.dumps([1, across]).encode() for across in ("tcp", "mpi")]
     monkeypatch.setattr(type(world), "exchange", lambda *_: told)
     with pytest.raises(errors.UsageError, match="is tcp on rank 0 but mpi on rank 1; set the same"):
         open_hierarchical(world, 1, name="test", timeout=5)

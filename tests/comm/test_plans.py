@@ -10,13 +10,13 @@ import pytest
 
 from allreduce.comm import Communicator
 from allreduce.comm.call import PATHS, Call
-from allreduce.comm.choice.choosing import Table
-from allreduce.comm.choice.stored import override
+from allreduce.comm.choice.choosing import choices_for
 from allreduce.comm.choice.table import Row
 from allreduce.comm.plan import Plan, Topology
 from allreduce.comm.planners import plan
 from allreduce.comm.tcp.calls import PATHS as TCP_PATHS
 from allreduce.errors import UnsupportedError, UsageError
+from tests.comm.tables import before_the_table
 from tests.harness import run_threads
 
 COLLECTIVES = (
@@ -27,7 +27,7 @@ KIB = 1 << 10
 # Nothing, small, the last small one and the first that is not, a chunk and a bit, many chunks.
 LENGTHS = (0, 3, 1024, 1025, 70001, 300007)
 # Every kind of row on the way of every collective, so that nothing is taken from elsewhere.
-STORED = (
+ROWS = (
     Row("shared", COLLECTIVES, "small", bytes=(0, 2 * KIB)),
     Row(
         *("shared", ("all_gather", "all_reduce"), "direct"),
@@ -100,11 +100,11 @@ def differences(comm: Communicator, planned: Plan, work: Any) -> list[str]:
     return [] if happened == expected else [f"{comm.rank}: {planned}\n {happened}"]
 
 
-@pytest.mark.parametrize("stored", [(), STORED], ids=["built-in", "stored"])
+@pytest.mark.parametrize("rows", [(), ROWS], ids=["built-in", "others"])
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_shared_plans_come_true(size: int, symmetric: bool, stored: tuple[Row, ...]) -> None:
-    with override(Table(stored, "a test's")):
+def test_shared_plans_come_true(size: int, symmetric: bool, rows: tuple[Row, ...]) -> None:
+    with before_the_table(*rows):
         for wrong in run_threads(lambda comm: compare(comm, symmetric), size):
             assert not wrong
 
@@ -146,13 +146,13 @@ def sends(comm: Communicator) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("stored", [(), STORED], ids=["built-in", "stored"])
+@pytest.mark.parametrize("rows", [(), ROWS], ids=["built-in", "others"])
 @pytest.mark.parametrize("size", [2, 3])
 def test_tcp_plans_come_true(
-    size: int, stored: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch
+    size: int, rows: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALLREDUCE_TRANSPORT", "tcp")
-    with override(Table(stored, "a test's")):
+    with before_the_table(*rows):
         for wrong in run_threads(sends, size):
             assert not wrong
 
@@ -225,13 +225,13 @@ def test_unequal_shares_are_planned() -> None:
 
 def test_a_plan_says_what_would_run() -> None:
     call = Call("all_reduce", "sum", "float32", 1 << 20, None, "g")
-    text = str(plan(call, Topology("tcp", 1, 3), Table().choices("tcp", 3)))
+    text = str(plan(call, Topology("tcp", 1, 3), choices_for("tcp", 3)))
     assert text.startswith(
         "all_reduce(float32[1048576], op='sum'): chain through tcp, at most 256 KiB at a time"
     )
     assert "receive 1.333 MiB in 6 chunks from rank 0, reduce them with the own" in text
     assert "sends 5.333 MiB" in text
-    text = str(plan(call, Topology("mpi", 1, 3), Table().choices("mpi", 3)))
+    text = str(plan(call, Topology("mpi", 1, 3), choices_for("mpi", 3)))
     assert "MPI decides" in text
     assert "sends" not in text
 
@@ -239,7 +239,7 @@ def test_a_plan_says_what_would_run() -> None:
 def test_a_plan_over_mpi_says_what_is_converted() -> None:
     def planned(collective: str, op: str, dtype: str, count: int) -> Plan:
         call = Call(collective, op, dtype, count, None, "g")
-        return plan(call, Topology("mpi", 1, 3), Table().choices("mpi", 3))
+        return plan(call, Topology("mpi", 1, 3), choices_for("mpi", 3))
 
     large = planned("all_reduce", "sum", "float16", 5 << 20)
     assert (large.chunk, large.staging) == (8 << 20, 8 << 20)

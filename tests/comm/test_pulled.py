@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
 
 from allreduce import errors
 from allreduce.comm import Communicator
-from allreduce.comm.choice.choosing import Table
-from allreduce.comm.choice.stored import override, write
-from allreduce.comm.choice.table import COPYING, Row
 from tests.comm.pool import ProcessPool, Runner, threads
-from tests.harness import explicit_ranks, run_ranks, settle_threads
-
-KIB = 1 << 10
-SOON = Row("shared", COPYING, "pulled", bytes=(4 * KIB + 1, None), chunk=16 * KIB, past=64 * KIB)
+from tests.comm.tables import SOON, before_the_table
+from tests.harness import run_ranks, settle_threads
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Store a table in which all that can be is pulled, in many steps."""
-    path = tmp_path_factory.mktemp("choices") / "choices.json"
-    write(path, [SOON], {})
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def run(table: str) -> Iterator[Runner]:
-    own = {"ALLREDUCE_CHOICES": table}
-    pool = ProcessPool(3, ranks=[({**one, **own}, ()) for one in explicit_ranks(3)])
-    yield pool.run
+def run() -> Iterator[Runner]:
+    pool = ProcessPool(3)
+    yield partial(pool.run, "pulled")
     assert pool.close() == [0] * 3
 
 
@@ -47,11 +34,11 @@ def test_unequal_shares_of_processes(run: Runner) -> None:
 
 @pytest.mark.parametrize("case", ["copies", "owned_again"])
 def test_of_threads(case: str) -> None:
-    with override(Table((SOON,), "a test's")), threads("shared", "aaa") as ranks:
+    with before_the_table(SOON), threads("shared", "aaa") as ranks:
         ranks(case)
 
 
-def forbidden(table: str, how: str) -> None:
+def forbidden(how: str) -> None:
     """Be a rank whose memory nobody reads, or that reads nobody's; make a call all the same."""
     import ctypes
     import os
@@ -59,8 +46,8 @@ def forbidden(table: str, how: str) -> None:
     import numpy as np
 
     from allreduce.comm import init
+    from tests.comm.tables import SOON, before_the_table
 
-    os.environ["ALLREDUCE_CHOICES"] = table
     libc = ctypes.CDLL(None, use_errno=True)
     if how == "kernel":  # not even of the same user, unless it may trace everybody
         nothing = (ctypes.c_uint32 * 6)()
@@ -68,16 +55,17 @@ def forbidden(table: str, how: str) -> None:
         assert libc.prctl(4, int(os.environ["ALLREDUCE_RANK"] == "0"), 0, 0, 0) == 0  # dumpable
     elif os.environ["ALLREDUCE_RANK"] == "1":
         os.environ["ALLREDUCE_SHARED_PULL"] = "off"
-    comm = init()
+    with before_the_table(SOON):
+        comm = init()
     x = np.full(70001, comm.rank, "float32")
     print(comm.plan("all_gather", x).algorithm, comm.all_gather(x)[::70001])
     comm.close()
 
 
 @pytest.mark.parametrize("how", ["kernel", "variable"])
-def test_where_one_may_not_all_go_through_rings(table: str, how: str) -> None:
+def test_where_one_may_not_all_go_through_rings(how: str) -> None:
     env = {"ALLREDUCE_TRANSPORT": "shared", "ALLREDUCE_LOG_LEVEL": "INFO"}
-    results = run_ranks(forbidden, 2, env=env, arguments=(table, how))
+    results = run_ranks(forbidden, 2, env=env, arguments=(how,))
     told = {
         "kernel": "rank 0 cannot read the others' memory: Operation not permitted",
         "variable": "rank 1 has that switched off, by ALLREDUCE_SHARED_PULL=off",
@@ -87,7 +75,7 @@ def test_where_one_may_not_all_go_through_rings(table: str, how: str) -> None:
         assert f"not straight out of memory: {told[how]}" in result.stderr
 
 
-def failing(table: str, how: str) -> None:
+def failing(how: str) -> None:
     """Be one of three ranks, of which one dies, or stops, in the middle of large calls."""
     import os
     import signal
@@ -98,9 +86,10 @@ def failing(table: str, how: str) -> None:
 
     from allreduce import errors
     from allreduce.comm import init
+    from tests.comm.tables import SOON, before_the_table
 
-    os.environ["ALLREDUCE_CHOICES"] = table
-    comm = init()
+    with before_the_table(SOON):
+        comm = init()
     x = np.full(3 << 20, comm.rank + 1.0, "float32")
     collective = comm.all_gather if how == "dies" else comm.all_to_all
     for _ in range(3):
@@ -122,9 +111,9 @@ def failing(table: str, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "told"), [("dies", "rank 1 (process"), ("stops", "after 0.5 s: rank 1 made its last")]
 )
-def test_one_that_fails_meanwhile_is_named(table: str, how: str, told: str) -> None:
+def test_one_that_fails_meanwhile_is_named(how: str, told: str) -> None:
     env = {"ALLREDUCE_TRANSPORT": "shared"}
-    first, second, third = run_ranks(failing, 3, env=env, arguments=(table, how))
+    first, second, third = run_ranks(failing, 3, env=env, arguments=(how,))
     assert second.returncode == (-9 if how == "dies" else 0)
     for survivor in (first, third):
         assert survivor.returncode == 0, survivor
@@ -145,6 +134,6 @@ def test_one_that_fails_meanwhile_takes_its_array_back() -> None:
         except (errors.PeerLostError, errors.ClosedError) as error:
             return str(error)
 
-    with override(Table((SOON,), "a test's")):
+    with before_the_table(SOON):
         for outcomes in (settle_threads(member, 3) for _ in range(10)):
             assert all("enough" in str(outcome) for outcome in outcomes), outcomes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allreduce.comm.call import Call
-from allreduce.comm.choice.choosing import Table
+from allreduce.comm.choice.choosing import choices_for
 from allreduce.comm.tcp import calls as tcp_calls
 
 
@@ -23,7 +23,7 @@ from allreduce.comm.tcp import calls as tcp_calls
     ],
 )
 def test_paths(call: Call, path: str) -> None:
-    assert tcp_calls.choose(call, 2, Table().choices("tcp", 2)).algorithm == path
+    assert tcp_calls.choose(call, 2, choices_for("tcp", 2)).algorithm == path
 
 
 @pytest.mark.parametrize(

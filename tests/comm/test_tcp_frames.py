@@ -18,7 +18,7 @@ import pytest
 from allreduce import _native
 from allreduce.comm.array import Array
 from allreduce.comm.call import Call
-from allreduce.comm.choice.choosing import Table
+from allreduce.comm.choice.choosing import choices_for
 from allreduce.comm.tcp import calls as tcp_calls
 
 HEADER = struct.Struct("<IBBHQQII")
@@ -34,7 +34,7 @@ def signed(call: Call) -> bytes:
 
 
 SIGNATURE = signed(CALL)
-CHOICES = Table().choices("tcp", 2)
+CHOICES = choices_for("tcp", 2)
 # all_reduce along the ring: sum of float32, in chunks of 256 KiB
 CHAIN: tuple[object, ...] = (*(1, 2, 1, 1, 0, 0), COUNT, [], [], 1 << 18)
 

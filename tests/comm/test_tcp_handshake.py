@@ -17,7 +17,6 @@ import pytest
 
 from allreduce import errors
 from allreduce.cluster.base import World
-from allreduce.comm.choice import stored
 from allreduce.comm.handshake import HandshakeError, Meeting, receive
 from allreduce.comm.tcp import handshake as tcp_handshake
 from allreduce.comm.tcp import interface as tcp_interface
@@ -325,7 +324,7 @@ def caller(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     with socket.create_server(("127.0.0.1", 0), backlog=request.param) as still:
         address = still.getsockname()
         with contextlib.nullcontext() if request.param else socket.create_connection(address):
-            told = json.dumps([os.getpid(), 1, *address, 2, "", "", stored.offer()]).encode()
+            told = json.dumps([os.getpid(), 1, *address, 2, "", ""]).encode()
             monkeypatch.setattr(World, "exchange", lambda *_: [told, told])
             yield worlds(2)[1]
 

@@ -15,7 +15,7 @@ import pytest
 
 from allreduce import _native
 from allreduce.comm.call import Call
-from allreduce.comm.choice.choosing import Table
+from allreduce.comm.choice.choosing import choices_for
 from allreduce.comm.tcp import calls as tcp_calls
 from tests.comm.test_tcp_frames import (
     ACCEPT,
@@ -35,7 +35,7 @@ from tests.comm.test_tcp_frames import (
 )
 from tests.harness import clean_environment, run_commands, script_of
 
-CHOICES = Table().choices("tcp", 2)
+CHOICES = choices_for("tcp", 2)
 BARRIER = Call("barrier", None, "none", 0, None, "members")
 FIRST = 1 << 63  # the key of a member's first message
 LONG = 100_000  # elements of a message that is offered

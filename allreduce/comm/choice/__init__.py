@@ -1,1 +1,1 @@
-"""Which algorithm, chunk and stores: one table, measured on this machine if its user wants."""
+"""Which algorithm, chunk and stores a call takes: one table."""

@@ -3,8 +3,7 @@
 A communicator uses the rows that hold for its transport, members and cores. Of these the first that
 holds for a call's collective and bytes decides. `bytes` are, on the shared transport, those of the
 largest input of any member, and on tcp those of the largest share that one member has for another;
-a call of which nobody knows them all (all_to_all with counts) takes the row for the largest. Rows
-that `python -m allreduce.tune` has stored stand before these.
+a call of which nobody knows them all (all_to_all with counts) takes the row for the largest.
 
 The measurements are of 2 processes on 2 cores of a Zen 4 machine where nothing else is said.
 """
@@ -27,31 +26,10 @@ _CHAINS = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast")
 # What has a way of its own on symmetric memory. The roots of the others decide alone what arrays
 # they pass.
 _IN_PLACE = ("all_reduce", "reduce_scatter", "all_gather", "gather", "broadcast", "all_to_all")
-# In which both of two members have something for each other.
-_EXCHANGING = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
-# What members copy into their outputs; the others reduce into them.
-COPYING = ("all_gather", "gather", "scatter", "broadcast", "all_to_all")
 # A copy that goes past the caches does not read the output first. 64 MiB, speed beside MPICH's in
 # the same run: all_gather on comm.empty 1.5 instead of 0.87, on ordinary arrays 1.2 instead of
 # 0.88; all_to_all 1.3 instead of 0.93, and 1.1 instead of 0.97.
 _PAST = 4 * MIB
-
-# Of each transport the algorithms, and the collectives that each of them carries.
-ALGORITHMS: dict[str, dict[str, tuple[str, ...]]] = {
-    "shared": {
-        "small": _ALL,
-        "direct": _IN_PLACE,
-        "pulled": COPYING,
-        "exchanged": _EXCHANGING,
-        "staged": _DATA,
-    },
-    "tcp": {
-        "small": (*_ALL, *_MESSAGES),
-        "direct": (*_DATA, *_MESSAGES),
-        "chain": _CHAINS,
-    },
-    "mpi": {"mpi": (*_ALL, *_MESSAGES)},
-}
 
 
 class Row(NamedTuple):
@@ -69,8 +47,8 @@ class Row(NamedTuple):
         chunk: Bytes that one step moves at most.
         stores: How a staged chunk is written: "ordinary", or "streaming", past the caches.
         past: How long what one member gives to another is at least where it is copied to the output
-            past the caches; None is nowhere. (shared, `COPYING` of all ways but the small one; of
-            what another process gives, where it is pulled, the kernel decides)
+            past the caches; None is nowhere. (shared, collectives that reduce nothing, all ways but
+            the small one; of what another process gives, where it is pulled, the kernel decides)
     """
 
     transport: str

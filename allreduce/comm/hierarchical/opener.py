@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from allreduce import settings
 from allreduce.cluster import World
-from allreduce.comm.choice import stored
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.hierarchical.layout import Layout
 from allreduce.comm.hierarchical.ledger import Ledger
@@ -139,7 +138,7 @@ def _meet(
     hosts: Callable[[int], Hashable] | None,
 ) -> _Meeting:
     key = f"{world.generation}/hierarchical/{name}"
-    mine = json.dumps([local_members, settings.load().across, stored.offer()]).encode()
+    mine = json.dumps([local_members, settings.load().across]).encode()
     told = [json.loads(text) for text in world.exchange(key, mine, timeout)]
     across = _agreed(world, told)
     owners = tuple(rank for rank, (count, *_) in enumerate(told) for _ in range(count))
@@ -148,10 +147,10 @@ def _meet(
     return _Meeting(world, owners, layout, name, timeout, across)
 
 
-def _agreed(world: World, told: Sequence[tuple[int, str, Sequence[str]]]) -> str:
+def _agreed(world: World, told: Sequence[tuple[int, str]]) -> str:
     """Return what carries between hosts, after looking whether all ranks want and can do that."""
-    where, (_, across, _) = f"[hierarchical] {world.called()}", told[0]
-    for rank, (count, other, _) in enumerate(told):
+    where, (_, across) = f"[hierarchical] {world.called()}", told[0]
+    for rank, (count, other) in enumerate(told):
         if other != across:
             raise UsageError(
                 f"{where}: ALLREDUCE_ACROSS is {across} on {world.called(0)} but {other} on "
@@ -162,5 +161,4 @@ def _agreed(world: World, told: Sequence[tuple[int, str, Sequence[str]]]) -> str
                 f"{where}: ALLREDUCE_ACROSS=mpi has one member per process, but "
                 f"{world.called(rank)} brings {count}; start one process per replica, or set tcp"
             )
-    stored.agree(where, world, [offer for *_, offer in told])
     return across

@@ -12,7 +12,6 @@ from typing import Any
 from allreduce.cluster import World, mpi_library
 from allreduce.cluster.attendance import Attendance
 from allreduce.cluster.launchers import launcher
-from allreduce.comm.choice import stored
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.mpi.news import News
 from allreduce.comm.mpi.progress import entered
@@ -32,8 +31,7 @@ def open_mpi(world: World, local_members: int, *, name: str, timeout: float) -> 
         timeout: Seconds that meeting, and later any wait, may last.
 
     Raises:
-        UsageError: A process was not started by MPI's launcher, or cannot load its choices.
-        JoinError: Ranks have loaded different choices.
+        UsageError: A process was not started by MPI's launcher.
         UnsupportedError: A process brings several members.
     """
     transport = mpi_transport(world, local_members, name=name, timeout=timeout)
@@ -72,15 +70,14 @@ def _meet(world: World, local_members: int, name: str, timeout: float) -> tuple[
         trouble = str(error)
         raise
     finally:
-        facts = json.dumps([mine, trouble, stored.offer()]).encode()
+        facts = json.dumps([mine, trouble]).encode()
         answers = world.exchange(f"mpi/{name}/members", facts, timeout)
     told = [json.loads(answer) for answer in answers]
     where = f"[mpi] {world.called()}"
-    for _, other, _ in told:
+    for _, other in told:
         if other:
             raise UsageError(f"{where}: another rank cannot take part: {other}")
-    stored.agree(where, world, [offer for *_, offer in told])
-    return mpi, [rank for rank, *_ in told]
+    return mpi, [rank for rank, _ in told]
 
 
 def _library(world: World, local_members: int, timeout: float) -> Any:

@@ -31,7 +31,7 @@ from allreduce.comm.aligned import aligned
 from allreduce.comm.array import Array
 from allreduce.comm.base import Transport
 from allreduce.comm.call import MESSAGES, Call
-from allreduce.comm.choice.stored import current
+from allreduce.comm.choice.choosing import choices_for
 from allreduce.comm.failures import ORDERED, group_text
 from allreduce.comm.members import MemberInfo
 from allreduce.comm.mpi import lingering, progress
@@ -126,7 +126,7 @@ class MpiTransport(Transport):
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
         size = len(self._members)
-        return plan(call, Topology(self.name, self.index, size), current().choices("mpi", size))
+        return plan(call, Topology(self.name, self.index, size), choices_for("mpi", size))
 
     def poll(self, work: MpiWork) -> bool:
         """Do what can be done now, and say whether the work is complete; raise if it has failed."""

@@ -16,7 +16,6 @@ import time
 
 from allreduce.cluster import World, descriptors
 from allreduce.comm import handshake
-from allreduce.comm.choice import stored
 from allreduce.comm.cores import own_cores
 from allreduce.comm.handshake import HandshakeError, Hello, Meeting, Token
 from allreduce.comm.shared import pulling
@@ -186,12 +185,12 @@ def _receive_pair(links: Links, sock: socket.socket) -> None:
 
 
 def _compare(world: World, key: str, failure: str, deadline: float, short: str = "") -> int:
-    """Have all learn whether everyone reached rank 0's socket and chooses alike; counts cores."""
+    """Have all learn whether everyone reached rank 0's socket; counts cores."""
     remaining = max(0.001, deadline - time.monotonic())
-    mine = [failure, own_cores(), short, stored.offer()]
+    mine = [failure, own_cores(), short]
     answers = world.exchange(f"{key}/reached", json.dumps(mine).encode(), remaining)
     told = [json.loads(answer) for answer in answers]
-    for rank, (_, _, text, _) in enumerate(told):
+    for rank, (_, _, text) in enumerate(told):
         if text:
             raise JoinError(f"[shared] {world.called()}: not joined: {world.called(rank)}: {text}")
     far = [rank for rank, (text, *_) in enumerate(told) if text]
@@ -204,5 +203,4 @@ def _compare(world: World, key: str, failure: str, deadline: float, short: str =
             "between hosts, and give each a name of its own in ALLREDUCE_HOST if these were taken "
             "for one"
         )
-    stored.agree(f"[shared] {world.called()}", world, [offer for *_, offer in told])
     return len({core for _, cores, *_ in told for core in cores})

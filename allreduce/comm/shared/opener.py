@@ -11,8 +11,7 @@ import time
 from allreduce import _native
 from allreduce.cluster import World
 from allreduce.comm import handshake
-from allreduce.comm.choice import stored
-from allreduce.comm.choice.choosing import Choices
+from allreduce.comm.choice.choosing import Choices, choices_for
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.members import MemberInfo
 from allreduce.comm.opening import communicators
@@ -95,7 +94,7 @@ def _share(world: World, links: Links, deadline: float) -> LocalGroup:
             "[shared] %s: copies go through rings, not straight out of memory: %s %s",
             *(world.called(), world.called(by), pulling.reason(refused)),
         )
-    choices = stored.current().choices("shared", len(members), crowded, pulls=not refused)
+    choices = choices_for("shared", len(members), crowded, pulls=not refused)
     group = _allocate(world, links, len(members), choices, deadline)
     _watch(group, links)
     own = links.processes[links.rank].local_members

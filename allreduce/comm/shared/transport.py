@@ -53,10 +53,6 @@ class SharedTransport(NativeTransport[_native.Work]):
     def inherited(self) -> bool:
         return self._local.group.inherited
 
-    @property
-    def pulls(self) -> bool:
-        return self._local.choices.pulls
-
     def quick(self) -> _native.Member:
         return self._member
 

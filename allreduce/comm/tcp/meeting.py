@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 from allreduce import _native, settings
 from allreduce.cluster import World, descriptors
-from allreduce.comm.choice import stored
 from allreduce.comm.handshake import Meeting
 from allreduce.comm.tcp import interface
 from allreduce.comm.tcp.calling import Calling
@@ -161,15 +160,14 @@ def _introduce(
     """
     host, port = listener.getsockname()[:2] if listener is not None else ("", 0)
     channels = settings.load().tcp_connections + 1
-    mine = [os.getpid(), local_members, host, port, channels, *troubles, stored.offer()]
+    mine = [os.getpid(), local_members, host, port, channels, *troubles]
     told = [json.loads(text) for text in world.exchange(key, json.dumps(mine).encode(), timeout)]
-    for rank, (*_, short, trouble, _) in enumerate(told):
+    for rank, (*_, short, trouble) in enumerate(told):
         if short:
             raise JoinError(f"[tcp] {world.called()}: not joined: {world.called(rank)}: {short}")
         if trouble:
             own = rank == world.rank
             raise UsageError(trouble if own else f"[tcp] {world.called()}: not joined: {trouble}")
-    stored.agree(f"[tcp] {world.called()}", world, [facts[-1] for facts in told])
     processes = tuple(Process(rank, *facts[:5]) for rank, facts in enumerate(told))
     first = processes[0].channels
     for process in processes:

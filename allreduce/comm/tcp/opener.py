@@ -6,7 +6,7 @@ import os
 from typing import TypeVar
 
 from allreduce.cluster import World
-from allreduce.comm.choice import stored
+from allreduce.comm.choice.choosing import choices_for
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.handshake import Meeting
 from allreduce.comm.opening import communicators
@@ -65,7 +65,7 @@ def tcp_transports(
         )
         for index, rank in enumerate(mesh.owners)
     )
-    choices = stored.current().choices("tcp", len(members))
+    choices = choices_for("tcp", len(members))
     made: list[T] = []
     try:
         for index in mesh.local:

@@ -1,0 +1,22 @@
+"""Rows that stand before the built-in table's: smaller calls then take the ways of large ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from allreduce.comm.choice import choosing
+from allreduce.comm.choice.table import TABLE, Row
+
+KIB = 1 << 10
+COPYING = ("all_gather", "gather", "scatter", "broadcast", "all_to_all")
+# All that can be is pulled, in many steps.
+SOON = Row("shared", COPYING, "pulled", bytes=(4 * KIB + 1, None), chunk=16 * KIB, past=64 * KIB)
+
+
+@contextmanager
+def before_the_table(*rows: Row) -> Iterator[None]:
+    """Let rows hold first, for the communicators that this process makes in the block."""
+    with mock.patch.object(choosing, "TABLE", (*rows, *TABLE)):
+        yield
