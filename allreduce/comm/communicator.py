@@ -206,8 +206,8 @@ class Communicator(Calling, Groups):
             for part in (self._across, self._local):
                 if part is not None and not part.closed:
                     stack.callback(part._close, drain)
-            if self._home is not None:
-                stack.callback(self._home.leave, last=first)
+            if self._home is not None and first:
+                stack.callback(self._home.room.leave)
             stack.callback(self._transport.close, drain)
             stack.callback(self._order.end)
             if drain and not self._transport.dead:

@@ -86,10 +86,9 @@ class Groups(Collectives):
 
         Raises:
             UsageError: There is no such rank, or one comes twice.
-            MismatchError: Members wait for each other to make different groups, or name different
-                transports.
-            TimeoutError: A member did not come.
-            PeerLostError: A member has died, or left this communicator.
+            MismatchError: Members name different transports.
+            TimeoutError: A member did not come, or waits in another group; the message names it.
+            PeerLostError: A member has died.
             UnsupportedError: Members are replicas of which a process may have several.
         """
         home = self._base("group")

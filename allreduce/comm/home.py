@@ -6,17 +6,16 @@ when all of them have closed it.
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from allreduce.cluster import World
-from allreduce.comm import engine, living
+from allreduce.comm import engine
 from allreduce.comm.gathering import Gathering
+from allreduce.comm.sites import place, text
 
 if TYPE_CHECKING:
     from allreduce.comm.communicator import Communicator
@@ -74,14 +73,6 @@ class Home:
     check_alive: Callable[[], None]
     # How many were made: by their members, because each member knows of its own alone.
     _made: Counter[tuple[str, tuple[int, ...]]] = field(default_factory=Counter)
-    _gathering: Gathering = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._gathering = Gathering(self.room.world, self.name, self.timeout, self.check_alive)
-        living.add_leaver(self._gathering)
-        # Nobody comes to a group by a communicator that was dropped. Its part of the store stays:
-        # what its transport has started may still have to be told of there.
-        weakref.finalize(self, _dropped, self._gathering, os.getpid()).atexit = False
 
     def gather(
         self, where: str, ranks: Sequence[int], kind: str, transport: str | None = None
@@ -95,23 +86,18 @@ class Home:
             transport: What carries its calls; as its parent's without it.
         """
         self.check_alive()
-        number = self._made[kind, tuple(ranks)] + 1
-        with engine.going_on():
-            self._gathering.meet(where, kind, number, ranks, transport)
-        return self.make(ranks, self.fresh(ranks, kind), transport)
-
-    def leave(self, last: bool) -> None:
-        """Tell those who still make groups that this member comes to none any more.
-
-        Args:
-            last: Whether nothing else of this member needs the store, either; said once.
-        """
-        self._gathering.leave()
-        if last:
-            self.room.leave()
+        made = f"group({list(ranks)})" if kind == "group" else f"{kind}, of ranks {list(ranks)},"
+        call, alive, met = f"{made} at {text(*place())}", self.check_alive, False
+        while not met:
+            name = self.fresh(ranks, kind)
+            group = self.world.subset(ranks, name)
+            with engine.going_on():
+                gathering = Gathering(where, self.world, group, ranks, call, transport, alive)
+                met = gathering.meet(self.timeout)
+        return self.make(ranks, name, transport)
 
     def fresh(self, ranks: Sequence[int], kind: str) -> str:
-        """Return a new communicator's name, the same on all members that have met for it."""
+        """Return the name of a new communicator, or of an attempt: the same on all members."""
         chosen = (kind, tuple(ranks))
         self._made[chosen] += 1
         return f"{self.name}/{kind}.{self._made[chosen]}"
@@ -120,8 +106,3 @@ class Home:
         """Make the communicator of these ranks, who have met."""
         world = self.world.subset(ranks, name)
         return self.open(world, name=name, timeout=self.timeout, transport=transport)
-
-
-def _dropped(gathering: Gathering, owner: int) -> None:
-    if os.getpid() == owner:  # a child made by fork has the communicator, but is no member
-        gathering.leave()
