@@ -16,9 +16,39 @@ from allreduce.graph.trace import check_outside
 from allreduce.graph.update import UpdateRule
 from allreduce.graph.variable import Variable
 
-_plans: weakref.WeakKeyDictionary[UpdateRule, list[ArenaPlan]] = weakref.WeakKeyDictionary()
+_rules: weakref.WeakSet[UpdateRule] = weakref.WeakSet()  # those that have plans
 _waiting: weakref.WeakKeyDictionary[UpdateRule, dict[str, np.ndarray]]
 _waiting = weakref.WeakKeyDictionary()
+
+_ATTRIBUTE = "_arena_plans"
+
+
+class _Plans:
+    """An optimizer's plans, which are an attribute of it; its copies begin without any.
+
+    A weak dictionary by optimizer would never free a plan: that refers to its variables, they to
+    their strategy, and the strategy's programs to the optimizer. The collector finds this cycle
+    only if no dictionary of the module's holds the plan.
+    """
+
+    def __init__(self, rule: UpdateRule | None = None) -> None:
+        self.all: list[ArenaPlan] = []
+        self._owner = None if rule is None else weakref.ref(rule)
+
+    def belong_to(self, rule: UpdateRule) -> bool:
+        """Say whether they are this optimizer's, and no copy of it has taken the attribute over."""
+        return self._owner is not None and self._owner() is rule
+
+    def __reduce__(self) -> tuple[type[_Plans], tuple[()]]:
+        return _Plans, ()
+
+
+def _plans_of(rule: UpdateRule) -> list[ArenaPlan]:
+    found = vars(rule).get(_ATTRIBUTE)
+    if found is None or not found.belong_to(rule):
+        found = vars(rule)[_ATTRIBUTE] = _Plans(rule)
+    plans: list[ArenaPlan] = found.all
+    return plans
 
 
 def plan_for(
@@ -37,7 +67,7 @@ def plan_for(
             have one name.
     """
     wanted = set(variables)
-    plans = _plans.setdefault(rule, [])
+    plans = _plans_of(rule)
     for plan in plans:
         if wanted.intersection(plan.variables):
             if wanted != set(plan.variables):
@@ -56,6 +86,7 @@ def plan_for(
     if waiting is not None:
         plan.load(waiting, rule.iterations)
     plans.append(plan)
+    _rules.add(rule)
     if waiting is not None:
         for key in [f"{v.name}/{slot}" for v in variables for slot in (UPDATES, *rule.slots)]:
             waiting.pop(key, None)
@@ -72,14 +103,14 @@ def _refuse(plan: ArenaPlan, wanted: set[Variable]) -> None:
 
 def publish_iterations(rule: UpdateRule) -> None:
     """Let an optimizer know how many steps it has done."""
-    done = [plan.arenas[0].iterations for plan in _plans.get(rule, ())]
+    done = [plan.arenas[0].iterations for plan in _plans_of(rule)]
     rule.iterations = max(rule.iterations, *done)
 
 
 def optimizer_state(rule: UpdateRule) -> dict[str, np.ndarray]:
     """Copy an optimizer's state: "iterations", and for each variable "<variable>/<slot>"."""
     state: dict[str, np.ndarray] = dict(_waiting.get(rule, {}))
-    for plan in _plans.get(rule, ()):
+    for plan in _plans_of(rule):
         state.update(plan.state(rule.iterations))
     state["iterations"] = np.asarray(rule.iterations, np.int64)
     return state
@@ -99,7 +130,7 @@ def load_optimizer_state(rule: UpdateRule, state: Mapping[str, np.ndarray]) -> N
     strange = sorted(key for key in slots if key.rpartition("/")[2] not in known)
     if strange:
         raise UsageError(f"{type(rule).__name__} has the slots {rule.slots}; found {strange[:5]}")
-    for plan in _plans.get(rule, ()):
+    for plan in _plans_of(rule):
         plan.load(slots, int(state["iterations"]))
         for variable in plan.variables:
             for name in known:
@@ -115,15 +146,15 @@ def consolidate(rule: UpdateRule) -> None:
         ClosedError: The variables' strategy is closed, or an error has ended it.
     """
     check_outside("consolidate", "call it between two steps")
-    for plan in _plans.get(rule, ()):
+    for plan in _plans_of(rule):
         host: Any = plan.variables[0].replicator
         host.between_steps(partial(plan.consolidate, host))
 
 
 def renew(host: Host) -> None:
     """Give a host's gradients new memory, after the communicator that had the old one has died."""
-    for plans in _plans.values():
-        for plan in plans:
+    for rule in list(_rules):
+        for plan in _plans_of(rule):
             owner: object = plan.variables[0].replicator
             if owner is host:
                 plan.renew(host)

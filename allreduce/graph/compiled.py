@@ -22,6 +22,7 @@ from allreduce.graph.changes import (
 )
 from allreduce.graph.dependence import dependents, of_replica
 from allreduce.graph.executor import Executor
+from allreduce.graph.frame import Frame
 from allreduce.graph.node import Graph
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.outline import Outline, involved, outline
@@ -62,6 +63,11 @@ class Compiled:
     placed: Sequence[Placed] = ()
     fed: Fed | None = None
     involved: Sequence[Variable] = ()
+
+    @property
+    def frames(self) -> list[Frame]:
+        """Everything that is bound to memory."""
+        return [frame for executor in self.executors for frame in executor.frames]
 
     def release(self) -> None:
         """Let go of all memory; it runs no more steps."""

@@ -59,6 +59,11 @@ class Executor:
         """The frame of the step that ran last."""
         return next(reversed(self._frames.values()), None)
 
+    @property
+    def frames(self) -> list[Frame]:
+        """The program bound to memory, for each of several batch sizes."""
+        return list(self._frames.values())
+
     def run(self, feeds: Sequence[np.ndarray], moment: Moment, batch: bool) -> list[Output]:
         """Run one step.
 
@@ -108,7 +113,7 @@ class Executor:
             )
             self._frames[sizes] = frame
             if len(self._frames) > KEPT_FRAMES:
-                self._frames.popitem(last=False)
+                self._frames.popitem(last=False)[1].release()
         self._frames.move_to_end(sizes)
         try:
             return frame.run(feeds, moment)

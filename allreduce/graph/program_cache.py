@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allreduce.graph.compiled import Compiled
+from allreduce.graph.frame import Frame
 from allreduce.graph.retracing import Discarded, Retracing, code_of
 from allreduce.graph.signature import Arguments
 
@@ -16,16 +17,23 @@ from allreduce.graph.signature import Arguments
 class ProgramCache:
     """Compiled steps by function and signature; they live as long as the function does.
 
-    Where nobody can be told that it is gone, as with methods of a class with `__slots__`, they and
-    the instance live as long as the replicas that run it.
+    Of a function that is gone, the next call of any other frees the memory: who learns that it is
+    gone may be in the middle of anything. Functions without weak references, as methods of a class
+    with `__slots__`, live with their programs as long as the replicas that run them.
     """
 
     def __init__(self) -> None:
         self._functions: dict[tuple[int, object], Programs] = {}
         self._discarded = Discarded()
+        # Weakly: the collector may be quicker, as where it is asked for want of memory.
+        self._gone: list[weakref.ref[Frame]] = []  # of functions that are
 
     def of(self, fn: Callable[..., Any]) -> Programs:
         """Return what was compiled of a function."""
+        while self._gone:
+            frame = self._gone.pop()()
+            if frame is not None:
+                frame.release()
         owner, method = _parts(fn)
         key = (id(owner), method)  # forgotten before its id can return
         found = self._functions.get(key)
@@ -33,7 +41,8 @@ class ProgramCache:
             found = self._functions[key] = Programs(self._discarded)
             code = None if method else code_of(fn)
             try:
-                weakref.finalize(owner, self._forget, key, code).atexit = False
+                # Dies with the cache, which `weakref.finalize` would keep as long as the function.
+                found.owner = weakref.ref(owner, _forgetting(weakref.ref(self), key, code))
             except TypeError:  # tuples, builtins and what has __slots__ tell nobody when they go
                 found.owner = owner
         return found
@@ -48,6 +57,8 @@ class ProgramCache:
         programs = self._functions.pop(key)
         if programs.by_signature:
             self._discarded.add(code, programs.steps)
+        for compiled in programs.by_signature.values():
+            self._gone.extend(weakref.ref(frame) for frame in compiled.frames)
 
     def clear(self) -> None:
         """Forget all programs, but not how often each function ran."""
@@ -56,6 +67,19 @@ class ProgramCache:
             while programs.by_signature:
                 _, compiled = programs.by_signature.popitem()
                 compiled.release()
+
+
+def _forgetting(
+    cache: weakref.ref[ProgramCache], key: tuple[int, object], code: object
+) -> Callable[[object], None]:
+    """Return what a function's end calls; it refers to the cache weakly, as the function must."""
+
+    def forget(_: object) -> None:
+        living = cache()
+        if living is not None:
+            living._forget(key, code)
+
+    return forget
 
 
 def _parts(fn: Callable[..., Any]) -> tuple[Any, object]:
@@ -75,7 +99,8 @@ class Programs:
         discarded: The functions before it that were made for one call each.
         like: What the latest call looked like, if others may be compared with it.
         liked: What was compiled for that.
-        owner: What the function is of, where it has to be kept so that its id stays its own.
+        owner: What the function is of: a weak reference, which calls back when it is gone; or
+            itself, where there are none, so that its id stays its own.
     """
 
     discarded: Discarded

@@ -167,9 +167,3 @@ class Replicas(LocalReplicas):
             self._threads.end()
             self._threads = None
         self._close_communicators()
-
-    def _close_communicators(self) -> None:
-        for replica in self._replicas or ():
-            if replica.communicator is not None:
-                replica.communicator.close()
-        self._replicas = None

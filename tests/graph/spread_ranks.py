@@ -55,7 +55,7 @@ class Deep:
 
     @property
     def ways(self) -> list[str]:
-        (plan,) = arenas._plans[self.optimizer]
+        (plan,) = arenas._plans_of(self.optimizer)
         return sorted({way.value for way in plan.sharded.values()})
 
     def values(self) -> dict[str, np.ndarray]:
