@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -15,14 +17,17 @@ from allreduce.graph.frame import Frame
 from allreduce.graph.null import null_program
 from allreduce.graph.outline import Outline
 from allreduce.graph.program import Program
+from allreduce.graph.program_facts import ProgramFacts
 from allreduce.graph.rendezvous import LocalRendezvous, Rendezvous
 from allreduce.graph.replica import Moment, Replica
 from allreduce.graph.team import end
 from allreduce.reduction import Arena
 
-# Buffers are kept for this many batch sizes: the usual one and the last, smaller one, for two
-# datasets.
-KEPT_FRAMES = 4
+# A program keeps its frames of the two batch sizes used last, as a dataset's usual one and its
+# smaller last one, and of others as many as these bytes hold. To bind a frame again takes some ten
+# steps of a small model, and 0.25 ms for each MiB of fresh memory.
+KEPT_BYTES = 256 << 20
+_ALWAYS_KEPT = 2
 
 
 class Executor:
@@ -51,8 +56,10 @@ class Executor:
         self.arenas = arenas
         self.outline = outline
         self.rendezvous = LocalRendezvous() if rendezvous is None else rendezvous
+        self._facts = ProgramFacts(program)
         self._frames: OrderedDict[tuple[int, tuple[int, ...] | None], Frame] = OrderedDict()
         self._joins_rows = joins_rows(each.node for each in program.instructions)
+        replica.releasable.add(self)
 
     @property
     def latest(self) -> Frame | None:
@@ -101,19 +108,8 @@ class Executor:
         sizes = (moment.rows, moment.everyone if self._joins_rows else None)
         frame = self._frames.get(sizes)
         if frame is None:
-            program = self.program if moment.rows or not batch else null_program(self.program)
-            if self._joins_rows and moment.everyone is None:
-                raise UsageError(
-                    "the step gathers the rows of all replicas, and how many there are is not "
-                    "known; make the batches with strategy.distribute_dataset"
-                )
-            frame = Frame(
-                *(program, self.replica, self.arenas, self.rendezvous, moment, self.outline),
-                threads=_threads(),
-            )
-            self._frames[sizes] = frame
-            if len(self._frames) > KEPT_FRAMES:
-                self._frames.popitem(last=False)[1].release()
+            frame = self._frames[sizes] = self._bound(moment, batch)
+            self._evict()
         self._frames.move_to_end(sizes)
         try:
             return frame.run(feeds, moment)
@@ -121,10 +117,48 @@ class Executor:
             self.rendezvous.abort(self.replica.generation, moment.step, error)
             raise
 
+    def _bound(self, moment: Moment, batch: bool) -> Frame:
+        """Bind the program to memory; where there is too little, at the cost of other frames."""
+        if self._joins_rows and moment.everyone is None:
+            raise UsageError(
+                "the step gathers the rows of all replicas, and how many there are is not "
+                "known; make the batches with strategy.distribute_dataset"
+            )
+        facts = self._facts if moment.rows or not batch else self._null_facts
+
+        def bind() -> Frame:
+            return Frame(
+                *(facts, self.replica, self.arenas, self.rendezvous, moment, self.outline),
+                threads=_threads(),
+            )
+
+        with contextlib.suppress(MemoryError):  # also of a device
+            return bind()
+        for each in self.replica.releasable:  # other replicas may be in the middle of a step
+            each.release_frames()
+        return bind()
+
+    @cached_property
+    def _null_facts(self) -> ProgramFacts:
+        return ProgramFacts(null_program(self.program))
+
+    def _evict(self) -> None:
+        """Release the frames used least recently, if all together take too much."""
+        total = sum(frame.nbytes for frame in self._frames.values())
+        while total > KEPT_BYTES and len(self._frames) > _ALWAYS_KEPT:
+            _, frame = self._frames.popitem(last=False)
+            total -= frame.nbytes
+            frame.release()
+
+    def release_frames(self) -> None:
+        """Let go of what the program is bound to; further steps bind it anew."""
+        while self._frames:
+            self._frames.popitem()[1].release()
+
     def release(self) -> None:
         """Let go of all memory, and of the error that has ended a step; it runs no more steps."""
-        for frame in self._frames.values():
-            frame.release()
+        self.release_frames()
+        self.replica.releasable.discard(self)
         vars(self).clear()
 
 

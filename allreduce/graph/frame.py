@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,16 +14,14 @@ from allreduce.comm import Work
 from allreduce.devices import Device, DeviceName, options
 from allreduce.devices import lookup as lookup_device
 from allreduce.graph.fetched import Output
-from allreduce.graph.footprint import stored_in_place
 from allreduce.graph.instructions import Step, build
 from allreduce.graph.loop import Loop
 from allreduce.graph.memory import Memory
 from allreduce.graph.node import Node
-from allreduce.graph.ops.base import lookup
 from allreduce.graph.outline import Outline
 from allreduce.graph.outputs import Outputs
-from allreduce.graph.parallel import dependencies, is_free
-from allreduce.graph.program import Instruction, Program
+from allreduce.graph.program import Instruction
+from allreduce.graph.program_facts import ProgramFacts
 from allreduce.graph.queues import Queues
 from allreduce.graph.rendezvous import Rendezvous
 from allreduce.graph.replica import Moment, Replica
@@ -38,13 +36,15 @@ from allreduce.reduction import Arena
 
 # So often a frame is bound to arrays anew, as where a batch is strided at times.
 _MOST_REPLAYS = 4
+# Of Python's objects and native ones: 650 to 860 were measured, beside the values.
+_INSTRUCTION_BYTES = 1024
 
 
 class Frame:
     """A program bound to buffers of one batch size.
 
     Args:
-        program: What to run.
+        facts: The program to run, and what follows from it.
         replica: Who runs it.
         arenas: The replica's arenas, by id of their plan.
         rendezvous: Where transfers between the replica's devices meet.
@@ -52,11 +52,14 @@ class Frame:
         outline: What all ranks have to run alike; None where there is one rank.
         threads: How many run instructions that do not depend on each other.
         returns: Whether a caller gets what it computes.
+
+    Attributes:
+        nbytes: What it takes, about; of what is lent to the caller, one copy.
     """
 
     def __init__(
         self,
-        program: Program,
+        facts: ProgramFacts,
         replica: Replica,
         arenas: Mapping[int, Arena],
         rendezvous: Rendezvous,
@@ -65,7 +68,7 @@ class Frame:
         threads: int = 1,
         returns: bool = True,
     ) -> None:
-        self.program = program
+        self.facts, self.program = facts, facts.program
         self.replica = replica
         self.arenas = arenas
         self.rendezvous = rendezvous
@@ -78,19 +81,21 @@ class Frame:
         self.recent = Recent()
         self.loops: dict[int, Loop] = {}  # by the node of the scan
         self.moment = moment
+        self._everyones_rows = sum(moment.everyone or ())
         self._watches = options.current().check_numerics
         self.syncs = options.current().sync_errors
-        self._made = {each.node.id: each.node for each in program.instructions}
         self.runtime: dict[str, np.ndarray] = {}
         looks = self._watches or self.syncs
-        self.queues = Queues(program, self.device, self.values, arenas, looks)
+        self.queues = Queues(facts, self.device, self.values, arenas, looks)
         self._give()
-        free = self._find_free()
-        threads = 1 if self.queues.any else min(threads, sum(free))
+        threads = 1 if self.queues.any else min(threads, sum(facts.free))
         self._lay_out(returns, threads > 1)
-        self._parts = [self._part(each) for each in program.instructions]
-        self._bind = partial(self._at_once, free, threads) if threads > 1 else self._in_order
+        self._parts = [self._part(each) for each in self.program.instructions]
+        self._bind = partial(self._at_once, threads) if threads > 1 else self._in_order
         self.steps = self._bind(self._parts)
+        self.nbytes: int = self.memory.nbytes + self.memory.apart + self.outputs.nbytes
+        self.nbytes += sum(loop.nbytes for loop in self.loops.values())
+        self.nbytes += _INSTRUCTION_BYTES * len(self._parts)
         self._told: list[Step] | None = None  # the same with reports, once somebody has listened
         self._replay: Replay | None = None  # the same in native code, once a step has run
         watched = self._watches or self.syncs or threads > 1 or self.queues.any
@@ -100,7 +105,7 @@ class Frame:
         """Choose where values lie: of those that may be made at once, none share memory."""
         program = self.program
         # Gradients that are computed where they are reduced.
-        stored = {} if self.syncs else stored_in_place(program)
+        stored = {} if self.syncs else self.facts.stored
         self.in_place = {value: self.gradient(node) for value, node in stored.items()}
         # With what is looked for beside values, these lie in the frame's memory.
         lends = returns and not self.syncs
@@ -118,43 +123,22 @@ class Frame:
 
     def _in_order(self, made: Sequence[Step]) -> list[Step]:
         """Have one thread run the instructions, or give them to devices beside the host."""
+        pairs = zip(self.facts.awaited, made, strict=True)
         if self.queues.any:
-            pairs = zip(self.program.instructions, made, strict=True)
             return [
-                self.queues.ordered(index, self._after(self._awaited(each), step))
-                for index, (each, step) in enumerate(pairs)
+                self.queues.ordered(index, self._after(waits, step))
+                for index, (waits, step) in enumerate(pairs)
             ]
-        return [
-            self._after(self._awaited(each), step)
-            for each, step in zip(self.program.instructions, made, strict=True)
-            if step is not _nothing
-        ]
+        return [self._after(waits, step) for waits, step in pairs if step is not _nothing]
 
-    def _at_once(self, free: Sequence[bool], threads: int, made: Sequence[Step]) -> list[Step]:
+    def _at_once(self, threads: int, made: Sequence[Step]) -> list[Step]:
         """Have several run those that do not depend on each other."""
         # Which waits are covered by earlier ones' holds for one thread only.
         steps = [
-            self._after(self._collectives(each.node.before), step)
+            self._after(self.facts.collectives(each.node.before), step)
             for each, step in zip(self.program.instructions, made, strict=True)
         ]
-        after = dependencies(self.program)
-        return [Team(steps, after, free, threads, self.replica.runs).run]
-
-    def _find_free(self) -> list[bool]:
-        """Find out which instructions any thread may run: one alone waits for collectives."""
-        nodes = [each.node for each in self.program.instructions]
-        return [is_free(node) and not self._collectives(node.before) for node in nodes]
-
-    def _awaited(self, instruction: Instruction) -> tuple[int, ...]:
-        """List the collectives that end before an instruction: their own order is kept anyway."""
-        if instruction.stream.kind == COLLECTIVE:
-            return ()
-        instructions = self.program.instructions
-        return self._collectives(instructions[i].node.id for i in instruction.waits)
-
-    def _collectives(self, nodes: Iterable[int]) -> tuple[int, ...]:
-        made = (self._made.get(i) for i in nodes)
-        return tuple(each.id for each in made if each and lookup(each.op).kind == "collective")
+        return [Team(steps, self.facts.after, self.facts.free, threads, self.replica.runs).run]
 
     def _give(self) -> None:
         for node in self.program.given.values():
@@ -222,9 +206,8 @@ class Frame:
             return
         self._replays_left -= 1
         parts = [None if part is _nothing else part for part in self._parts]
-        waits = [self._awaited(each) for each in self.program.instructions]
         try:
-            self._replay = Replay(self, moving, parts, waits)
+            self._replay = Replay(self, moving, parts, self.facts.awaited)
         except MemoryError:  # the step has been done, and others can be without this
             self._replay = None
 
@@ -280,9 +263,9 @@ class Frame:
             started = list(self.works)
             ended = started[: started.index(collective) + 1]
         for each in ended:
-            wait_for(self, self._made[each], self.works.pop(each))
+            wait_for(self, self.facts.nodes[each], self.works.pop(each))
             if self._watches:
-                look_at(self, self._made[each])
+                look_at(self, self.facts.nodes[each])
 
     def release(self) -> None:
         """Let go of all memory at once.
@@ -295,9 +278,10 @@ class Frame:
             loop.release()
         vars(self).clear()
 
-    def inside(self, program: Program) -> Frame:
-        """Bind a program that is a part of this one: what a loop repeats."""
-        return Frame(program, self.replica, {}, self.rendezvous, self.moment, None, returns=False)
+    def inside(self, scan: Node) -> Frame:
+        """Bind the program that a scan of this one repeats."""
+        facts = self.facts.of_body(scan)
+        return Frame(facts, self.replica, {}, self.rendezvous, self.moment, None, returns=False)
 
     def buffer(self, node: Node) -> np.ndarray:
         """Make room for a node's value."""
@@ -313,7 +297,7 @@ class Frame:
 
     def sizes(self, shape: Shape) -> tuple[int, ...]:
         """Give named sizes the values that they have in this frame's steps."""
-        return concrete(shape, self.moment.rows, sum(self.moment.everyone or ()))
+        return concrete(shape, self.moment.rows, self._everyones_rows)
 
     def stamp(self, node: Node) -> Stamp | None:
         """Return what makes sure, with an arena's header, that ranks do alike."""

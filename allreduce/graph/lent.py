@@ -29,6 +29,7 @@ class Lent:
         assert node.device is not None, node
         self._device = device(node.device)
         self._shape, self._dtype = shape, node.spec.dtype
+        self.nbytes = prod(shape) * node.spec.dtype.itemsize
         self._said = said(node, shape)
         self._pieces: list[tuple[Buffer, list[Event]]] = []  # and its copies; lent last is the last
 
@@ -39,8 +40,7 @@ class Lent:
                 buffer, _ = self._pieces.pop(index)
                 break
         else:
-            size = prod(self._shape) * self._dtype.itemsize
-            buffer = self._device.allocate(size, [(size, self._said)])
+            buffer = self._device.allocate(self.nbytes, [(self.nbytes, self._said)])
         self._pieces.append((buffer, []))
         return buffer.array(self._dtype, self._shape)
 

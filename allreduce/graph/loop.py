@@ -8,8 +8,6 @@ import numpy as np
 
 from allreduce.graph.body import Body
 from allreduce.graph.node import Node
-from allreduce.graph.passes.plan_buffers import plan_buffers
-from allreduce.graph.schedule import schedule
 from allreduce.graph.spec import Spec
 
 if TYPE_CHECKING:
@@ -21,15 +19,15 @@ class Loop:
 
     The carry goes to and fro between two buffers, or through one for each step where the carry
     before each is asked for; so a step never writes what it reads.
+
+    Attributes:
+        nbytes: What it takes, about.
     """
 
     def __init__(self, frame: Frame, node: Node) -> None:
         body: Body = node.attrs["body"]
         self._frame, self._node, self._body = frame, node, body
-        program = schedule(body.graph)
-        if frame.program.blocks is not None:  # the pass is on
-            program = plan_buffers(program)
-        self._inner = frame.inside(program)
+        self._inner = frame.inside(node)
         asked = {
             each.node.attrs["index"]
             for each in frame.program.instructions
@@ -40,6 +38,8 @@ class Loop:
             for i, kept in zip(range(body.carries), body.kept, strict=True)
         ]
         self._made = {i: self._room(body.specs[i]) for i in body.made}
+        rooms = (*self._rooms, *self._made.values())
+        self.nbytes = self._inner.nbytes + sum(room.nbytes for room in rooms)
 
     def _room(self, spec: Spec, several: int | None = None) -> np.ndarray:
         shape = self._frame.sizes(spec.shape)

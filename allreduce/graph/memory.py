@@ -5,6 +5,7 @@ Blocks that are in use at the same time do not overlap.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Collection, Sequence
 from math import prod
 
@@ -32,6 +33,7 @@ class Memory:
 
     Attributes:
         nbytes: Of all pools.
+        apart: Bytes of the values that lie in none.
         least: What is in use at the worst moment of each pool: for these lives of blocks they
             cannot be smaller.
     """
@@ -48,7 +50,7 @@ class Memory:
         self._shape = shape
         self._device = device
         self._places: dict[int, tuple[Buffer, int]] = {}
-        self.nbytes = self.least = 0
+        self.nbytes = self.apart = self.least = 0
         nodes = {each.node.id: each.node for each in program.instructions}
         pools: dict[DeviceName, list[tuple[Block, Node]]] = {}
         for block in program.blocks or ():
@@ -58,36 +60,36 @@ class Memory:
         for name, blocks in pools.items():
             self._lay_out(name, blocks)
 
-    def _bytes(self, node: Node) -> int:
-        return prod(self._shape(node)) * node.spec.dtype.itemsize
-
     def _lay_out(self, name: DeviceName, blocks: Sequence[tuple[Block, Node]]) -> None:
-        sizes = [self._bytes(node) for _, node in blocks]
+        nodes = [node for _, node in blocks]
+        shapes = [self._shape(node) for node in nodes]
+        sizes = [_bytes(*each) for each in zip(nodes, shapes, strict=True)]
         lives = [(block.first, block.last) for block, _ in blocks]
         offsets, total = pack(sizes, lives)
+        worst = at_worst(sizes, lives)
         # In words: the device knows them as long as the memory is there, and nodes know much.
-        contents = [
-            (sizes[i], said(blocks[i][1], self._shape(blocks[i][1])))
-            for i in at_worst(sizes, lives)
-        ]
+        contents = [(sizes[i], said(nodes[i], shapes[i])) for i in worst]
         pool = self._device(name).allocate(total, contents)
         for (block, _), offset in zip(blocks, offsets, strict=True):
             self._places.update(dict.fromkeys(block.values, (pool, offset)))
         self.nbytes += total
-        self.least += least(sizes, lives)
+        self.least += sum(sizes[i] for i in worst)
 
     def array(self, node: Node) -> np.ndarray:
         """Return where a node's value goes; it may hold anything."""
+        shape = self._shape(node)
         if node.id in self._places:
             pool, offset = self._places[node.id]
         else:
             assert node.device is not None, node
-            size, offset = self._bytes(node), 0 if self._guards is None else GUARD
-            contents = [(size, said(node, self._shape(node)))]
-            pool = self._device(node.device).allocate(size + 2 * offset, contents)
+            size, offset = _bytes(node, shape), 0 if self._guards is None else GUARD
+            pool = self._device(node.device).allocate(
+                size + 2 * offset, [(size, said(node, shape))]
+            )
+            self.apart += size + 2 * offset
             if self._guards is not None:
                 self._guards[node.id] = Canaries(pool.array(np.uint8, (size + 2 * GUARD,)))
-        array: np.ndarray = pool.array(node.spec.dtype, self._shape(node), offset)
+        array: np.ndarray = pool.array(node.spec.dtype, shape, offset)
         return array
 
     def intact(self, node: Node) -> bool:
@@ -110,35 +112,27 @@ def pack(sizes: Sequence[int], lives: Sequence[Life]) -> tuple[list[int], int]:
     2020 workshop on on-device intelligence), section 5.2, "greedy by size".
     """
     offsets = [0] * len(sizes)
-    placed = np.zeros((len(sizes), 4), np.int64)  # first, last, start, stop
+    placed: list[tuple[int, int, int, int]] = []  # start, stop, first, last; sorted
     total = 0
-    largest_first = sorted(range(len(sizes)), key=lambda each: -sizes[each])
-    for count, block in enumerate(largest_first):
+    for block in sorted(range(len(sizes)), key=lambda each: -sizes[each]):
         size = -(-sizes[block] // ALIGNMENT) * ALIGNMENT
         first, last = lives[block]
-        before = placed[:count]
-        beside = before[(before[:, 0] <= last) & (before[:, 1] >= first)]
-        start = _narrowest(beside[:, 2:], size)
-        offsets[block] = start
-        placed[count] = (first, last, start, start + size)
+        beside = [each for each in placed if each[2] <= last and each[3] >= first]
+        start = offsets[block] = _narrowest(beside, size)
+        bisect.insort(placed, (start, start + size, first, last))
         total = max(total, start + size)
     return offsets, total
 
 
-def _narrowest(beside: np.ndarray, size: int) -> int:
-    """Find the narrowest gap between ranges; behind all of them, if none is wide enough."""
-    if not len(beside):
-        return 0
-    order = beside[np.argsort(beside[:, 0], kind="stable")]
-    ends = np.concatenate(([0], np.maximum.accumulate(order[:, 1])))
-    gaps = order[:, 0] - ends[:-1]
-    wide = np.flatnonzero(gaps >= size)
-    return int(ends[wide[np.argmin(gaps[wide])]] if len(wide) else ends[-1])
-
-
-def least(sizes: Sequence[int], lives: Sequence[Life]) -> int:
-    """Return the bytes in use at the worst moment: no pool can be smaller."""
-    return sum(sizes[i] for i in at_worst(sizes, lives))
+def _narrowest(beside: Sequence[tuple[int, int, int, int]], size: int) -> int:
+    """Find the narrowest gap between sorted ranges; behind all of them, if none is wide enough."""
+    end, best, narrowest = 0, -1, 0
+    for start, stop, *_ in beside:
+        gap = start - end
+        if gap >= size and (best < 0 or gap < narrowest):
+            best, narrowest = end, gap
+        end = max(end, stop)
+    return end if best < 0 else best
 
 
 def at_worst(sizes: Sequence[int], lives: Sequence[Life]) -> list[int]:
@@ -151,6 +145,10 @@ def at_worst(sizes: Sequence[int], lives: Sequence[Life]) -> list[int]:
         change[last + 1] -= size
     worst = int(np.cumsum(change).argmax())
     return [i for i, (first, last) in enumerate(lives) if first <= worst <= last]
+
+
+def _bytes(node: Node, shape: tuple[int, ...]) -> int:
+    return prod(shape) * node.spec.dtype.itemsize
 
 
 def said(node: Node, shape: tuple[int, ...]) -> str:

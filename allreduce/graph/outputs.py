@@ -38,6 +38,7 @@ class Outputs:
 
     Attributes:
         lent: Nodes whose values are written to such memory.
+        nbytes: What one copy of each takes.
         passing: Those, what looks at them, and what was fed: the memory is no more theirs when a
             step is over.
     """
@@ -77,6 +78,8 @@ class Outputs:
             if source is not None and gives:
                 self._rooms[source.id] = Room.of(source, shape(source), device)
             self._outputs.append((node, gives))
+        self.nbytes = sum(room.nbytes for room in self._rooms.values())
+        self.nbytes += sum(lent.nbytes for lent in self._lent.values())
         self.lent = [*self._rooms, *self._lent]
         self.passing = [i for i, source in sources.items() if source.id in self.lent]
         self.passing += [
@@ -136,6 +139,7 @@ class Room:
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self._shape, self._dtype = shape, dtype
+        self.nbytes = prod(shape) * dtype.itemsize
         self._pieces: list[np.ndarray] = []  # lent last: all arrays over one of them refer to it
 
     @classmethod
@@ -143,8 +147,8 @@ class Room:
         """Make room for a node's value; its device counts the memory of one."""
         assert node.device is not None, node
         room = cls(shape, node.spec.dtype)
-        budget, size = device(node.device).memory, prod(shape) * node.spec.dtype.itemsize
-        budget.until_gone(budget.take(size, [(size, said(node, shape))]), room)
+        budget = device(node.device).memory
+        budget.until_gone(budget.take(room.nbytes, [(room.nbytes, said(node, shape))]), room)
         return room
 
     def lend(self) -> np.ndarray:
@@ -153,8 +157,7 @@ class Room:
         Nothing of ours is run when that happens: a signal's handler might, and what it raises
         where an object ends is lost.
         """
-        size = prod(self._shape) * self._dtype.itemsize
-        pieces = self._pieces
+        size, pieces = self.nbytes, self._pieces
         idle = [i for i in range(len(pieces)) if _references(pieces, i) == _OURS]
         piece = pieces[idle[0]] if idle else np.empty(size + ALIGNMENT, np.uint8)
         # What a step is fed is often what the one before has returned: two take turns then.

@@ -13,6 +13,7 @@ from typing import Any
 from allreduce.devices import Device, DeviceName, Event, Stream
 from allreduce.graph.node import Node
 from allreduce.graph.program import Program
+from allreduce.graph.program_facts import ProgramFacts
 from allreduce.graph.streams import COLLECTIVE, StreamName, stream_of
 
 Step = Callable[[], None]
@@ -29,7 +30,8 @@ class Queues:
     is over, whoever drops it meanwhile: a function that is gone takes its memory with it.
 
     Args:
-        program: What runs on them; its instructions are issued in their order, by one thread.
+        facts: The program that runs on them; its instructions are issued in their order, by one
+            thread.
         device: Gives the device that it calls by a name.
         values: Where its values lie, by node, as far as they have been issued.
         arenas: What else it uses.
@@ -41,22 +43,31 @@ class Queues:
 
     def __init__(
         self,
-        program: Program,
+        facts: ProgramFacts,
         device: Callable[[DeviceName], Device],
         values: Mapping[int, Any],
         arenas: Mapping[int, Any],
         at_once: bool = False,
     ) -> None:
-        self._program = program
+        self._program = program = facts.program
         self._values = values
         self._arenas = arenas
         self._at_once = at_once
+        self.any = facts.beside_host
+        self._streams: dict[StreamName, Stream] = {}
+        self._events: dict[int, Event] = {}
+        self._latest: dict[int, Stream] = {}
+        self._kept: list[Any] = []
+        self._earlier: list[Event] = []  # what the step is ordered behind
+        self._host_works = False
+        if self.any:
+            self._open(program, device)
+
+    def _open(self, program: Program, device: Callable[[DeviceName], Device]) -> None:
         names = dict.fromkeys(each.stream for each in program.instructions)
         beside = [each for each in names if not each.device.on_host and each.kind != COLLECTIVE]
-        self._streams: dict[StreamName, Stream] = {
-            name: device(name.device).own(name.kind) for name in beside
-        }
-        self._events: dict[int, Event] = {
+        self._streams = {name: device(name.device).own(name.kind) for name in beside}
+        self._events = {
             index: self._streams[each.stream].device.event()
             for index, each in enumerate(program.instructions)
             if each.signals and each.stream in self._streams
@@ -70,14 +81,10 @@ class Queues:
         self._latest = {index: self._streams[name] for name, index in latest.items()}
         nodes = [each.node for each in program.instructions]
         self._host_works = any(each.device is not None and each.device.on_host for each in nodes)
-        self._kept: list[Any] = []
-        self._earlier: list[Event] = []  # what the step is ordered behind
-        self.any = bool(self._streams)
 
     def on(self, node: Node, work: Callable[..., object]) -> Callable[..., object]:
         """Return what has `work` done on a node's stream; on a CPU that is to call it."""
-        name = stream_of(node)
-        if name not in self._streams:
+        if not self.any or (name := stream_of(node)) not in self._streams:
             return work
         stream = self._streams[name]
         if not self._at_once:
@@ -91,7 +98,7 @@ class Queues:
 
     def behind(self, node: Node, look: Callable[..., object]) -> Callable[..., object]:
         """Return what looks, on the host, at what a node's stream has made; it waits for that."""
-        stream = self._streams.get(stream_of(node))
+        stream = self._streams.get(stream_of(node)) if self.any else None
         if stream is None:
             return look
 

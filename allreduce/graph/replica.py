@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
+from weakref import WeakSet
 
 from allreduce.comm import Communicator
 from allreduce.graph.fingerprint import Fingerprint
 from allreduce.graph.places import Places
 from allreduce.graph.team import Run
+
+
+class Releasable(Protocol):
+    """What keeps memory between steps only to be quicker."""
+
+    def release_frames(self) -> None:
+        """Let go of that memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +31,7 @@ class Replica:
         generation: Of the world that it is in.
         fingerprint: Of what its process brings to a step.
         runs: Its times through steps in which helpers may still be.
+        releasable: What runs its programs; one of them runs at a time.
     """
 
     index: int
@@ -31,6 +41,7 @@ class Replica:
     generation: int = 0
     fingerprint: Fingerprint = field(default_factory=Fingerprint, repr=False, compare=False)
     runs: list[Run] = field(default_factory=list, repr=False, compare=False)
+    releasable: WeakSet[Releasable] = field(default_factory=WeakSet, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

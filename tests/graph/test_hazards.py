@@ -15,6 +15,7 @@ from allreduce.graph import executor
 from allreduce.graph.frame import Frame
 from allreduce.graph.hazards import hazards
 from allreduce.graph.program import Program
+from allreduce.graph.program_facts import ProgramFacts
 from allreduce.reduction import sharding
 from tests.graph.eager_cases import NETWORKS, trained
 from tests.graph.test_parallel import Split
@@ -31,9 +32,9 @@ def programs_of(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> l
     found: list[Program] = []
 
     class Seen(Frame):
-        def __init__(self, program: Program, *rest: Any, **named: Any) -> None:
-            found.append(program)
-            super().__init__(program, *rest, **named)
+        def __init__(self, facts: ProgramFacts, *rest: Any, **named: Any) -> None:
+            found.append(facts.program)
+            super().__init__(facts, *rest, **named)
 
     monkeypatch.setattr(executor, "Frame", Seen)
     run()

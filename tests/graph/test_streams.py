@@ -18,7 +18,7 @@ from allreduce.devices import options
 from allreduce.graph import executor
 from allreduce.graph.footprint import footprints
 from allreduce.graph.frame import Frame
-from allreduce.graph.program import Program
+from allreduce.graph.program_facts import ProgramFacts
 from allreduce.graph.streams import StreamName
 from allreduce.reduction import sharding
 from tests.graph.eager_cases import NETWORKS, trained
@@ -43,10 +43,10 @@ class Streamed(Frame):
     poisons = False
     seed = 0
 
-    def __init__(self, program: Program, *rest: Any, **named: Any) -> None:
+    def __init__(self, facts: ProgramFacts, *rest: Any, **named: Any) -> None:
         if self.poisons:
-            program = replace(program, blocks=None)
-        super().__init__(program, *rest, **named)
+            facts = ProgramFacts(replace(facts.program, blocks=None))
+        super().__init__(facts, *rest, **named)
 
     def _in_order(self, made: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
         self._random = random.Random(self.seed)
