@@ -45,7 +45,12 @@ def _signature_of(fn: Callable[..., Any]) -> inspect.Signature:
     found = _signatures.get(fn)
     if found is None:
         # A decorator's own: what it wraps need not take the same.
-        found = _signatures[fn] = inspect.signature(fn, follow_wrapped=False)
+        found = inspect.signature(fn, follow_wrapped=False)
+        parameters = [each.replace(annotation=each.empty) for each in found.parameters.values()]
+        found = found.replace(parameters=parameters, return_annotation=found.empty)
+        # Other defaults may refer to the function, which the dictionary would then keep for ever.
+        if all(type(each.default) in _USUAL or each.default is each.empty for each in parameters):
+            _signatures[fn] = found
     return found
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -23,6 +23,10 @@ from allreduce.graph.tensor import Tensor
 from allreduce.graph.variable import Variable
 from allreduce.nn import calls, configs, initializers
 from allreduce.nn.tracking import parts_in
+
+# Whether a class's `call` has a `training` argument. Weakly: a class defined in a function may hold
+# a model, by what its methods refer to.
+_takers: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
 
 class Layer:
@@ -265,9 +269,11 @@ class Layer:
         return f"<{type(self).__name__} {self.path or self.name!r}>"
 
 
-@cache
-def _takes_training(kind: Any) -> bool:
-    return "training" in inspect.signature(kind.call).parameters
+def _takes_training(kind: type[Layer]) -> bool:
+    found = _takers.get(kind)
+    if found is None:
+        found = _takers[kind] = "training" in inspect.signature(kind.call).parameters
+    return found
 
 
 def _shape(tensors: Any) -> Any:

@@ -6,6 +6,7 @@ import copy
 import gc
 import json
 import pickle
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -136,6 +137,39 @@ def test_the_next_call_frees_what_a_function_that_is_gone_had() -> None:
         assert memory.used <= before + 4096
     finally:
         gc.enable()
+
+
+def test_a_strategy_ends_its_threads() -> None:
+    before = set(threading.enumerate())
+    here[:] = [Made(2)]
+    _trained(here[0])
+    (first, second) = set(threading.enumerate()) - before
+    here.clear()
+    gc.collect()
+    for thread in (first, second):
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_neither_classes_of_layers_nor_defaults_of_functions_are_kept() -> None:
+    strategy = ar.MirroredStrategy(["CPU:0"])
+
+    class Own(ar.nn.Layer):
+        def call(self, x: Any, training: bool) -> Any:
+            return x * 2.0 if training else x
+
+    layers: list[Any] = [Own()]
+
+    def step(x: Any, scale: float = 2.0, layers: Any = layers) -> Any:
+        return layers[0](x) * scale
+
+    layers.append(step)  # a default that refers to its function
+    strategy.run(step, args=(ROWS,), kwargs={"scale": 3.0})
+    left = [weakref.ref(each) for each in (Own, step)]
+    Own, step, layers = None, None, None  # type: ignore[assignment,misc]
+    gc.collect()
+    gc.collect()  # of what the function's programs have held
+    assert [each() for each in left] == [None, None]
 
 
 def many_strategies() -> None:
