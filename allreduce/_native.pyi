@@ -255,6 +255,7 @@ class TcpMember:
 
 TCP_EAGER_BYTES: int
 TCP_CHUNK_BYTES: int
+TCP_FIRST_DATA: int  # the number of the first connection for data
 
 # Elements of a chunk; staged chunks of a source at a time; of each stage: sources, elements,
 # destinations, reduced, stored, staged.

@@ -100,7 +100,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("SECRET", _secret, None, "any non-empty text", "the job's shared secret"),
     Setting("TRANSPORT", _text, None, "a transport's name", "which transport carries collectives"),
     Setting("ACROSS", _carrier, "tcp", "tcp or mpi", "what carries between hosts, in hierarchical"),
-    Setting("TCP_CONNECTIONS", _connections, 1, "1 to 16", "sockets per pair"),
+    Setting("TCP_CONNECTIONS", _connections, 1, "1 to 16", "data sockets per pair"),
     Setting("TCP_INTERFACE", _text, None, "an interface or address", "where hosts reach another"),
     Setting("SHARED_PULL", _switch, True, "on or off", "whether ranks read each other's memory"),
     Setting("HOST", _text, None, "any non-empty text", "a name for this host, in its own's place"),

@@ -45,6 +45,7 @@ nb::tuple plan(const nb::tuple& words, int index, int members) {
 void bind_tcp_plan(nb::module_& m) {
   m.attr("TCP_EAGER_BYTES") = tcp::kEager;
   m.attr("TCP_CHUNK_BYTES") = tcp::kMaxChunk;
+  m.attr("TCP_FIRST_DATA") = tcp::kData;
   m.def("tcp_plan", &plan, nb::arg("words"), nb::arg("index"), nb::arg("members"));
   m.def(
       "tcp_carries",

@@ -22,10 +22,11 @@ constexpr std::size_t kBatch = 16;
 constexpr std::size_t kCommitted = 512 << 10;
 // Bytes after which the other connections get their turn.
 constexpr std::size_t kTurn = 2 << 20;
-// A host that vanished without a word is found after 25 s: by the kernel's probes where nothing is
-// on its way (after 10 s, and then 3 times 5 s), else because nothing is acknowledged.
-constexpr int kProbeAfter = 10, kProbeEvery = 5, kProbes = 3;
-constexpr int kUnacknowledged = 1000 * (kProbeAfter + kProbes * kProbeEvery);  // milliseconds
+// The kernel finds an unreachable host after 25 s: it probes an idle connection after 10 s, then 3
+// times every 5 s. A stopped process's kernel answers. Connections with unsent data are not probed,
+// and TCP_USER_TIMEOUT would end them where a stopped process does not read, so that its window
+// stays closed. Hence the connection of probes alone, which is always idle.
+constexpr int kProbeAfter = 10, kProbeEvery = 5, kProbeCount = 3;
 
 void set(int fd, int level, int name, int value) {
   setsockopt(fd, level, name, &value, sizeof(value));
@@ -43,8 +44,7 @@ Connection::Connection(int fd, int peer, int channel) : fd_(fd), peer_(peer), ch
   set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
   set(fd, IPPROTO_TCP, TCP_KEEPIDLE, kProbeAfter);
   set(fd, IPPROTO_TCP, TCP_KEEPINTVL, kProbeEvery);
-  set(fd, IPPROTO_TCP, TCP_KEEPCNT, kProbes);
-  set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kUnacknowledged);
+  set(fd, IPPROTO_TCP, TCP_KEEPCNT, kProbeCount);
 }
 
 Connection::~Connection() { close(fd_); }
@@ -108,7 +108,7 @@ Flow Connection::send(Owner& owner) {
 // Looks a complete header over; finds the place of its payload.
 bool Connection::accept_header(Owner& owner) {
   const bool data = header_.kind == Kind::data;
-  if (header_.magic != kMagic || data != (channel_ != 0)) return false;
+  if (header_.magic != kMagic || channel_ == kProbes || data != (channel_ != kWords)) return false;
   if (data) {
     landing_ = owner.land(*this, header_);
     return landing_.at != nullptr;

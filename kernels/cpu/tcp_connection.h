@@ -52,7 +52,7 @@ enum class Flow : std::uint8_t { open, ended, broken };
 
 class Connection {
  public:
-  // Takes the socket over. `channel` 0 carries words, others data.
+  // Takes the socket over. `channel`: kWords, kProbes, or kData and above.
   Connection(int fd, int peer, int channel);
   ~Connection();
   Connection(const Connection&) = delete;

@@ -10,7 +10,7 @@
 namespace allreduce::tcp {
 namespace {
 
-// A data connection may end before the goodbye on the connection for words is read.
+// Another connection may end before the goodbye on the one for words is read.
 constexpr auto kGoodbyePatience = std::chrono::milliseconds(200);
 // A death leaves calls alone that the dead had done its part of, for so long.
 constexpr auto kLastCalls = std::chrono::milliseconds(100);
@@ -132,8 +132,8 @@ void Member::die(Culprit culprit) {
   drop_data();
   fail_all();
   for (Peer& one : peers_)
-    if (!one.connections.empty() && one.connections[0])
-      Engine::instance().update(*one.connections[0], false);
+    if (!one.connections.empty() && one.connections[kWords])
+      Engine::instance().update(*one.connections[kWords], false);
 }
 
 void Member::collapse(const char* why) noexcept {
@@ -153,14 +153,14 @@ void Member::collapse(const char* why) noexcept {
 // No array is touched after this, and the settling of its works.
 void Member::drop_data() {
   for (Peer& one : peers_)
-    for (std::size_t channel = 1; channel < one.connections.size(); ++channel)
+    for (std::size_t channel = kWords + 1; channel < one.connections.size(); ++channel)
       if (one.connections[channel]) drop(*one.connections[channel]);
 }
 
 void Member::drop_all() {
   drop_data();
   for (Peer& one : peers_)
-    if (!one.connections.empty() && one.connections[0]) drop(*one.connections[0]);
+    if (!one.connections.empty() && one.connections[kWords]) drop(*one.connections[kWords]);
 }
 
 // Settles what is not complete, after the last access to its arrays.
@@ -195,7 +195,7 @@ void Member::drop(Connection& connection) {
 
 void Member::ended(Connection& connection) {
   const int who = connection.peer();
-  const bool words = connection.channel() == 0;
+  const bool words = connection.channel() == kWords;
   drop(connection);
   if (dead() || leaving_) return;
   if (peer(who).left) return check_left(who);
@@ -262,7 +262,7 @@ void Member::leave(Clock::time_point deadline, std::shared_ptr<Work> farewell) {
   for (Peer& one : peers_)
     for (auto& connection : one.connections) {
       if (!connection) continue;
-      if (connection->channel() != 0) connection->forget();
+      if (connection->channel() != kWords) connection->forget();
       Engine::instance().update(*connection, false);
     }
   fail_all();

@@ -188,7 +188,7 @@ Landing Member::land(Connection& from, const Header& header) {
 
 bool Member::arrived(Connection& from, const Header& header, Landing landing) {
   if (dead() || leaving_) return false;
-  if (from.channel() == 0) return take_words(from, header) && !dead();
+  if (from.channel() == kWords) return take_words(from, header) && !dead();
   const std::shared_ptr<Execution> execution = landing.execution;
   execution->arrived(from.peer(), header, std::move(landing));
   if (execution->finished()) finish(execution->work()->key);
@@ -210,7 +210,7 @@ void Member::finish(std::uint64_t key) {
 
 void Member::send_data(int to, Outgoing frame) {
   auto& connections = peer(to).connections;
-  const std::size_t channel = 1 + frame.header.offset % (connections.size() - 1);
+  const std::size_t channel = kData + frame.header.offset % (connections.size() - kData);
   Connection* connection = connections[channel].get();
   if (connection == nullptr) return;  // it ended; who ended it is being found out
   peer(to).payload += frame.header.length;

@@ -28,7 +28,7 @@ using Clock = std::chrono::steady_clock;
 
 class Member final : public Owner, public Wires, public std::enable_shared_from_this<Member> {
  public:
-  // `fds`: for each member, its sockets: one for words, then those for data. Taken over.
+  // `fds`: for each member, its sockets: for words, for probes, then those for data. Taken over.
   Member(int index, const std::vector<std::vector<int>>& fds);
   ~Member() override;
 
@@ -109,7 +109,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
     std::uint64_t payload = 0;  // bytes of data for it
     bool left = false;
     std::uint64_t completed = 0;               // calls it had completed when it left
-    std::optional<Clock::time_point> suspect;  // a data connection ended without a goodbye
+    std::optional<Clock::time_point> suspect;  // a connection ended without a goodbye
     int unaccepted = 0;                        // small messages to it
     int awaited = kNobody;                     // by it
     std::uint64_t awaited_in = 0;

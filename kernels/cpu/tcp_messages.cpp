@@ -83,7 +83,7 @@ std::shared_ptr<Work> Member::message_needing(int member) const {
     if (work->request.root == member) return work;
   // What it had sent when it left still comes, as long as a connection may bring it.
   const auto& connections = peer(member).connections;
-  const bool ended = std::all_of(connections.begin() + 1, connections.end(),
+  const bool ended = std::all_of(connections.begin() + kData, connections.end(),
                                  [](const auto& connection) { return !connection; });
   for (const auto& [key, execution] : exchanges_) {
     const Request& request = execution->work()->request;

@@ -2,7 +2,8 @@
 //
 // Each pair of members has one connection for words (posts, messages, credits, faults), which are
 // small and copied, and one or more for data, which goes from and to the callers' arrays. A fault
-// is therefore never stuck behind half a chunk of an array that must not be read any more.
+// is therefore never stuck behind half a chunk of an array that must not be read any more. One more
+// connection carries nothing: on it the kernels probe whether the peer's host can be reached.
 #pragma once
 
 #include <cstddef>
@@ -32,6 +33,11 @@ enum class Collective : std::uint8_t {
 // small: contributions travel with the posts; direct: each goes to where it is reduced in one hop;
 // chain: from member to member. Python chooses (comm/choice/table.py), on all members alike.
 enum class Path : std::uint8_t { small, direct, chain };
+
+// The connections of a pair, by number; those for data follow the first of them.
+inline constexpr int kWords = 0;
+inline constexpr int kProbes = 1;
+inline constexpr int kData = 2;
 
 inline constexpr int kAny = -1;
 inline constexpr int kNobody = -1;

@@ -19,7 +19,7 @@ void Member::touch(Connection& connection) {
 
 void Member::send_words(int to, Header header, std::vector<std::byte> payload) {
   auto& connections = peer(to).connections;
-  if (connections.empty() || !connections[0]) return;
+  if (connections.empty() || !connections[kWords]) return;
   Outgoing frame;
   if (header.kind == Kind::post) peer(to).payload += payload.size() - header.signature;
   if (header.kind == Kind::message)  // with its number of elements before the data
@@ -27,8 +27,8 @@ void Member::send_words(int to, Header header, std::vector<std::byte> payload) {
   header.length = static_cast<std::uint32_t>(payload.size());
   frame.header = header;
   frame.own = std::move(payload);
-  connections[0]->queue(std::move(frame));
-  touch(*connections[0]);
+  connections[kWords]->queue(std::move(frame));
+  touch(*connections[kWords]);
 }
 
 void Member::flush() {

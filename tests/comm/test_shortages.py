@@ -74,7 +74,7 @@ def _strangers(victim: int, room: int) -> None:
 
 
 def test_slow_strangers_do_not_use_up_the_members_descriptors() -> None:
-    room = 2 * 2 + 2 + 8  # of a member that is called and calls
+    room = 2 * 3 + 2 + 8  # of a member that is called and calls
     results = run_ranks(_strangers, 3, arguments=(1, room))
     assert [result.stdout for result in results] == ["3\n"] * 3, results
     assert "no descriptor is left for those that call" in results[1].stderr

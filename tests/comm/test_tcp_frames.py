@@ -41,7 +41,7 @@ CHAIN: tuple[object, ...] = (*(1, 2, 1, 1, 0, 0), COUNT, [], [], 1 << 18)
 
 @dataclass
 class Peer:
-    """What plays member 1: its two sockets, and the real member 0."""
+    """What plays member 1: its sockets for words and data, and the real member 0."""
 
     member: _native.TcpMember
     words: socket.socket
@@ -58,10 +58,10 @@ class Peer:
 
 @contextmanager
 def peer() -> Iterator[Peer]:
-    pairs = [socket.socketpair() for _ in range(2)]
+    pairs = [socket.socketpair() for _ in range(3)]
     sockets = [mine.detach() for mine, _ in pairs]
     member = _native.TcpMember(0, [[], sockets])
-    with pairs[0][1] as words, pairs[1][1] as data:
+    with pairs[0][1] as words, pairs[1][1], pairs[2][1] as data:
         for sock in (words, data):
             sock.settimeout(2)
         yield Peer(member, words, data)
@@ -212,7 +212,7 @@ def test_scrambled_frames_for_long() -> None:
 
 def test_last_words_reach_a_peer_that_speaks_when_another_one_dies() -> None:
     for _ in range(200):
-        pairs = [[socket.socketpair() for _ in range(2)] for _ in range(2)]
+        pairs = [[socket.socketpair() for _ in range(3)] for _ in range(2)]
         sockets = [[mine.detach() for mine, _ in channels] for channels in pairs]
         member = _native.TcpMember(0, [[], *sockets])
         dying, speaking = ([theirs for _, theirs in channels] for channels in pairs)

@@ -86,7 +86,7 @@ def settled(work: _native.TcpWork) -> bool:
 @contextlib.contextmanager
 def two(seconds: float = 2) -> Iterator[tuple[_native.TcpMember, _native.TcpMember]]:
     """Connect two real members."""
-    pairs = [socket.socketpair() for _ in range(2)]
+    pairs = [socket.socketpair() for _ in range(3)]
     first = _native.TcpMember(0, [[], [one.detach() for one, _ in pairs]])
     second = _native.TcpMember(1, [[one.detach() for _, one in pairs], []])
     yield first, second
@@ -176,19 +176,19 @@ def test_who_leaves_for_a_death_is_not_its_culprit() -> None:
     data = frame(DATA, 0, payload=bytes(4 * COUNT))
     for _ in range(20):
         with contextlib.ExitStack() as stack:
-            pairs = [[socket.socketpair() for _ in range(2)] for _ in range(2)]
+            pairs = [[socket.socketpair() for _ in range(3)] for _ in range(2)]
             mine = [[one.detach() for one, _ in channels] for channels in pairs]
-            (root, root_data), (dying, dying_data) = (
+            (root, _, root_data), dying = (
                 [stack.enter_context(theirs) for _, theirs in channels] for channels in pairs
             )
             member = _native.TcpMember(0, [[], *mine])
             out = np.zeros(COUNT, "float32")
             work = member.start(words, SIGNATURE, 0, out.ctypes.data)
-            for words_to in (root, dying):
+            for words_to in (root, dying[0]):
                 assert words_of(words_to, POST) == [(POST, 0)]
                 words_to.sendall(post)
-            dying.close()
-            dying_data.close()
+            for sock in dying:
+                sock.close()
             time.sleep(0.02)
             root_data.sendall(data)
             root.close()
@@ -265,14 +265,29 @@ def test_a_member_alone_works_in_its_caller() -> None:
     assert member.leave(1).wait(2)
 
 
-def test_a_vanished_host_is_found_also_with_data_on_its_way() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        mine = socket.create_connection(server.getsockname())
-        theirs, _ = server.accept()
-    with mine.dup() as seen, theirs:
-        member = _native.TcpMember(0, [[], [mine.detach()]])
-        assert seen.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 25_000
+def test_the_kernel_looks_for_the_peers_host_and_not_for_a_peer_that_reads() -> None:
+    with contextlib.ExitStack() as stack:
+        mine, theirs = [], []
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            for _ in range(3):
+                mine.append(socket.create_connection(server.getsockname()))
+                theirs.append(stack.enter_context(server.accept()[0]))
+        seen = [stack.enter_context(one.dup()) for one in mine]
+        member = _native.TcpMember(0, [[], [one.detach() for one in mine]])
+        for one in seen:
+            assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
         assert member.leave(1).wait(2)
+
+
+def test_nothing_is_said_on_the_connection_of_probes() -> None:
+    pairs = [socket.socketpair() for _ in range(3)]
+    member = _native.TcpMember(0, [[], [mine.detach() for mine, _ in pairs]])
+    (words, probes, data) = (theirs for _, theirs in pairs)
+    with words, probes, data:
+        probes.sendall(frame(POST, 0, payload=SIGNATURE, signature=len(SIGNATURE)))
+        assert words_of(words, FAULT) == [(FAULT, 2 | 1 << 8)]
+        assert member.leave(2).wait(4)
 
 
 def test_staged_chunks_take_what_they_need() -> None:

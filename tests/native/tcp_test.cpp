@@ -52,7 +52,7 @@ Members connect(int members, int channels) {
   std::vector<std::vector<std::vector<int>>> fds(n, std::vector<std::vector<int>>(n));
   for (std::size_t a = 0; a < n; ++a)
     for (std::size_t b = a + 1; b < n; ++b)
-      for (int channel = 0; channel <= channels; ++channel) {
+      for (int channel = 0; channel < kData + channels; ++channel) {
         const auto [low, high] = make_ends();
         fds[a][b].push_back(low);
         fds[b][a].push_back(high);

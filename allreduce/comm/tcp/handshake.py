@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from allreduce.comm.handshake import HandshakeError, Meeting, receive
 
-VERSION = 2
+VERSION = 3
 STRANGER_SECONDS = 2.0  # a connection that proves nothing within this time is dropped
 _MAGIC = b"allreduce tcp le"  # the last two letters: numbers in frames are little-endian
 _HELLO = struct.Struct("!16sI32sIIIIIII32s")
@@ -36,7 +36,7 @@ class Hello:
     rank: int
     caller: int  # members of the communicator
     callee: int
-    channel: int  # 0 for words, others for data
+    channel: int  # 0 for words, 1 for probes, others for data
     channels: int
 
     def pack(self, meeting: Meeting, nonce: bytes) -> bytes:

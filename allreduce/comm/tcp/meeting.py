@@ -25,6 +25,7 @@ from allreduce.errors import AllreduceError, JoinError, PeerLostError, UsageErro
 
 _BACKLOG = 1024
 _ENGINE_FILES = 2
+_FIRST_DATA = _native.TCP_FIRST_DATA  # before it come the connections for words and for probes
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def connect(world: World, name: str, local_members: int, timeout: float) -> Mesh
     """
     deadline = time.monotonic() + timeout
     key = f"{world.generation}/tcp/{name}"
-    each = local_members * (settings.load().tcp_connections + 1)
+    each = local_members * (_FIRST_DATA + settings.load().tcp_connections)
     short = descriptors.shortage(each * (world.size * local_members - 1) + _ENGINE_FILES)
     listener, trouble = None, ""
     try:
@@ -159,7 +160,7 @@ def _introduce(
         troubles: That there are too few descriptors here, and why it does not listen; or nothing.
     """
     host, port = listener.getsockname()[:2] if listener is not None else ("", 0)
-    channels = settings.load().tcp_connections + 1
+    channels = _FIRST_DATA + settings.load().tcp_connections
     mine = [os.getpid(), local_members, host, port, channels, *troubles]
     told = [json.loads(text) for text in world.exchange(key, json.dumps(mine).encode(), timeout)]
     for rank, (*_, short, trouble) in enumerate(told):
@@ -173,8 +174,9 @@ def _introduce(
     for process in processes:
         if process.channels != first:
             raise UsageError(
-                f"[tcp] {world.called()}: ALLREDUCE_TCP_CONNECTIONS is {first - 1} on rank 0 but "
-                f"{process.channels - 1} on {world.called(process.rank)}; set the same everywhere"
+                f"[tcp] {world.called()}: ALLREDUCE_TCP_CONNECTIONS is {first - _FIRST_DATA} on "
+                f"rank 0 but {process.channels - _FIRST_DATA} on {world.called(process.rank)}; "
+                "set the same everywhere"
             )
     return processes
 

@@ -51,7 +51,7 @@ def tcp_transports(
         world: As for `open_tcp`, like the others.
     """
     if world.size * local_members == 1:
-        alone = Process(world.rank, os.getpid(), 1, "", 0, 2)
+        alone = Process(world.rank, os.getpid(), 1, "", 0, 0)
         mesh = Mesh(world, Meeting(world.job, name, world.secret), (alone,))
     else:
         mesh = connect(world, name, local_members, timeout)

@@ -56,7 +56,8 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
 
     Args:
         index: This member.
-        sockets: Descriptors for each member, one for words and then those for data; taken over.
+        sockets: Descriptors for each member, which it takes over: one for words, one for probes,
+            then those for data.
         members: All members.
         name: The communicator's.
         timeout: Seconds that any wait may last.
