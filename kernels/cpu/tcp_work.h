@@ -37,10 +37,7 @@ class Work {
   // Blocks until it is settled or the time is over.
   bool wait(std::chrono::milliseconds patience) {
     std::unique_lock lock(mutex_);
-    // By the system's clock: ThreadSanitizer does not know waits by the steady one. A jump of it
-    // costs no more than one of these short waits.
-    return changed_.wait_until(lock, std::chrono::system_clock::now() + patience,
-                               [this] { return settled(); });
+    return changed_.wait_for(lock, patience, [this] { return settled(); });  // by the steady clock
   }
 
  private:
