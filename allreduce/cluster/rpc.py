@@ -30,6 +30,9 @@ SERVER_OPTIONS = [
     *_COMMON,
     ("grpc.so_reuseport", 0),  # else two leaders could share one port
     ("grpc.max_concurrent_streams", 1),  # of one connection; a member has one call
+    # Heartbeats find a lost member. gRPC's own keepalive would end the connection of one that is
+    # stopped while it is sent something: by TCP_USER_TIMEOUT after 20 s, or a ping after 60.
+    ("grpc.keepalive_time_ms", 2**31 - 1),  # never
 ]
 CHANNEL_OPTIONS = [
     *_COMMON,

@@ -1,0 +1,35 @@
+"""The sockets between the group leader and its members, which have to survive a stopped member."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+
+from allreduce.cluster.line import Line
+from allreduce.cluster.service import Leader
+
+
+def user_timeouts(port: int) -> list[int]:
+    """Return TCP_USER_TIMEOUT of this process's connections from and to a port."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        # What is closed meanwhile, is no socket, or listens, raises.
+        with contextlib.suppress(OSError), socket.socket(fileno=int(name)) as borrowed:
+            try:
+                ends = (*borrowed.getsockname()[1:2], *borrowed.getpeername()[1:2])
+                if port in ends:  # those of Unix sockets are text
+                    found.append(borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+            finally:
+                borrowed.detach()
+    return found
+
+
+def test_no_connection_ends_for_a_member_that_does_not_read() -> None:
+    leader = Leader("127.0.0.1:0", 2, b"secret")
+    line = Line(leader.address, 5, 20)
+    try:
+        assert user_timeouts(int(leader.address.rpartition(":")[2])) == [0, 0]
+    finally:
+        line.cut()
+        leader.close()
