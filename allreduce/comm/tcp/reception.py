@@ -61,10 +61,11 @@ class Reception:
                 if time.monotonic() >= deadline:
                     raise self._late()
                 for ready, _ in self._selector.select(_POLL_SECONDS):
+                    caller = self._callers.get(ready.fd)
                     if ready.fileobj is self._listener:
                         self._accept()
-                    else:
-                        self._read(self._callers[ready.fd])
+                    elif caller is not None and caller.sock is ready.fileobj:  # not dropped since
+                        self._read(caller)
                 self._drop_slow()
                 self._hear()
             while not self._calling.wait(_POLL_SECONDS):
