@@ -84,8 +84,8 @@ bool Member::take_fault(const Header& header, const std::vector<std::byte>& payl
   return true;
 }
 
-void Member::blame(Fault fault, int member, std::uint64_t key) {
-  condemn({fault, member, me_, key, "", "", ""});
+void Member::blame(Fault fault, int member, std::uint64_t key, std::string reason) {
+  condemn({fault, member, me_, key, "", "", std::move(reason)});
 }
 
 // Kills the communicator, for a death not before calls are complete that everybody had begun: what

@@ -111,6 +111,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
     std::uint64_t completed = 0;               // calls it had completed when it left
     std::optional<Clock::time_point> suspect;  // a connection ended without a goodbye
     int unaccepted = 0;                        // small messages to it
+    int unreceived = 0;                        // small messages from it, without a receiver
     int awaited = kNobody;                     // by it
     std::uint64_t awaited_in = 0;
     std::optional<std::pair<std::uint64_t, int>> under_way;  // a collective, and for whom it waits
@@ -172,7 +173,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   bool take_fault(const Header& header, const std::vector<std::byte>& payload);
   void ended(Connection& connection);
   void check_left(int member);
-  void blame(Fault fault, int member, std::uint64_t key);
+  void blame(Fault fault, int member, std::uint64_t key, std::string reason = "");
   void condemn(Culprit culprit);
   bool condemned(Clock::time_point now) const;
   bool calls_begun() const;
@@ -194,6 +195,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   bool take_accept(int from, const Header& header);
   void match(const std::shared_ptr<Work>& work, Arrival arrival);
   void forget_offers(int member);
+  bool keep(Arrival arrival);
   void finish_message(std::uint64_t key);
   std::shared_ptr<Work> message_needing(int member) const;
 

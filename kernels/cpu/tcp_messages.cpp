@@ -69,6 +69,7 @@ void Member::start_receive(const std::shared_ptr<Work>& work) {
   if (arrival != arrivals_.end()) {
     Arrival taken = std::move(*arrival);
     arrivals_.erase(arrival);
+    if (!taken.offered) --peer(taken.source).unreceived;
     return match(work, std::move(taken));
   }
   receives_.push_back(work);
@@ -120,17 +121,27 @@ bool Member::take_message(int from, const Header& header, const std::vector<std:
   arrival.payload.assign(payload.begin() + static_cast<std::ptrdiff_t>(at), payload.end());
   const std::size_t element = size_of(arrival.type), bytes = arrival.payload.size();
   // Divided, not multiplied: the count may be anything.
-  if (!arrival.offered && (bytes % element != 0 || bytes / element != arrival.count)) return false;
+  if (arrival.offered ? bytes != 0 : bytes % element != 0 || bytes / element != arrival.count)
+    return false;
   const auto receiver = std::find_if(receives_.begin(), receives_.end(), [&](const auto& work) {
     return fits(work->request, from, arrival.tag);
   });
-  if (receiver == receives_.end()) {
-    arrivals_.push_back(std::move(arrival));
-    return true;
-  }
+  if (receiver == receives_.end()) return keep(std::move(arrival));
   const auto work = *receiver;
   receives_.erase(receiver);
   match(work, std::move(arrival));
+// Keeps a message until it has a receiver. False: its sender has more of them here than it may.
+bool Member::keep(Arrival arrival) {
+  if (!arrival.offered && ++peer(arrival.source).unreceived > kUnaccepted) {
+    blame(Fault::lost, arrival.source, first_pending(),
+          "it sent more than " + std::to_string(kUnaccepted) +
+              " small messages that nobody had received yet");
+    return false;
+  }
+  arrivals_.push_back(std::move(arrival));
+  return true;
+}
+
   return true;
 }
 
@@ -170,10 +181,7 @@ void Member::match(const std::shared_ptr<Work>& work, Arrival arrival) {
 }
 
 bool Member::take_accept(int from, const Header& header) {
-  if (header.offset == 0) {  // of a small message
-    --peer(from).unaccepted;
-    return true;
-  }
+  if (header.offset == 0) return --peer(from).unaccepted >= 0;  // of a small message
   const auto found = offers_.find(header.key);
   if (found == offers_.end() || found->second->request.root != from) return false;
   const auto work = found->second;

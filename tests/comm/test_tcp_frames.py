@@ -6,8 +6,10 @@ The peer of a real member is this test, which writes frames, broken ones among t
 from __future__ import annotations
 
 import random
+import re
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,11 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from allreduce import _native
+from allreduce import _native, errors
 from allreduce.comm.array import Array
-from allreduce.comm.call import Call
+from allreduce.comm.call import DTYPES, Call
 from allreduce.comm.choice.choosing import choices_for
 from allreduce.comm.tcp import calls as tcp_calls
+from allreduce.comm.tcp.failures import TcpMemberInfo
+from allreduce.comm.tcp.transport import TcpTransport
 
 HEADER = struct.Struct("<IBBHQQII")
 MAGIC = 0x52415031
@@ -119,7 +123,9 @@ def test_the_frames_of_this_test_are_those_of_a_member() -> None:
         (0, frame(POST, 1 << 40, payload=SIGNATURE, signature=len(SIGNATURE))),
         (0, HEADER.pack(MAGIC, POST, 0, 4, 1, 0, 0, 0xFFFFFFFF)),
         (0, frame(MESSAGE, 1 << 63, stage=1, payload=struct.pack("<Q", 1 << 62))),
+        (0, frame(OFFER, 1 << 63, stage=1, payload=struct.pack("<Qd", 1, 0))),
         (0, frame(ACCEPT, 7, offset=9)),
+        (0, frame(ACCEPT, 7)),
         (0, frame(CREDIT, 0, offset=9, stage=77)),
         (0, frame(FAULT, 0, offset=2 | 99 << 8, payload=bytes(12))),
         (0, frame(FAULT, 0, offset=2, payload=b"\xff" * 12)),
@@ -136,6 +142,35 @@ def test_a_peer_that_talks_nonsense_counts_as_lost(bad: tuple[int, bytes]) -> No
         assert found is not None
         assert found[:2] == ("lost", 1)
         assert (room == 77).all()
+
+
+def test_who_sends_more_small_messages_than_are_received_breaks_the_protocol() -> None:
+    pairs = [socket.socketpair() for _ in range(3)]
+    members = tuple(TcpMemberInfo(i, i, i, False, "here", near=True) for i in range(2))
+    sockets = [[], [mine.detach() for mine, _ in pairs]]
+    transport = TcpTransport(0, sockets, members, "frames", 5, CHOICES)
+    words = pairs[0][1]
+    payload = signed(CALL) + struct.pack("<Qq", 1, 5)
+    message = frame(
+        MESSAGE, 1 << 63, stage=DTYPES.index("int64"), payload=payload, signature=len(signed(CALL))
+    )
+    with words, pairs[1][1], pairs[2][1]:
+        words.sendall(message * 64)  # as many as its peer takes
+        out = np.zeros(1, "int64")
+        call = Call("recv", None, "int64", 1, 1, "frames", tag=-1)
+        transport.start(call, None, out, lambda: None).wait(5)
+        assert out == 5
+        words.sendall(message)
+        time.sleep(0.1)
+        transport.check_alive()
+        words.sendall(message)
+        deadline = time.monotonic() + 5
+        while not transport.dead and time.monotonic() < deadline:
+            time.sleep(0.01)
+        said = "rank 1 (process 1) broke the protocol: it sent more than 64 small messages"
+        with pytest.raises(errors.PeerLostError, match=re.escape(said)):
+            transport.check_alive()
+        transport.close(drain=False)
 
 
 def test_the_same_chunk_twice_is_nonsense() -> None:

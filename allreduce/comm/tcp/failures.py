@@ -11,6 +11,7 @@ from allreduce.comm.failures import Witness
 from allreduce.comm.members import MemberInfo
 from allreduce.comm.sites import Note
 from allreduce.comm.tcp.calls import decode, note_of
+from allreduce.errors import AllreduceError, PeerLostError
 
 NOBODY = -1  # for whom a member waits that does not wait long; itself, if for any other
 
@@ -36,6 +37,18 @@ class TcpWitness(Witness[_native.TcpMember]):
     """As a shared transport's, with the calls that frames have told."""
 
     transport: ClassVar[str] = "tcp"
+
+    def error(
+        self, native: _native.TcpWork | None = None, own: Call | None = None
+    ) -> AllreduceError:
+        found = self.group.culprit()
+        if found is None or found[0] != "lost" or not found[4]:
+            return super().error(native, own)
+        blamed = self.members[found[1]]
+        return PeerLostError(
+            f"{self.where}: {blamed} (process {blamed.pid}) broke the protocol: {found[4]}; the "
+            "communicator is dead; install the same version of allreduce everywhere"
+        )
 
     def read(self, words: Any) -> Call:
         return decode(words, self.name)
