@@ -81,15 +81,16 @@ void Member::judge(bool late) {
       calls.emplace_back(member, &post->second.signature);
   }
   if (!late && calls.size() < static_cast<std::size_t>(n_)) return;
+  const int suspected = std::exchange(suspicion_, std::nullopt)->member;
   for (std::size_t i = 0; i < calls.size(); ++i)
     for (std::size_t j = i + 1; j < calls.size(); ++j) {
       const auto& [a, of_a] = calls[i];
       const auto& [b, of_b] = calls[j];
       if (differ(a, *of_a, b, *of_b, n_))
-        return die({Fault::mismatch, b, a, key, *of_b, *of_a, ""});
+        return condemn({Fault::mismatch, b, a, key, *of_b, *of_a, ""});
     }
   // Who was suspected has told different things.
-  blame(Fault::lost, std::exchange(suspicion_, std::nullopt)->member, key);
+  blame(Fault::lost, suspected, key);
 }
 
 // Begins a call when everybody has posted it.
@@ -98,6 +99,8 @@ void Member::agree(std::uint64_t key) {
   if (dead() || found == pending_.end()) return;
   Pending& pending = found->second;
   if (suspicion_ && suspicion_->key == key) return judge(false);
+  if (verdict_ && verdict_->culprit.fault == Fault::mismatch && key >= verdict_->culprit.key)
+    return;  // nothing behind a mismatch begins
   if (pending.complete || pending.begun || !pending.posted || pending.agreed < n_ - 1) return;
   const Request& request = pending.work->request;
   if (one_hop_counts(request)) {  // each knows its own pairs only: all are checked by all

@@ -88,24 +88,55 @@ void Member::blame(Fault fault, int member, std::uint64_t key, std::string reaso
   condemn({fault, member, me_, key, "", "", std::move(reason)});
 }
 
-// Kills the communicator, for a death not before calls are complete that everybody had begun: what
-// the dead has sent of them is still on its way. For one that left not at once, either: a death
-// that has made it leave, as it heard elsewhere, is to blame, and may be about to show here. What
-// comes behind a death, as other members end for it, is no news.
+// Kills the communicator, but lets calls complete first that everybody had begun: after a death,
+// what the dead has sent of them is still on its way. A mismatch, or one that left, ends no call
+// before its own. One that left does not end it at once: a death that has made it leave, as it
+// heard elsewhere, is to blame, and may be about to show here. What comes behind a death or a
+// mismatch, as other members end for it, is no news.
 void Member::condemn(Culprit culprit) {
+  const Fault known = verdict_ ? verdict_->culprit.fault : Fault::none;
+  if (known == Fault::lost && !calls_begun()) return die(verdict_->culprit);
+  if (known == Fault::lost || known == Fault::mismatch) return;
   const bool left = culprit.fault == Fault::left;
-  const bool known = verdict_ && verdict_->culprit.fault == Fault::lost;
-  if (known && calls_begun()) return;
-  if (known) return die(verdict_->culprit);
-  if (!left && (culprit.fault != Fault::lost || !calls_begun())) return die(std::move(culprit));
-  if (verdict_ && left) return;
+  if (known == Fault::left && left) return;
+  const bool waits = left || (culprit.fault == Fault::lost && calls_begun()) ||
+                     (culprit.fault == Fault::mismatch && calls_before(culprit.key));
+  if (!waits) return die(std::move(culprit));
   verdict_ = {std::move(culprit), Clock::now() + (left ? kLastDeaths : kLastCalls)};
 }
 
 // Whether what was found is final.
-bool Member::condemned(Clock::time_point now) const {
+bool Member::condemned(Clock::time_point now) {
   if (!verdict_) return false;
-  return now >= verdict_->until || (verdict_->culprit.fault == Fault::lost && !calls_begun());
+  const Culprit& culprit = verdict_->culprit;
+  if (culprit.fault == Fault::lost) return now >= verdict_->until || !calls_begun();
+  if (culprit.fault == Fault::mismatch && !calls_before(culprit.key)) return true;
+  if (now < verdict_->until) return false;
+  if (!can_complete(culprit.key)) return true;
+  verdict_->until = now + kLastCalls;
+  return false;
+}
+
+// Whether a collective before a certain one is not complete. Messages have no place in their order.
+bool Member::calls_before(std::uint64_t key) const {
+  const auto first = first_to(key);
+  return (key & kMessage) == 0 && first != pending_.end() && first->first != key;
+}
+
+// Whether the first collective that is not complete comes before a certain one and has all it
+// needs: everybody has begun it, and who has yet to send something is there.
+bool Member::can_complete(std::uint64_t key) const {
+  const auto first = first_to(key);
+  if (!calls_before(key) || !first->second.begun) return false;
+  const auto waits = first->second.execution->waits_for();
+  return std::none_of(waits.begin(), waits.end(), [this](int member) { return gone(member); });
+}
+
+// Whether no connection brings data of a member any more.
+bool Member::gone(int member) const {
+  const auto& connections = peer(member).connections;
+  return std::all_of(connections.begin() + kData, connections.end(),
+                     [](const auto& connection) { return !connection; });
 }
 
 bool Member::calls_begun() const {

@@ -175,8 +175,11 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   void check_left(int member);
   void blame(Fault fault, int member, std::uint64_t key, std::string reason = "");
   void condemn(Culprit culprit);
-  bool condemned(Clock::time_point now) const;
+  bool condemned(Clock::time_point now);
   bool calls_begun() const;
+  bool calls_before(std::uint64_t key) const;
+  bool can_complete(std::uint64_t key) const;
+  bool gone(int member) const;
   void drop_data();
   void drop_all();
   void fail_all();
@@ -192,10 +195,10 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   void start_send(const std::shared_ptr<Work>& work);
   void start_receive(const std::shared_ptr<Work>& work);
   bool take_message(int from, const Header& header, const std::vector<std::byte>& payload);
+  bool keep(Arrival arrival);
   bool take_accept(int from, const Header& header);
   void match(const std::shared_ptr<Work>& work, Arrival arrival);
   void forget_offers(int member);
-  bool keep(Arrival arrival);
   void finish_message(std::uint64_t key);
   std::shared_ptr<Work> message_needing(int member) const;
 

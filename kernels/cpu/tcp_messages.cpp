@@ -83,12 +83,9 @@ std::shared_ptr<Work> Member::message_needing(int member) const {
   for (const auto& [key, work] : offers_)
     if (work->request.root == member) return work;
   // What it had sent when it left still comes, as long as a connection may bring it.
-  const auto& connections = peer(member).connections;
-  const bool ended = std::all_of(connections.begin() + kData, connections.end(),
-                                 [](const auto& connection) { return !connection; });
   for (const auto& [key, execution] : exchanges_) {
     const Request& request = execution->work()->request;
-    if (request.root == member && (request.collective == Collective::send || ended))
+    if (request.root == member && (request.collective == Collective::send || gone(member)))
       return execution->work();
   }
   const bool all_left = std::all_of(peers_.begin(), peers_.end(), [this](const Peer& one) {
@@ -130,6 +127,9 @@ bool Member::take_message(int from, const Header& header, const std::vector<std:
   const auto work = *receiver;
   receives_.erase(receiver);
   match(work, std::move(arrival));
+  return true;
+}
+
 // Keeps a message until it has a receiver. False: its sender has more of them here than it may.
 bool Member::keep(Arrival arrival) {
   if (!arrival.offered && ++peer(arrival.source).unreceived > kUnaccepted) {
@@ -139,9 +139,6 @@ bool Member::keep(Arrival arrival) {
     return false;
   }
   arrivals_.push_back(std::move(arrival));
-  return true;
-}
-
   return true;
 }
 
