@@ -14,7 +14,8 @@ import pytest
 from allreduce import _native, errors
 from allreduce.comm import Communicator
 from tests.comm import test_tcp_frames as frames
-from tests.comm.test_tcp_frames import DATA, FAULT, GOODBYE, POST, SIGNATURE, frame
+from tests.comm.hosts import lay_out
+from tests.comm.test_tcp_frames import DATA, FAULT, GOODBYE, POST, SIGNATURE, WAITS, frame
 from tests.comm.test_tcp_members import words_of
 from tests.harness import run_threads
 
@@ -103,6 +104,9 @@ def test_a_mismatch_does_not_wait_for_a_call_that_cannot_complete(begun: bool) -
         fault = frame(FAULT, key, offset=1 | 2 << 8 | 2 << 32, payload=struct.pack("<3I", 0, 0, 0))
         played.channels[1][0].sendall(fault)
         if begun:
+            played.channels[1][0].sendall(frame(WAITS, 0, stage=1))
+            while played.member.awaited(2) != 1 and time.monotonic() < began + 2:
+                time.sleep(0.01)  # the fault has been read, too
             played.hang_up(1)  # without its data
         else:
             played.send_data()
@@ -124,8 +128,13 @@ def test_one_that_has_left_lets_an_earlier_call_complete() -> None:
         assert ended(played.member) == "left"
 
 
-def test_all_have_the_result_before_the_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("hosts", ["", "abc", "aab"])
+def test_all_have_the_result_before_the_mismatch(
+    hosts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ALLREDUCE_TRANSPORT", "tcp")
+    if hosts:
+        lay_out(monkeypatch, hosts)
 
     def member(comm: Communicator) -> None:
         x = np.ones(1 << 22, "float32")

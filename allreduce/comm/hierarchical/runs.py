@@ -51,6 +51,8 @@ class Run:
         Raises:
             LevelError: A smaller communicator has failed.
         """
+        if self.agreed.native.failed:  # a fault has come before all members had posted the call
+            return False
         moved = False
         while not self.finished:
             if self.current is not None:

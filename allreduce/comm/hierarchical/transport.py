@@ -44,6 +44,7 @@ _URGENCY = ("mpi", "shared", "tcp")
 _LOOK_SECONDS = 0.005  # between looks at whether all is well
 _YIELD_SECONDS = 2.0  # for another to give up first, who can tell more
 _END = "the hierarchical communicator that this belongs to has ended"
+_LATER = ("mismatch", "left")  # faults that end no call that all members have posted before
 
 
 class HierarchicalTransport(Transport):
@@ -216,7 +217,7 @@ class HierarchicalTransport(Transport):
                 self._fail(failure)
 
     def _check(self, work: HierarchicalWork) -> None:
-        """Raise why there is no communicator any more, if there is none, to who waits."""
+        """Raise why a work cannot complete any more, if it cannot."""
         if self._closed:
             raise ClosedError(f"{self._ledger.where}: the communicator is closed")
         if not self._dead:
@@ -224,10 +225,20 @@ class HierarchicalTransport(Transport):
             if now - self._looked < _LOOK_SECONDS:
                 return
             self._looked = now
-            if self._ledger.verdict() is None:
+            verdict = self._ledger.verdict()
+            if verdict is None:
                 return
-        self._end()
-        raise self._ledger.failure(work.agreed)
+            leaves = verdict[0] in _LATER
+            if leaves and self._can_complete():
+                return
+            self._end(leaves=leaves)
+        if not work.complete:  # which another thread may just have brought about
+            raise self._ledger.failure(work.agreed)
+
+    def _can_complete(self) -> bool:
+        """Whether calls are under way here that all members have posted."""
+        with self._lock:
+            return any(one.agreed.native.done and not one.complete for one in self._works)
 
     def _fail(self, failure: LevelError) -> None:
         """End the communicator on all members because a smaller one has ended, unless we left."""
@@ -239,14 +250,21 @@ class HierarchicalTransport(Transport):
         self._ledger.abort(reason)
         self._end()
 
-    def _end(self) -> None:
-        """Let nothing of the arrays be touched any more, and nobody wait in a smaller one."""
+    def _end(self, *, leaves: bool = False) -> None:
+        """Let nothing of the arrays be touched any more, and nobody wait in a smaller one.
+
+        Args:
+            leaves: Whether the others may complete calls that are complete here.
+        """
         with self._lock:
             if self._dead:
                 return
             self._dead = True
             for level in self._levels.values():
-                level.transport.abort(_END)
+                if leaves and level.transport.name != "mpi":  # which all members close together
+                    level.transport.close(drain=False)
+                else:
+                    level.transport.abort(_END)
             self._runs.clear()
 
     def _absent(self, work: HierarchicalWork) -> list[int]:
