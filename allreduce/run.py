@@ -37,16 +37,24 @@ def launch(
         bool, typer.Option("--module", "-m", help="Run a module, as python -m does.")
     ] = False,
     grace: Annotated[
-        float, typer.Option(min=0.0, help="Seconds others may report after a rank has failed.")
-    ] = 1.5,
+        float | None,
+        typer.Option(
+            min=0.0,
+            show_default="30, or ALLREDUCE_GRACE",
+            help="Seconds for which ranks may go on, to save and clean up, after Ctrl-C, SIGTERM "
+            "or the failure of a rank; then they are killed. A second signal kills at once.",
+        ),
+    ] = None,
 ) -> None:
-    """Start ranks of a program on this machine, without MPI."""
+    """Start ranks of a program on this machine, without MPI. They have no standard input."""
     if not module and not Path(command[0]).exists():
         is_python = Path(command[0]).name.startswith("python")
         hint = "; leave it out: ranks are Python programs anyway" if is_python else ""
         raise typer.BadParameter(f"there is no file {command[0]!r}{hint}", param_hint="COMMAND")
     try:
-        _check_transport(settings.load().transport)
+        read = settings.load()
+        _check_transport(read.transport)
+        grace = read.grace if grace is None else grace
         code = job.Job(python([*(["-m"] if module else []), *command]), processes, grace).run()
     except AllreduceError as error:
         sys.stderr.buffer.write(job.line(str(error)))

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from allreduce.errors import UsageError, did_you_mean
 
 PREFIX = "ALLREDUCE_"
+GRACE = 30.0  # seconds, as Kubernetes gives a pod between SIGTERM and SIGKILL
 _LONGEST_SECONDS = 1e6  # a socket's timeout ends at 2**31 ms
 
 
@@ -74,6 +75,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _patience(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= _LONGEST_SECONDS:
+        raise ValueError(text)
+    return value
+
+
 def _address(text: str) -> str:
     host, colon, port = text.rpartition(":")
     if not (host and colon and 0 < int(port) < 65536):
@@ -105,6 +113,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("SHARED_PULL", _switch, True, "on or off", "whether ranks read each other's memory"),
     Setting("HOST", _text, None, "any non-empty text", "a name for this host, in its own's place"),
     Setting("TIMEOUT", _seconds, 300.0, "seconds above 0, up to 1e6", "how long a wait may last"),
+    Setting("GRACE", _patience, GRACE, "seconds from 0, up to 1e6", "what an ending rank may take"),
     Setting("LOG_LEVEL", _level, None, "DEBUG, INFO, WARNING, ERROR or CRITICAL", "log verbosity"),
     Setting("LAUNCHED", _integer(0), None, "a process id", "set by the launcher, for its children"),
     Setting("JOINED", str, None, "process:rank", "set by a rank, for its children to be refused"),
@@ -126,6 +135,7 @@ class Settings:
     shared_pull: bool
     host: str | None
     timeout: float
+    grace: float
     log_level: str | None
     launched: int | None
     joined: str | None

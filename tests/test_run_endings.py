@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.processes import wait_gone
+from tests.cluster.processes import run, wait_gone
 from tests.launches import JOIN, LAUNCH, Write, launch
 
 WAITS = "world.store.barrier('never', 60)"
@@ -137,7 +137,8 @@ def test_a_rank_that_ignores_signals_is_killed(script: Write, tmp_path: Path) ->
         time.sleep(60)
         """
     )
-    assert launch(3, path, str(tmp_path), deadline=10).code == 4
+    command = [*LAUNCH, "--grace", "2", "-n", "3", str(path), str(tmp_path)]
+    assert run(command, deadline=10).code == 4
 
 
 def test_what_a_rank_started_ends_with_it(script: Write) -> None:

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from allreduce.cluster.endings import INTERRUPTED
 from allreduce.cluster.lineage import MARKER
+from allreduce.cluster.machine import STATES, process_state
 from allreduce.settings import PREFIX
 
 FILES = 3  # that a child keeps open in the launcher
@@ -44,6 +45,19 @@ class Child:
                 os.killpg(self.pid, number)
             except ProcessLookupError:  # it has not made its session yet
                 os.kill(self.pid, number)
+
+    def end(self) -> None:
+        """Ask it to end, once; a stopped process goes on, because it would not act on that."""
+        if self.told or self.code is not None:
+            return
+        self.told = True
+        self.signal(signal.SIGTERM)
+        self.signal(signal.SIGCONT)
+
+    @property
+    def debugged(self) -> bool:
+        """Whether a debugger stops it, so that it acts on no signal but SIGKILL."""
+        return process_state(self.pid).endswith(STATES["t"])
 
     @property
     def fate(self) -> str:
@@ -127,7 +141,9 @@ def _become(
         os._exit(127)
 
 
-def environment(rank: int, size: int, secret: str) -> Callable[[bytes], dict[str, str]]:
+def environment(
+    rank: int, size: int, secret: str, grace: float
+) -> Callable[[bytes], dict[str, str]]:
     """Return what makes a rank's environment from the word: the leader's address, or `ALONE`."""
     launcher = os.getpid()
 
@@ -135,7 +151,7 @@ def environment(rank: int, size: int, secret: str) -> Callable[[bytes], dict[str
         environment = dict(os.environ)
         for name in (MARKER, "ALLREDUCE_LEADER", "FORCE_COLOR"):
             environment.pop(name, None)
-        own = {"RANK": rank, "SIZE": size, "SECRET": secret, "LAUNCHED": launcher}
+        own = {"RANK": rank, "SIZE": size, "SECRET": secret, "LAUNCHED": launcher, "GRACE": grace}
         if word != ALONE:
             own["LEADER"] = word.decode()
         environment |= {PREFIX + name: str(value) for name, value in own.items()}

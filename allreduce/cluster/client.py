@@ -10,7 +10,7 @@ from allreduce.cluster import leader_pb2 as pb
 from allreduce.cluster.base import LeaderLeftError, Member, Store, lost, ranks_text
 from allreduce.cluster.line import Line
 from allreduce.cluster.rpc import MAX_VALUE_BYTES
-from allreduce.cluster.store import SilentError
+from allreduce.cluster.store import ENDING, SilentError
 from allreduce.errors import ClosedError, InternalError, PeerLostError, TimeoutError, UsageError
 
 if TYPE_CHECKING:  # the leader's side is imported where one is hosted
@@ -139,6 +139,7 @@ class LeaderStore(Store):
         content = answer.WhichOneof("content")
         if content == "lost":
             who = answer.lost.identity
+            self.tell(ENDING, b"")
             raise lost(self._rank, Member(who.rank, who.host, who.pid), answer.lost.reason)
         if content is None:
             raise InternalError(f"[cluster] rank {self._rank}: an empty answer came")

@@ -1,9 +1,10 @@
 """How a rank's end becomes the job's: an error ends all ranks, an interrupt ends them quietly.
 
-MPI's finalise waits for all ranks, so that a rank which raised would hang there while the others
-wait for it. Hence the hooks: an uncaught exception prints its traceback and aborts before that; at
-exit an abnormal end is recognised and aborts too. In a notebook or an interactive session nothing
-is hooked.
+An uncaught exception prints its traceback and tells the other ranks at once. This process then
+ends as any program does: threads end, atexit functions run. That may take `ALLREDUCE_GRACE`
+seconds. Under MPI the job is aborted after that, because finalising MPI would wait for the other
+ranks. An exit code other than 0 does the same. In a notebook or an interactive session nothing is
+hooked.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from allreduce import settings
 from allreduce.cluster import abrupt, exits, lineage, pmi, traces
 from allreduce.cluster.base import World
-from allreduce.cluster.store import VICTIM
-from allreduce.errors import AllreduceError, PeerLostError
+from allreduce.cluster.store import ENDING, VICTIM
+from allreduce.errors import AllreduceError, PeerLostError, UsageError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 INTERRUPT = "an interrupt"  # what a program says to have ended by
@@ -33,7 +35,7 @@ INTERRUPT = "an interrupt"  # what a program says to have ended by
 # A death elsewhere shows here before its own traceback is out, and an interrupt of the whole job
 # may show as a peer's death first: a victim waits this long before it reports.
 _AFTER_YOU_SECONDS = 0.5
-_LAST_SECONDS = 1.0  # for the interpreter to end by itself; the launcher gives longer
+_LOOK_SECONDS = 0.05  # between looks whether other ranks of this host still end
 
 
 class Watch:
@@ -59,18 +61,21 @@ class Watch:
         self._pid = os.getpid()
         self._who = f"rank {rank} (process {self._pid})"
         self._world: World | None = None
+        self._code = 0  # with which this process ends, once the others have been told
+        self._until = 0.0  # when it ends at the latest, from then on
+        self._sign: socket.socket | None = None  # shows other ranks of this host that it is ending
         self._hook = sys.excepthook
         self._hooked = not interactive()
         if self._hooked:
             sys.excepthook = self._on_exception
             exits.watch()
-        # Runs before the rooms above leave in good order, and _close_worlds after them.
+        _watches.append(self)
+        # Runs before the rooms above leave in good order, and _end_watches after them.
         atexit.register(self._at_exit)
 
     def over(self, world: World) -> World:
         """Watch over `world`: closing it ends the watch."""
         self._world = dataclasses.replace(world, farewell=self.end)
-        _watches.append(self)
         lineage.mark(world.rank)
         return self._world
 
@@ -86,6 +91,7 @@ class Watch:
         if self._world is not None:
             lineage.unmark()
             self._world = None
+        if self in _watches:
             _watches.remove(self)
         atexit.unregister(self._at_exit)
 
@@ -101,6 +107,7 @@ class Watch:
                     self._world.store.tell(VICTIM, b"")
                 time.sleep(_AFTER_YOU_SECONDS)
             if not issubclass(kind, KeyboardInterrupt):
+                self._show_ending()
                 if isinstance(error, PeerLostError) and error.interrupted:
                     _say(str(error))
                 elif self._hook in (sys.__excepthook__, traces.on_uncaught):
@@ -108,14 +115,17 @@ class Watch:
                 else:
                     self._hook(kind, error, trace)
                 self._say_victim(error)
-                self._finish(1, _named(error))
+                self._begin_to_end(1, _named(error))
+                self._end_within_grace()
                 return
         except KeyboardInterrupt:
             pass  # then it was that, all along
         self._say_interrupted()
-        self._finish(INTERRUPTED, INTERRUPT)
+        self._begin_to_end(INTERRUPTED, INTERRUPT)
+        self._end_within_grace()
 
     def _say_interrupted(self) -> None:
+        self._show_ending()
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would end in a traceback
         if not self._launched:
@@ -124,10 +134,32 @@ class Watch:
             _flush()
             time.sleep(_AFTER_YOU_SECONDS)  # ending frees the claim, and mpirun then kills the rest
 
+    @property
+    def _job_id(self) -> str:
+        return self._world.job if self._world is not None else self._job
+
     def _is_first(self, event: str) -> bool:
         """Say whether no other rank of this host, which still lives, has asked the same."""
-        job = self._world.job if self._world is not None else self._job
-        return _first_on_this_host(f"{event}.{job}")
+        claimed = _claim(f"{event}.{self._job_id}")
+        if claimed is not None:
+            _claims.append(claimed)
+        return claimed is not None
+
+    def _show_ending(self) -> None:
+        """Show the other ranks of this host that this one may be busy with its end."""
+        if self._abort is not None and self._world is not None and self._sign is None:
+            self._sign = _claim(f"ending.{self._job_id}.{self._world.rank}")
+
+    def _await_others(self) -> None:
+        """Wait for the other ranks of this host that end, too: an abort would cut them short."""
+        if self._sign is None or self._world is None:
+            return
+        self._sign.close()
+        others = [rank for rank in range(self._world.size) if rank != self._world.rank]
+        while time.monotonic() < self._until and any(
+            _is_claimed(f"ending.{self._job_id}.{rank}") for rank in others
+        ):
+            time.sleep(_LOOK_SECONDS)
 
     def _say_victim(self, error: BaseException | None) -> None:
         """Tell the launcher where this rank ends for want of another: that one has failed."""
@@ -138,33 +170,41 @@ class Watch:
             with contextlib.suppress(AllreduceError):  # the leader is gone, too
                 self._world.store.set(VICTIM, b"")
 
-    def _end_job(self, code: int, reason: str) -> None:
-        """End the job where that is in our hands; else the others learn of this rank's loss."""
+    def _begin_to_end(self, code: int, reason: str) -> None:
+        """Tell the others that this process ends, which has a grace to do so from now on."""
+        global _failure
         _flush()
-        if self._abort is not None:
-            time.sleep(pmi.REPORT_SECONDS)
-            self._abort(code)
-        self._abandon(reason)
+        self._code, self._until = code, time.monotonic() + _grace()
+        _failure = _failure or reason
+        for tell in _told_of_failure:
+            tell(reason)
+        if self._launched and self._world is not None:
+            with contextlib.suppress(AllreduceError):  # the leader is gone
+                self._world.store.set(ENDING, b"")
+        # The connection's end tells the others of this rank's loss.
+        abandon: Any = getattr(self._world and self._world.store, "abandon", None)
+        if abandon is not None:
+            abandon()
 
-    def _finish(self, code: int, reason: str) -> None:
-        """End the job, and this process."""
-        self._end_job(code, reason)
-        last = threading.Timer(_LAST_SECONDS, _exit_now, (code,))
+    def _end_within_grace(self) -> None:
+        last = threading.Timer(self._until - time.monotonic(), self._end_now)
         last.daemon = True
         last.start()
 
+    def _end_now(self) -> None:
+        self.end_job()
+        _exit_now(self._code)
+
     def _at_exit(self) -> None:
         code, reason = self.ending()
-        if not code:
+        if not code or self._code:
             return
-        _flush()
+        self._show_ending()
         self._say_victim(exits.ending())
-        self._abandon(reason)
-        if self._abort is not None:
-            if exits.ending() is not None and self._is_first("exit"):  # no traceback tells it
-                _say(f"{self._who} ends with exit code {code}, and all with it")
-            time.sleep(pmi.REPORT_SECONDS)
-            self._abort(code)
+        self._begin_to_end(code, reason)
+        # No traceback tells of it.
+        if self._abort is not None and exits.ending() is not None and self._is_first("exit"):
+            _say(f"{self._who} ends with exit code {code}, and all with it")
 
     def ending(self) -> tuple[int, str]:
         """Return the exit code and the error with which this process ends, if it does so."""
@@ -174,6 +214,20 @@ class Watch:
             return 0, ""
         return code, _exit_named(code) if error is None else _named(error)
 
+    def end_job(self) -> None:
+        """End all ranks where MPI would wait for them, if this process ends abnormally."""
+        if not self._code or self._abort is None or os.getpid() != self._pid:
+            return
+        self._await_others()
+        _flush()
+        time.sleep(pmi.REPORT_SECONDS)
+        self._abort(self._code)
+
+    def note_loss(self) -> None:
+        """Tell the launcher that this rank has learnt of a failure elsewhere."""
+        if self._launched and self._world is not None:
+            self._world.store.tell(ENDING, b"")
+
     def close_world(self) -> None:
         """Leave in good order, at the end of a program that did not."""
         if self._world is None or os.getpid() != self._pid:
@@ -182,20 +236,24 @@ class Watch:
             self._world.close()
         except KeyboardInterrupt:
             self._say_interrupted()
-            self._end_job(INTERRUPTED, INTERRUPT)
-            _exit_now(INTERRUPTED)
-
-    def _abandon(self, reason: str) -> None:
-        """Break the connection so that the others learn of this rank's loss."""
-        global _failure
-        _failure = _failure or reason
-        abandon: Any = getattr(self._world and self._world.store, "abandon", None)
-        if abandon is not None:
-            abandon()
+            self._begin_to_end(INTERRUPTED, INTERRUPT)
+            self._end_now()
 
 
 _watches: list[Watch] = []
 _failure = ""
+_told_of_failure: list[Callable[[str], None]] = []
+
+
+def on_failure(tell: Callable[[str], None]) -> None:
+    """Have `tell` called at once with the error by which this process ends."""
+    _told_of_failure.append(tell)
+
+
+def note_loss() -> None:
+    """Tell the launcher that this rank has learnt of a failure elsewhere, and may be saving now."""
+    for watch in list(_watches):
+        watch.note_loss()
 
 
 def failure() -> str:
@@ -221,24 +279,37 @@ def _exit_named(code: int) -> str:
 
 
 @atexit.register
-def _close_worlds() -> None:
+def _end_watches() -> None:
     for watch in list(_watches):
+        watch.end_job()
         watch.close_world()
+
+
+def _grace() -> float:
+    """Return for how many seconds this process may go on after it has begun to end."""
+    try:
+        return settings.load().grace
+    except UsageError:  # of any variable, which what reads it has to tell
+        return settings.GRACE
 
 
 _claims: list[socket.socket] = []
 
 
-def _first_on_this_host(claim: str) -> bool:
-    """Say whether no living process has claimed this before; the claim ends with the process."""
+def _claim(name: str) -> socket.socket | None:
+    """Claim a name on this host, until the socket is closed; None if a living process has it."""
     claimed = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        claimed.bind(f"\0allreduce.{claim}")
+        claimed.bind(f"\0allreduce.{name}")
     except OSError:
         claimed.close()
-        return False
-    _claims.append(claimed)
-    return True
+        return None
+    return claimed
+
+
+def _is_claimed(name: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as visitor:
+        return visitor.connect_ex(f"\0allreduce.{name}") == 0
 
 
 def interactive() -> bool:

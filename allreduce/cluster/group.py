@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from allreduce.cluster import leader_pb2 as pb
 from allreduce.cluster.base import Member
-from allreduce.cluster.store import VICTIM, remove
+from allreduce.cluster.store import ENDING, VICTIM, remove
 
 Send = Callable[[pb.ToMember], None]
 
@@ -38,6 +38,7 @@ class Group:
     )
     culprit: int | None = None  # the first that was lost and has not said that it is a victim
     victims: set[int] = field(default_factory=set)
+    ending: set[int] = field(default_factory=set)  # who has said that it ends, or saves
     ended: dict[int, Member] = field(default_factory=dict)  # whose processes cannot join any more
     _members: dict[int, Member] = field(default_factory=dict)
     _send: dict[int, Send] = field(default_factory=dict)  # the members that are connected
@@ -128,6 +129,8 @@ class Group:
         if content == "set":
             if message.set.key == VICTIM:
                 self.victims.add(rank)
+            if message.set.key in (ENDING, VICTIM):
+                self.ending.add(rank)
             self._set(message.set.key, message.set.value)
             if message.request:
                 self._answer(rank, pb.ToMember(request=message.request, done=pb.Done()))

@@ -21,6 +21,7 @@ from allreduce.cluster.relay import Relay
 from allreduce.cluster.signals import Signals
 from allreduce.cluster.sink import Sink, Told
 from allreduce.cluster.stopped import Stopped
+from allreduce.cluster.store import ranks_text
 from allreduce.errors import JoinError
 from allreduce.events import logger
 
@@ -28,14 +29,13 @@ if TYPE_CHECKING:
     from allreduce.cluster.service import Leader
 
 _BLAME_SECONDS = 0.1  # until the leader knows of what broke when a rank has ended
-# Times the grace, for those that have said that they fail, too: on two idle cores they ended within
-# 0.8 to 1.1 s of a death, and were not through after 1.5 s with 18 busy processes beside.
-_PATIENCE = 3
-_KILL_SECONDS = 0.5  # between SIGTERM and SIGKILL
-_AGAIN_SECONDS = 0.1  # between looks whether these have ended
+# After a rank has failed, until SIGTERM goes to the ranks that have not noticed. On two idle cores,
+# ranks that wait for a dead one had ended after 0.8 to 1.1 s.
+_NOTICE_SECONDS = 1.5
+_PROGRESS_SECONDS = 3.0  # until the ranks are named that take longer to end
+_UNREAD_SECONDS = 1.5  # after a signal and the last rank's end, for the output to be read
 _HELD_SECONDS = 0.2  # after SIGKILL, until it is asked whether a debugger keeps what is dead
 _LOOK_SECONDS = 1.5  # between looks at what keeps the last ranks; the second one tells of it
-_INTERRUPT_SECONDS = 1.5  # between SIGINT and SIGTERM: a job ends within 3 s of Ctrl-C
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # they end the job
 _HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # the ranks' own affair
 _PAUSING = (signal.SIGTSTP, signal.SIGCONT)
@@ -47,7 +47,7 @@ class Job:
     Args:
         command: What each rank executes.
         size: How many ranks.
-        grace: Seconds the others may still report after a rank has failed.
+        grace: Seconds for which ranks may go on after a rank has failed, or a signal has come.
     """
 
     def __init__(self, command: list[str], size: int, grace: float) -> None:
@@ -58,7 +58,8 @@ class Job:
         descriptors.check(size * FILES + Signals.FILES + leading, f"cannot start {size} ranks")
         try:
             self._children = [
-                spawn(rank, command, environment(rank, size, self._secret)) for rank in range(size)
+                spawn(rank, command, environment(rank, size, self._secret, grace))
+                for rank in range(size)
             ]
         except OSError as error:
             raise JoinError(f"cannot start {size} ranks: {error}; see ulimit -a") from error
@@ -66,6 +67,8 @@ class Job:
         self._relays: dict[int, Relay] = {}
         self._plan: list[tuple[float, Callable[[], None]]] = []  # what to do when, in this order
         self._stop: signal.Signals | None = None
+        self._ending = False  # whether all are to end, and will be killed after the grace
+        self._unread = False  # whether all have ended, and only their output waits
         self._failed: list[Child] = []  # who ended with an error of their own, the first one first
         self._known = 0.0  # when the leader will have seen whose connection broke
         self._culprit: Child | None = None  # who has been named
@@ -136,6 +139,7 @@ class Job:
         for child in self._children:
             if child.reap():
                 self._note_end(child)
+        self._stop_waiting_for_readers()
         if self._waited_for:
             self._begin_to_look()
         for sink in (self._out, self._err):
@@ -215,8 +219,13 @@ class Job:
         elif number in _FORWARDED:
             living = sum(child.code is None for child in self._children)
             self._tell(f"got {number.name}; ending {living} rank{'s' * (living != 1)}")
-        self._send(number if number in _FORWARDED else signal.SIGTERM)
-        self._end_after(_INTERRUPT_SECONDS if polite else self._grace)
+        for child in self._children:
+            if number in (signal.SIGTERM, signal.SIGPIPE):
+                child.end()
+            else:
+                child.signal(number)
+                child.signal(signal.SIGCONT)  # one that is stopped would not act on it
+        self._end_after(self._grace)
 
     def _blame(self, last: bool = False) -> None:
         """Name the rank that has failed by itself, once its end is known, or at `last`.
@@ -247,24 +256,52 @@ class Job:
         self._signals.wake()
 
     def _end_after(self, seconds: float) -> None:
-        now = time.monotonic()
+        """Kill whoever lives after the grace, which begins once."""
+        if self._ending:
+            return
+        self._ending = True
+        self._after(seconds, self._kill)
+        self._after(min(_NOTICE_SECONDS, seconds), self._end_unaware)
+        if seconds > _PROGRESS_SECONDS:
+            self._after(_PROGRESS_SECONDS, self._tell_progress)
 
-        def end() -> None:
-            if self._reporting() and time.monotonic() < now + _PATIENCE * seconds:
-                self._after(_AGAIN_SECONDS, end)
-                return
-            self._blame(last=True)
-            self._send(signal.SIGTERM)
-            self._after(_KILL_SECONDS, self._kill)
+    def _end_unaware(self) -> None:
+        """Send SIGTERM to the ranks that do not end, and SIGKILL to those that a debugger stops.
 
-        self._plan = [(now + seconds, end)]
+        The ranks that end by themselves, or have learnt of a failure and may be saving, have told
+        the leader so.
+        """
+        aware = self._leader.ending if self._leader is not None else set()
+        if self._stop is None:
+            lost = self._leader.culprit if self._leader is not None else None
+            if lost not in aware:  # else its own end will tell how it failed
+                self._blame(last=True)
+            for child in self._children:
+                if child.rank not in aware:
+                    child.end()
+        held = [child for child in self._children if child.code is None and child.debugged]
+        for child in held:
+            child.signal(signal.SIGKILL)
+        if held:
+            self._after(_HELD_SECONDS, self._let_go)
 
-    def _reporting(self) -> bool:
-        """Say whether a rank lives that ends for want of another, and has said so."""
-        if self._leader is None or self._stop is not None:
-            return False
-        victims = self._leader.victims
-        return any(child.code is None and child.rank in victims for child in self._children)
+    def _tell_progress(self) -> None:
+        living = [child.rank for child in self._children if child.code is None]
+        if living:
+            remaining = self._grace - _PROGRESS_SECONDS
+            remedy = "a second signal kills" if self._stop is not None else "Ctrl-C twice kills"
+            self._tell(
+                f"waiting for {ranks_text(living)} to end, for up to {remaining:g} s more "
+                f"(--grace); {remedy} them"
+            )
+
+    def _stop_waiting_for_readers(self) -> None:
+        """After a signal, give whoever reads the output a moment once all ranks have ended."""
+        living = any(child.code is None for child in self._children)
+        if self._stop is not None and not living and not self._unread:
+            self._unread = True
+            self._plan.clear()
+            self._after(_UNREAD_SECONDS, lambda: None)
 
     def _after(self, seconds: float, do: Callable[[], None]) -> float:
         """Plan something; returns when it will be."""
@@ -273,6 +310,7 @@ class Job:
         return moment
 
     def _kill(self) -> None:
+        self._blame(last=True)
         self._send(signal.SIGKILL)
         self._after(_HELD_SECONDS, self._let_go)
 
@@ -298,8 +336,11 @@ class Job:
             child.signal(number)
 
     def _code(self) -> int:
-        """Return the exit code: a forwarded signal's, or that of the rank that has failed."""
-        if self._stop is not None:
+        """Return the exit code: a forwarded signal's, or that of the rank that has failed.
+
+        It is 0 where every rank has ended with 0, also after a signal: they have handled it.
+        """
+        if self._stop is not None and any(child.code for child in self._children):
             return 128 + self._stop
         failed = [child for child in self._failed if child is self._culprit] or self._failed
         return (failed[0].code or 0) if failed else 0

@@ -17,7 +17,7 @@ from allreduce.cluster.address import joined
 from allreduce.cluster.alone import world_of_one
 from allreduce.cluster.attendance import Attendance
 from allreduce.cluster.base import World
-from allreduce.cluster.endings import INTERRUPTED, Watch
+from allreduce.cluster.endings import INTERRUPTED, Watch, failure
 from allreduce.cluster.interfaces import Interface, interfaces, leaders_address
 from allreduce.cluster.launchers import Launcher, check_one, launcher
 from allreduce.cluster.machine import identity
@@ -45,8 +45,10 @@ def watch_from_import(rank: int) -> None:
         _unjoined = Watch(rank, abort=_abort_unjoined, job=str(pmi.proxy()))
 
 
-# Just before worlds are closed, where rank 0 leads for a while, until all have left.
-atexit.register(mpi_library.come_to_the_end)
+@atexit.register  # just before worlds are closed, where rank 0 leads until all have left
+def _come_to_the_end() -> None:
+    if not failure():  # then this process waits for nobody in MPI_Finalize
+        mpi_library.come_to_the_end()
 
 
 class _Wait:
@@ -118,8 +120,10 @@ def join_through(
     """Join all ranks of `mpi.COMM_WORLD`, which is initialised."""
     comm = mpi.COMM_WORLD
     rank, size = comm.Get_rank(), comm.Get_size()
+    global _unjoined
     if _unjoined is not None:
         _unjoined.end()
+        _unjoined = None
     abrupt.watch(rank, mpi_library.finalized)
     watch = Watch(rank, abort=partial(_abort, comm))
     hosted: Leader | None = None
@@ -146,6 +150,7 @@ def join_through(
     except BaseException:
         if hosted is not None:
             hosted.close()
+        _unjoined = watch  # uncaught, the error has to end the job; the next attempt replaces it
         raise
 
 

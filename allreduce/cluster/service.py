@@ -89,6 +89,11 @@ class Leader:
         """The ranks that have said that they end for want of another."""
         return set().union(*(group.victims for group in list(self.groups.values())))
 
+    @property
+    def ending(self) -> set[int]:
+        """The ranks that have said that they end, or may be saving because another is lost."""
+        return set().union(*(group.ending for group in list(self.groups.values())))
+
     def end(self, rank: int, pid: int) -> None:
         """Note that a rank's process has ended normally: those who wait for it to join are told."""
 

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from allreduce.cluster.waiting import Wait
 from allreduce.errors import ClosedError, TimeoutError
 
+# The key under which a rank says that it is ending, or may be saving because another is lost.
+ENDING = "ending"
 VICTIM = "victim"  # the key under which a rank says that it ends for want of another
 
 

@@ -6,7 +6,7 @@ import atexit
 import os
 import weakref
 
-from allreduce.cluster import failure
+from allreduce.cluster import endings, failure
 from allreduce.comm import attendant
 from allreduce.comm.base import Transport
 
@@ -30,13 +30,22 @@ def _living() -> list[Transport]:
     return [one for one in found if one is not None]
 
 
+def _abort_all(reason: str) -> None:
+    """Tell the peers at once by what error this program ends, which may take it a while."""
+    for transport in _living():
+        transport.abort(f"its program ended with {reason}")
+
+
+endings.on_failure(_abort_all)
+
+
 @atexit.register
 def leave_all() -> None:
     """Tell the peers that this program has come to its end: it has not died."""
     attendant.leave()
+    if failure():
+        _abort_all(failure())
     for transport in _living():
-        if failure():
-            transport.abort(f"its program ended with {failure()}")
         transport.close(drain=False)
 
 
