@@ -8,11 +8,16 @@ to be closed on exec; a fork leaves them open.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 import stat
 import weakref
 from typing import Protocol
+
+from allreduce.cluster.address import split
+
+_End = tuple[str, int]  # an address without brackets or zone, and a port
 
 
 class Connected(Protocol):
@@ -21,46 +26,77 @@ class Connected(Protocol):
     address: str
 
 
-_connected: weakref.WeakSet[Connected] = weakref.WeakSet()
+_connected: weakref.WeakKeyDictionary[Connected, frozenset[_End]] = weakref.WeakKeyDictionary()
 
 
 def hold(connected: Connected) -> None:
-    """Close this one's sockets in children that are forked from now on."""
-    _connected.add(connected)
+    """Close this one's sockets in children that are forked from now on.
+
+    A name is resolved now, because a child must not: another thread may have been at it.
+    """
+    _connected[connected] = _ends(connected.address)
 
 
 def release(connected: Connected) -> None:
     """Forget one that has closed its sockets."""
-    _connected.discard(connected)
+    _connected.pop(connected, None)
+
+
+def _ends(address: str) -> frozenset[_End]:
+    """Return the addresses that `host:port` stands for; none if the name does not resolve."""
+    host, port = split(address)
+    try:
+        return frozenset({(_plain(host), port)})
+    except ValueError:  # a name
+        with contextlib.suppress(OSError):
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            return frozenset((_plain(str(entry[4][0])), port) for entry in found)
+    return frozenset()
+
+
+def _plain(host: str) -> str:
+    """Write an address in one form: gRPC's IPv6 sockets speak IPv4, too."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
 
 
 def _after_fork() -> None:
-    ports = {int(each.address.rpartition(":")[2]) for each in _connected}
+    leaders = frozenset().union(*_connected.values())
     _connected.clear()
-    if not ports:
+    if not leaders:
         return
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for name in os.listdir("/proc/self/fd"):
-        if ports & _ports(int(name)):
+        if _reaches(int(name), leaders):
             os.dup2(nothing, int(name), inheritable=False)  # gRPC may yet close that number
     os.close(nothing)
 
 
-def _ports(fd: int) -> set[int]:
-    """Give the ports of a TCP socket's ends; none for anything else."""
+def _reaches(fd: int, leaders: frozenset[_End]) -> bool:
+    """Say whether one end of a TCP socket is a leader's; not for anything else."""
     try:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-            return set()
+            return False
         ours = socket.socket(fileno=fd)
     except OSError:  # the listing's own, which is closed again
-        return set()
-    ports = set()
+        return False
+    found = False
     if ours.family in (socket.AF_INET, socket.AF_INET6):
-        for end in (ours.getsockname, ours.getpeername):
+        for end, local in ((ours.getsockname, True), (ours.getpeername, False)):
             with contextlib.suppress(OSError):  # it listens, and has no peer
-                ports.add(end()[1])
+                host, port = end()[:2]
+                found = found or _is_leaders(_plain(host), port, leaders, local=local)
     ours.detach()
-    return ports
+    return found
+
+
+def _is_leaders(host: str, port: int, leaders: frozenset[_End], *, local: bool) -> bool:
+    """Compare one end; a leader that listens everywhere is at all addresses of this machine."""
+    if (host, port) in leaders:
+        return True
+    here = local or ipaddress.ip_address(host).is_loopback
+    return here and any((every, port) in leaders for every in ("0.0.0.0", "::"))
 
 
 os.register_at_fork(after_in_child=_after_fork)

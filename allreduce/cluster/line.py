@@ -39,6 +39,7 @@ class Line:
             self._channel.close()
             forks.release(self)
             raise ConnectionError(unresolved(address) or f"nothing answers at {address}")
+        forks.hold(self)  # again: a name may not have resolved before
         self.greetings: queue.SimpleQueue[pb.ToMember | None] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[pb.FromMember | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
