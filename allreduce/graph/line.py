@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from pathlib import Path
+from types import FrameType
 
-import numpy as np
-
-# Of this package and of NumPy, which calls back what was passed to it.
-_NOT_THE_USERS = tuple(
-    f"{Path(file).resolve()}/" for file in (Path(__file__).parents[1], Path(np.__file__).parent)
-)
+# By their modules' names: an editable install has `allreduce.strategies` in another folder. NumPy
+# calls back what was passed to it.
+_LIBRARIES = frozenset((__name__.partition(".")[0], "numpy"))
 
 
 class _Started(threading.local):
@@ -29,9 +26,12 @@ def started_at(line: str) -> None:
 def users_line() -> str:
     """Find the innermost caller outside of this package and NumPy, as "file:line"."""
     frame = sys._getframe(1)
-    while frame.f_back and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+    while frame.f_back and _package(frame) in _LIBRARIES:
         frame = frame.f_back
-    file = frame.f_code.co_filename
-    if _here.line is not None and file.startswith((threading.__file__, *_NOT_THE_USERS)):
+    if _here.line is not None and _package(frame) in (*_LIBRARIES, threading.__name__):
         return _here.line
-    return f"{file}:{frame.f_lineno}"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
