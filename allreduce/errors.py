@@ -44,6 +44,13 @@ def everywhere(error: _Error) -> _Error:
     return error
 
 
+def reworded(error: _Error, text: str) -> _Error:
+    """Make the same error with another message: its class, attributes and notes are kept."""
+    made = type(error)(text)
+    vars(made).update(vars(error))
+    return made
+
+
 class UsageError(AllreduceError, ValueError):
     """A call, an argument or a setting is wrong."""
 

@@ -71,3 +71,12 @@ def test_what_others_call_it_is_understood(given: str, meant: str) -> None:
 def test_case_and_short_forms_are_understood(given: str, meant: str) -> None:
     known = ["accuracy", "adam", "mse", "ReLU6"]
     assert str(errors.unknown_name("name", given, known)).endswith(f"did you mean {meant!r}?")
+
+
+def test_another_message_keeps_class_attributes_and_notes() -> None:
+    error = errors.everywhere(errors.PeerLostError("rank 1 died"))
+    error.interrupted = True
+    error.add_note("while saving")
+    made = errors.reworded(error, f"part 'in' failed: {error}")
+    assert (type(made), str(made)) == (errors.PeerLostError, "part 'in' failed: rank 1 died")
+    assert (made.everywhere, made.interrupted, made.__notes__) == (True, True, ["while saving"])

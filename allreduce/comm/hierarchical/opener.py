@@ -20,7 +20,7 @@ from allreduce.comm.opening import communicators
 from allreduce.comm.shared.opener import shared_transports
 from allreduce.comm.tcp.opener import tcp_transports
 from allreduce.comm.tcp.transport import TcpTransport
-from allreduce.errors import AllreduceError, UnsupportedError, UsageError
+from allreduce.errors import AllreduceError, UnsupportedError, UsageError, reworded
 
 _Opens = Callable[..., Sequence[LevelTransport]]
 
@@ -125,7 +125,7 @@ class _Meeting:
             made = opens(world, len(mine), name=name, timeout=self.timeout)
         except AllreduceError as error:  # which begins with what carries this part
             where = f"[hierarchical] {self.world.called()}"
-            raise type(error)(f"{where}: its part {part!r} failed: {error}") from error
+            raise reworded(error, f"{where}: its part {part!r} failed: {error}") from error
         self.opened.extend(made)
         return dict(zip(mine, made, strict=True))
 

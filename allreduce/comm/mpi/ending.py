@@ -10,7 +10,7 @@ from allreduce.comm.failures import dead
 from allreduce.comm.mpi.flight import Flight
 from allreduce.comm.mpi.news import News, Notice
 from allreduce.comm.mpi.work import MpiWork
-from allreduce.errors import AllreduceError, ClosedError, OutOfMemoryError, PeerLostError
+from allreduce.errors import AllreduceError, ClosedError, OutOfMemoryError, PeerLostError, reworded
 
 
 class Ending:
@@ -77,7 +77,9 @@ class Ending:
         except OutOfMemoryError as error:
             self.fail(OutOfMemoryError(f"{self._where}: {error}"), "aborted", str(error))
         except AllreduceError as error:
-            self.fail(type(error)(f"{self._where}: {error}"), "mismatch", str(error))
+            told = reworded(error, f"{self._where}: {error}")
+            told.__cause__ = error  # it is raised by another call
+            self.fail(told, "mismatch", str(error))
         except self._mpi.Exception as error:
             text = f"MPI failed, as after the loss of a rank or of a network: {error}"
             self.fail(PeerLostError(f"{self._where}: {text}"), "aborted", text)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from allreduce.errors import InternalError, UsageError, unknown_name
+from allreduce.errors import InternalError, UsageError, reworded, unknown_name
 from allreduce.graph.node import told
 from allreduce.graph.spec import Spec
 
@@ -87,7 +87,7 @@ def is_native(*arrays: np.ndarray) -> bool:
 
 def located(error: UsageError, name: str, line: str, part: str) -> UsageError:
     """Say where in the user's program, and in which layer, a kernel refused its inputs."""
-    return type(error)(f"{line}: {f'{told(part)}: ' if part else ''}{name}: {error}")
+    return reworded(error, f"{line}: {f'{told(part)}: ' if part else ''}{name}: {error}")
 
 
 def cut(gradient: Any, output: Any, inputs: Sequence[Any], attrs: Attrs) -> Sequence[Any]:
