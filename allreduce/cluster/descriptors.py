@@ -6,6 +6,7 @@ a file finds it missing, and gRPC ends the process, or crashes.
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 
@@ -13,6 +14,7 @@ from allreduce.errors import JoinError
 
 _LEADER_FILES = 10  # that gRPC and its event loops open to listen
 LINE_FILES = 5  # that gRPC opens to call a leader
+_STRANGERS_PART = 0.25  # of the files that are left: a group needs some for each of its members
 _SPARE = 8  # for what comes and goes meanwhile: listeners, strangers, files that are passed on
 
 
@@ -29,17 +31,34 @@ def shortage(needed: int) -> str:
     """
     needed += _SPARE
     most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:  # the listing itself is one of those that are open
-        left = most + 1 - sum(int(name) < most for name in os.listdir("/proc/self/fd"))
-    except OSError:  # which it cannot be
-        left = 0
-    if most == resource.RLIM_INFINITY or left >= needed:
+    left = _left(most)
+    if left >= needed:
         return ""
     raised = "raise it with ulimit -n" if hard > most else "have its administrator raise it"
     return (
-        f"it needs {needed} file descriptors, but {max(0, left)} are left of the {most} that "
+        f"it needs {needed} file descriptors, but {max(0, int(left))} are left of the {most} that "
         f"ulimit -n allows; {raised}"
     )
+
+
+def for_strangers(wanted: int) -> int:
+    """Return how many files strangers may have open here: a part of what is left, and at least 1.
+
+    Args:
+        wanted: How many they may have where many are left.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(wanted, int(_left(most) * _STRANGERS_PART)))
+
+
+def _left(most: int) -> float:
+    """Return how many files more this process can open of the `most` that it may have."""
+    if most == resource.RLIM_INFINITY:
+        return math.inf
+    try:  # the listing itself is one of those that are open
+        return most + 1 - sum(int(name) < most for name in os.listdir("/proc/self/fd"))
+    except OSError:  # which it cannot be
+        return 0
 
 
 def check(needed: int, purpose: str) -> None:

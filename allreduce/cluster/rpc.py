@@ -26,13 +26,17 @@ _COMMON = [
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),
 ]
-SERVER_OPTIONS = [
+_SERVER_OPTIONS = [
     *_COMMON,
     ("grpc.so_reuseport", 0),  # else two leaders could share one port
     ("grpc.max_concurrent_streams", 1),  # of one connection; a member has one call
     # Heartbeats find a lost member. gRPC's own keepalive would end the connection of one that is
     # stopped while it is sent something: by TCP_USER_TIMEOUT after 20 s, or a ping after 60.
     ("grpc.keepalive_time_ms", 2**31 - 1),  # never
+    # Connections of strangers end: gRPC's own limits are 120 s and none. A member that finds no
+    # place because of them tries again for longer than the first of these.
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    ("grpc.max_connection_idle_ms", 10_000),  # without a call, which a member always has
 ]
 CHANNEL_OPTIONS = [
     *_COMMON,
@@ -48,11 +52,16 @@ __all__ = [
     "LEFT",
     "MAX_VALUE_BYTES",
     "PROTOCOL",
-    "SERVER_OPTIONS",
     "grpc",
     "leader_pb2_grpc",
+    "server_options",
     "silence",
 ]
+
+
+def server_options(connections: int) -> list[tuple[str, int]]:
+    """Return the options of a server that accepts so many connections at the same time."""
+    return [*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", connections)]
 
 
 def silence(timeout: float) -> float:

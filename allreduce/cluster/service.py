@@ -13,8 +13,8 @@ from allreduce.cluster import descriptors, forks
 from allreduce.cluster.address import check_secret, unresolved
 from allreduce.cluster.base import Member
 from allreduce.cluster.group import Group
-from allreduce.cluster.rpc import LEFT, SERVER_OPTIONS, grpc, leader_pb2_grpc, silence
-from allreduce.cluster.session import Session
+from allreduce.cluster.rpc import LEFT, grpc, leader_pb2_grpc, server_options, silence
+from allreduce.cluster.session import STRANGERS, Session
 from allreduce.errors import JoinError
 
 START_SECONDS = 10.0
@@ -54,6 +54,7 @@ class Leader:
         check_secret(address, secret)
         wanted = f"[cluster] no group leader of {size} ranks can listen at {address}"
         descriptors.check(descriptors.leader_files(size), wanted)
+        self._strangers = descriptors.for_strangers(STRANGERS)
         self.size, self.secret, self.silence = size, secret, silence(timeout)
         self.generation = generation
         self.address = address
@@ -61,7 +62,6 @@ class Leader:
         self.ended: dict[int, Member] = {}
         self.closing = False
         self.left = False  # whether it ends because its host leaves in good order
-        self.greeting = 0
         self.attending = 0  # members that are connected
         self.asked = time.monotonic()  # when one of them last made a request
         self._started: threading.Event = threading.Event()
@@ -142,7 +142,7 @@ class Leader:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = grpc.aio.server(options=server_options(self.size + self._strangers))
         leader_pb2_grpc.add_LeaderServicer_to_server(_Servicer(self), server)  # type: ignore[no-untyped-call]
         try:
             port = server.add_insecure_port(self.address)

@@ -15,7 +15,7 @@ from allreduce.cluster.rpc import BEAT_SECONDS, PROTOCOL, grpc
 
 HANDSHAKE_SECONDS = 10.0
 GREETING_BYTES = 4096  # a stranger's message, whose memory a flood would multiply, is small
-STRANGERS = 16  # how many more than all ranks may shake hands at the same time
+STRANGERS = 16  # how many more than all ranks may be connected, where files are plenty
 
 
 class Host(Protocol):
@@ -29,7 +29,6 @@ class Host(Protocol):
     groups: dict[int, Group]
     ended: dict[int, Member]
     attending: int
-    greeting: int  # connections that have not proved anything yet
     asked: float
 
 
@@ -43,18 +42,10 @@ class Session:
 
     async def serve(self) -> None:
         """Serve the member to its end."""
-        leader = self._leader
-        if leader.greeting >= leader.size + STRANGERS:
-            self._context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
-            self._context.set_details(f"{leader.greeting} others are shaking hands with it")
-            return
-        leader.greeting += 1
         try:
             admitted = await asyncio.wait_for(self._shake_hands(), HANDSHAKE_SECONDS)
         except (TimeoutError, grpc.aio.BaseError):  # too slow, or it went before it was answered
             return
-        finally:
-            leader.greeting -= 1
         if admitted:
             await self._attend()
 
