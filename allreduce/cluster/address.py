@@ -60,6 +60,28 @@ def check_secret(address: str, secret: bytes) -> None:
         )
 
 
+def check_loopback(address: str) -> None:
+    """Refuse to meet over a loopback interface that is down, as in a new network namespace.
+
+    Raises:
+        JoinError: `address` is on it, and it is. Otherwise nothing would answer there.
+    """
+    host = split(address)[0]
+    try:
+        if not ipaddress.IPv4Address(host).is_loopback:
+            return
+    except ValueError:  # a name, or IPv6
+        return
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # which sends nothing
+        except OSError as error:
+            raise JoinError(
+                f"[cluster] this host does not reach itself at {host} ({error.strerror}): its "
+                "loopback interface is down; bring it up with ip link set lo up"
+            ) from error
+
+
 def unresolved(address: str) -> str:
     """Say that the name in `host:port` does not resolve, and why; nothing if it does."""
     host = split(address)[0]

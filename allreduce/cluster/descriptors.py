@@ -15,6 +15,7 @@ from allreduce.errors import JoinError
 _LEADER_FILES = 10  # that gRPC and its event loops open to listen
 LINE_FILES = 5  # that gRPC opens to call a leader
 _STRANGERS_PART = 0.25  # of the files that are left: a group needs some for each of its members
+_MOST = 2**16  # that are tried one by one
 _SPARE = 8  # for what comes and goes meanwhile: listeners, strangers, files that are passed on
 
 
@@ -55,10 +56,28 @@ def _left(most: int) -> float:
     """Return how many files more this process can open of the `most` that it may have."""
     if most == resource.RLIM_INFINITY:
         return math.inf
-    try:  # the listing itself is one of those that are open
-        return most + 1 - sum(int(name) < most for name in os.listdir("/proc/self/fd"))
-    except OSError:  # which it cannot be
+    try:
+        return most - sum(fd < most for fd in opened())
+    except OSError:  # not even one for the listing
         return 0
+
+
+def opened() -> list[int]:
+    """List the descriptors that are open, also where there is no /proc."""
+    try:  # the listing's own is in it, and closed again
+        return [fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_open(fd)]
+    except FileNotFoundError:
+        return list(
+            filter(_is_open, range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _MOST)))
+        )
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def check(needed: int, purpose: str) -> None:

@@ -15,6 +15,7 @@ import stat
 import weakref
 from typing import Protocol
 
+from allreduce.cluster import descriptors
 from allreduce.cluster.address import split
 
 _End = tuple[str, int]  # an address without brackets or zone, and a port
@@ -67,20 +68,17 @@ def _after_fork() -> None:
     if not leaders:
         return
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for name in os.listdir("/proc/self/fd"):
-        if _reaches(int(name), leaders):
-            os.dup2(nothing, int(name), inheritable=False)  # gRPC may yet close that number
+    for fd in descriptors.opened():
+        if _reaches(fd, leaders):
+            os.dup2(nothing, fd, inheritable=False)  # gRPC may yet close that number
     os.close(nothing)
 
 
 def _reaches(fd: int, leaders: frozenset[_End]) -> bool:
     """Say whether one end of a TCP socket is a leader's; not for anything else."""
-    try:
-        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-            return False
-        ours = socket.socket(fileno=fd)
-    except OSError:  # the listing's own, which is closed again
+    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
         return False
+    ours = socket.socket(fileno=fd)
     found = False
     if ours.family in (socket.AF_INET, socket.AF_INET6):
         for end, local in ((ours.getsockname, True), (ours.getpeername, False)):

@@ -49,7 +49,8 @@ def process_state(pid: int) -> str:
         with open(f"/proc/{pid}/stat") as stat:
             letter = stat.read().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return f"process {pid} is dead"
+        # An empty /proc, as some sandboxes have it, says nothing.
+        return f"process {pid} is dead" if os.path.exists("/proc/self") else f"process {pid}"
     except OSError:  # hidden from us
         return f"process {pid}"
     return f"process {pid} {STATES.get(letter, 'is alive')}"

@@ -10,9 +10,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from allreduce.cluster import descriptors, proof
+from allreduce.cluster import address_space, descriptors, proof
 from allreduce.cluster import leader_pb2 as pb
-from allreduce.cluster.address import LOOPBACK, check_secret, split
+from allreduce.cluster.address import LOOPBACK, check_loopback, check_secret, split
 from allreduce.cluster.base import World
 from allreduce.cluster.client import LeaderStore
 from allreduce.cluster.interfaces import towards
@@ -78,8 +78,10 @@ class Meeting:
     def _join(self) -> World:
         for address in self.addresses:
             check_secret(address, self.secret)
+            check_loopback(address)
         wanted = f"[cluster] rank {self.rank}: cannot call the group leader"
         descriptors.check(descriptors.LINE_FILES, wanted)
+        address_space.check(address_space.LINE_THREADS, wanted)
         line, job = self._connect()
         store = LeaderStore(line, self.rank, self.whereabouts, self.hosted)
         try:

@@ -9,8 +9,8 @@ import threading
 import time
 from typing import Any
 
-from allreduce.cluster import descriptors, forks
-from allreduce.cluster.address import check_secret, unresolved
+from allreduce.cluster import address_space, descriptors, forks
+from allreduce.cluster.address import check_loopback, check_secret, unresolved
 from allreduce.cluster.base import Member
 from allreduce.cluster.group import Group
 from allreduce.cluster.rpc import LEFT, grpc, leader_pb2_grpc, server_options, silence
@@ -53,7 +53,9 @@ class Leader:
     ) -> None:
         check_secret(address, secret)
         wanted = f"[cluster] no group leader of {size} ranks can listen at {address}"
+        check_loopback(address)
         descriptors.check(descriptors.leader_files(size), wanted)
+        address_space.check(address_space.leader_threads(), wanted)
         self._strangers = descriptors.for_strangers(STRANGERS)
         self.size, self.secret, self.silence = size, secret, silence(timeout)
         self.generation = generation
