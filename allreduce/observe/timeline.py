@@ -5,6 +5,7 @@ Source of the format: Trace Event Format, Google, "Complete Events" and "Metadat
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 import time
@@ -108,8 +109,8 @@ class Timeline:
         own = self._path.with_suffix(f".rank{rank}.json")
         try:
             _write(own, [(rank, self._spans)])
-        except OSError as failure:  # another error is the one to be raised
-            events.logger.warning("cannot write what %s recorded: %s", own, failure)
+        except UsageError as failure:  # another error is the one to be raised
+            events.logger.warning("%s", failure)
 
     def _record(self, event: events.Event) -> None:
         fields: dict[str, Any] = {} if event.value is None else {"value": event.value}
@@ -156,7 +157,14 @@ def _write(path: Path, ranks: Sequence[tuple[int, Sequence[Span]]]) -> None:
             times = {"ts": (start - first) * 1e6, "dur": seconds * 1e6}
             place = {"pid": rank, "tid": lanes[lane]}
             listed.append({"name": name, "ph": "X", **times, **place, "args": fields})
-    path.write_text(json.dumps({"traceEvents": listed, "displayTimeUnit": "ms"}))
+    try:
+        path.write_text(json.dumps({"traceEvents": listed, "displayTimeUnit": "ms"}))
+    except OSError as error:
+        remedy = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "allow to write"
+        raise UsageError(
+            f"cannot write the timeline {path}: {error.strerror or error}; {remedy} there, or name "
+            "a file elsewhere"
+        ) from error
 
 
 def _apart(spans: Sequence[Span]) -> list[Span]:

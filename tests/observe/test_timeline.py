@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from itertools import pairwise
@@ -161,7 +162,7 @@ def test_the_error_of_the_block_is_raised_whatever_can_be_written(
 
     with pytest.raises(ValueError, match="the block's"), ar.observe.timeline(folder / "trace.json"):
         fail()
-    assert "cannot write what" in caplog.text
+    assert "cannot write the timeline" in caplog.text
 
 
 def test_paths_that_are_none_are_refused(tmp_path: Path) -> None:
@@ -171,3 +172,11 @@ def test_paths_that_are_none_are_refused(tmp_path: Path) -> None:
     timeline = ar.observe.timeline(tmp_path / "trace.json")
     with timeline, pytest.raises(UsageError, match="is being recorded already"):
         timeline.__enter__()
+
+
+def test_a_full_disk_is_told_with_the_file_and_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.symlink_to("/dev/full")
+    said = f"cannot write the timeline {path}: No space left on device; make room there"
+    with pytest.raises(UsageError, match=re.escape(said)), ar.observe.timeline(path):
+        pass
