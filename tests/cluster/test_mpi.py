@@ -321,3 +321,26 @@ def test_a_forked_child_ends_without_the_others(script: Write) -> None:
     )
     result = run(mpirun(2, script(lines)), deadline=25)
     assert (result.code, sorted(result.out.split())) == (0, ["0", "0", "3", "3"]), result
+
+
+def test_joins_that_fail_leave_no_hooks_behind(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import sys\n"
+        "hook = sys.excepthook\n"
+        "from allreduce import JoinError, cluster\n"
+        "from allreduce.cluster import endings, mpi\n"
+        "def fail(*_): raise JoinError('no')\n"
+        "meet, mpi._meet = mpi._meet, fail\n"
+        "hooks = set()\n"
+        "for _ in range(3):\n"
+        "    try: cluster.join()\n"
+        "    except JoinError: hooks.add(len(endings._watches))\n"
+        "mpi._meet = meet\n"
+        "world = cluster.join()\n"
+        "hooks.add(len(endings._watches))\n"
+        "world.close()\n"
+        "print(hooks, endings._watches, sys.excepthook in (hook, cluster.traces.on_uncaught))\n"
+    )
+    result = run(mpirun(2, path))
+    assert (result.code, result.out) == (0, "{1} [] True\n" * 2), result
