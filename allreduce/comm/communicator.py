@@ -95,8 +95,9 @@ class Communicator(Calling, Groups):
         """Allocate an array of zeros in symmetric memory; a collective call.
 
         Collectives whose arrays (or slices) lie in such memory on every member copy nothing. It is
-        freed with the last array that uses it; after the communicator has died it still can be
-        read, but peers may have left anything in it.
+        freed with the last array that uses it. After the communicator has died it can still be
+        read and written, and no other member changes it any more; what the failed calls left in
+        their outputs is undefined.
 
         Raises:
             OutOfMemoryError: A member cannot have the memory; raised on all members.

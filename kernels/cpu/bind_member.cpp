@@ -154,6 +154,8 @@ void bind_member(nb::module_& m) {
           },
           nb::arg("seq"), nb::arg("text"))
       .def("last", &Member::last)
+      .def("exposed", &Member::exposed, nb::call_guard<nb::gil_scoped_release>())
+      .def("isolate", &Member::isolate, nb::call_guard<nb::gil_scoped_release>())
       .def("leave", &Member::leave, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "abort",

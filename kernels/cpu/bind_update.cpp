@@ -33,6 +33,9 @@ class AdamUpdate : public TypedUpdate<T> {
     tensor_kernels().of<T>().adam(reinterpret_cast<T*>(values), reinterpret_cast<const T*>(sums),
                                   m_ + low, v_ + low, step, count);
   }
+  std::vector<const std::byte*> slots() const override {
+    return {reinterpret_cast<const std::byte*>(m_), reinterpret_cast<const std::byte*>(v_)};
+  }
 
  private:
   T *m_, *v_;
@@ -57,6 +60,9 @@ class SgdUpdate : public TypedUpdate<T> {
     step.count = *this->header_;
     tensor_kernels().of<T>().sgd(reinterpret_cast<T*>(values), reinterpret_cast<const T*>(sums),
                                  velocity_ + low, step, count);
+  }
+  std::vector<const std::byte*> slots() const override {
+    return {reinterpret_cast<const std::byte*>(velocity_)};
   }
 
  private:

@@ -58,6 +58,23 @@ void Group::await_readers(int member) const {
     sched_yield();
 }
 
+// Pairs with await_stores(), as begin_read() with await_readers().
+bool Group::begin_store() {
+  stores_.fetch_add(1, std::memory_order_seq_cst);
+  bool allowed = control_.header().culprit.load(std::memory_order_seq_cst) == 0;
+  for (int member = 0; member < members_; ++member)
+    if (process_of(member) == 0 && control_.state(member).left.load(std::memory_order_seq_cst) != 0)
+      allowed = false;
+  if (!allowed) end_store();
+  return allowed;
+}
+
+void Group::end_store() { stores_.fetch_sub(1, std::memory_order_seq_cst); }
+
+void Group::await_stores() const {
+  while (stores_.load(std::memory_order_seq_cst) != 0) sched_yield();
+}
+
 void Group::check_peers(int witness, std::uint64_t seq) {
   std::lock_guard lock(peers_mutex_);
   if (peers_.empty()) return;

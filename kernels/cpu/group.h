@@ -41,6 +41,13 @@ class Group {
   void end_read(int member);
   // Waits until nobody reads in a member's arrays, which has failed or left: a step at most.
   void await_readers(int member) const;
+  // Surrounds a step in which a thread of this process stores into the symmetric memory of all
+  // members; false if one of this process may have failed or left, and taken its arrays back.
+  bool begin_store();
+  void end_store();
+  // Waits until no thread of this process is in such a step, after a failure or `left`: a step at
+  // most.
+  void await_stores() const;
   // Blames a member of any process that is gone without having left.
   void check_peers(int witness, std::uint64_t seq);
   // Whether a member of any process has left in good order.
@@ -111,6 +118,7 @@ class Group {
   std::vector<int> processes_;  // of each member
   bool has_processes_ = false;
   std::vector<std::atomic<int>> readers_;  // threads of this process, of each member's arrays
+  std::atomic<int> stores_{0};  // threads of this process in a step that stores everywhere
   std::mutex peers_mutex_;
   std::vector<Peer> peers_;
   std::atomic<int> region_count_{0};

@@ -177,9 +177,38 @@ void Member::post_ready() {
   }
 }
 
+void Member::expose(const std::shared_ptr<SymmetricRegion>& region, std::byte* low,
+                    std::uint64_t bytes) {
+  const auto same = [&](const Exposed& one) { return one.low == low && one.high == low + bytes; };
+  if (bytes != 0 && std::none_of(exposed_.begin(), exposed_.end(), same))
+    exposed_.push_back({region, low, low + bytes});
+}
+
+// Notes what members of other processes may store into in a call that this one has posted: its
+// output; and, where an update keeps something of the values, their own slices of that, which this
+// process reads to save it (graph/slices.py).
+void Member::expose(const Work& work) {
+  if (!work.out_region || work.seq >= posted_ || !group_->has_processes()) return;
+  const std::uint64_t unit = size_of(work.call.type), bytes = work.call.count * unit;
+  expose(work.out_region, work.out, bytes);
+  if (work.update == nullptr) return;
+  for (const std::byte* slots : work.update->slots()) {
+    const auto region = group_->find_region(index(), slots, bytes);
+    if (!region) continue;
+    for (int member = 0; member < share_.members; ++member) {
+      if (group_->process_of(member) == 0) continue;
+      const Slice part = slice_of(work.call.count, unit, share_.members, member);
+      std::byte* theirs = region->part(member) + (slots - region->part(index()));
+      expose(region, theirs + part.low * unit, (part.high - part.low) * unit);
+    }
+  }
+}
+
 // After the word, or `left`, that says so.
 void Member::fail_all() {
   group_->await_readers(index());
+  group_->await_stores();
+  for (const auto& work : queue_) expose(*work);
   for (const auto& work : queue_) work->state.store(State::failed, std::memory_order_release);
   queue_.clear();
   pending_.store(0, std::memory_order_release);
@@ -270,6 +299,32 @@ void Member::note(std::uint64_t seq, std::string_view text) {
   }
   Note& own = share_.control().note(share_.me, seq);
   if (own.read(seq) == nullptr) own.write(seq, text);
+}
+
+std::uint64_t Member::exposed() {
+  if (group_->inherited()) return 0;
+  std::lock_guard lock(mutex_);
+  if (group_->culprit_word() != 0) fail_all();
+  std::uint64_t bytes = 0;
+  for (const Exposed& one : exposed_) bytes += static_cast<std::uint64_t>(one.high - one.low);
+  return bytes;
+}
+
+// Not under the lock of calls, which start with the GIL. Who comes second waits until it is done.
+int Member::isolate() {
+  std::lock_guard isolating(isolating_);
+  for (;;) {
+    Exposed first;
+    {
+      std::lock_guard lock(mutex_);
+      if (exposed_.empty()) return 0;
+      first = exposed_.front();
+    }
+    if (const int error = first.region->mapping.isolate(first.low, first.high); error != 0)
+      return error;
+    std::lock_guard lock(mutex_);
+    exposed_.erase(exposed_.begin());  // others only append
+  }
 }
 
 void Member::abort(const char* reason, std::size_t length) {

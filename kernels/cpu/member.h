@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "collectives.h"
 #include "p2p.h"
@@ -54,6 +55,11 @@ class Member {
   void leave();
   // Tells the others about its call `seq`, unless it has done so.
   void note(std::uint64_t seq, std::string_view text);
+  // The bytes of arrays here that other processes may still store into, once this member has failed
+  // or left: they may be stopped in the middle of a call, and go on at any time.
+  std::uint64_t exposed();
+  // Takes those out of the memory that processes share; returns 0, or an errno value if some stay.
+  int isolate();
   // Kills the communicator in this member's name.
   void abort(const char* reason, std::size_t length);
   // Kills it because a call, or a message, took too long; unless it is complete by now. The reason
@@ -73,6 +79,8 @@ class Member {
   void post_ready();
   bool finished_by_all(std::uint64_t calls);
   void copy_alone(Work& work);
+  void expose(const Work& work);
+  void expose(const std::shared_ptr<SymmetricRegion>& region, std::byte* low, std::uint64_t bytes);
   void fail_all();
 
   const std::shared_ptr<Group> group_;
@@ -89,6 +97,13 @@ class Member {
   Clock::time_point looked_{};       // at the control plane
   Clock::time_point left_seen_{};    // when it was first seen there that some have left
   bool left_ = false;
+  // Memory here into which others may still store.
+  struct Exposed {
+    std::shared_ptr<SymmetricRegion> region;
+    std::byte *low, *high;
+  };
+  std::vector<Exposed> exposed_;
+  std::mutex isolating_;  // before mutex_
 };
 
 }  // namespace allreduce

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "reduce_kernels.h"
 
@@ -24,6 +25,8 @@ class Update {
   // Changes `count` values by their sums; they are those from number `low` on.
   virtual void apply(std::byte* values, const std::byte* sums, std::uint64_t low,
                      std::uint64_t count) const = 0;
+  // What is kept of each value besides, an array as long as the values: apply() changes it.
+  virtual std::vector<const std::byte*> slots() const { return {}; }
 
   std::size_t header_bytes = 0;
   // What the header has to be behind its first element, if it matters; at most as long as that.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,11 +21,13 @@ from allreduce.comm.native_work import NativeWork
 from allreduce.comm.plan import Placed, Plan, Topology
 from allreduce.comm.planners import plan
 from allreduce.comm.segments import in_place
+from allreduce.comm.shared import memory
 from allreduce.comm.shared.failures import message_word
 from allreduce.comm.shared.local_group import LocalGroup
 from allreduce.comm.shared.message_failures import MessageWitness
 from allreduce.comm.shared.symmetric import Symmetric
-from allreduce.errors import UsageError
+from allreduce.errors import AllreduceError, UsageError
+from allreduce.events import logger
 
 
 class SharedWork(NativeWork[_native.Work]):
@@ -40,6 +43,7 @@ class SharedTransport(NativeTransport[_native.Work]):
     name = "shared"
     drives_shared = True
     updates = True
+    _still_shared = ""  # what to tell of arrays that others may change after the end
 
     def __init__(self, local: LocalGroup, index: int, name: str, timeout: float) -> None:
         self._told = MessageWitness(local.group, name, index, local.members)
@@ -174,6 +178,39 @@ class SharedTransport(NativeTransport[_native.Work]):
 
     def _kill(self, reason: str) -> None:
         self._member.abort(reason)
+        self._isolate()
+
+    def _error(self, native: _native.Work | None = None, own: Call | None = None) -> AllreduceError:
+        self._isolate()
+        error = super()._error(native, own)
+        if self._still_shared:
+            error.add_note(self._still_shared)
+        return error
+
+    def _isolate(self) -> None:
+        """Make the arrays of failed calls private, at their addresses and with their values.
+
+        Another process may be stopped in the middle of such a call, and store into them when it
+        continues.
+        """
+        exposed = self._member.exposed()
+        if not exposed:
+            return
+        failure = None
+        try:  # every process of the communicator may need as much, at the same time
+            memory.check_available(exposed * len(self._local.links.processes))
+            error = self._member.isolate()
+            failure = os.strerror(error) if error else None
+        except OSError as shortage:
+            failure = shortage.strerror
+        self._still_shared = ""
+        if failure:
+            self._still_shared = (
+                f"{self._witness.where}: {exposed} bytes of this rank's comm.empty arrays could "
+                f"not be made private ({failure}): a rank that is stopped in the failed call may "
+                "still change them when it continues; end it, or copy what you need"
+            )
+            logger.warning("%s", self._still_shared)
 
     def _drain(self) -> None:
         last = self._member.last()
@@ -182,6 +219,7 @@ class SharedTransport(NativeTransport[_native.Work]):
 
     def _leave(self) -> None:
         self._member.leave()
+        self._isolate()
         self._local.leave()
 
     def close_inherited(self) -> None:
