@@ -245,3 +245,14 @@ def test_a_rank_that_dies_while_all_meet_is_named_by_the_others() -> None:
     results = run_ranks(_dies_when_it_should_prove_itself, 3, timeout=30)
     for result in results[:2]:
         assert "rank 2 (process" in result.stdout, results
+
+
+def test_a_file_that_comes_with_half_a_message_is_closed() -> None:
+    here, there = socket.socketpair()
+    links = Links(1, sockets={0: here})
+    with here, there:
+        before = set(os.listdir("/proc/self/fd"))
+        socket.send_fds(there, [b"\0\0\0"], [there.fileno()])
+        with pytest.raises(ConnectionResetError, match="rank 0 died"):
+            links.pass_file(None, 0, time.monotonic() + 5)
+        assert set(os.listdir("/proc/self/fd")) == before

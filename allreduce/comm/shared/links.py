@@ -86,15 +86,31 @@ class Links:
         sock = self.sockets[0]
         arm(sock, deadline)
         try:
-            message, fds, _, _ = socket.recv_fds(sock, _STATUS.size, 1, socket.MSG_CMSG_CLOEXEC)
+            message, fd = receive_with_file(sock, _STATUS.size)
         except builtins.TimeoutError as late:
             raise OSError(errno.ETIMEDOUT, "rank 0 shared no memory in time") from late
-        if len(message) != _STATUS.size:
+        if not message:
             raise ConnectionResetError(errno.ECONNRESET, "rank 0 died while it shared memory")
         number, error = _STATUS.unpack(message)
-        if error == 0 and not fds:  # there was no descriptor for it
+        if error == 0 and fd is None:  # there was no descriptor for it
             error = errno.EMFILE
-        return number, error, (fds[0] if fds else None)
+        return number, error, fd
+
+
+def receive_with_file(sock: socket.socket, size: int) -> tuple[bytes, int | None]:
+    """Receive a message and the file that was sent with it, if any.
+
+    Returns:
+        The message and the file's descriptor (the caller's to close); nothing and None if the
+        message is cut short, because its sender died.
+    """
+    message, fds, _, _ = socket.recv_fds(sock, size, 1, socket.MSG_CMSG_CLOEXEC)
+    fd = fds[0] if fds else None
+    if len(message) == size:
+        return message, fd
+    if fd is not None:
+        os.close(fd)
+    return b"", None
 
 
 def arm(sock: socket.socket, deadline: float) -> None:

@@ -19,7 +19,7 @@ from allreduce.comm import handshake
 from allreduce.comm.cores import own_cores
 from allreduce.comm.handshake import HandshakeError, Hello, Meeting, Token
 from allreduce.comm.shared import pulling
-from allreduce.comm.shared.links import Links, Process, arm
+from allreduce.comm.shared.links import Links, Process, arm, receive_with_file
 from allreduce.errors import JoinError, TimeoutError, UnsupportedError
 from allreduce.events import logger
 
@@ -176,12 +176,10 @@ def _visit(world: World, key: str, meeting: Meeting, hello: Hello, deadline: flo
 
 
 def _receive_pair(links: Links, sock: socket.socket) -> None:
-    message, fds, _, _ = socket.recv_fds(sock, _PAIR.size, 1, socket.MSG_CMSG_CLOEXEC)
-    if len(message) != _PAIR.size or len(fds) != 1:
-        for fd in fds:
-            os.close(fd)
+    message, fd = receive_with_file(sock, _PAIR.size)
+    if fd is None:
         raise HandshakeError("rank 0 ended while it introduced the processes to each other")
-    links.sockets[_PAIR.unpack(message)[0]] = socket.socket(fileno=fds[0])
+    links.sockets[_PAIR.unpack(message)[0]] = socket.socket(fileno=fd)
 
 
 def _compare(world: World, key: str, failure: str, deadline: float, short: str = "") -> int:
