@@ -48,12 +48,20 @@ def process_state(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/stat") as stat:
             letter = stat.read().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        # An empty /proc, as some sandboxes have it, says nothing.
-        return f"process {pid} is dead" if os.path.exists("/proc/self") else f"process {pid}"
-    except OSError:  # hidden from us
-        return f"process {pid}"
+    except OSError:
+        return f"process {pid}" if _exists(pid) else f"process {pid} is dead"
     return f"process {pid} {STATES.get(letter, 'is alive')}"
+
+
+def _exists(pid: int) -> bool:
+    """Say whether there is such a process, also where /proc is hidden."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True
 
 
 def debugger_of_dead(pid: int) -> int:

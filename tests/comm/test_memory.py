@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,3 +152,18 @@ def test_a_real_groups_limit_is_an_error_on_all_ranks(limited_group: Path) -> No
         assert "rank 0 got 'Cannot allocate memory'" in result.stdout
         assert f"left of the {512 << 20} that {limited_group}/memory." in result.stdout
         assert result.stdout.endswith("2.0\n")
+
+
+@pytest.mark.parametrize(("flag", "number"), [(8, errno.EINVAL), (0, errno.EACCES)])
+def test_files_are_made_on_old_kernels_and_on_those_that_forbid_executable_ones(
+    flag: int, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = os.memfd_create
+
+    def refuse(name: str, flags: int) -> int:
+        if flags & 8 == flag:
+            raise OSError(number, os.strerror(number))
+        return create(name, os.MFD_CLOEXEC)
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    os.close(memory.allocate(1000))

@@ -197,3 +197,76 @@ def _short_at_the_start() -> None:
 def test_too_little_memory_for_the_communicator_is_an_error_on_all() -> None:
     for result in run_ranks(_short_at_the_start, 3):
         assert "rank 1 got 'Cannot allocate memory'" in result.stdout, result
+
+
+def _without_memory_files(transport: str) -> None:
+    """Join where a filter of system calls, as a container's, forbids memfd_create."""
+    import ctypes
+    import platform
+    import struct
+
+    import numpy as np
+
+    from allreduce import errors
+    from allreduce.comm import init
+
+    number = {"x86_64": 319, "aarch64": 279}[platform.machine()]
+    load, equal, give = 0x20, 0x15, 0x06
+    rows = [(load, 0, 0, 0), (equal, 0, 1, number), (give, 0, 0, 0x00050001)]
+    rows.append((give, 0, 0, 0x7FFF0000))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *row) for row in rows))
+    program = struct.pack("HxxxxxxQ", len(rows), ctypes.addressof(code))
+    libc = ctypes.CDLL(None)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # no new privileges
+    assert libc.prctl(22, 2, program, 0, 0) == 0  # a filter of system calls
+    try:
+        print(init(transport=transport, timeout=20).all_reduce(np.ones(3))[0])
+    except errors.UnsupportedError as error:
+        print(error)
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_where_memory_files_are_forbidden_the_error_names_the_call_and_the_remedy(
+    transport: str,
+) -> None:
+    for result in run_ranks(_without_memory_files, 2, arguments=(transport,)):
+        if transport == "tcp":
+            assert result.stdout == "2.0\n", result
+            continue
+        said = "the system call memfd_create is refused to rank 0 (Operation not permitted)"
+        assert said in result.stdout, result
+        assert "ALLREDUCE_TRANSPORT=tcp" in result.stdout, result
+
+
+def _without_proc() -> None:
+    import ctypes
+    import os
+    import time
+
+    from allreduce import errors
+    from allreduce.comm import init
+
+    libc = ctypes.CDLL(None)
+    if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 0x44000, None):
+        return print("not root")
+    assert libc.mount(b"none", b"/proc", b"tmpfs", 0, None) == 0
+    comm = init(transport="shared", timeout=20)
+    x = comm.empty((5000,), "float32")
+    x[:] = 1
+    print(comm.all_reduce(x, out=x)[0])
+    if comm.rank == 1:
+        time.sleep(2)
+        os._exit(0)
+    try:
+        comm.all_reduce(x, async_op=True).wait(timeout=0.3)
+    except errors.TimeoutError as error:
+        print(error)
+
+
+def test_where_proc_is_hidden_ranks_meet_and_take_nobody_for_dead() -> None:
+    first, second = run_ranks(_without_proc, 2)
+    if first.stdout == "not root\n":
+        pytest.skip("only root may hide /proc from a process of its own")
+    assert first.stdout.startswith("2.0\n[shared] rank 0: gave up"), first
+    assert "is dead" not in first.stdout
+    assert second.stdout == "2.0\n", second

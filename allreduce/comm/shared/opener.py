@@ -39,6 +39,7 @@ def open_shared(
 
     Raises:
         OutOfMemoryError: A process cannot have the memory; raised on all of them.
+        UnsupportedError: The system refuses to make shared memory; raised on all of them.
         PeerLostError: A process died meanwhile.
     """
     transports = shared_transports(world, local_members, name=name, timeout=timeout)
@@ -131,6 +132,12 @@ def _allocate(
         if fd is not None:
             os.close(fd)
     error, rank = _agree(links, error)
+    if error in memory.REFUSED and rank == 0:
+        raise UnsupportedError(
+            f"[shared] {world.called()}: no shared memory for a communicator: the system call "
+            f"memfd_create is refused to {world.called(rank)} ({os.strerror(error)}), as by a "
+            "container's seccomp profile; allow it, or choose ALLREDUCE_TRANSPORT=tcp"
+        )
     if error or group is None:
         raise OutOfMemoryError(
             f"[shared] {world.called()}: no shared memory of {needed} bytes for a communicator of "
