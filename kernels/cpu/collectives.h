@@ -54,9 +54,9 @@ struct Work {
   std::uint64_t longest = 0;  // elements of the longest segment, of all members once they agreed
   bool begun = false, elsewhere = false;
 
-  // Pulled path: how it is staged instead, and whether it has to be.
+  // Pulled path: how it is staged instead, and whether it has to be; whether reading failed.
   Way rings;
-  bool withheld = false;
+  bool withheld = false, unreadable = false;
 
   // Direct and pulled path: elements done, in the segment from `peer` (pulled: the one so many
   // after the next) where there is one from each member; and whether the others were told that all

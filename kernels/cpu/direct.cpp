@@ -129,7 +129,7 @@ bool advance(Share& share, Work& work) {
 }  // namespace
 
 Progress step_direct(Share& share, Work& work) {
-  if (!agreed(share, work) || !share.group.begin_store()) return Progress::blocked;
+  if (!agreed(share, work) || !share.group.begin_store(work.seq)) return Progress::blocked;
   const bool moved = advance(share, work);
   share.group.end_store();
   if (moved) return Progress::moved;

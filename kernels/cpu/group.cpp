@@ -29,7 +29,8 @@ Group::Group(int fd, int members, int cores, Choices choices)
       region_(fd, Control::bytes(members)),
       control_(region_.data(), members),
       processes_(static_cast<std::size_t>(members)),
-      readers_(static_cast<std::size_t>(members)) {}
+      readers_(static_cast<std::size_t>(members)),
+      lost_(static_cast<std::size_t>(members)) {}
 
 void Group::add_peer(int fd, int pid, std::vector<int> members) {
   std::lock_guard lock(peers_mutex_);
@@ -38,13 +39,11 @@ void Group::add_peer(int fd, int pid, std::vector<int> members) {
   peers_.push_back({fd, std::move(members)});
 }
 
-// Pairs with await_readers(): either this thread sees that the member has failed or left, or the
-// member sees this thread.
+// Pairs with end_member(): either this thread sees that the member has ended, or the member sees
+// this thread.
 bool Group::begin_read(int member) {
   readers_[static_cast<std::size_t>(member)].fetch_add(1, std::memory_order_seq_cst);
-  if (control_.header().culprit.load(std::memory_order_seq_cst) == 0 &&
-      control_.state(member).left.load(std::memory_order_seq_cst) == 0)
-    return true;
+  if (control_.state(member).ended.load(std::memory_order_seq_cst) == 0) return true;
   end_read(member);
   return false;
 }
@@ -53,20 +52,34 @@ void Group::end_read(int member) {
   readers_[static_cast<std::size_t>(member)].fetch_sub(1, std::memory_order_seq_cst);
 }
 
-void Group::await_readers(int member) const {
+void Group::end_member(int member) {
+  control_.state(member).ended.store(1, std::memory_order_seq_cst);
   while (readers_[static_cast<std::size_t>(member)].load(std::memory_order_seq_cst) != 0)
     sched_yield();
 }
 
-// Pairs with await_stores(), as begin_read() with await_readers().
-bool Group::begin_store() {
+// `ended` is loaded first: after it was stored, `done` does not grow.
+bool Group::ended_before(int member, std::uint64_t seq) const {
+  const MemberState& state = control_.state(member);
+  return state.ended.load(std::memory_order_seq_cst) != 0 &&
+         state.done.value.load(std::memory_order_seq_cst) <= seq;
+}
+
+bool Group::lost_before(int member, std::uint64_t seq) const {
+  return lost_[static_cast<std::size_t>(member)].load(std::memory_order_seq_cst) &&
+         control_.state(member).done.value.load(std::memory_order_seq_cst) <= seq;
+}
+
+// Pairs with end_member() and await_stores(): either this thread sees that the member has ended, or
+// the member sees this thread.
+bool Group::begin_store(std::uint64_t seq) {
   stores_.fetch_add(1, std::memory_order_seq_cst);
-  bool allowed = control_.header().culprit.load(std::memory_order_seq_cst) == 0;
   for (int member = 0; member < members_; ++member)
-    if (process_of(member) == 0 && control_.state(member).left.load(std::memory_order_seq_cst) != 0)
-      allowed = false;
-  if (!allowed) end_store();
-  return allowed;
+    if (process_of(member) == 0 && ended_before(member, seq)) {
+      end_store();
+      return false;
+    }
+  return true;
 }
 
 void Group::end_store() { stores_.fetch_sub(1, std::memory_order_seq_cst); }
@@ -83,9 +96,11 @@ void Group::check_peers(int witness, std::uint64_t seq) {
   if (poll(polls.data(), polls.size(), 0) <= 0) return;
   for (std::size_t i = polls.size(); i-- > 0;) {
     if ((polls[i].revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0) continue;
-    for (int member : peers_[i].members)
-      if (control_.state(member).left.load(std::memory_order_acquire) == 0)
-        blame({Fault::lost, member, witness, seq});
+    for (int member : peers_[i].members) {
+      if (control_.state(member).left.load(std::memory_order_acquire) != 0) continue;
+      lost_[static_cast<std::size_t>(member)].store(true, std::memory_order_seq_cst);
+      blame({Fault::lost, member, witness, seq});
+    }
     // All members there have left, or one is to blame: nothing more to learn from this socket.
     peers_.erase(peers_.begin() + static_cast<std::ptrdiff_t>(i));
   }

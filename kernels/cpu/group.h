@@ -36,17 +36,21 @@ class Group {
   int process_of(int member) const { return processes_[static_cast<std::size_t>(member)]; }
   bool has_processes() const { return has_processes_; }
   // Surrounds what a thread of this process reads in another member's private array; false if that
-  // member may have failed, and taken its array back.
+  // member has ended, and may have taken its array back.
   bool begin_read(int member);
   void end_read(int member);
-  // Waits until nobody reads in a member's arrays, which has failed or left: a step at most.
-  void await_readers(int member) const;
+  // Ends a member's part in all calls, and waits until no thread reads its arrays: a step at most.
+  void end_member(int member);
+  // Whether a member has ended before it completed call `seq`.
+  bool ended_before(int member, std::uint64_t seq) const;
+  // Whether a member died, as far as this process has seen, before it completed call `seq`.
+  bool lost_before(int member, std::uint64_t seq) const;
   // Surrounds a step in which a thread of this process stores into the symmetric memory of all
-  // members; false if one of this process may have failed or left, and taken its arrays back.
-  bool begin_store();
+  // members; false if one of this process has ended before it completed the call, and may have
+  // taken its arrays back.
+  bool begin_store(std::uint64_t seq);
   void end_store();
-  // Waits until no thread of this process is in such a step, after a failure or `left`: a step at
-  // most.
+  // Waits until no thread of this process is in such a step, after end_member(): a step at most.
   void await_stores() const;
   // Blames a member of any process that is gone without having left.
   void check_peers(int witness, std::uint64_t seq);
@@ -118,6 +122,7 @@ class Group {
   std::vector<int> processes_;  // of each member
   bool has_processes_ = false;
   std::vector<std::atomic<int>> readers_;  // threads of this process, of each member's arrays
+  std::vector<std::atomic<bool>> lost_;    // members that are known to have died
   std::atomic<int> stores_{0};  // threads of this process in a step that stores everywhere
   std::mutex peers_mutex_;
   std::vector<Peer> peers_;

@@ -36,7 +36,8 @@ std::shared_ptr<Work> Member::start(Call call, const std::byte* in, std::byte* o
     return work;
   }
   std::lock_guard lock(mutex_);
-  if (left_ || group_->culprit_word() != 0) {
+  const bool dead = group_->culprit_word() != 0;
+  if (left_ || (dead && queue_.empty())) {
     work->state.store(State::failed, std::memory_order_release);
     return work;
   }
@@ -49,7 +50,7 @@ std::shared_ptr<Work> Member::start(Call call, const std::byte* in, std::byte* o
   queue_.push_back(work);
   ++started_;  // after what may throw
   pending_.store(queue_.size(), std::memory_order_release);
-  post_ready();
+  if (!dead) post_ready();  // else it fails when the calls before it are over
   return work;
 }
 
@@ -206,7 +207,7 @@ void Member::expose(const Work& work) {
 
 // After the word, or `left`, that says so.
 void Member::fail_all() {
-  group_->await_readers(index());
+  group_->end_member(index());
   group_->await_stores();
   for (const auto& work : queue_) expose(*work);
   for (const auto& work : queue_) work->state.store(State::failed, std::memory_order_release);
@@ -215,16 +216,36 @@ void Member::fail_all() {
   messages_.fail_all();
 }
 
+// Whether the first call may complete although the communicator is dead: all members have begun it,
+// and will do their shares. A member that died may have done its share before.
+bool Member::may_complete(Work& head) {
+  if (posted_ <= head.seq || head.unreadable || !agreed(share_, head)) return false;
+  if (head.call.path == Path::small) return true;  // all contributions are here
+  bool lost = false;
+  for (int member = 0; member < share_.members; ++member) {
+    if (group_->ended_before(member, head.seq)) return false;
+    lost |= group_->lost_before(member, head.seq);
+  }
+  if (!lost) return true;
+  const auto now = Clock::now();
+  if (blocked_since_ == Clock::time_point{}) blocked_since_ = now;
+  return now - blocked_since_ < kLastCalls;
+}
+
 Progress Member::advance() {
   std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock || (queue_.empty() && !messages_.busy())) return Progress::blocked;
-  if (group_->culprit_word() != 0) {
-    fail_all();
-    return Progress::finished;
+  const bool dead = group_->culprit_word() != 0;
+  if (dead) {
+    messages_.end();
+    if (queue_.empty() || !may_complete(*queue_.front())) {
+      fail_all();
+      return Progress::finished;
+    }
   }
-  const Progress messages = messages_.advance();
+  const Progress messages = dead ? Progress::blocked : messages_.advance();
   if (queue_.empty()) return messages;
-  if (posted_ < started_) post_ready();
+  if (!dead && posted_ < started_) post_ready();
   Work& head = *queue_.front();
   if (posted_ <= head.seq) return messages;
   Progress progress = Progress::blocked;
@@ -245,6 +266,7 @@ Progress Member::advance() {
       progress = step_exchanged(share_, head, ring_position_);
       break;
   }
+  if (progress != Progress::blocked) blocked_since_ = {};
   if (progress == Progress::finished) {
     head.state.store(State::done, std::memory_order_release);
     // Pairs with finished_by_all() and check_left() of the others; wakes this member's own
@@ -304,7 +326,7 @@ void Member::note(std::uint64_t seq, std::string_view text) {
 std::uint64_t Member::exposed() {
   if (group_->inherited()) return 0;
   std::lock_guard lock(mutex_);
-  if (group_->culprit_word() != 0) fail_all();
+  if (group_->culprit_word() != 0 && (queue_.empty() || !may_complete(*queue_.front()))) fail_all();
   std::uint64_t bytes = 0;
   for (const Exposed& one : exposed_) bytes += static_cast<std::uint64_t>(one.high - one.low);
   return bytes;

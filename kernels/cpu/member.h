@@ -25,6 +25,8 @@ class Member {
   // A death that has made another leave, as it heard elsewhere, shows within so long: the system
   // closes the sockets of the dead one after the other, and may do other things in between.
   static constexpr auto kLastDeaths = std::chrono::milliseconds(100);
+  // How long a call that all had begun goes on without progress after a death.
+  static constexpr auto kLastCalls = std::chrono::milliseconds(100);
 
   Member(std::shared_ptr<Group> group, int index);
   ~Member();
@@ -78,6 +80,7 @@ class Member {
   bool locate(Work& work);
   void post_ready();
   bool finished_by_all(std::uint64_t calls);
+  bool may_complete(Work& head);
   void copy_alone(Work& work);
   void expose(const Work& work);
   void expose(const std::shared_ptr<SymmetricRegion>& region, std::byte* low, std::uint64_t bytes);
@@ -90,12 +93,13 @@ class Member {
   Messages messages_;
   std::deque<std::shared_ptr<Work>> queue_;
   std::atomic<std::size_t> pending_{0};
-  std::uint64_t started_ = 0;        // calls so far
-  std::uint64_t posted_ = 0;         // of them, in their slots
-  std::uint64_t known_done_ = 0;     // every member has finished at least so many
-  std::uint64_t ring_position_ = 0;  // places of all staged calls so far
-  Clock::time_point looked_{};       // at the control plane
-  Clock::time_point left_seen_{};    // when it was first seen there that some have left
+  std::uint64_t started_ = 0;          // calls so far
+  std::uint64_t posted_ = 0;           // of them, in their slots
+  std::uint64_t known_done_ = 0;       // every member has finished at least so many
+  std::uint64_t ring_position_ = 0;    // places of all staged calls so far
+  Clock::time_point looked_{};         // at the control plane
+  Clock::time_point left_seen_{};      // when it was first seen there that some have left
+  Clock::time_point blocked_since_{};  // in its first call, after a death
   bool left_ = false;
   // Memory here into which others may still store.
   struct Exposed {

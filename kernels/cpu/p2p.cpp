@@ -184,6 +184,12 @@ void Messages::fail_all() {
   count();
 }
 
+void Messages::end() {
+  while (!pending_.empty() && read_letter()) {
+  }
+  fail_all();
+}
+
 bool Messages::left(int member) const {
   return share_.control().state(member).left.load(std::memory_order_seq_cst) != 0;
 }

@@ -43,6 +43,8 @@ class Messages {
   // Blames the other side of a message.
   void give_up(const Work& work);
   void fail_all();
+  // After the end of the communicator: takes what has come, and fails everything else.
+  void end();
 
   // Whether there may be something to do.
   bool busy() const;

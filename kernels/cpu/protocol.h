@@ -140,6 +140,9 @@ struct MemberState {
   // In which message it waits long, for others to tell of: 0 in none, then what Python makes of it.
   std::atomic<std::uint32_t> message;
   char reason[kLine * 4 - sizeof(left) - sizeof(message)];  // why this member ended it
+  // Takes part in no call any more: it has left, or its calls have failed. Stored before it takes
+  // its arrays back.
+  alignas(kLine) std::atomic<std::uint32_t> ended;
   // The message in which this member blamed somebody, and what the other made of it. Written before
   // the culprit's word, which names this member as the witness.
   Told told[2];

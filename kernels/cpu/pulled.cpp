@@ -15,6 +15,7 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "collectives.h"
 #include "remote.h"
@@ -23,7 +24,8 @@
 namespace allreduce {
 namespace {
 
-void lose(Share& share, const Work& work, int member, int error) {
+void lose(Share& share, Work& work, int member, int error) {
+  work.unreadable = true;
   share.group.check_left(share.me, work.seq);
   share.group.check_peers(share.me, work.seq);
   if (error == ESRCH) return share.group.blame({Fault::lost, member, share.me, work.seq});
@@ -94,10 +96,19 @@ bool read_by_all(const Share& share, const Work& work) {
   return true;
 }
 
-bool reads(const Share& share, const Work& work) {
-  for (int member = 0; member < share.members; ++member)
-    if (member != share.me && taken(work, share.me, member).count != 0) return true;
-  return false;
+// Whether the arrays that this member has read were still lent after its last copy.
+bool were_lent(const Share& share, const Work& work) {
+  bool looked = false;
+  for (int member = 0; member < share.members; ++member) {
+    if (member == share.me || taken(work, share.me, member).count == 0) continue;
+    if (!std::exchange(looked, true)) {
+      share.group.check_left(share.me, work.seq);
+      share.group.check_peers(share.me, work.seq);
+    }
+    if (share.group.ended_before(member, work.seq) || share.group.lost_before(member, work.seq))
+      return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -119,13 +130,8 @@ Progress step_pulled(Share& share, Work& work, std::uint64_t& position) {
   }
   const Progress progress = advance(share, work);
   if (progress != Progress::finished) return progress;
-  if (!read_by_all(share, work)) return Progress::blocked;
-  if (reads(share, work)) {
-    share.group.check_left(share.me, work.seq);
-    share.group.check_peers(share.me, work.seq);
-    if (share.group.culprit_word() != 0) return Progress::blocked;
-  }
-  return Progress::finished;
+  return read_by_all(share, work) && were_lent(share, work) ? Progress::finished
+                                                            : Progress::blocked;
 }
 
 }  // namespace allreduce

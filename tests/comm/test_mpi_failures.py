@@ -243,17 +243,43 @@ for message in (False, True):
     assert f" in {call} #1: rank 1 {did}" in lines[1]
 
 
-def test_members_that_disagree_beside_a_converted_call_do_not_wait_for_its_end() -> None:
+def test_a_call_that_all_had_begun_completes_before_a_mismatch_is_raised() -> None:
     said = failing(
         """
 from allreduce.comm.mpi import converted
 converted._PIECE_BYTES = 64
 comm.barrier()
-halves = np.ones(1 << 16, np.float16)  # 4096 pieces
+halves = np.ones(1 << 13, np.float16)  # 512 pieces
 work = comm.all_reduce(halves, out=halves, async_op=True)
 with pytest.raises(errors.MismatchError, match="barrier"):
     comm.barrier() if rank == 1 else comm.all_reduce(np.ones(4))
-say("heard", not transport(comm)._flight.completed > 1)
+assert (work.wait() == 3).all()
+work = None
+say("complete")
 """
     )
-    assert said == ["heard True"] * 3
+    assert said == ["complete"] * 3
+
+
+def test_a_call_that_all_had_begun_completes_though_another_rank_has_aborted() -> None:
+    """Rank 0 hears of it at each look, while rank 2 does not drive its part of the call."""
+    said = failing(
+        """
+from allreduce.comm.mpi import transport as mpi_transport, vigil as mpi_vigil
+mpi_vigil._LOOK_SECONDS = 0.01
+x = np.full(1 << 20, rank + 1.0)
+comm.barrier()
+work = comm.broadcast(x, root=1, async_op=True)  # whose root is done before the others
+if rank == 1:
+    work.wait()
+    comm.abort("the disk is full")
+elif rank == 2:
+    time.sleep(0.4)
+assert (work.wait() == 2).all()
+with pytest.raises(errors.AllreduceError, match="the disk is full"):
+    comm.barrier()
+say("complete")
+world().store.barrier("told", 20)
+"""
+    )
+    assert said == ["complete"] * 3

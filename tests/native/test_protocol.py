@@ -18,6 +18,7 @@ _SHARED = "direct engine exchanged group member p2p p2p_mail pulled region remot
 SOURCES = {  # of each test program, besides the kernels
     "protocol_test": _SHARED,
     "p2p_test": _SHARED,
+    "endings_test": _SHARED,
     "update_test": _SHARED,
     "tcp_test": "tcp_agreement tcp_connection tcp_diagnostics tcp_endings tcp_engine tcp_execution "
     "tcp_fold tcp_member tcp_messages tcp_plan tcp_small tcp_staging tcp_words",
@@ -138,6 +139,12 @@ def run(command: Command, timeout: float = 400) -> str:
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
 def test_protocol(build: Builder, sanitizer: str) -> None:
     assert run([build("protocol_test", sanitizer), "1"]) == "ok\n"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_endings(build: Builder, sanitizer: str) -> None:
+    assert run([build("endings_test", sanitizer), "1"]) == "ok\n"
 
 
 @pytest.mark.timeout(600)

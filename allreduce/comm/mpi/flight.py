@@ -74,6 +74,8 @@ class Flight:
     def advance(self) -> MpiWork | None:
         """Do what can be done; returns a work that the members disagree on.
 
+        Calls that all members made before it are complete then: each member has their results.
+
         Raises:
             MismatchError: A message is not what its receiver expects.
         """
@@ -81,6 +83,8 @@ class Flight:
         while self._agreeing and self._agreeing[0].agreement.Test():
             work = self._agreeing[0]
             if not work.agreed:
+                if self._moving:
+                    break
                 return work
             work.met = True
             if not self._may_post:

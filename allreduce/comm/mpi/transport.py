@@ -130,7 +130,10 @@ class MpiTransport(Transport):
 
     def poll(self, work: MpiWork) -> bool:
         """Do what can be done now, and say whether the work is complete; raise if it has failed."""
-        self._check_usable()
+        self._admission.check()
+        if work.complete:  # and the communicator may have died of a later call
+            return True
+        self._check()
         progress.drive()
         if not work.complete:
             self._check()

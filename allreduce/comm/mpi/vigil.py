@@ -18,7 +18,8 @@ WARN_SECONDS = 10.0  # a wait this long is reported, once
 _LOOK_SECONDS = 0.25  # between looks at the news
 _ANNOUNCE_SECONDS = 1.0  # a wait this long is told to the others, for their messages
 _ASK_SECONDS = 0.75  # before it gives up, it asks who waits, too: the others look by then
-_GRACE_SECONDS = 1.0  # in which what a member sent before it left must have come
+# In which what a member sent before it left must have come, and a call complete that all had begun.
+_GRACE_SECONDS = 1.0
 
 
 @dataclass
@@ -46,6 +47,7 @@ class Vigil:
     _asked: bool = False
     _warned: bool = False
     _left_seen: float | None = None
+    _end_seen: float | None = None
 
     def __str__(self) -> str:
         return f"{self.call} #{self.seq}" if self.seq >= 0 else str(self.call)
@@ -69,6 +71,8 @@ class Vigil:
             notice = self.news.hear()
             if notice is None or notice.kind == "left":
                 notice = self._left(notice)
+            elif self.arrived and self.seq < notice.calls and not self._overdue():
+                notice = None  # it ended behind this call
             if notice is not None:
                 member = self.news.world.called(notice.rank)
                 remedy = ORDERED if self.seq >= 0 else PAIRED
@@ -87,8 +91,15 @@ class Vigil:
         except (ClosedError, LeaderLeftError):  # nobody tells anything any more, but MPI may go on
             return None
         except PeerLostError as error:
+            if self.arrived and not self._overdue():
+                return None
             return PeerLostError(f"{self.where}: {self}: {error}; the communicator is dead")
         return None
+
+    def _overdue(self) -> bool:
+        """Say whether a call that all had begun has had its time to complete after the end."""
+        self._end_seen = self._looked if self._end_seen is None else self._end_seen
+        return self._looked - self._end_seen >= _GRACE_SECONDS
 
     @property
     def _ask_at(self) -> float:
