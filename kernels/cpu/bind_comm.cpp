@@ -46,7 +46,8 @@ nb::object posted_call(const Group& group, int member, std::uint64_t seq) {
 nb::object note(const Group& group, int member, std::uint64_t seq) {
   const Note* found = group.control().note(member, seq).read(seq);
   if (found == nullptr) return nb::none();
-  return nb::bytes(found->text, found->length);
+  const std::string_view text = found->get();
+  return nb::bytes(text.data(), text.size());
 }
 
 // Whether a member has done its share of call `seq`, which it has posted: where members wait for

@@ -2,6 +2,7 @@
 // sockets whose end of file tells that another process died.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -96,7 +97,8 @@ class Group {
     return control_.header().culprit.load(std::memory_order_acquire);
   }
   Culprit culprit() const {
-    const Culprit packed = Culprit::unpack(culprit_word());
+    Culprit packed = Culprit::unpack(culprit_word());
+    for (int* member : {&packed.member, &packed.witness}) *member = std::min(*member, members_ - 1);
     return packed.near(control_.state(packed.witness).done.value.load(std::memory_order_acquire));
   }
   // Declares the communicator dead; only the first culprit counts.

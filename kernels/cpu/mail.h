@@ -65,7 +65,7 @@ struct Remark {
     length = static_cast<std::uint16_t>(std::min(told.size(), Note::kText));
     std::memcpy(text, told.data(), length);
   }
-  std::string_view get() const { return {text, length}; }
+  std::string_view get() const { return {text, std::min<std::size_t>(length, Note::kText)}; }
 
   std::uint16_t length = 0;
   char text[Note::kText];

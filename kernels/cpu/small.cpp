@@ -32,7 +32,8 @@ std::size_t contribution(const Share& share, const Work& work, int member) {
 // Which of the spare pages a member's payload lies in, from 1 on; 0 if in none.
 unsigned spare_of(const Share& share, const Work& work, int member) {
   if (share.members != 2 || contribution(share, work, member) <= kInline) return 0;
-  return std::to_integer<unsigned>(share.control().slot(member, work.seq).payload[0]);
+  const auto page = std::to_integer<unsigned>(share.control().slot(member, work.seq).payload[0]);
+  return page <= 2 ? page : 0;
 }
 
 std::byte* payload(const Share& share, const Work& work, int member) {
@@ -93,12 +94,21 @@ bool posted(const Slot& slot, const Work& work) {
   return slot.flag.load(std::memory_order_seq_cst) == work.seq + 1;
 }
 
-bool same_call(const Slot& slot, const Work& work) {
+bool holds(const std::shared_ptr<SymmetricRegion>& region, std::uint64_t offset,
+           std::uint64_t bytes) {
+  return !region || (bytes <= region->part_bytes && offset <= region->part_bytes - bytes);
+}
+
+// Whether a member has posted this call, on arrays that lie in the regions.
+bool same_call(const Share& share, const Slot& slot, const Work& work, int member) {
   if (slot.signature != work.call.pack() || slot.detail != work.details.hash) return false;
   if (work.call.path != Path::direct) return true;
   Placement place;
   std::memcpy(&place, slot.payload, sizeof(place));
-  return place.in_region == work.place.in_region && place.out_region == work.place.out_region;
+  const std::uint64_t bytes = input_elements(work, share.members, member) * size_of(work.call.type);
+  return place.in_region == work.place.in_region && place.out_region == work.place.out_region &&
+         holds(work.in_region, place.in_offset, bytes) &&
+         holds(work.out_region, place.out_offset, bytes);
 }
 
 void blame_mismatch(Share& share, const Work& work, int member) {
@@ -111,7 +121,7 @@ bool agreed(Share& share, Work& work) {
   for (; work.agreed < share.members; ++work.agreed) {
     const Slot& slot = share.control().slot(work.agreed, work.seq);
     if (!posted(slot, work)) return false;
-    if (!same_call(slot, work)) {
+    if (!same_call(share, slot, work, work.agreed)) {
       blame_mismatch(share, work, work.agreed);
       return false;
     }
@@ -127,7 +137,8 @@ bool agreed(Share& share, Work& work) {
 void check_posts(Share& share, Work& work) {
   for (int member = work.agreed; member < share.members; ++member) {
     const Slot& slot = share.control().slot(member, work.seq);
-    if (posted(slot, work) && !same_call(slot, work)) return blame_mismatch(share, work, member);
+    if (posted(slot, work) && !same_call(share, slot, work, member))
+      return blame_mismatch(share, work, member);
   }
 }
 

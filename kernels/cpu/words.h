@@ -30,6 +30,7 @@ struct alignas(kLine) Note {
   const Note* read(std::uint64_t seq) const {
     return of.load(std::memory_order_acquire) == seq + 1 ? this : nullptr;
   }
+  std::string_view get() const { return {text, std::min<std::size_t>(length, kText)}; }
 
   std::atomic<std::uint64_t> of;  // sequence number + 1
   std::uint32_t length;

@@ -19,6 +19,7 @@ SOURCES = {  # of each test program, besides the kernels
     "protocol_test": _SHARED,
     "p2p_test": _SHARED,
     "endings_test": _SHARED,
+    "bounds_test": _SHARED,
     "update_test": _SHARED,
     "tcp_test": "tcp_agreement tcp_connection tcp_diagnostics tcp_endings tcp_engine tcp_execution "
     "tcp_fold tcp_member tcp_messages tcp_plan tcp_small tcp_staging tcp_words",
@@ -151,6 +152,11 @@ def test_endings(build: Builder, sanitizer: str) -> None:
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
 def test_updates(build: Builder, sanitizer: str) -> None:
     assert run([build("update_test", sanitizer), "3"]) == "ok\n"
+
+
+@pytest.mark.timeout(600)
+def test_bounds(build: Builder) -> None:
+    assert run([build("bounds_test", "address,undefined")]) == "ok\n"
 
 
 @pytest.mark.timeout(600)
