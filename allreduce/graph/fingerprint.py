@@ -22,8 +22,7 @@ from allreduce.graph.spec import show
 if TYPE_CHECKING:
     from allreduce.graph.variable import Variable
 
-_WORD_BITS = 64
-_WORD = 1 << _WORD_BITS
+_WORD = 1 << 64
 _FACTOR = 0x9E3779B97F4A7C15  # odd, so that what is multiplied stays as it was told apart
 
 _SAME_VALUES = "call assign, set_weights and load_weights on every rank, with equal values"
@@ -145,16 +144,6 @@ class Fingerprint:
         for mark in self.marks:  # in each step
             found = (found * _FACTOR + mark.digest) % _WORD
         return found
-
-    def bits(self, step: int, number: int) -> int:
-        """Give some bits of the digest, others in each step: equal ones by chance stay so no more.
-
-        Args:
-            step: The step's number.
-            number: How many.
-        """
-        odd = _FACTOR + (step << 32 | step << 1)
-        return self.digest * odd % _WORD >> _WORD_BITS - number
 
     def told(self) -> list[Any]:
         """Give all of it as plain data."""

@@ -1,10 +1,11 @@
-"""Ranks make sure in every step that they do alike: by bits that are summed with the gradients.
+"""Ranks make sure in every step that they do alike: by numbers that are summed with the gradients.
 
-An arena's header has room beside the number of samples. Each replica puts bits of a digest there,
-of the step's program, the optimizer's settings, and what else all ranks bring alike. If all have
-the same, each bit's sum is 0 or the number of replicas; otherwise some sum lies in between, on all
-replicas, and all raise before anything is updated. So the check takes no message of its own, and
-finds a learning rate that only one rank has changed.
+An arena's header has room beside the number of samples. Each replica puts whole numbers there: a
+digest of the step's program, the optimizer's settings, and what else all ranks bring alike. The
+numbers are so small that sums of them are exact. If all replicas have the same digest, each sum is
+a replica's own number times the number of replicas. Otherwise all replicas find another sum, and
+raise before anything is updated. So the check takes no message of its own, and finds a learning
+rate that only one rank has changed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
@@ -28,18 +28,17 @@ from allreduce.graph.update import UpdateRule
 from allreduce.reduction import Arena, Layout
 
 _UNTOLD = "ranks do not do the same in this step; run the same function on every rank"
-_BYTE = 0xFF
-_DIGEST_BYTES = 64  # blake2b's most; a few bits of it fit into one step, others into the next
+_WORD_BITS = 16  # of a digest, for each number: 31 of float16 take 62 bytes of blake2b's 64
 
 
 class Stamp:
-    """One replica's bits of one optimizer in one program.
+    """One replica's numbers of one optimizer in one program.
 
     Args:
         program: What the step does.
         rule: The optimizer.
         layout: Where its variables lie.
-        place: Where the bits go: what is free of the arena's header.
+        place: Where the numbers go: what is free of the arena's header.
         communicator: Has one member per replica.
         brought: Of what the replica's process brings to this step.
     """
@@ -59,37 +58,27 @@ class Stamp:
         self._place = place
         self._communicator = communicator
         self._brought = brought
-        self._steps = _DIGEST_BYTES * 8 // place.size  # how many a digest's bits last for
-        parts = [place[start : start + 8] for start in range(0, place.size, 8)]
-        self._parts = [
-            (part, *_tables(place.dtype, part.size, communicator.size)) for part in parts
-        ]
+        self._members = communicator.size
+        self._unused = _WORD_BITS - _bits(place.dtype, communicator.size)
         self._settings: dict[str, Any] | None = None
-        self._period = -1
-        self._rows: list[tuple[int, np.ndarray, bytes]] = []  # each's bits, also as they are summed
-        self.sums = b""  # what all bits have to add up to in this step
+        self._hash = hashlib.blake2b()
+        self.sums = b""  # what the numbers have to add up to in this step
         self._iterations = 0
 
     def put(self, iterations: int) -> None:
-        """Put this step's bits into the header, before it is reduced."""
+        """Put this step's numbers into the header, before it is reduced."""
         settings = self._rule.get_config()
-        period, step = divmod(iterations, self._steps)
-        if period != self._period or settings != self._settings:
-            self._draw(settings, period)
+        if settings != self._settings:
+            self._begin(settings)
         self._iterations = iterations
-        bits, row, self.sums = self._rows[step]
-        if not self._brought.digest:
-            self._place[...] = row
-            return
-        bits ^= self._brought.bits(iterations, self._place.size)
-        self.sums = b""
-        for place, rows, sums in self._parts:
-            place[...] = rows[bits & _BYTE]
-            self.sums += sums[bits & _BYTE]
-            bits >>= 8
+        whole = self._hash.copy()
+        whole.update(b"%d %d" % (iterations, self._brought.digest))
+        words = np.frombuffer(whole.digest(), np.uint16) >> self._unused
+        self._place[...] = words
+        self.sums = (self._place * self._place.dtype.type(self._members)).tobytes()
 
     def check(self) -> None:
-        """Look at what became of the bits.
+        """Look at what became of the numbers.
 
         Raises:
             MismatchError: Ranks run different programs, or have different settings; on all of them.
@@ -97,20 +86,13 @@ class Stamp:
         if self._place.tobytes() != self.sums:
             raise self._difference()
 
-    def _draw(self, settings: dict[str, Any], period: int) -> None:
-        self._settings, self._period = settings, period
+    def _begin(self, settings: dict[str, Any]) -> None:
+        """Begin the digest with what few steps change."""
+        self._settings = settings
         words = [line.words for line in self._program]
         order = [own_part(name) for name in self._order]
-        text = json.dumps([words, self._shown(), order, period]).encode()
-        digest = hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest()
-        word, size = int.from_bytes(digest, "little"), self._place.size
-        self._rows.clear()
-        for step in range(self._steps):
-            bits = word >> size * step & 2**size - 1
-            chosen = [part[bits >> 8 * i & _BYTE] for i, (_, part, _) in enumerate(self._parts)]
-            row = np.concatenate(chosen)
-            sums = (row * self._communicator.size).astype(row.dtype)
-            self._rows.append((bits, row, sums.tobytes()))
+        text = json.dumps([words, self._shown(), order]).encode()
+        self._hash = hashlib.blake2b(text, digest_size=self._place.size * _WORD_BITS // 8)
 
     def _shown(self) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in (self._settings or {}).items())
@@ -125,16 +107,14 @@ class Stamp:
         return everywhere(MismatchError(f"rank {here}: {next(found, _UNTOLD)}"))
 
 
-@lru_cache
-def _tables(dtype: np.dtype[Any], size: int, members: int) -> tuple[np.ndarray, list[bytes]]:
-    """Give, for each byte, its lowest bits as an arena has them, and what all members' add up to.
+def _bits(dtype: np.dtype[Any], members: int) -> int:
+    """Say how many bits a number may have, so that the sum of all members' is exact.
 
-    Tables, because a step has a microsecond for it.
+    Members that differ are found by all but once in 2 to the power of the bits of all numbers:
+    7 numbers of 16 bits in float64, 15 of 16 in float32, 31 of 10 in float16 (of two members).
     """
-    numbers = np.arange(_BYTE + 1, dtype=np.uint8)[:, None]
-    rows = np.unpackbits(numbers, axis=1, count=size, bitorder="little").astype(dtype)
-    sums = (rows * members).astype(dtype)
-    return rows, [row.tobytes() for row in sums]
+    exact = int(np.finfo(dtype).nmant) + 1
+    return max(1, min(_WORD_BITS, exact - (members - 1).bit_length()))
 
 
 def begin_update(arena: Arena, stamp: Stamp | None, leads: bool) -> None:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import allreduce as ar
 from allreduce.graph import gradients, scan
 from allreduce.graph.dispatch import apply
+from allreduce.graph.fingerprint import Fingerprint
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.outline import Line, Outline, difference, outline
 from allreduce.graph.spec import BATCH, Spec
+from allreduce.graph.stamp import Stamp
 from allreduce.graph.tensor import Tensor
+from allreduce.reduction import lay_out
 from tests.graph.interpret import record
 from tests.harness import run_ranks, script_of
 
@@ -169,6 +174,55 @@ def test_steps_that_differ_are_named_by_all_before_an_update() -> None:
             assert step == wanted
             assert message.startswith(f"rank {rank}: {named}")
         assert [SHAPES in message for _, message in found[2:]] == [False] * 9 + [True]
+
+
+class _Members:
+    """The stamps of several members of one job, and what their numbers add up to.
+
+    Args:
+        dtype: Of the arena.
+        size: How many members.
+    """
+
+    def __init__(self, dtype: str, size: int) -> None:
+        communicator: Any = SimpleNamespace(size=size)
+        layout = lay_out([("m/weights", (3,))], dtype)
+        self.rules = [ar.optim.SGD(0.5) for _ in range(size)]
+        self.brought = [Fingerprint() for _ in range(size)]
+        self.places = [np.zeros(layout.header - 1, dtype) for _ in range(size)]
+        each = zip(self.rules, self.places, self.brought, strict=True)
+        self.stamps = [Stamp((), rule, layout, at, communicator, own) for rule, at, own in each]
+
+    def find(self, iterations: int) -> list[bool]:
+        """Say of each member whether it finds a difference in this step."""
+        for stamp in self.stamps:
+            stamp.put(iterations)
+        total = self.places[0].copy()
+        for place in self.places[1:]:
+            total += place
+        return [stamp.sums != total.tobytes() for stamp in self.stamps]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_of_many_differences_all_members_find_each(dtype: str, size: int) -> None:
+    members = _Members(dtype, size)
+    assert members.find(0) == [False] * size
+    for number in range(1, 2000):
+        members.rules[-1].learning_rate = 0.5 + number / 2000
+        assert members.find(0) == [True] * size, number
+    members.rules[-1].learning_rate = 0.5
+    for number in range(1, 2000):
+        for member, own in enumerate(members.brought):
+            own._changed = number + (member == 0)  # what was assigned between steps
+        assert members.find(number) == [True] * size, number
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("size", [2, 3, 64, 1000])
+def test_members_that_do_the_same_find_no_difference(dtype: str, size: int) -> None:
+    members = _Members(dtype, size)
+    assert not any(any(members.find(number)) for number in range(3))
 
 
 def _of(said: str, *kinds: str) -> Outline:
