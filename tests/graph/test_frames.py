@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -139,7 +139,7 @@ def test_where_memory_is_short_other_batch_sizes_and_programs_give_theirs(
 def test_a_scan_counts_for_what_it_repeats(alone: ar.MirroredStrategy) -> None:
     @ar.function
     def summed(x: Any) -> Any:
-        def step(carry: Any, _: Any) -> Sequence[Any]:
+        def step(carry: Any, _: Any) -> tuple[Any, Any]:
             return carry * 2.0, carry
 
         return ar.ops.sum(ar.scan(step, x, np.zeros((50,), np.float32))[1])

@@ -81,7 +81,7 @@ def _failed(made: Made) -> None:
 
 def _explained(made: Made) -> None:
     _trained(made)
-    str(ar.observe.explain(made.strategy, train))
+    ar.observe.explain(made.strategy, train)
     made.optimizer.load_state(made.optimizer.state())
 
 
@@ -155,8 +155,8 @@ def test_neither_classes_of_layers_nor_defaults_of_functions_are_kept() -> None:
     strategy = ar.MirroredStrategy(["CPU:0"])
 
     class Own(ar.nn.Layer):
-        def call(self, x: Any, training: bool) -> Any:
-            return x * 2.0 if training else x
+        def call(self, inputs: Any, training: bool = False) -> Any:
+            return inputs * 2.0 if training else inputs
 
     layers: list[Any] = [Own()]
 
@@ -177,13 +177,18 @@ def many_strategies() -> None:
     import json
     import os
     from pathlib import Path
+    from typing import Any  # noqa: F401  # the program has no other
 
     import numpy as np
 
     import allreduce as ar
 
+    strategy: Any = None
+    model: Any = None
+    optimizer: Any = None
+
     @ar.function
-    def train(x):
+    def train(x: Any) -> Any:
         loss = model(x)
         optimizer.minimize(loss, model.trainable_variables)
         return loss
@@ -220,13 +225,18 @@ def test_dropped_strategies_of_several_ranks_hold_little(transport: str) -> None
 def dropped_at_different_times() -> None:
     import gc
     import time
+    from typing import Any  # noqa: F401  # the program has no other
 
     import numpy as np
 
     import allreduce as ar
 
+    strategy: Any = None
+    model: Any = None
+    optimizer: Any = None
+
     @ar.function
-    def train(x):
+    def train(x: Any) -> Any:
         loss = model(x)
         optimizer.minimize(loss, model.trainable_variables)
         return loss
