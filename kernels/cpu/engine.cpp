@@ -71,8 +71,10 @@ class Driving {
   Member& member_;
 };
 
+// Pairs with the stores of `done`: after these a thread looks for sleepers, and a sleeper looks
+// here after it has said that it is one (Group::publish, Group::sleep), so that one sees the other.
 bool settled(const Work& work) {
-  return work.state.load(std::memory_order_acquire) != State::pending;
+  return work.state.load(std::memory_order_seq_cst) != State::pending;
 }
 
 }  // namespace

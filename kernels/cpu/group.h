@@ -93,8 +93,10 @@ class Group {
     header.sleepers.fetch_sub(1, std::memory_order_seq_cst);
   }
 
+  // Sequentially consistent: pairs with the exchange in blame(), for who has stored before that it
+  // is done with another member's array (step_pulled()).
   std::uint64_t culprit_word() const {
-    return control_.header().culprit.load(std::memory_order_acquire);
+    return control_.header().culprit.load(std::memory_order_seq_cst);
   }
   Culprit culprit() const {
     Culprit packed = Culprit::unpack(culprit_word());

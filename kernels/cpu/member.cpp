@@ -268,9 +268,9 @@ Progress Member::advance() {
   }
   if (progress != Progress::blocked) blocked_since_ = {};
   if (progress == Progress::finished) {
-    head.state.store(State::done, std::memory_order_release);
-    // Pairs with finished_by_all() and check_left() of the others; wakes this member's own
-    // sleepers, too, who look at the state.
+    // Pairs with settled() of a thread that sleeps in a wait for it, whom publish() wakes.
+    head.state.store(State::done, std::memory_order_seq_cst);
+    // Pairs with finished_by_all() and check_left() of the others.
     group_->publish(share_.own().done.value, head.seq + 1);
     queue_.pop_front();
     pending_.store(queue_.size(), std::memory_order_release);

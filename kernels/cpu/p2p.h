@@ -120,6 +120,7 @@ class Messages {
   std::vector<int> taken_;                      // of each member, which it has not been told of
   int receivers_[kWindows] = {};                // of the chunk in each window
   std::atomic<std::uint64_t> read_{0};          // letters so far
+  std::atomic<std::uint64_t> fetched_{0};       // bytes read in symmetric memory so far
   std::atomic<std::size_t> waiting_{0};         // works and letters
   std::atomic<bool> ended_{false};
 };

@@ -222,8 +222,13 @@ bool Messages::fetch() {
   std::memmove(recv.out + recv.cursor,
                move.region->part(move.letter.from) + move.letter.offset + recv.cursor, bytes);
   recv.cursor += bytes;
+  // Stands between the copy and the looks at who has failed or left, as `finished` in
+  // step_pulled().
+  fetched_.store(fetched_.load(std::memory_order_relaxed) + bytes, std::memory_order_seq_cst);
+  // A sender that fails or leaves does not wait for this: what was read may be what it has put
+  // there since.
+  if (share_.group.culprit_word() != 0) return false;  // the recv fails with all others
   if (left(move.letter.from)) {
-    // It did not wait for this: what was read may be what it has put there since.
     blame(Fault::left, move.letter.from, recv);
   } else if (recv.cursor < bytes_of(recv)) {
     fetching_.push_back(std::move(move));

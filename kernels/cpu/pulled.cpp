@@ -97,6 +97,11 @@ bool read_by_all(const Share& share, const Work& work) {
 }
 
 // Whether the arrays that this member has read were still lent after its last copy.
+//
+// An owner stores `ended` (Group::end_member) before it reuses its array. These loads come after
+// the copies only because the store of `finished` in advance() stands between, and because all are
+// sequentially consistent: an acquiring load may be done before an earlier store, and so before the
+// copies, on arm64.
 bool were_lent(const Share& share, const Work& work) {
   bool looked = false;
   for (int member = 0; member < share.members; ++member) {
