@@ -3,16 +3,13 @@
 #include <optional>
 
 #include "segments.h"
+#include "signals.h"
 
 namespace nb = nanobind;
 
 namespace allreduce {
 namespace {
 
-bool interrupted() {
-  const nb::gil_scoped_acquire gil;
-  return PyErr_CheckSignals() != 0;
-}
 const std::function<bool()> kInterrupted = interrupted;
 
 }  // namespace

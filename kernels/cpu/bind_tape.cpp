@@ -12,17 +12,10 @@
 #include "bind_tensor.h"
 #include "blas.h"
 #include "python_tape.h"
+#include "signals.h"
 #include "tasks.h"
 
 namespace allreduce {
-namespace {
-
-bool interrupted() {
-  const nb::gil_scoped_acquire gil;
-  return PyErr_CheckSignals() != 0;
-}
-
-}  // namespace
 
 PythonTape::PythonTape(const nb::list& given, const nb::list& held) : tape_(given.size()) {
   for (nb::handle each : given) {

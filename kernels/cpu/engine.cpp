@@ -159,7 +159,11 @@ Outcome Engine::wait(Member& member, Work& work, double seconds,
       next_peers = now + Member::kLookInterval;
     }
     if (now >= next_signals) {
-      if (interrupted()) return Outcome::interrupted;
+      // It may wait for the GIL, and other threads that wait then drive this member, too.
+      member.waiters.fetch_sub(1);
+      const bool stop = interrupted();
+      member.waiters.fetch_add(1);
+      if (stop) return Outcome::interrupted;
       next_signals = now + kSignalInterval;
     }
     if (expired) return Outcome::expired;

@@ -15,7 +15,7 @@ from allreduce.comm.native_work import NativeWork
 from allreduce.comm.shared.message_failures import MessageWitness
 from allreduce.errors import AllreduceError, ClosedError, PeerLostError
 from tests.comm.hosts import lay_out
-from tests.harness import run_threads
+from tests.harness import run_ranks, run_threads
 
 COUNT = 50_000
 
@@ -157,3 +157,31 @@ def test_close_ends_the_wait_of_another_thread(
     assert error is not None
     assert error.startswith("ClosedError")
     assert "is closed" in error
+
+
+def _holds_the_gil() -> None:
+    import ctypes
+    import threading
+    import time
+
+    from allreduce.comm import init, native
+
+    native._ANNOUNCE_SECONDS = 9.0  # until then a wait does not return to Python
+    comm = init(transport="shared", timeout=20)
+    x = comm.empty(1 << 20, "float32")
+    comm.barrier()
+    work = comm.all_reduce(x, out=x, async_op=True) if comm.rank == 0 else None
+    if work is not None:
+        thread = threading.Thread(target=work.wait)
+        thread.start()
+        time.sleep(0.3)
+        ctypes.PyDLL(None).usleep(7_000_000)
+        thread.join()
+    else:
+        time.sleep(1)  # the other rank's thread waits, and its main thread has the GIL
+        comm.all_reduce(x, out=x, async_op=True).wait(timeout=4)
+
+
+def test_a_thread_that_holds_the_gil_does_not_stall_the_wait_of_another_one() -> None:
+    results = run_ranks(_holds_the_gil, 2)
+    assert not any(result.returncode for result in results), results
