@@ -36,10 +36,6 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class SharedWaitError(TimeoutError):
-    """Another thread waits for the call, and longer; nothing has ended by this."""
-
-
 class Work(ABC):
     """A started call. Its arrays belong to it until it is done."""
 
@@ -53,7 +49,7 @@ class Work(ABC):
 
     def look(self) -> bool:
         """As `done`, but leave it to who waits to hear of a failure; transports' own works can."""
-        raise AssertionError(f"{self!r} is no stage of a call")
+        raise AssertionError(f"{self!r} is not a transport's own work")
 
     @property
     def awaited(self) -> bool:
@@ -113,7 +109,7 @@ class Work(ABC):
         seconds = _seconds(self.where, timeout)
         until = time.monotonic() + seconds
         if not within(lock, seconds, lambda: self._complete(max(0.0, until - time.monotonic()))):
-            raise SharedWaitError(
+            raise TimeoutError(
                 f"{self.where}: another thread of this rank waits for the call, and {seconds:.3g} "
                 "s were too few to share its wait; nothing has ended by this, so wait longer"
             )

@@ -1,9 +1,9 @@
-"""The collectives, as callers see them."""
+"""The calls of a communicator, as users see them: collectives, messages and plain data."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,19 +12,17 @@ from allreduce.comm import checks, objects
 from allreduce.comm.arguments import result_shape
 from allreduce.comm.arrays import borrow
 from allreduce.comm.base import Work
-from allreduce.comm.call import OPERATORS
+from allreduce.comm.call import ANY, OPERATORS
+from allreduce.comm.caller import Caller
 from allreduce.comm.checks import UNSCALED, Options
-from allreduce.comm.objects import Objects
-from allreduce.comm.point_to_point import PointToPoint
 from allreduce.comm.quick import quick
-from allreduce.comm.stages import Stages, as_it_is
 
 _COUNTS = Options(typed="all_to_all(..., counts=[...])")  # the exchange of these
 
 _REDUCING = OPERATORS[1:]  # all but "none"
 
 
-class Collectives(PointToPoint, Objects):
+class Collectives(Caller):
     """Collective calls over `size` members; every member makes the same calls in one order.
 
     Common arguments:
@@ -39,7 +37,10 @@ class Collectives(PointToPoint, Objects):
         out: Where the result goes; it may be `x` itself, or where rows are joined or cut the array
             that has the shorter one as this member's own rows, but overlap it in no other way. A
             new array without it. Ignored where there is no result.
-        async_op: Return a `Work` without waiting.
+        async_op: Return a `Work` without waiting. A call that consists of several cannot: a
+            `scatter` without `out`, an `all_to_all` with `counts`, and those of plain data.
+        value: Plain Python data: numbers, strings, bytes, None, and lists and dicts of them.
+            Nothing is pickled; tuples arrive as lists, and NumPy's numbers as Python's.
 
     Raises:
         UsageError, UnsupportedError: An argument is wrong; ShapeError if only its shape is.
@@ -136,15 +137,20 @@ class Collectives(PointToPoint, Objects):
     ) -> Any:
         """Cut the root's array `(rows, ...)` along axis 0; every member gets its share.
 
-        The others pass None, and learn of the array's shape and dtype first: where `counts` or
-        `out` do not fit these, the wait raises that.
+        The others pass None for `x`. Pass `out` on all members or on none: without it, the root
+        first sends them the dtype and shape of its array, so the call cannot be asynchronous.
 
         Raises:
             UsageError: A member that is not the root passes an array.
+            UnsupportedError: `async_op` without `out`.
         """
         context = self._context("scatter")
-        stages = objects.scatter(self, context, x, root, counts, out)
-        return self._staged(context, stages, async_op)
+        options = objects.scatter_options(self, context, x, root, counts)
+        if out is not None:
+            begin = functools.partial(objects.scatter_into, self, context, x, options, out)
+            return self._call(begin, async_op)
+        calls = functools.partial(objects.scatter, self, context, x, options)
+        return self._compound(context, calls, async_op, "pass out= on all members")
 
     @quick()
     def broadcast(self, x: Any, *, root: int = 0, out: Any = None, async_op: bool = False) -> Any:
@@ -166,7 +172,7 @@ class Collectives(PointToPoint, Objects):
         """Give every member its share of the rows of `x`, and join what all gave to this one.
 
         `counts` are the rows for each member, and may differ between members: they exchange them
-        first.
+        first, so the call cannot be asynchronous.
         """
         if counts is None or isinstance(x, list | tuple):
             return self._finish("all_to_all", x, Options(counts=counts), out, async_op)
@@ -175,7 +181,8 @@ class Collectives(PointToPoint, Objects):
         rows = borrow(context.where, x).array
         counts = checks.check_counts(context, counts)
         result_shape(context, rows.shape, Options(counts=counts))
-        return self._staged(context, _unequal_exchange(self, x, counts, out), async_op)
+        calls = functools.partial(_exchange_unequal, self, x, counts, out)
+        return self._compound(context, calls, async_op)
 
     @quick()
     def barrier(self, *, async_op: bool = False) -> Work | None:
@@ -183,22 +190,69 @@ class Collectives(PointToPoint, Objects):
         finished: Work | None = self._call(self._meet, async_op)
         return finished
 
+    def send(self, x: Any, dest: int, tag: int = 0, *, async_op: bool = False) -> Any:
+        """Give one member an array or number, which it takes by a `recv` of its own.
+
+        Only these two take part: sends and recvs have no place in the order of the collectives. A
+        recv takes the messages of one member in the order in which they were sent. A small message
+        may be on its way when this returns, a large one has been taken by a recv.
+
+        Args:
+            dest: The member that gets it; it may be this one, whose recv then has to be started,
+                or this send, with `async_op`.
+            tag: A number from 0 that tells messages apart.
+
+        Raises:
+            MismatchError: The recv that takes it has another dtype or number of elements.
+        """
+        return self._call(functools.partial(self._send, x, dest, tag), async_op)
+
+    def recv(self, out: Any, source: int = ANY, tag: int = ANY, *, async_op: bool = False) -> Any:
+        """Receive into `out`, which is returned, the first message that fits source and tag.
+
+        Args:
+            out: A writable array of the message's dtype and number of elements; the shape is free.
+            source: The member that it comes from, or `ANY`.
+            tag: The message's tag, or `ANY`.
+            async_op: Return a `Receive`, whose `source` and `tag` tell after its wait which
+                message it was.
+
+        Raises:
+            MismatchError: The message has another dtype or number of elements.
+        """
+        return self._call(functools.partial(self._receive, out, source, tag), async_op)
+
+    def broadcast_object(self, value: Any = None, *, root: int = 0, async_op: bool = False) -> Any:
+        """Give every member the root's plain data; the others' is ignored."""
+        context = self._context("broadcast_object")
+        calls = functools.partial(objects.broadcast, self, context, value, root)
+        return self._compound(context, calls, async_op)
+
+    def gather_object(self, value: Any, *, root: int = 0, async_op: bool = False) -> Any:
+        """Give the root a list of every member's plain data, by rank; the others get None."""
+        context = self._context("gather_object")
+        calls = functools.partial(objects.gather, self, context, value, root)
+        return self._compound(context, calls, async_op)
+
+    def all_gather_object(self, value: Any, *, async_op: bool = False) -> Any:
+        """Give every member a list of every member's plain data, by rank."""
+        context = self._context("all_gather_object")
+        calls = functools.partial(objects.all_gather, self, context, value)
+        return self._compound(context, calls, async_op)
+
     def _finish(self, collective: str, x: Any, options: Options, out: Any, async_op: bool) -> Any:
+        begin: Callable[..., Work] = self._start
         if isinstance(x, list | tuple):
-            from allreduce.comm.lists import start  # which few programs use
-        elif options.scale is not UNSCALED:
-            from allreduce.comm.pieces import start
-        else:
-            begin = functools.partial(self._start, collective, x, options, out)
-            return self._call(begin, async_op)
-        given = (self, collective, x, options, out, async_op)
-        return self._call(functools.partial(start, *given), async_op)
+            from allreduce.comm import lists  # which few programs use
+
+            begin = functools.partial(lists.start, self)
+        return self._call(functools.partial(begin, collective, x, options, out), async_op)
 
 
-def _unequal_exchange(comm: Collectives, x: Any, counts: Sequence[int], out: Any) -> Stages:
-    received: Any = yield comm._stage("all_to_all", np.array(counts, np.int64), _COUNTS)
+def _exchange_unequal(comm: Caller, x: Any, counts: Sequence[int], out: Any) -> Any:
+    received = comm._next("all_to_all", np.array(counts, np.int64), _COUNTS)
     options = Options(counts=counts, receives=received.tolist())
-    return comm._stage("all_to_all", x, options, out), as_it_is
+    return comm._next("all_to_all", x, options, out)
 
 
 def _factors(prescale: Any, postscale: Any) -> tuple[Any, Any]:

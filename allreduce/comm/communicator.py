@@ -7,7 +7,6 @@ import functools
 import math
 import threading
 import types
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,18 +15,15 @@ from numpy.typing import DTypeLike, NDArray
 from allreduce.comm import checks
 from allreduce.comm.arguments import prepare
 from allreduce.comm.base import Transport, Work
-from allreduce.comm.calling import Calling
 from allreduce.comm.checks import Options
-from allreduce.comm.failures import group_text
 from allreduce.comm.groups import Groups
-from allreduce.comm.order import Order
 from allreduce.comm.plan import Plan
-from allreduce.errors import OutOfMemoryError, everywhere
+from allreduce.errors import OutOfMemoryError, UsageError, everywhere
 
 _FIXED = frozenset({"rank", "size", "local_rank", "local_size", "transport"})
 
 
-class Communicator(Calling, Groups):
+class Communicator(Groups):
     """Orders collective calls over its members; every member makes the same calls in one order.
 
     Collectives take NumPy arrays, arrays on the CPU of libraries that speak DLPack (PyTorch, JAX),
@@ -52,20 +48,12 @@ class Communicator(Calling, Groups):
         local_rank: int,
         local_size: int,
     ) -> None:
-        self.rank = rank
-        self.size = size
+        super().__init__(transport, name=name, label=label, rank=rank, size=size)
         self.local_rank = local_rank
         self.local_size = local_size
         self.transport = transport.name
-        self._name = name
-        self._where = f"[{transport.name}] {group_text(name)}{label}"
-        self._transport = transport
-        self._quick = transport.quick()  # read by native methods
-        self._closed = False
         self._placing = threading.Lock()
         self._closer = threading.Lock()  # taken for good by who closes first
-        self._here = threading.local()  # `starts`: whether this thread's call is behind its checks
-        self._order = Order(transport, weakref.WeakMethod(self._hold))
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in _FIXED and name in self.__dict__:
@@ -105,14 +93,18 @@ class Communicator(Calling, Groups):
         """
         lengths, kind = checks.check_empty(self._context("empty"), shape, dtype)
         nbytes = math.prod(lengths) * kind.itemsize
-        with self._order.alone(), self._transport.uninterrupted("a call"):
+
+        def allocate() -> NDArray[Any]:
             if self.size > 1:
                 self._meet(f"empty({lengths}, dtype={str(kind)!r})").wait()
             try:
-                part = self._transport.empty(nbytes)
+                return self._transport.empty(nbytes)
             except OutOfMemoryError as error:
                 everywhere(error)
                 raise
+
+        with self._transport.uninterrupted("a call"):
+            part = self._together(allocate)
         return part[:nbytes].view(kind).reshape(lengths)
 
     def plan(
@@ -210,9 +202,13 @@ class Communicator(Calling, Groups):
             if self._home is not None and first:
                 stack.callback(self._home.room.leave)
             stack.callback(self._transport.close, drain)
-            stack.callback(self._order.end)
             if drain and not self._transport.dead:
-                stack.callback(self._order.reach, None)
+                stack.callback(self._finish_compound)
+
+    def _finish_compound(self) -> None:
+        """Wait until no other thread is in a call that consists of several."""
+        with contextlib.suppress(UsageError):  # of a thread or process that must not call
+            self._together(lambda: None)
 
     def __enter__(self) -> Communicator:
         return self

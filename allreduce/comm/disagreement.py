@@ -73,6 +73,8 @@ def _remedy_of(first: Side, second: Side) -> str:
     arguments = f"arrays, counts and factors {_EQUAL}"
     numbers = [items(side.typed) for side in (first, second)]
     if bool(first.typed) != bool(second.typed):
+        if first.name == "scatter":  # without `out` it begins with another call
+            return "every rank must make the same call: all pass out=, or none do"
         lists = numbers != [None, None]
         return _KINDS if lists else arguments
     if None not in numbers and numbers[0] != numbers[1]:

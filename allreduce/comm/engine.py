@@ -6,24 +6,27 @@ in shared memory in any wait for one of these. All others are gone on with here,
 whatever a thread waits for.
 
 A member that makes a communicator waits for the others in the store and in sockets. These may first
-have to complete a call that needs this member's share of it: the attendant's thread does it.
+have to complete a call that needs this member's share of it: a thread does it meanwhile.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 from allreduce import _native
-from allreduce.comm import attendant, living
+from allreduce.comm import living
+from allreduce.events import logger
 
 SLICE_SECONDS = 0.001  # of a wait while other calls need its thread
 IDLE_SECONDS = 0.02  # while none does, but another thread may start one
 
-_TURN_SECONDS = 0.05  # one after the other: the attendant goes on with others, too
+_END_SECONDS = 5.0
+
+_helpers: dict[threading.Thread, threading.Event] = {}  # threads that drive calls, until an event
 
 # Each does what can be done of the calls of one kind of transport, without blocking, and says
 # whether some are under way. They are added where such transports are imported.
@@ -58,30 +61,44 @@ def _drive() -> bool:
     try:
         _here.inside = True
         busy = [driver() for driver in drivers]
-        return attendant.go_on() or any(busy)
+        return any(busy)
     finally:
         _here.inside = False
 
 
-class _Meeting:
-    """What the attendant goes on with until it is no more busy."""
-
-    busy = True
-
-    def attend(self) -> None:
-        """Go on as a wait does, while calls are under way."""
-        end = time.monotonic() + _TURN_SECONDS
-        while self.busy and go_on() == SLICE_SECONDS and time.monotonic() < end:
-            time.sleep(SLICE_SECONDS)
-
-
 @contextlib.contextmanager
 def going_on() -> Iterator[None]:
-    """Have all calls of this process go on while this thread waits for something else."""
-    meeting = _Meeting()
+    """Drive all calls of this process in a thread while the caller waits for something else."""
+    if not living.some():  # a process that joins has no calls yet
+        yield
+        return
+    over = threading.Event()
+    thread = threading.Thread(target=_drive_until, args=(over,), name="allreduce", daemon=True)
     try:
-        if living.some():  # a process that joins has no calls yet
-            attendant.attend(meeting)
+        try:
+            thread.start()
+            _helpers[thread] = over
+        except RuntimeError as error:  # no more threads
+            logger.warning(
+                "no thread can be started (%s): until all members of the new communicator have "
+                "come, calls under way do not go on here",
+                error,
+            )
         yield
     finally:
-        meeting.busy = False
+        over.set()
+        _helpers.pop(thread, None)
+
+
+def _drive_until(over: threading.Event) -> None:
+    seconds = 0.0
+    while not over.wait(seconds):
+        seconds = go_on()
+
+
+@atexit.register
+def _end_helpers() -> None:
+    """End the threads before the interpreter ends: one may be in native code."""
+    for thread, over in list(_helpers.items()):
+        over.set()
+        thread.join(_END_SECONDS)

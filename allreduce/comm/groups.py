@@ -6,8 +6,8 @@ connections, its own order of calls and its own end. Only the store is the paren
 
 from __future__ import annotations
 
+import functools
 import threading
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ from allreduce.comm import objects
 from allreduce.comm.checks import Context, is_whole
 from allreduce.comm.collectives import Collectives
 from allreduce.comm.home import Home
-from allreduce.comm.stages import Stages, as_it_is
 from allreduce.errors import MismatchError, UnsupportedError, UsageError, everywhere
 
 if TYPE_CHECKING:
@@ -26,18 +25,9 @@ class Groups(Collectives):
     """A communicator that others can be made from."""
 
     _home: Home | None = None  # set by what opened the communicator
-    _where: str
     _placing: threading.Lock  # held by the thread that makes one of these:
     _local: Communicator | None = None
     _across: Communicator | None = None
-
-    @abstractmethod
-    def _admit(self) -> None:
-        """Refuse processes and threads that must not use this."""
-
-    @abstractmethod
-    def _check_open(self) -> None:
-        """Raise if the communicator was closed."""
 
     def split(
         self, color: int | None, key: int = 0, *, transport: str | None = None
@@ -67,7 +57,8 @@ class Groups(Collectives):
             raise UsageError(f"{where} got key={key!r}; expected a whole number")
         mine = [None if color is None else int(color), int(key), transport]
         context = self._context("split")
-        found = self._staged(context, _divide(self, context, home, mine), async_op=False)
+        calls = functools.partial(_divide, self, context, home, mine)
+        found = self._compound(context, calls)
         if found is None:
             return None
         ranks, name = found
@@ -144,14 +135,14 @@ class Groups(Collectives):
         return self._home
 
 
-def _divide(comm: Groups, context: Context, home: Home, mine: list[Any]) -> Stages:
+def _divide(
+    comm: Groups, context: Context, home: Home, mine: list[Any]
+) -> tuple[list[int], str] | None:
     """Find the ranks of this member's color, in their order, and name their communicator.
 
     That is part of the call: of two threads' splits, all members number the same one first.
     """
-    last, read = yield from objects.all_gather(comm, context, mine)
-    assert last is not None, "a gathering has two stages"
-    chosen = read((yield last))
+    chosen = objects.all_gather(comm, context, mine)
     for rank, row in enumerate(chosen):
         if row[2] != chosen[0][2]:
             raise everywhere(
@@ -161,11 +152,10 @@ def _divide(comm: Groups, context: Context, home: Home, mine: list[Any]) -> Stag
                 )
             )
     if mine[0] is None:
-        return None, as_it_is
+        return None
     ranks = [rank for rank, row in enumerate(chosen) if row[0] == mine[0]]
     ranks.sort(key=lambda rank: (chosen[rank][1], rank))
-    name = home.fresh(ranks, "split")
-    return None, lambda _: (ranks, name)
+    return ranks, home.fresh(ranks, "split")
 
 
 def _host(home: Home, rank: int) -> tuple[int, ...]:

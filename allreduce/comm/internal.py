@@ -53,8 +53,8 @@ def exchange_plain(comm: Caller, purpose: str, mine: Any) -> list[Any]:
         MismatchError: A member makes another call.
     """
     context = comm._context("exchange")
-    told: list[Any] = comm._staged(context, objects.all_gather(comm, context, mine, purpose), False)
-    return told
+    calls = functools.partial(objects.all_gather, comm, context, mine, purpose)
+    return comm._compound(context, calls)
 
 
 def total(comm: Caller, purpose: str, mine: Array) -> Array:

@@ -7,7 +7,6 @@ import os
 import weakref
 
 from allreduce.cluster import endings, failure
-from allreduce.comm import attendant
 from allreduce.comm.base import Transport
 
 # By id. Other threads may open communicators, and free them, while the references are listed, which
@@ -42,7 +41,6 @@ endings.on_failure(_abort_all)
 @atexit.register
 def leave_all() -> None:
     """Tell the peers that this program has come to its end: it has not died."""
-    attendant.leave()
     if failure():
         _abort_all(failure())
     for transport in _living():

@@ -1,4 +1,4 @@
-"""Plain Python data between members: numbers, strings, bytes, lists and dicts, as MessagePack."""
+"""Plain Python data between members, as MessagePack, and the scatters that need it."""
 
 from __future__ import annotations
 
@@ -12,40 +12,13 @@ import numpy as np
 from allreduce.comm import checks
 from allreduce.comm.arguments import room
 from allreduce.comm.array import Array
-from allreduce.comm.arrays import borrow, dtype_named
+from allreduce.comm.arrays import borrow, borrow_out, dtype_named
+from allreduce.comm.base import Work
 from allreduce.comm.caller import Caller
 from allreduce.comm.checks import Context, Options
-from allreduce.comm.stages import PIECE_BYTES, Stages, as_it_is
 from allreduce.errors import UnsupportedError, UsageError
 
 _BYTE = np.uint8
-
-
-class Objects(Caller):
-    """Plain Python data for all members: slower than arrays, and of any length.
-
-    Common arguments:
-        value: Numbers, strings, bytes, None, and lists and dicts of them. Nothing is pickled;
-            tuples arrive as lists, and NumPy's numbers as Python's.
-        root: The member that gives or gets.
-        async_op: Return a `Work` without waiting, which gives the data. The value may be changed
-            from then on.
-    """
-
-    def broadcast_object(self, value: Any = None, *, root: int = 0, async_op: bool = False) -> Any:
-        """Give every member the root's plain data; the others' is ignored."""
-        context = self._context("broadcast_object")
-        return self._staged(context, broadcast(self, context, value, root), async_op)
-
-    def gather_object(self, value: Any, *, root: int = 0, async_op: bool = False) -> Any:
-        """Give the root a list of every member's plain data, by rank; the others get None."""
-        context = self._context("gather_object")
-        return self._staged(context, gather(self, context, value, root), async_op)
-
-    def all_gather_object(self, value: Any, *, async_op: bool = False) -> Any:
-        """Give every member a list of every member's plain data, by rank."""
-        context = self._context("all_gather_object")
-        return self._staged(context, all_gather(self, context, value), async_op)
 
 
 def encode(where: str, value: Any) -> Array:
@@ -80,93 +53,65 @@ def decode(data: Array) -> Any:
     return _unpack(data.data)
 
 
-def broadcast(comm: Caller, context: Context, value: Any, root: Any) -> Stages:
+def broadcast(comm: Caller, context: Context, value: Any, root: Any) -> Any:
     """Give every member the root's data: its length, then its bytes.
 
-    A root whose data cannot be carried tells the others why, under a negative length.
+    A root whose data cannot be carried sends the reason instead, under a negative length.
     """
     root = checks.check_root(context, root)
     options = Options(root=root, typed=f"{context.collective}(root={root})")
     if comm.rank != root:
-        return _receive(comm, context, options)
-    try:
-        data, arrived = _written(context.where, value)
-    except UsageError as failure:
-        told = str(failure).encode(errors="replace")
-        return _tell(comm, options, np.frombuffer(told, _BYTE), -len(told), failure)
-    return _tell(comm, options, data, len(data), arrived)
-
-
-def _tell(comm: Caller, options: Options, data: Array, length: int, arrived: Any) -> Stages:
-    """Be the root, for whom its data, or the error that is told instead, have `arrived` before."""
-    yield comm._stage("broadcast", length, options)
-    low = 0
-    while len(data) - low > PIECE_BYTES:  # its result is a copy, which nobody needs
-        yield comm._stage("broadcast", data[low : low + PIECE_BYTES], options)
-        low += PIECE_BYTES
-
-    def answer(_: Any) -> Any:
-        if isinstance(arrived, UsageError):
-            raise arrived
-        return arrived
-
-    return comm._stage("broadcast", data[low:], options), answer
-
-
-def _receive(comm: Caller, context: Context, options: Options) -> Stages:
-    length: int = yield comm._stage("broadcast", 0, options)
-    data = room(context, (abs(length),), np.dtype(_BYTE))
-    low = 0
-    while len(data) - low > PIECE_BYTES:
-        part = data[low : low + PIECE_BYTES]
-        yield comm._stage("broadcast", part, options, part)
-        low += PIECE_BYTES
-
-    def read(_: Any) -> Any:
+        length = int(comm._next("broadcast", 0, options))
+        data = room(context, (abs(length),), np.dtype(_BYTE))
+        comm._next("broadcast", data, options, data)
         if length < 0:
             raise UsageError(data.tobytes().decode())
         return decode(data)
+    try:
+        data, arrived = _written(context.where, value)
+        length = len(data)
+    except UsageError as failure:
+        data, arrived = np.frombuffer(str(failure).encode(errors="replace"), _BYTE), failure
+        length = -len(data)
+    comm._next("broadcast", length, options)
+    comm._next("broadcast", data, options)
+    if isinstance(arrived, UsageError):
+        raise arrived
+    return arrived
 
-    return comm._stage("broadcast", data[low:], options, data[low:]), read
 
-
-def gather(comm: Caller, context: Context, value: Any, root: Any) -> Stages:
+def gather(comm: Caller, context: Context, value: Any, root: Any) -> list[Any] | None:
     """Give the root every member's data."""
     root = checks.check_root(context, root)
-    options = Options(root=root, typed=f"gather_object(root={root})")
-    return _join(comm, "gather", context, options, *_encoded(context, value))
+    return _join(
+        comm, "gather", context, Options(root=root, typed=f"gather_object(root={root})"), value
+    )
 
 
-def all_gather(comm: Caller, context: Context, value: Any, purpose: str = "") -> Stages:
+def all_gather(comm: Caller, context: Context, value: Any, purpose: str = "") -> list[Any]:
     """Give every member every member's data."""
     options = Options(typed=f"{context.collective}({purpose})")
-    return _join(comm, "all_gather", context, options, *_encoded(context, value))
-
-
-def _encoded(context: Context, value: Any) -> tuple[Array, UsageError | None]:
-    """Return a member's data as bytes, or why it cannot be carried."""
-    try:
-        return encode(context.where, value), None
-    except UsageError as failure:
-        return np.empty(0, _BYTE), failure
+    found = _join(comm, "all_gather", context, options, value)
+    assert found is not None, "every member gets the data"
+    return found
 
 
 def _join(
-    comm: Caller,
-    collective: str,
-    context: Context,
-    options: Options,
-    data: Array,
-    failure: UsageError | None,
-) -> Stages:
+    comm: Caller, collective: str, context: Context, options: Options, value: Any
+) -> list[Any] | None:
     """Exchange the lengths of all members' data, then the data.
 
     Raises:
         UsageError: A member's data cannot be carried; raised on all members.
     """
+    failure: UsageError | None = None
+    data = np.empty(0, _BYTE)
+    try:
+        data = encode(context.where, value)
+    except UsageError as error:
+        failure = error
     mine = np.array([-1 if failure else len(data)])
-    told: Array = yield comm._stage("all_gather", mine, Options(typed=options.typed))
-    lengths: list[int] = told.tolist()
+    lengths: list[int] = comm._next("all_gather", mine, Options(typed=options.typed)).tolist()
     if failure is not None:
         raise failure
     if -1 in lengths:
@@ -174,20 +119,17 @@ def _join(
             f"{context.where}: {comm._called(lengths.index(-1))} has passed what cannot be "
             "carried; its own error tells what"
         )
-
-    def read(joined: Array | None) -> list[Any] | None:
-        return None if joined is None else _split(joined, lengths)
-
-    return comm._stage(collective, data, replace(options, counts=lengths)), read
+    joined = comm._next(collective, data, replace(options, counts=lengths))
+    return None if joined is None else _split(joined, lengths)
 
 
-def scatter(
-    comm: Caller, context: Context, x: Any, root: Any, counts: Sequence[int] | None, out: Any
-) -> Stages:
-    """Tell every member the dtype and shape of the root's array, and then scatter it.
+def scatter_options(
+    comm: Caller, context: Context, x: Any, root: Any, counts: Sequence[int] | None
+) -> Options:
+    """Check what a scatter takes besides the root's array.
 
-    A root that has none, or none that can be carried, fails after it has told the others; another
-    member that passes one fails at once.
+    Raises:
+        UsageError: A member that is not the root passes an array, or an argument is wrong.
     """
     root = checks.check_root(context, root)
     if x is not None and comm.rank != root:
@@ -195,30 +137,41 @@ def scatter(
             f"{context.where} takes an array on its root alone, which is {comm._called(root)}, but "
             f"got {type(x).__name__} here: pass None, or name this member as the root on all"
         )
-    if counts is not None:
-        counts = checks.check_counts(context, counts)
-    told: list[Any] = []
-    if comm.rank == root:
+    return Options(
+        root=root, counts=None if counts is None else checks.check_counts(context, counts)
+    )
+
+
+def scatter_into(comm: Caller, context: Context, x: Any, options: Options, out: Any) -> Work:
+    """Start a scatter of which every member knows its share by `out`."""
+    whole = None
+    if comm.rank != options.root:
+        share = borrow_out(f"{context.where}: out", out)
+        rows = len(share) if share.ndim else 1
+        total = rows * comm.size if options.counts is None else sum(options.counts)
+        whole = share.dtype, (total, *share.shape[1:])
+    return comm._start("scatter", x, options, out, whole)
+
+
+def scatter(comm: Caller, context: Context, x: Any, options: Options) -> Any:
+    """Give every member the dtype and shape of the root's array, and then its share.
+
+    A root that has none, or none that can be carried, sends the others its error, and raises it.
+    """
+    found: list[Any] = []
+    if comm.rank == options.root:
         try:
             array = borrow(context.where, x, "takes an array on its root").array
             checks.check_op(context, None, array.dtype)
-            told = ["", str(array.dtype), list(array.shape)]
+            found = ["", str(array.dtype), list(array.shape)]
         except (UsageError, UnsupportedError) as failure:
-            told = ["unsupported" if isinstance(failure, UnsupportedError) else "usage"]
-            told.append(str(failure))
-    announced = broadcast(comm, context, told, root)
-    return _scatter(comm, announced, x, Options(root=root, counts=counts), out)
-
-
-def _scatter(comm: Caller, announced: Stages, x: Any, options: Options, out: Any) -> Stages:
-    last, read = yield from announced
-    assert last is not None, "a broadcast has two stages"
-    failure, *found = read((yield last))
-    if failure:
-        raise (UnsupportedError if failure == "unsupported" else UsageError)(found[0])
+            found = ["unsupported" if isinstance(failure, UnsupportedError) else "usage"]
+            found.append(str(failure))
+    failed, *found = broadcast(comm, context, found, options.root)
+    if failed:
+        raise (UnsupportedError if failed == "unsupported" else UsageError)(found[0])
     whole = dtype_named(found[0]), tuple(found[1])
-    mine = x if comm.rank == options.root else None
-    return comm._stage("scatter", mine, options, out, whole), as_it_is
+    return comm._next("scatter", x, options, None, whole)
 
 
 def _unpack(packed: bytes | memoryview) -> Any:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from allreduce.comm import lists, messages, pieces, scaling, typed
-from allreduce.comm.arguments import Prepared, prepare, read
+from allreduce.comm import lists, messages, scaling, typed
+from allreduce.comm.arguments import Prepared, prepare
 from allreduce.comm.arrays import borrow
 from allreduce.comm.base import Transport
 from allreduce.comm.call import ANY, ROOTED, Call
 from allreduce.comm.checks import UNSCALED, Context, Options
 from allreduce.comm.long_lists import without_mark
-from allreduce.comm.pieces import Cut
 from allreduce.comm.plan import Plan
 from allreduce.errors import UsageError, unknown_name
 from allreduce.events import counted
@@ -102,56 +101,9 @@ def _describe_array(
     if options.scale is not UNSCALED:
         scale = scaling.check_factors(context, options.scale, options.op, array.dtype)
         options = replace(options, scale=scale)
-        if scale[0] != 1 and array.nbytes > pieces.WHOLE_BYTES:
-            return _describe_scaled(context, transport, x, options, out)
     ready = prepare(context, x, options, out, whole)
     said = typed.of_array(context.collective, array.dtype, array.shape, options, always=True)
     return _scaled(_plan(transport, ready, said), ready, options)
-
-
-def _describe_scaled(
-    context: Context, transport: Transport, x: Any, options: Options, out: Any
-) -> Plan:
-    """Plan a large reduction that is multiplied first, in pieces."""
-    lent, options, call, target, _ = read(context, x, options, out)
-    assert lent is not None, "a reduction has an input"
-    array = lent.array
-    cut = pieces.of_scaled(context, array, target, call, out is None)
-    said = typed.of_array(call.collective, array.dtype, array.shape, options, always=True)
-    plan = _in_pieces(context, transport, said, options, [cut])
-    moved = array.nbytes
-    if target is not None and (options.scale[1] != 1 or not target.flags.c_contiguous):
-        moved += target.nbytes
-    return replace(
-        plan,
-        read=_sum((moved, *(part.read for part in plan.parts))),
-        written=_sum((moved, *(part.written for part in plan.parts))),
-        sent=_sum(part.sent for part in plan.parts),
-    )
-
-
-def _in_pieces(
-    context: Context, transport: Transport, said: str, options: Options, cuts: Sequence[Cut]
-) -> Plan:
-    """Plan a call that is made piece by piece."""
-    plain, parts = replace(options, typed=""), []
-    for cut in cuts:
-        for piece in replace(cut, reads=False).pieces(context, plain):
-            parts.append(_describe_array(context, transport, piece.x, piece.options, piece.out))
-    before, after = (f", multiplied by {f!r}" if f != 1 else "" for f in options.scale)
-    steps = (
-        f"copy a piece of the input{before}",
-        "make its call",
-        f"have its result where it belongs{after}",
-    )
-    how = f"{counted(len(parts), 'call')}, two of them under way at a time,"
-    return Plan(without_mark(said), transport.name, how, steps, parts=tuple(parts))
-
-
-def _sum(amounts: Iterable[int | None]) -> int | None:
-    """Add what is known; None if something is not."""
-    known = list(amounts)
-    return None if None in known else sum(amount or 0 for amount in known)
 
 
 def _scaled(plan: Plan, ready: Prepared, options: Options) -> Plan:
@@ -173,28 +125,24 @@ def _describe_list(
 ) -> Plan:
     """Plan a list of arrays: a call for each dtype."""
     request = lists.read(context, x, options, out)
-    if request.large:
-        cuts = lists.cuts(context, request)
-        return _in_pieces(context, transport, request.options.typed, request.options, cuts)
     arrays, parts = request.arrays, []
-    for bundle in request.bundles:
-        i = bundle.items[0]
-        source, into = arrays[i].reshape(-1), request.targets[i].reshape(-1)
-        if bundle.packed:  # its place in memory is that of no array, and it is never touched
-            count = sum(arrays[item].size for item in bundle.items)
+    for items in request.bundles:
+        source = arrays[items[0]]
+        into = request.targets[items[0]] if request.targets else None
+        if len(items) > 1:  # its place in memory is that of no array, and it is never touched
+            count = sum(arrays[item].size for item in items)
             source = into = np.empty(count, source.dtype)
         parts.append(_describe_array(context, transport, source, options, into))
-    packed = any(bundle.packed for bundle in request.bundles)
     steps: tuple[str, ...] = (
-        "pack the arrays of each dtype into one",
-        "make its call",
-        "unpack the result",
+        "pack the small arrays of each dtype into one",
+        "make the calls",
+        "unpack the results",
     )
     if not parts:
         parts, steps = [_plan_barrier(context, transport)], ("meet: there is nothing to carry",)
-    elif not packed:
-        steps = ("make a call of each array, as it lies",)
-    how = f"{counted(len(parts), 'call')}, one per dtype,"
+    elif len(parts) == len(arrays):
+        steps = ("make a call of each array",)
+    how = counted(len(parts), "call")
     said = request.options.typed
     return Plan(without_mark(said), transport.name, how, steps, parts=tuple(parts))
 

@@ -10,9 +10,7 @@ import contextlib
 import functools
 import os
 import sys
-import threading
 import types
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from allreduce.comm.array import Array
@@ -73,8 +71,6 @@ def place() -> Place:
     A thread that the package itself has started has none: then it is the nearest that is not of the
     collectives.
     """
-    if _standing.place is not None:
-        return _standing.place
     frame: types.FrameType | None = sys._getframe(1)
     nearest = first = frame
     while frame is not None:
@@ -88,23 +84,6 @@ def place() -> Place:
         frame = frame.f_back
     assert nearest is not None, "this function has a frame"
     return nearest.f_code, nearest.f_lasti
-
-
-class _Standing(threading.local):
-    place: Place | None = None
-
-
-_standing = _Standing()
-
-
-@contextlib.contextmanager
-def standing_at(place: Place) -> Iterator[None]:
-    """Make calls of this thread as if from a place: that of who wanted them."""
-    before, _standing.place = _standing.place, place
-    try:
-        yield
-    finally:
-        _standing.place = before
 
 
 @functools.lru_cache(maxsize=1024)

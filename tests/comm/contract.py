@@ -52,7 +52,7 @@ class Contract:
         "case",
         [
             *("nonsense", "every_type", "rounded_once", "equal_bits", "started", "many_as_one"),
-            *("lists_into_some", "in_pieces", "plain_data", "scaled", "foreign"),
+            *("lists_into_some", "large", "plain_data", "scaled", "foreign"),
             *("threads_in_order", "threads_in_turn", "threads_waiting"),
         ],
     )

@@ -127,16 +127,9 @@ def started(comm: Communicator) -> None:
             np.repeat(np.arange(n) * 1.0, 1000),
         ),
         (
-            comm.scatter(padded if comm.rank == 0 else None, async_op=True),
+            comm.scatter(padded if comm.rank == 0 else None, out=np.empty(1000), async_op=True),
             padded_by_root[1000 * comm.rank :][:1000],
         ),
-        (
-            comm.all_to_all(np.full(3 * n, comm.rank), counts=[3] * n, async_op=True),
-            np.repeat(np.arange(n), 3),
-        ),
-        (comm.broadcast_object(FACTS, root=n - 1, async_op=True), FACTS),
-        (comm.all_gather_object(comm.rank, async_op=True), list(range(n))),
-        (comm.gather_object("all", async_op=True), ["all"] * n if comm.rank == 0 else None),
         (comm.barrier(async_op=True), None),
     ]
     reduced, gathered = comm.reduce(x, async_op=True), comm.gather(x[:2], async_op=True)

@@ -257,7 +257,7 @@ def test_an_array_of_another_member_than_a_scatters_root_is_refused_before_the_c
     def member(comm: Communicator) -> Any:
         if comm.rank == 1:
             with pytest.raises(errors.UsageError, match=r"on its root alone, which is replica 0"):
-                comm.scatter(np.ones(2), async_op=True)
+                comm.scatter(np.ones(2))
         return comm.scatter(np.arange(2) if comm.rank == 0 else None)[0]
 
     assert run_threads(member, 2) == [0, 1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +10,10 @@ import numpy as np
 import pytest
 
 from allreduce import errors
-from allreduce.comm import Communicator, attendant, replica_communicators, scaling
+from allreduce.comm import Communicator, replica_communicators, scaling
 from allreduce.comm.base import Work
 from allreduce.comm.locks import within
-from allreduce.comm.order import Order
-from allreduce.comm.stages import Staged
-from tests.harness import run_threads, settle_threads, world_of_one
+from tests.harness import run_threads, world_of_one
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["shared", "tcp", "hierarchical"])
 INTERRUPTED = "interrupted by KeyboardInterrupt"
@@ -146,19 +143,18 @@ def test_a_call_that_is_interrupted_between_its_start_and_what_follows_ends_on_a
     run_threads(member, 2)
 
 
-@pytest.mark.parametrize("async_op", [False, True])
-def test_a_call_in_stages_that_is_interrupted_in_its_start_leaves_nobody_waiting(
-    async_op: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_compound_call_that_is_interrupted_leaves_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def call(comm: Communicator) -> str:
         if comm.rank == 1:
             with pytest.raises(errors.PeerLostError, match=INTERRUPTED):
                 comm.all_gather_object(1)
             return "told"
-        me = threading.current_thread()
-        monkeypatch.setattr(Order, "_tell", once(Order._tell, True, me))
+        first = once(comm._in_order, True, threading.current_thread())
+        monkeypatch.setattr(comm, "_in_order", first)
         with pytest.raises(KeyboardInterrupt):
-            comm.all_gather_object(0, async_op=async_op)
+            comm.all_gather_object(0)
         with pytest.raises(errors.ClosedError, match=INTERRUPTED):
             comm.all_gather_object(0)
         return "dead"
@@ -166,32 +162,18 @@ def test_a_call_in_stages_that_is_interrupted_in_its_start_leaves_nobody_waiting
     assert run_threads(call, 2, comm_timeout=5) == ["dead", "told"]
 
 
-def test_what_has_just_left_the_queue_does_not_hide_the_interrupt() -> None:
-    class Queue(deque[Staged]):
-        def popleft(self) -> Staged:
-            super().popleft()
-            raise KeyboardInterrupt
-
-    def call(comm: Communicator) -> None:
-        comm._order.queue = Queue()
-        comm.broadcast_object("x")
-
-    assert [type(one) for one in settle_threads(call, 1)] == [KeyboardInterrupt]
-
-
 def test_the_interrupt_of_one_thread_is_not_raised_in_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attendant, "attend", lambda _: None)
     comm, peer = replica_communicators(world_of_one(), 2, name="interrupts", timeout=5)
-    work = comm.all_gather_object(0, async_op=True)
+    work = comm.all_reduce(np.ones(3), async_op=True)
     caught: list[BaseException] = []
 
     def interrupt() -> None:
-        me = threading.current_thread()
-        monkeypatch.setattr(Staged, "advance", once(Staged.advance, False, me))
+        first = once(comm._in_order, False, threading.current_thread())
+        monkeypatch.setattr(comm, "_in_order", first)
         try:
-            comm.all_reduce(np.ones(3))
+            comm.all_gather_object(1)
         except BaseException as error:
             caught.append(error)
 
@@ -201,6 +183,8 @@ def test_the_interrupt_of_one_thread_is_not_raised_in_another(
     assert [type(one) for one in caught] == [KeyboardInterrupt]
     with pytest.raises(errors.ClosedError, match=INTERRUPTED):
         work.wait(5)
+    with pytest.raises(errors.ClosedError, match=INTERRUPTED):  # the lock is free
+        comm.all_gather_object(1)
     comm.close()
     peer.close()
 
@@ -224,23 +208,6 @@ def test_a_lock_is_free_after_an_interrupt_as_soon_as_it_is_held() -> None:
     assert within(lock, 1e10, lambda: done.append("reached"))
     assert not lock._is_owned()
     assert done == ["reached"]
-
-
-def test_calls_are_quick_again_after_an_interrupt_at_the_end_of_a_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    (comm,) = replica_communicators(world_of_one(), 1, name="quick", timeout=5)
-    with pytest.raises(KeyboardInterrupt), comm._order.together():
-        monkeypatch.setattr(comm._order, "_hold", interrupt)
-    monkeypatch.undo()
-    assert comm._quick is None
-    for _ in range(2):
-        assert comm.all_reduce(np.ones(3)).tolist() == [1, 1, 1]
-        assert comm._quick is not None
-    comm.close()
 
 
 def test_what_a_callers_array_raises_before_the_start_ends_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,8 +10,8 @@ import numpy as np
 import pytest
 
 from allreduce import errors
-from allreduce.comm import Communicator, replica_communicators
-from tests.harness import run_threads, world_of_one
+from allreduce.comm import Communicator, lists, replica_communicators
+from tests.harness import run_threads, settle_threads, world_of_one
 
 
 @pytest.fixture
@@ -116,3 +117,77 @@ def test_an_item_is_refused_as_it_would_be_alone(
 def test_a_collective_of_no_lists_says_so(comm: Communicator) -> None:
     with pytest.raises(errors.UsageError, match=r"rank 0\): all_gather takes one array"):
         comm.all_gather([np.ones(2)])
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let arrays of 4 doubles or more go by themselves."""
+    monkeypatch.setattr(lists, "ALONE_BYTES", 32)
+
+
+@pytest.mark.usefixtures("small")
+def test_large_arrays_go_as_they_lie_and_small_ones_packed() -> None:
+    def member(comm: Communicator) -> None:
+        seen: list[Any] = []
+        start = comm._transport.start
+
+        def spy(call: Any, x: Any, out: Any, result: Any) -> Any:
+            seen.append((call.count, x))
+            return start(call, x, out, result)
+
+        comm._transport.start = spy  # type: ignore[method-assign]
+        a, b, c, d = np.ones(2), np.ones((2, 5)), np.ones(1), np.ones(7)
+        out = [np.zeros(2), b, c, np.zeros((7, 2))[:, 0]]
+        got = comm.all_reduce([a, b, c, d], out=out, prescale=0.5, postscale=4)
+        assert got is out
+        for array in got:
+            np.testing.assert_array_equal(array, 4)
+        assert [count for count, _ in seen] == [3, 10, 7]
+        assert (a.max(), d.max()) == (1, 1)
+        seen.clear()
+        got = comm.all_reduce([a, b, c, d])
+        assert np.shares_memory(seen[1][1], b)
+        assert [array.tolist() for array in got] == [(2 * x).tolist() for x in (a, b, c, d)]
+
+    run_threads(member, 2)
+
+
+@pytest.mark.usefixtures("small")
+def test_outputs_in_any_order_among_large_inputs() -> None:
+    def member(comm: Communicator) -> None:
+        for order in itertools.permutations(range(4)):
+            items = [np.arange(7.0) + i for i in range(4)]
+            wanted = [2 * item for item in items]
+            out = [items[i] for i in order]
+            for got, right in zip(comm.all_reduce(items, out=out), wanted, strict=True):
+                np.testing.assert_array_equal(got, right)
+
+    run_threads(member, 2)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        lambda x: ([x, x[:-1]], {}),
+        lambda x: ([x, x[:2]], {}),
+        lambda x: ([x, x], {"op": "max"}),
+        lambda x: ([x, x], {"prescale": 2.0}),
+        lambda x: (np.concatenate([x, x]), {}),
+        lambda x: (np.concatenate([x, x]), {"prescale": 2.0}),
+    ],
+)
+@pytest.mark.usefixtures("small")
+def test_members_that_differ_anywhere_find_out_before_any_output_is_touched(others: Any) -> None:
+    def member(comm: Communicator) -> None:
+        x = np.ones(20)
+        arrays, given = others(x) if comm.rank else ([x, x], {})
+        out = [np.zeros_like(one) for one in arrays]
+        out = out if isinstance(arrays, list) else np.zeros_like(arrays)
+        with pytest.raises(
+            errors.MismatchError, match=r"all_reduce\(\[float64\[20\], float64\[20\]\]"
+        ):
+            comm.all_reduce(arrays, out=out, **given)
+        assert not np.concatenate(out, axis=None).any()
+
+    for outcome in settle_threads(member, 2):
+        assert outcome is None

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import Communicator
+from allreduce.comm.locks import taken
 
 Call = Callable[[Communicator, int], None]  # makes a call in a round, and looks at what it gives
 _SECONDS = 20
@@ -69,10 +70,10 @@ def _started(comm: Communicator, n: int) -> None:
         assert work.wait(_SECONDS).tolist() == [n + i] * comm.size
 
 
-OF_STAGES: tuple[Call, ...] = (
+COMPOUND: tuple[Call, ...] = (
     *(_all_gather_object, _gather_object, _broadcast_object, _scatter, _exchange),
 )
-OTHERS: tuple[Call, ...] = (_lists, _empty, _started, *OF_STAGES)
+OTHERS: tuple[Call, ...] = (_lists, _empty, _started, *COMPOUND)
 
 
 def _in_threads(*calls: Callable[[], None]) -> None:
@@ -96,16 +97,16 @@ def _in_threads(*calls: Callable[[], None]) -> None:
 
 
 def threads_in_order(comm: Communicator) -> None:
-    """A call of several stages is whole, whatever another thread calls in the middle of it.
+    """A compound call is whole, whatever another thread calls in the middle of it.
 
-    All but the last member are in the first stage when their other thread calls; it tells the last
+    All but the last member are in its first part when their other thread calls; it tells the last
     by a message, which has no place in the order.
     """
     last = comm.size - 1
 
     def after(n: int, second: Call) -> None:
         end = time.monotonic() + _SECONDS
-        while comm.rank != last and not comm._order.queue:
+        while comm.rank != last and not taken(comm._lock):
             assert time.monotonic() < end
             time.sleep(0.0005)
         if comm.rank != last:
@@ -113,9 +114,9 @@ def threads_in_order(comm: Communicator) -> None:
         second(comm, n)
 
     pairs: list[tuple[Call, Call]] = [
-        (first, _plain) for first in OF_STAGES
+        (first, _plain) for first in COMPOUND
     ]  # of which the native way must know, too
-    pairs += zip(itertools.cycle(OF_STAGES), OTHERS, strict=False)
+    pairs += zip(itertools.cycle(COMPOUND), OTHERS, strict=False)
     for n, (first, second) in enumerate(pairs):
         if comm.rank == last:
             for _ in range(last):
@@ -140,8 +141,8 @@ def threads_in_turn(comm: Communicator) -> None:
         for n in range(thread, 2 * rounds, 2):
             assert turns[n].wait(_SECONDS)
             if thread == 0:
-                work = comm.all_gather_object(_data(comm.rank, n), async_op=True)
-                works.append((work, [_data(m, n) for m in range(comm.size)]))
+                work = comm.all_gather(np.full(1, n + comm.rank), async_op=True)
+                works.append((work, [n + m for m in range(comm.size)]))
             else:
                 work = comm.all_reduce(np.full(9, n), async_op=True)
                 works.append((work, [n * comm.size] * 9))
