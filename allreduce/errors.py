@@ -87,7 +87,13 @@ class PeerLostError(AllreduceError, ConnectionError):
 
 
 class MismatchError(AllreduceError, ValueError):
-    """Members disagree about a call or about the data they brought."""
+    """Members disagree about a call or about the data they brought.
+
+    Attributes:
+        lists: Rank and name of two members whose lists of arrays differ; empty for other calls.
+    """
+
+    lists: tuple[tuple[int, str], ...] = ()
 
 
 class UnsupportedError(AllreduceError, NotImplementedError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from allreduce.comm import messages
 from allreduce.comm.arguments import Prepared, prepare
@@ -13,6 +13,9 @@ from allreduce.comm.call import Call
 from allreduce.comm.checks import Context, Options
 from allreduce.comm.failures import group_text
 from allreduce.errors import AllreduceError, ClosedError, UnsupportedError
+
+if TYPE_CHECKING:
+    from allreduce.comm.home import Home
 
 T = TypeVar("T")
 
@@ -24,6 +27,8 @@ _IN_A_THREAD = (
 
 class Caller:
     """One member, as its calls see it."""
+
+    _home: Home | None = None  # set by what opened the communicator
 
     def __init__(
         self, transport: Transport, *, name: str, label: str, rank: int, size: int

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from allreduce.comm.call import MESSAGES, Call, shaped
-from allreduce.comm.long_lists import difference, factors, items, without_mark
+from allreduce.comm.long_lists import items, without_mark
 from allreduce.comm.sites import Note
+from allreduce.errors import MismatchError
 
 _EQUAL = "must be equal on all ranks"
 _ORDER = "every rank must make the same calls in the same order"
@@ -21,6 +22,7 @@ class Side(NamedTuple):
     call: Call
     note: Note
     here: bool = False
+    rank: int = -1  # the member's, of a collective
 
     def __str__(self) -> str:
         """Say its call, with the shape where that is known, the caller's line, and whose it is."""
@@ -44,6 +46,23 @@ class Side(NamedTuple):
     def name(self) -> str:
         """What the caller called."""
         return self.typed.partition("(")[0] or self.call.collective
+
+
+def mismatch(where: str, what: str, first: Side, second: Side, hidden: str = "") -> MismatchError:
+    """Build the error of two members that disagree; the arguments are those of `story`."""
+    error = MismatchError(f"{where}: {story(what, first, second, hidden)}")
+    if _lists_differ(first, second):
+        low, high = (second, first) if second.here else (first, second)
+        error.lists = ((low.rank, low.whose), (high.rank, high.whose))
+    return error
+
+
+def _lists_differ(first: Side, second: Side) -> bool:
+    """Say whether the calls are of lists, as long as each other, that differ in an array."""
+    numbers = [items(side.typed) for side in (first, second)]
+    alike = (first.call.op, first.call.root) == (second.call.op, second.call.root)
+    same = first.name == second.name and None not in numbers and numbers[0] == numbers[1]
+    return same and alike and first.typed != second.typed
 
 
 def story(what: str, first: Side, second: Side, hidden: str = "") -> str:
@@ -85,16 +104,8 @@ def _remedy_of(first: Side, second: Side) -> str:
         return f"lists must have the same number of arrays on all ranks ({told})"
     if first.call.collective != second.call.collective and not message:
         return arguments
-    alike = (first.call.op, first.call.root) == (second.call.op, second.call.root)
-    if None not in numbers and first.typed != second.typed and alike:
-        low, high = (second, first) if second.here else (first, second)
-        texts, members = (low.typed, high.typed), (low.whose, high.whose)
-        told, scaled = difference(texts, members), factors(texts, members)
-        if scaled and not told:
-            return f"factors {_EQUAL} ({scaled})"
-        if not told and without_mark(low.typed) != low.typed:  # which does not say it all
-            return arguments
-        return f"each array's shape and type {_EQUAL}{told and f' ({told})'}"
+    if _lists_differ(first, second):
+        return f"each array's shape and type, and the factors, {_EQUAL}"
     return _remedy(first.call, second.call) or (arguments if first.typed != second.typed else "")
 
 

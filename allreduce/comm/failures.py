@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from allreduce.cluster.endings import INTERRUPT, note_loss
 from allreduce.cluster.machine import STOPPED
 from allreduce.comm.call import MESSAGES, Call
-from allreduce.comm.disagreement import Side, story
+from allreduce.comm.disagreement import Side, mismatch
 from allreduce.comm.members import MemberInfo
 from allreduce.comm.sites import Note
 from allreduce.errors import (
@@ -260,9 +260,9 @@ class Witness(ABC, Generic[E]):
             return MismatchError(f"{self.where}: {a} and {b} made different calls #{seq}")
         message = {first.collective, second.collective} == set(MESSAGES)
         first_side, second_side = (
-            Side(str(self.members[each]), call, self.note(each, seq), here=each == self.me)
+            Side(str(self.members[each]), call, self.note(each, seq), each == self.me, each)
             for each, call in ((low, first), (high, second))
         )
         what = "a message" if message else f"call #{seq}"
         hidden = "" if message else self.difference(low, high, seq)
-        return MismatchError(f"{self.where}: {story(what, first_side, second_side, hidden)}")
+        return mismatch(self.where, what, first_side, second_side, hidden)

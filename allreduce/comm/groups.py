@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 class Groups(Collectives):
     """A communicator that others can be made from."""
 
-    _home: Home | None = None  # set by what opened the communicator
     _placing: threading.Lock  # held by the thread that makes one of these:
     _local: Communicator | None = None
     _across: Communicator | None = None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from allreduce.cluster import SilentError
 from allreduce.comm import checks, scaling, typed
 from allreduce.comm.arguments import Prepared, prepare, room
 from allreduce.comm.array import Array
@@ -18,20 +22,31 @@ from allreduce.comm.call import ROOTED
 from allreduce.comm.caller import Caller
 from allreduce.comm.checks import UNSCALED, Context, Options
 from allreduce.comm.overlap import check_apart
-from allreduce.errors import ShapeError, UsageError
+from allreduce.errors import AllreduceError, MismatchError, ShapeError, UsageError
 
 # An array of this size or more is not packed: a call of its own takes less time than copying it.
 ALONE_BYTES = 256 << 10
+
+_LIST_SECONDS = 0.5  # in which a member that disagrees leaves its list
+_LOOK_SECONDS = 0.2  # besides, for the store to answer
+
+
+Explain = Callable[[MismatchError], MismatchError]
 
 
 class ListWork(Work):
     """The works that carry one list."""
 
     def __init__(
-        self, where: str, works: Sequence[Work], unpack: Callable[[Sequence[Any]], Any]
+        self,
+        where: str,
+        works: Sequence[Work],
+        explain: Explain,
+        unpack: Callable[[Sequence[Any]], Any],
     ) -> None:
         self.where = where
         self._works = works
+        self._explain = explain
         self._unpack = unpack
 
     @property
@@ -39,15 +54,17 @@ class ListWork(Work):
         return all(work.settled for work in self._works)
 
     def done(self) -> bool:
-        waiting = [work for work in self._works if not work.done()]  # each is driven
+        with _explained(self._explain):
+            waiting = [work for work in self._works if not work.done()]  # each is driven
         return not waiting
 
     def finish(self, timeout: float | None) -> Any:
         start = time.monotonic()
         results = []
-        for work in self._works:
-            spent = time.monotonic() - start
-            results.append(work.wait(None if timeout is None else max(0.0, timeout - spent)))
+        with _explained(self._explain):
+            for work in self._works:
+                spent = time.monotonic() - start
+                results.append(work.wait(None if timeout is None else max(0.0, timeout - spent)))
         return self._unpack(results)
 
 
@@ -86,9 +103,11 @@ def start(comm: Caller, collective: str, x: Sequence[Any], options: Options, out
     context = comm._context(collective)
     request = read(context, x, options, out)
     ready = _prepare(context, request)
-    works = comm._together(lambda: [comm._start_ready(context, each) for each in ready])
-    if not works:  # the members still have to agree
-        works = [comm._meet(request.options.typed)]
+    explain = functools.partial(_name_item, comm, request)
+    with _explained(explain):
+        works = comm._together(lambda: [comm._start_ready(context, each) for each in ready])
+        if not works:  # the members still have to agree
+            works = [comm._meet(request.options.typed)]
     gets = collective != "reduce" or comm.rank == request.options.root
 
     def unpack(results: Sequence[Any]) -> Any:
@@ -99,7 +118,39 @@ def start(comm: Caller, collective: str, x: Sequence[Any], options: Options, out
             return out
         return [one.answer(result) for one, result in zip(request.lent, made, strict=True)]
 
-    return ListWork(context.where, works, unpack)
+    return ListWork(context.where, works, explain, unpack)
+
+
+@contextlib.contextmanager
+def _explained(explain: Explain) -> Iterator[None]:
+    try:
+        yield
+    except MismatchError as error:
+        raise explain(error) from None
+
+
+def _name_item(comm: Caller, request: Request, error: MismatchError) -> MismatchError:
+    """Add the first item that differs, which the texts of long calls do not show.
+
+    Every member leaves its list in the store, and reads those of the two that disagree.
+    """
+    if not error.lists or comm._home is None:
+        return error
+    store = comm._home.room.world.store
+    own = json.dumps([typed.array_text(each.dtype, each.shape) for each in request.arrays])
+    found: list[list[str]] = []
+    with contextlib.suppress(AllreduceError, SilentError):  # the mismatch is what to raise
+        store.tell(f"lists/{comm.rank}", own.encode())
+        for rank, _ in error.lists:
+            data = store.look(f"lists/{rank}", _LOOK_SECONDS, _LIST_SECONDS)
+            found.append(json.loads(data or "[]"))
+    if len(found) < len(error.lists):
+        return error
+    for i, (first, second) in enumerate(zip(*found, strict=False)):
+        if first != second:
+            one, other = (whose for _, whose in error.lists)
+            return MismatchError(f"{error} (item {i} is {first} {one} and {second} {other})")
+    return error
 
 
 def read(context: Context, x: Sequence[Any], options: Options, out: Any) -> Request:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -43,16 +44,14 @@ def of_array(
     rows = (options.counts, options.receives)
     shares = tuple(None if each is None else tuple(each) for each in rows)
     kinds = ((dtype, shape),)
-    return _spell(collective, kinds, False, options.op, options.root, options.scale, shares)[0]
+    return _spell(collective, kinds, False, options.op, options.root, options.scale, shares)
 
 
 def of_list(context: Context, arrays: Sequence[Array], options: Options) -> str:
     """Say a call of a list: `all_reduce([float64[8], int32[2, 2]], op='sum')`."""
     kinds = tuple((array.dtype, array.shape) for array in arrays)
     scale, root = options.scale, options.root
-    text, said = _spell(context.collective, kinds, True, options.op, root, scale)
-    long_lists.remember(text, said)
-    return text
+    return _spell(context.collective, kinds, True, options.op, root, scale)
 
 
 @lru_cache(maxsize=256)
@@ -64,19 +63,23 @@ def _spell(
     root: int | None,
     scale: tuple[Factor, Factor],
     shares: tuple[tuple[int, ...] | None, ...] = (None, None),
-) -> tuple[str, list[str]]:
-    """Return the call's text, and that of each of its arrays."""
-    arrays = [f"{dtype}[{', '.join(map(str, shape))}]" for dtype, shape in kinds]
+) -> str:
+    arrays = [array_text(dtype, shape) for dtype, shape in kinds]
     options = {"op": op, "root": root}
     factors = {"prescale": scale[0], "postscale": scale[1]}
     said = [f"{name}={value!r}" for name, value in options.items() if value is not None]
     said += [f"{name}={value!r}" for name, value in factors.items() if value != 1]
     if listed:
         options_text = "".join(f", {each}" for each in said)
-        return long_lists.spell(collective, arrays, options_text), arrays
+        return long_lists.spell(collective, arrays, options_text)
     named = zip(("counts", "receives"), shares, strict=True)
     said += [f"{name}={list(rows)}" for name, rows in named if rows is not None]
-    return _bounded(f"{collective}({', '.join([*arrays, *said])})"), arrays
+    return _bounded(f"{collective}({', '.join([*arrays, *said])})")
+
+
+def array_text(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+    """Write an array's dtype and shape: `float64[2, 3]`."""
+    return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
 def _bounded(text: str) -> str:

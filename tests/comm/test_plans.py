@@ -215,13 +215,14 @@ def test_unequal_shares_are_planned() -> None:
             wrong += differences(comm, planned, work)
         x, receives = np.ones(sum(counts)), [mine] * comm.size
         planned = comm.plan("all_to_all", x, counts=counts, receives=receives)
-        works, start = [], comm._transport.start
+        works: list[Any] = []
+        start: Any = comm._transport.start
 
         def spy(*arguments: Any) -> Any:
             works.append(start(*arguments))
             return works[-1]
 
-        comm._transport.start = spy  # type: ignore[method-assign]
+        comm._transport.start = spy  # type: ignore[assignment, method-assign]
         comm.all_to_all(x, counts=counts)
         assert len(works) == 2  # the counts go first
         return wrong + differences(comm, planned, works[1])

@@ -16,7 +16,7 @@ from typing import Any
 from allreduce.cluster import SilentError, World
 from allreduce.cluster.machine import STOPPED, process_state
 from allreduce.comm.call import ANY, Call
-from allreduce.comm.disagreement import Side, story
+from allreduce.comm.disagreement import Side, mismatch
 from allreduce.comm.failures import ORDERED, ended
 from allreduce.comm.sites import Note
 from allreduce.errors import (
@@ -195,16 +195,15 @@ class News:
                     return notice.error(where, current, member, ORDERED)
             return MismatchError(f"{where}: ranks made different calls #{seq}")
         first, second = (self._side(rank, told[rank]) for rank in (known[0], odd[0]))
-        return MismatchError(f"{where}: {story(f'call #{seq}', first, second)}")
+        return mismatch(where, f"call #{seq}", first, second)
 
     def _side(self, rank: int, told: Any) -> Side:
         fields: dict[str, Any] = told["call"]
         for name in ("counts", "receives"):
             fields[name] = None if fields[name] is None else tuple(fields[name])
         here = rank == self.world.rank
-        return Side(
-            self.world.called(rank), Call(**fields), Note.unpack(told["note"].encode()), here
-        )
+        note = Note.unpack(told["note"].encode())
+        return Side(self.world.called(rank), Call(**fields), note, here, rank)
 
     def _version(self, key: str) -> Any:
         try:
