@@ -19,10 +19,6 @@ from allreduce.errors import OutOfMemoryError, ShapeError, UnsupportedError
 
 _TO_ROOT = ("reduce", "gather")
 
-# The input, the options in plain numbers, the call, where the result goes, if any does, and how the
-# caller is answered with that.
-Read = tuple[Lent | None, Options, Call, Array | None, Callable[[Array], Any]]
-
 
 class Prepared(NamedTuple):
     """A checked call: contiguous arrays, and how the caller's result comes from them."""
@@ -33,28 +29,24 @@ class Prepared(NamedTuple):
     result: Callable[[], Any]
 
 
-def prepare(
-    context: Context,
-    x: Any,
-    options: Options,
-    out: Any,
-    whole: Any = None,
-    given: Read | None = None,
-) -> Prepared:
+def prepare(context: Context, x: Any, options: Options, out: Any, whole: Any = None) -> Prepared:
     """Check a call's arguments.
 
     Args:
         x: An array or number, as `arrays.borrow` takes it; None on those who only receive.
         out: The caller's output array, or None for a new one. Ignored where nothing arrives.
         whole: The root's array as (dtype, shape), for a scatter without `x`.
-        given: What `read` has made of these already.
 
     Raises:
         UsageError: An argument is of the wrong kind; ShapeError if only its shape or dtype is.
         UnsupportedError: The transport does not carry this operator on this type.
     """
-    given = given or read(context, x, options, out, whole)
-    lent, options, call, target, answer = given
+    lent = borrow(context.where, x, _takes(context)) if whole is None or x is not None else None
+    dtype, shape = whole if lent is None else (lent.array.dtype, lent.array.shape)
+    options = _checked(context, x, options, dtype)
+    wanted = result_shape(context, shape, options)
+    call = _call(context, options, dtype, shape)  # before anything so large is allocated
+    target = _target(context, lent, options, out, wanted, dtype)
     source = buffer = None
     if target is not None:
         plain = target.flags.c_contiguous
@@ -70,28 +62,31 @@ def prepare(
             scaling.apply(buffer, options.scale[1], buffer)
         if buffer is not target:
             target[...] = buffer
-        return answer(target)
+        if out is not None:
+            return out
+        return target if lent is None else lent.answer(target)
 
     return Prepared(call, source, buffer, result)
 
 
-def read(context: Context, x: Any, options: Options, out: Any, whole: Any = None) -> Read:
-    """Check a call's arguments, as `prepare` has them, and copy nothing."""
-    lent = borrow(context.where, x, _takes(context)) if whole is None or x is not None else None
-    dtype, shape = whole if lent is None else (lent.array.dtype, lent.array.shape)
-    options = _checked(context, x, options, dtype)
-    wanted = result_shape(context, shape, options)
-    call = _call(context, options, dtype, shape)  # before anything so large is allocated
-    answer = _same if lent is None else lent.answer
+def _target(
+    context: Context,
+    lent: Lent | None,
+    options: Options,
+    out: Any,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+) -> Array | None:
+    """Return the array that the result goes to, if any arrives here: the caller's or a new one."""
     if context.collective in _TO_ROOT and context.rank != options.root:
-        return lent, options, call, None, answer
+        return None
     if out is None:
-        return lent, options, call, room(context, wanted, dtype), answer
+        return room(context, shape, dtype)
     target = borrow_out(f"{context.where}: out", out)
-    checks.check_out(context, target, wanted, dtype)
+    checks.check_out(context, target, shape, dtype)
     if lent is not None:
         check_overlap(context, lent.array, target, options)
-    return lent, options, call, target, lambda _: out
+    return target
 
 
 def _takes(context: Context) -> str:
@@ -112,10 +107,6 @@ def _checked(context: Context, x: Any, options: Options, dtype: np.dtype[Any]) -
     if options.counts is not None:
         changes["counts"] = checks.check_counts(context, options.counts)
     return replace(options, **changes) if changes else options
-
-
-def _same(result: Any) -> Any:
-    return result
 
 
 def _source(context: Context, array: Array, options: Options, own: Array | None) -> Array:

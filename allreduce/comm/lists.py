@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,56 +30,23 @@ _LIST_SECONDS = 0.5  # in which a member that disagrees leaves its list
 _LOOK_SECONDS = 0.2  # besides, for the store to answer
 
 
-Explain = Callable[[MismatchError], MismatchError]
-
-
-class ListWork(Work):
-    """The works that carry one list."""
-
-    def __init__(
-        self,
-        where: str,
-        works: Sequence[Work],
-        explain: Explain,
-        unpack: Callable[[Sequence[Any]], Any],
-    ) -> None:
-        self.where = where
-        self._works = works
-        self._explain = explain
-        self._unpack = unpack
-
-    @property
-    def settled(self) -> bool:
-        return all(work.settled for work in self._works)
-
-    def done(self) -> bool:
-        with _explained(self._explain):
-            waiting = [work for work in self._works if not work.done()]  # each is driven
-        return not waiting
-
-    def finish(self, timeout: float | None) -> Any:
-        start = time.monotonic()
-        results = []
-        with _explained(self._explain):
-            for work in self._works:
-                spent = time.monotonic() - start
-                results.append(work.wait(None if timeout is None else max(0.0, timeout - spent)))
-        return self._unpack(results)
-
-
 @dataclass(frozen=True)
 class Request:
     """A checked call of a list.
 
     Args:
         lent: Its items.
-        targets: The output of each item; None if the results are new arrays.
+        out: The caller's outputs, or None.
+        targets: The same as NumPy arrays; None if the results are new arrays.
+        gets: Whether this member gets the results.
         options: The call's, in plain numbers, with the text that must be equal on all members.
         bundles: The items of each call. One item goes as it lies, several are packed.
     """
 
     lent: list[Lent]
+    out: Any
     targets: list[Array] | None
+    gets: bool
     options: Options
     bundles: list[list[int]]
 
@@ -88,6 +54,32 @@ class Request:
     def arrays(self) -> list[Array]:
         """The items as NumPy arrays."""
         return [one.array for one in self.lent]
+
+
+class ListWork(Work):
+    """The works that carry one list."""
+
+    def __init__(self, comm: Caller, where: str, request: Request, works: Sequence[Work]) -> None:
+        self.where = where
+        self._comm, self._request, self._works = comm, request, works
+
+    @property
+    def settled(self) -> bool:
+        return all(work.settled for work in self._works)
+
+    def done(self) -> bool:
+        with _item_named(self._comm, self._request):
+            waiting = [work for work in self._works if not work.done()]  # each is driven
+        return not waiting
+
+    def finish(self, timeout: float | None) -> Any:
+        start = time.monotonic()
+        results = []
+        with _item_named(self._comm, self._request):
+            for work in self._works:
+                spent = time.monotonic() - start
+                results.append(work.wait(None if timeout is None else max(0.0, timeout - spent)))
+        return _answer(self._request, results)
 
 
 def start(comm: Caller, collective: str, x: Sequence[Any], options: Options, out: Any) -> Work:
@@ -103,54 +95,40 @@ def start(comm: Caller, collective: str, x: Sequence[Any], options: Options, out
     context = comm._context(collective)
     request = read(context, x, options, out)
     ready = _prepare(context, request)
-    explain = functools.partial(_name_item, comm, request)
-    with _explained(explain):
+    with _item_named(comm, request):
         works = comm._together(lambda: [comm._start_ready(context, each) for each in ready])
         if not works:  # the members still have to agree
             works = [comm._meet(request.options.typed)]
-    gets = collective != "reduce" or comm.rank == request.options.root
-
-    def unpack(results: Sequence[Any]) -> Any:
-        if not gets:
-            return None
-        made = _unpack(request, results)
-        if out is not None:
-            return out
-        return [one.answer(result) for one, result in zip(request.lent, made, strict=True)]
-
-    return ListWork(context.where, works, explain, unpack)
+    return ListWork(comm, context.where, request, works)
 
 
 @contextlib.contextmanager
-def _explained(explain: Explain) -> Iterator[None]:
-    try:
-        yield
-    except MismatchError as error:
-        raise explain(error) from None
-
-
-def _name_item(comm: Caller, request: Request, error: MismatchError) -> MismatchError:
-    """Add the first item that differs, which the texts of long calls do not show.
+def _item_named(comm: Caller, request: Request) -> Iterator[None]:
+    """Add the first item that differs to a mismatch, as the texts of long calls do not show it.
 
     Every member leaves its list in the store, and reads those of the two that disagree.
     """
-    if not error.lists or comm._home is None:
-        return error
-    store = comm._home.room.world.store
-    own = json.dumps([typed.array_text(each.dtype, each.shape) for each in request.arrays])
-    found: list[list[str]] = []
-    with contextlib.suppress(AllreduceError, SilentError):  # the mismatch is what to raise
-        store.tell(f"lists/{comm.rank}", own.encode())
-        for rank, _ in error.lists:
-            data = store.look(f"lists/{rank}", _LOOK_SECONDS, _LIST_SECONDS)
-            found.append(json.loads(data or "[]"))
-    if len(found) < len(error.lists):
-        return error
-    for i, (first, second) in enumerate(zip(*found, strict=False)):
-        if first != second:
-            one, other = (whose for _, whose in error.lists)
-            return MismatchError(f"{error} (item {i} is {first} {one} and {second} {other})")
-    return error
+    try:
+        yield
+    except MismatchError as error:
+        if not error.lists or comm._home is None:
+            raise
+        store = comm._home.room.world.store
+        own = json.dumps([typed.array_text(each.dtype, each.shape) for each in request.arrays])
+        found: list[list[str]] = []
+        with contextlib.suppress(AllreduceError, SilentError):  # the mismatch is what to raise
+            store.tell(f"lists/{comm.rank}", own.encode())
+            for rank, _ in error.lists:
+                data = store.look(f"lists/{rank}", _LOOK_SECONDS, _LIST_SECONDS)
+                found.append(json.loads(data or "[]"))
+        if len(found) < len(error.lists):
+            raise
+        for i, (first, second) in enumerate(zip(*found, strict=False)):
+            if first != second:
+                one, other = (whose for _, whose in error.lists)
+                text = f"{error} (item {i} is {first} {one} and {second} {other})"
+                raise MismatchError(text) from None
+        raise
 
 
 def read(context: Context, x: Sequence[Any], options: Options, out: Any) -> Request:
@@ -164,7 +142,9 @@ def read(context: Context, x: Sequence[Any], options: Options, out: Any) -> Requ
     targets = None if out is None else _targets(context, lent, out)
     if targets is not None:
         check_apart(context.where, arrays, targets)
-    return Request(lent, targets, _checked(context, arrays, options), _bundles(arrays))
+    options = _checked(context, arrays, options)
+    gets = context.collective != "reduce" or context.rank == options.root
+    return Request(lent, out, targets, gets, options, _bundles(arrays))
 
 
 def _bundles(arrays: Sequence[Array]) -> list[list[int]]:
@@ -209,21 +189,23 @@ def _pack(arrays: Sequence[Array], context: Context) -> Array:
     return np.concatenate(arrays, axis=None, out=flat)
 
 
-def _unpack(request: Request, results: Sequence[Any]) -> list[Array]:
-    """Return the result of each item; with outputs, also copy the packed ones there."""
-    arrays, targets = request.arrays, request.targets
-    found: list[Any] = [None] * len(arrays)
-    for items, result in zip(request.bundles, results, strict=bool(arrays)):
+def _answer(request: Request, results: Sequence[Any]) -> Any:
+    """Return what the caller gets from the calls' results; copy packed ones to their outputs."""
+    if not request.gets:
+        return None
+    found: list[Any] = [None] * len(request.lent)
+    for items, result in zip(request.bundles, results, strict=bool(request.lent)):
         low = 0
         for i in items:
-            part = result
+            array, found[i] = request.lent[i].array, result
             if len(items) > 1:
-                part = result[low : low + arrays[i].size].reshape(arrays[i].shape)
-                low += arrays[i].size
-                if targets is not None:
-                    targets[i][...] = part
-            found[i] = part
-    return found
+                found[i] = result[low : low + array.size].reshape(array.shape)
+                low += array.size
+                if request.targets is not None:
+                    request.targets[i][...] = found[i]
+    if request.out is not None:
+        return request.out
+    return [one.answer(result) for one, result in zip(request.lent, found, strict=True)]
 
 
 def _checked(context: Context, arrays: Sequence[Array], options: Options) -> Options:

@@ -115,7 +115,7 @@ def _scatters(comm: Communicator, odd: bool, out: Any) -> None:
 
 def _scatters_into(comm: Communicator, odd: bool, out: Any) -> None:
     into = None if odd else out[:3]
-    comm.scatter(np.ones(9) if comm.rank == 0 else None, out=into)
+    comm.scatter(np.ones(9) if odd else None, root=2, out=into)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def _scatters_into(comm: Communicator, odd: bool, out: Any) -> None:
         (_purposes, ("total(a sum)", "total(a mean)")),
         (_adoptions, ("adopt(the first value of a)", "adopt(the first value of b)")),
         (_scatters, ("scatter(root=0)", "scatter(root=1)")),
-        (_scatters_into, ("scatter(float64[9], root=0)", "scatter(root=0)")),
+        (_scatters_into, ("scatter(float64[3], root=2)", "scatter(root=2)")),
         (_operators, ("all_reduce(float64[9], op='sum')", "all_reduce(float64[9], op='max')")),
         (_types, ("all_reduce(float64[9], op='sum')", "all_reduce(int64[9], op='sum')")),
         (_counts, ("all_reduce(float64[9], op='sum')", "all_reduce(float64[8], op='sum')")),

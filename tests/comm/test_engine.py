@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import numpy as np
+import pytest
 
 from allreduce.comm import engine, replica_communicators
+from allreduce.events import logger
 from tests.harness import world_of_one
 
 
@@ -19,3 +24,36 @@ def test_a_look_takes_all_steps_that_can_be_taken() -> None:
     assert all((work.wait() == 2).all() for work in works)
     for comm in comms:
         comm.close()
+
+
+def test_calls_go_on_in_a_thread_while_this_one_waits_for_something_else() -> None:
+    comms = replica_communicators(world_of_one(), 2, name="engine", timeout=10)
+    with engine.going_on():
+        works = [comm.all_reduce(np.ones(2_000_000, "f4"), async_op=True) for comm in comms]
+        end = time.monotonic() + 10
+        while not all(work.settled for work in works) and time.monotonic() < end:
+            time.sleep(0.001)
+        assert all(work.settled for work in works)
+        (thread,) = engine._helpers
+    thread.join(5)
+    assert not thread.is_alive()
+    assert not engine._helpers
+    for comm in comms:
+        comm.close()
+
+
+def test_without_a_thread_more_it_says_that_calls_wait(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    comms = replica_communicators(world_of_one(), 1, name="engine", timeout=10)
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    monkeypatch.setattr(logger, "propagate", True)
+    with caplog.at_level("WARNING"), engine.going_on():
+        pass
+    monkeypatch.undo()
+    assert "calls under way do not go on here" in caplog.text
+    comms[0].close()
