@@ -13,6 +13,8 @@ KIB = 1 << 10
 COPYING = ("all_gather", "gather", "scatter", "broadcast", "all_to_all")
 # All that can be is pulled, in many steps.
 SOON = Row("shared", COPYING, "pulled", bytes=(4 * KIB + 1, None), chunk=16 * KIB, past=64 * KIB)
+# Steps so long that a member is easily stopped in the middle of one.
+LONG_STEPS = Row("shared", ("all_reduce",), "direct", bytes=(4 * KIB + 1, None), chunk=64 << 20)
 
 
 @contextmanager
