@@ -228,7 +228,7 @@ void Member::ended(Connection& connection) {
   const int who = connection.peer();
   const bool words = connection.channel() == kWords;
   drop(connection);
-  if (dead() || leaving_) return;
+  if (dead() || leaving_ || peer(who).told_fault) return;
   if (peer(who).left) return check_left(who);
   if (words) return blame(Fault::lost, who, first_pending());
   if (!peer(who).suspect) peer(who).suspect = Clock::now() + kGoodbyePatience;

@@ -108,6 +108,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
     std::optional<std::pair<std::uint64_t, std::string>> last;
     std::uint64_t payload = 0;  // bytes of data for it
     bool left = false;
+    bool told_fault = false;                   // why it ends: it is not lost
     std::uint64_t completed = 0;               // calls it had completed when it left
     std::optional<Clock::time_point> suspect;  // a connection ended without a goodbye
     int unaccepted = 0;                        // small messages to it

@@ -91,6 +91,7 @@ bool Member::take_words(Connection& from, const Header& header) {
              found->second.execution->credited(who, header.stage, header.offset);
     }
     case Kind::fault:
+      peer(who).told_fault = true;
       return take_fault(header, payload);
     case Kind::goodbye:
       peer(who).left = true;

@@ -15,7 +15,7 @@ from allreduce.comm.tcp import reception as tcp_reception
 from allreduce.comm.tcp.calling import Calling
 from allreduce.comm.tcp.meeting import Mesh, Process
 from allreduce.comm.tcp.reception import Reception
-from tests.comm.test_tcp_handshake import worlds
+from tests.comm.test_links import worlds
 
 
 def test_a_connection_that_is_dropped_for_another_is_not_read_any_more(
