@@ -161,8 +161,11 @@ def _made(comm: Communicator, call: Drawn, x: list[Any], targets: list[Array] | 
         return [result]
     takes = call.collective != "scatter" or comm.rank == call.root
     mine = (x if listed else x[0]) if takes else None
-    result = getattr(comm, call.collective)(mine, async_op=call.started, **given)
-    result = result.wait() if call.started else result
+    compound = call.collective == "scatter" and targets is None
+    compound = compound or (call.collective == "all_to_all" and call.counts is not None)
+    started = call.started and not compound
+    result = getattr(comm, call.collective)(mine, async_op=started, **given)
+    result = result.wait() if started else result
     return result if listed or result is None else [result]
 
 
