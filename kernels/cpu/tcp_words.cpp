@@ -91,8 +91,8 @@ bool Member::take_words(Connection& from, const Header& header) {
              found->second.execution->credited(who, header.stage, header.offset);
     }
     case Kind::fault:
-      peer(who).told_fault = true;
-      return take_fault(header, payload);
+      peer(who).told_fault = take_fault(header, payload);
+      return peer(who).told_fault;
     case Kind::goodbye:
       peer(who).left = true;
       peer(who).completed = header.key;

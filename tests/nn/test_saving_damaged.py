@@ -150,7 +150,6 @@ METADATA = b'"__metadata__":{"format":"allreduce-model-1","allreduce":"{}"}'
     "header",
     [
         b'{"x":{"dtype":"F32","shape":[1000000000000],"data_offsets":[0,4]}}',
-        b'{"x":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}',
         b'{"x":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}}',
         b'{"x":{"dtype":"F32","shape":%b,"data_offsets":[0,4]}}' % str([1] * 70).encode(),
         b'{"y":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},'
