@@ -60,10 +60,12 @@ void Group::end_member(int member) {
     sched_yield();
 }
 
-// `ended` is loaded first: after it was stored, `done` does not grow.
+// `ended` and `left` are loaded first: after one of them was stored, `done` does not grow. A
+// process may be killed between the two stores of one that leaves.
 bool Group::ended_before(int member, std::uint64_t seq) const {
   const MemberState& state = control_.state(member);
-  return state.ended.load(std::memory_order_seq_cst) != 0 &&
+  return (state.ended.load(std::memory_order_seq_cst) != 0 ||
+          state.left.load(std::memory_order_seq_cst) != 0) &&
          state.done.value.load(std::memory_order_seq_cst) <= seq;
 }
 

@@ -326,7 +326,10 @@ void Member::note(std::uint64_t seq, std::string_view text) {
 std::uint64_t Member::exposed() {
   if (group_->inherited()) return 0;
   std::lock_guard lock(mutex_);
-  if (group_->culprit_word() != 0 && (queue_.empty() || !may_complete(*queue_.front()))) fail_all();
+  if (group_->culprit_word() != 0) {
+    messages_.end();
+    if (queue_.empty() || !may_complete(*queue_.front())) fail_all();
+  }
   std::uint64_t bytes = 0;
   for (const Exposed& one : exposed_) bytes += static_cast<std::uint64_t>(one.high - one.low);
   return bytes;
