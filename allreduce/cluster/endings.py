@@ -202,6 +202,8 @@ class Watch:
         self._show_ending()
         self._say_victim(exits.ending())
         self._begin_to_end(code, reason)
+        with contextlib.suppress(RuntimeError):  # Python 3.12 starts no threads at its end
+            self._end_within_grace()
         # No traceback tells of it.
         if self._abort is not None and exits.ending() is not None and self._is_first("exit"):
             _say(f"{self._who} ends with exit code {code}, and all with it")
