@@ -100,14 +100,16 @@ class LocalReplicas:
         """Make the replicas' communicators, which are closed when nobody uses this any more."""
         _collect_dropped()
         members = self.replica_communicators()
-        self._closing = weakref.finalize(self, _close, members)
+        self._closing = weakref.finalize(self, _leave, members)
         self._closing.atexit = False  # transports leave by themselves then
         _communicating.add(self)
         return members
 
     def _close_communicators(self) -> None:
         """Close what `replicas` has made; what is interrupted can be done again."""
-        _close([each.communicator for each in self._replicas or ()])
+        for each in self._replicas or ():
+            if each.communicator is not None:
+                each.communicator.close()
         if self._closing is not None:
             self._closing.detach()
         _communicating.discard(self)
@@ -210,7 +212,7 @@ def _collect_dropped() -> None:
         _collect_at = max(_DROPPED, 2 * len(_communicating))  # those that are in use stay
 
 
-def _close(members: Sequence[Communicator | None]) -> None:
+def _leave(members: Sequence[Communicator]) -> None:
+    """Close without waiting for calls: the collector runs this also where locks are held."""
     for member in members:
-        if member is not None:
-            member.close()
+        member._close(drain=False)
