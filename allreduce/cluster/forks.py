@@ -78,7 +78,10 @@ def _reaches(fd: int, leaders: frozenset[_End]) -> bool:
     """Say whether one end of a TCP socket is a leader's; not for anything else."""
     if not stat.S_ISSOCK(os.fstat(fd).st_mode):
         return False
-    ours = socket.socket(fileno=fd)
+    try:
+        ours = socket.socket(fileno=fd)
+    except OSError:  # of a family without addresses
+        return False
     found = False
     if ours.family in (socket.AF_INET, socket.AF_INET6):
         for end, local in ((ours.getsockname, True), (ours.getpeername, False)):

@@ -21,7 +21,7 @@ from allreduce.comm.call import ROOTED
 from allreduce.comm.caller import Caller
 from allreduce.comm.checks import UNSCALED, Context, Options
 from allreduce.comm.overlap import check_apart
-from allreduce.errors import AllreduceError, MismatchError, ShapeError, UsageError
+from allreduce.errors import AllreduceError, MismatchError, ShapeError, UsageError, reworded
 
 # An array of this size or more is not packed. One call more takes about 20 us, besides what its
 # transport takes to meet; to pack and unpack 256 KiB takes 12 us in the cache, and 85 us in a list
@@ -128,7 +128,7 @@ def _item_named(comm: Caller, request: Request) -> Iterator[None]:
             if first != second:
                 one, other = (whose for _, whose in error.lists)
                 text = f"{error} (item {i} is {first} {one} and {second} {other})"
-                raise MismatchError(text) from None
+                raise reworded(error, text) from None
         raise
 
 
