@@ -52,7 +52,7 @@ UNDER_THE_OTHER = (
             "a_place_to_save_to_that_takes_no_file",
             "run",
             "UsageError",
-            "save on rank 1: cannot save to /proc/model: No such file or directory; name a file elsewhere",
+            "save on rank 1: cannot save to /proc/model: No such file or directory; name a file",
         ),
         ("a_variable_of_no_scope", "mpirun", "UsageError", "'weight'"),
         ("a_truncated_model_on_one_rank", "run", "UsageError", "truncated"),
