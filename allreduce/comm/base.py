@@ -10,7 +10,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,9 +164,6 @@ class Transport(ABC):
     name: str  # what `transport=` and `ALLREDUCE_TRANSPORT` say
     index: int  # this member
     any_thread = True  # whether it may be called from every thread
-    updates = (
-        False  # whether members reach into each other's memory, so that they can `bind_update`
-    )
 
     @property
     @abstractmethod
@@ -192,27 +189,6 @@ class Transport(ABC):
     ) -> Callable[[], Work]:
         """Return what starts this call, as often as wanted; once at a time."""
         return functools.partial(self.start, call, x, out, result)
-
-    def bind_update(
-        self, call: Call, gradients: Array, values: Array, update: _native.Update, keep: object
-    ) -> Callable[[], Work]:
-        """Return what starts an update (updating.py), as often as wanted; once at a time."""
-        raise AssertionError(f"{self.name} has no {call}: {gradients, values, update, keep}")
-
-    def part_of(self, array: Array, member: int) -> NDArray[np.uint8]:
-        """Return a member's bytes where an array of symmetric memory lies here."""
-        raise AssertionError(f"{self.name} has no way to {member}'s {array.nbytes} bytes")
-
-    def quick(self) -> object | None:
-        """Return the native member that calls of plain arrays may go straight to, if there is one.
-
-        quick.py says which do.
-        """
-        return None
-
-    def finish_quick(self, work: object, x: Array | None) -> None:  # noqa: ARG002
-        """Complete the native work of such a call, of the input `x`, or raise why it failed."""
-        raise AssertionError(f"{self.name} has no quick way that could have left {work!r}")
 
     @abstractmethod
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
@@ -260,3 +236,28 @@ class Transport(ABC):
         except BaseException as error:
             self.abort(f"{doing} was interrupted by {type(error).__name__}")
             raise
+
+
+@runtime_checkable
+class FastTransport(Protocol):
+    """A transport whose native member takes synchronous calls of plain arrays (fast_path.py)."""
+
+    @property
+    def native(self) -> _native.Member:
+        """The native member."""
+
+    def finish_fast(self, work: object, x: Array | None) -> None:
+        """Complete the native work of such a call, of the input `x`, or raise why it failed."""
+
+
+@runtime_checkable
+class MappedTransport(Protocol):
+    """A transport whose members read and write each other's symmetric memory."""
+
+    def bind_update(
+        self, call: Call, gradients: Array, values: Array, update: _native.Update, keep: object
+    ) -> Callable[[], Work]:
+        """Return what starts an update (updating.py), as often as wanted; once at a time."""
+
+    def part_of(self, array: Array, member: int) -> NDArray[np.uint8]:
+        """Return a member's bytes where an array of symmetric memory lies here."""

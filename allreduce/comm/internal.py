@@ -15,11 +15,11 @@ import numpy as np
 from allreduce.comm import objects
 from allreduce.comm.array import Array
 from allreduce.comm.base import Work
-from allreduce.comm.caller import Caller
 from allreduce.comm.checks import Options
+from allreduce.comm.communicator import Communicator
 
 
-def exchange(comm: Caller, purpose: str, mine: Array) -> Array:
+def exchange(comm: Communicator, purpose: str, mine: Array) -> Array:
     """Gather an array of every member's; a collective call.
 
     Args:
@@ -37,27 +37,27 @@ def exchange(comm: Caller, purpose: str, mine: Array) -> Array:
     return np.asarray(told).reshape(comm.size, *mine.shape)
 
 
-def begin_exchange(comm: Caller, purpose: str, mine: Array) -> Work:
+def begin_exchange(comm: Communicator, purpose: str, mine: Array) -> Work:
     """Start an `exchange`; the work's result is `(members * n, ...)`."""
     options = Options(typed=f"exchange({purpose})")
-    work: Work = comm._call(
-        functools.partial(comm._start, "all_gather", mine, options, None), async_op=True
+    work: Work = comm._dispatch.call(
+        functools.partial(comm._dispatch.start, "all_gather", mine, options, None), async_op=True
     )
     return work
 
 
-def exchange_plain(comm: Caller, purpose: str, mine: Any) -> list[Any]:
+def exchange_plain(comm: Communicator, purpose: str, mine: Any) -> list[Any]:
     """Gather every member's plain data, as `all_gather_object` does; a collective call.
 
     Raises:
         MismatchError: A member makes another call.
     """
-    context = comm._context("exchange")
-    calls = functools.partial(objects.all_gather, comm, context, mine, purpose)
-    return comm._compound(context, calls)
+    context = comm._dispatch.context("exchange")
+    calls = functools.partial(objects.all_gather, comm._dispatch, context, mine, purpose)
+    return comm._dispatch.compound(context, calls)
 
 
-def total(comm: Caller, purpose: str, mine: Array) -> Array:
+def total(comm: Communicator, purpose: str, mine: Array) -> Array:
     """Add up an array of every member's, of one shape and type on all; a collective call.
 
     Raises:
@@ -66,7 +66,7 @@ def total(comm: Caller, purpose: str, mine: Array) -> Array:
     return np.asarray(_called(comm, "all_reduce", mine, Options("sum", typed=f"total({purpose})")))
 
 
-def adopt(comm: Caller, purpose: str, array: Array) -> None:
+def adopt(comm: Communicator, purpose: str, array: Array) -> None:
     """Give every member's array the values of member 0's; a collective call.
 
     Raises:
@@ -75,5 +75,9 @@ def adopt(comm: Caller, purpose: str, array: Array) -> None:
     _called(comm, "broadcast", array, Options(root=0, typed=f"adopt({purpose})"), array)
 
 
-def _called(comm: Caller, collective: str, x: Array, options: Options, out: Any = None) -> Any:
-    return comm._call(functools.partial(comm._start, collective, x, options, out), False)
+def _called(
+    comm: Communicator, collective: str, x: Array, options: Options, out: Any = None
+) -> Any:
+    return comm._dispatch.call(
+        functools.partial(comm._dispatch.start, collective, x, options, out), False
+    )

@@ -18,8 +18,8 @@ from allreduce.comm.array import Array
 from allreduce.comm.arrays import Lent, borrow, borrow_out
 from allreduce.comm.base import Work
 from allreduce.comm.call import ROOTED
-from allreduce.comm.caller import Caller
 from allreduce.comm.checks import UNSCALED, Context, Options
+from allreduce.comm.dispatch import Dispatcher
 from allreduce.comm.overlap import check_apart
 from allreduce.errors import AllreduceError, MismatchError, ShapeError, UsageError, reworded
 
@@ -60,7 +60,9 @@ class Request:
 class ListWork(Work):
     """The works that carry one list."""
 
-    def __init__(self, comm: Caller, where: str, request: Request, works: Sequence[Work]) -> None:
+    def __init__(
+        self, comm: Dispatcher, where: str, request: Request, works: Sequence[Work]
+    ) -> None:
         self.where = where
         self._comm, self._request, self._works = comm, request, works
 
@@ -83,7 +85,7 @@ class ListWork(Work):
         return _answer(self._request, results)
 
 
-def start(comm: Caller, collective: str, x: Sequence[Any], options: Options, out: Any) -> Work:
+def start(comm: Dispatcher, collective: str, x: Sequence[Any], options: Options, out: Any) -> Work:
     """Start a collective on a list of arrays.
 
     Args:
@@ -93,18 +95,18 @@ def start(comm: Caller, collective: str, x: Sequence[Any], options: Options, out
         options: The call's.
         out: As many arrays for the results, or None for new ones.
     """
-    context = comm._context(collective)
+    context = comm.context(collective)
     request = read(context, x, options, out)
     ready = _prepare(context, request)
     with _item_named(comm, request):
-        works = comm._together(lambda: [comm._start_ready(context, each) for each in ready])
+        works = comm.exclusively(lambda: [comm.start_prepared(context, each) for each in ready])
         if not works:  # the members still have to agree
-            works = [comm._meet(request.options.typed)]
+            works = [comm.meet(request.options.typed)]
     return ListWork(comm, context.where, request, works)
 
 
 @contextlib.contextmanager
-def _item_named(comm: Caller, request: Request) -> Iterator[None]:
+def _item_named(comm: Dispatcher, request: Request) -> Iterator[None]:
     """Add the first item that differs to a mismatch, as the texts of long calls do not show it.
 
     Every member leaves its list in the store, and reads those of the two that disagree.
@@ -112,9 +114,9 @@ def _item_named(comm: Caller, request: Request) -> Iterator[None]:
     try:
         yield
     except MismatchError as error:
-        if not error.lists or comm._home is None:
+        if not error.lists or comm.store is None:
             raise
-        store = comm._home.room.world.store
+        store = comm.store
         own = json.dumps([typed.array_text(each.dtype, each.shape) for each in request.arrays])
         found: list[list[str]] = []
         with contextlib.suppress(AllreduceError, SilentError):  # the mismatch is what to raise

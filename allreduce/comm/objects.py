@@ -14,8 +14,8 @@ from allreduce.comm.arguments import room
 from allreduce.comm.array import Array
 from allreduce.comm.arrays import borrow, borrow_out, dtype_named
 from allreduce.comm.base import Work
-from allreduce.comm.caller import Caller
 from allreduce.comm.checks import Context, Options
+from allreduce.comm.dispatch import Dispatcher
 from allreduce.errors import UnsupportedError, UsageError
 
 _BYTE = np.uint8
@@ -53,7 +53,7 @@ def decode(data: Array) -> Any:
     return _unpack(data.data)
 
 
-def broadcast(comm: Caller, context: Context, value: Any, root: Any) -> Any:
+def broadcast(comm: Dispatcher, context: Context, value: Any, root: Any) -> Any:
     """Give every member the root's data: its length, then its bytes.
 
     A root whose data cannot be carried sends the reason instead, under a negative length.
@@ -61,9 +61,9 @@ def broadcast(comm: Caller, context: Context, value: Any, root: Any) -> Any:
     root = checks.check_root(context, root)
     options = Options(root=root, typed=f"{context.collective}(root={root})")
     if comm.rank != root:
-        length = int(comm._next("broadcast", 0, options))
+        length = int(comm.step("broadcast", 0, options))
         data = room(context, (abs(length),), np.dtype(_BYTE))
-        comm._next("broadcast", data, options, data)
+        comm.step("broadcast", data, options, data)
         if length < 0:
             raise UsageError(data.tobytes().decode())
         return decode(data)
@@ -73,14 +73,14 @@ def broadcast(comm: Caller, context: Context, value: Any, root: Any) -> Any:
     except UsageError as failure:
         data, arrived = np.frombuffer(str(failure).encode(errors="replace"), _BYTE), failure
         length = -len(data)
-    comm._next("broadcast", length, options)
-    comm._next("broadcast", data, options)
+    comm.step("broadcast", length, options)
+    comm.step("broadcast", data, options)
     if isinstance(arrived, UsageError):
         raise arrived
     return arrived
 
 
-def gather(comm: Caller, context: Context, value: Any, root: Any) -> list[Any] | None:
+def gather(comm: Dispatcher, context: Context, value: Any, root: Any) -> list[Any] | None:
     """Give the root every member's data."""
     root = checks.check_root(context, root)
     return _join(
@@ -88,7 +88,7 @@ def gather(comm: Caller, context: Context, value: Any, root: Any) -> list[Any] |
     )
 
 
-def all_gather(comm: Caller, context: Context, value: Any, purpose: str = "") -> list[Any]:
+def all_gather(comm: Dispatcher, context: Context, value: Any, purpose: str = "") -> list[Any]:
     """Give every member every member's data."""
     options = Options(typed=f"{context.collective}({purpose})")
     found = _join(comm, "all_gather", context, options, value)
@@ -97,7 +97,7 @@ def all_gather(comm: Caller, context: Context, value: Any, purpose: str = "") ->
 
 
 def _join(
-    comm: Caller, collective: str, context: Context, options: Options, value: Any
+    comm: Dispatcher, collective: str, context: Context, options: Options, value: Any
 ) -> list[Any] | None:
     """Exchange the lengths of all members' data, then the data.
 
@@ -111,20 +111,20 @@ def _join(
     except UsageError as error:
         failure = error
     mine = np.array([-1 if failure else len(data)])
-    lengths: list[int] = comm._next("all_gather", mine, Options(typed=options.typed)).tolist()
+    lengths: list[int] = comm.step("all_gather", mine, Options(typed=options.typed)).tolist()
     if failure is not None:
         raise failure
     if -1 in lengths:
         raise UsageError(
-            f"{context.where}: {comm._called(lengths.index(-1))} has passed what cannot be "
+            f"{context.where}: {comm.called(lengths.index(-1))} has passed what cannot be "
             "carried; its own error tells what"
         )
-    joined = comm._next(collective, data, replace(options, counts=lengths))
+    joined = comm.step(collective, data, replace(options, counts=lengths))
     return None if joined is None else _split(joined, lengths)
 
 
 def scatter_options(
-    comm: Caller, context: Context, x: Any, root: Any, counts: Sequence[int] | None
+    comm: Dispatcher, context: Context, x: Any, root: Any, counts: Sequence[int] | None
 ) -> Options:
     """Check what a scatter takes besides the root's array.
 
@@ -134,7 +134,7 @@ def scatter_options(
     root = checks.check_root(context, root)
     if x is not None and comm.rank != root:
         raise UsageError(
-            f"{context.where} takes an array on its root alone, which is {comm._called(root)}, but "
+            f"{context.where} takes an array on its root alone, which is {comm.called(root)}, but "
             f"got {type(x).__name__} here: pass None, or name this member as the root on all"
         )
     return Options(
@@ -142,7 +142,7 @@ def scatter_options(
     )
 
 
-def scatter_into(comm: Caller, context: Context, x: Any, options: Options, out: Any) -> Work:
+def scatter_into(comm: Dispatcher, context: Context, x: Any, options: Options, out: Any) -> Work:
     """Start a scatter of which every member knows its share by `out`."""
     whole = None
     if comm.rank != options.root:
@@ -150,10 +150,10 @@ def scatter_into(comm: Caller, context: Context, x: Any, options: Options, out: 
         rows = len(share) if share.ndim else 1
         total = rows * comm.size if options.counts is None else sum(options.counts)
         whole = share.dtype, (total, *share.shape[1:])
-    return comm._start("scatter", x, options, out, whole)
+    return comm.start("scatter", x, options, out, whole)
 
 
-def scatter(comm: Caller, context: Context, x: Any, options: Options) -> Any:
+def scatter(comm: Dispatcher, context: Context, x: Any, options: Options) -> Any:
     """Give every member the dtype and shape of the root's array, and then its share.
 
     A root that has none, or none that can be carried, sends the others its error, and raises it.
@@ -171,7 +171,7 @@ def scatter(comm: Caller, context: Context, x: Any, options: Options) -> Any:
     if failed:
         raise (UnsupportedError if failed == "unsupported" else UsageError)(found[0])
     whole = dtype_named(found[0]), tuple(found[1])
-    return comm._next("scatter", x, options, None, whole)
+    return comm.step("scatter", x, options, None, whole)
 
 
 def _unpack(packed: bytes | memoryview) -> Any:

@@ -10,7 +10,7 @@ from typing import Protocol, cast
 from allreduce.cluster import World
 from allreduce.comm import engine
 from allreduce.comm.communicator import Communicator
-from allreduce.comm.home import Home, Room
+from allreduce.comm.group_factory import GroupFactory, StorePart
 from allreduce.errors import unknown_name
 from allreduce.importing import importing
 
@@ -71,16 +71,18 @@ def open_members(
         timeout: Seconds that meeting, and later any wait, may last.
     """
     opens = opener(transport, f"[comm] {world.called()}")
-    room = Room(world, name, local_members)
+    part = StorePart(world, name, local_members)
     try:
         with engine.going_on():
-            made = opens(room.world, local_members, name=name, timeout=timeout)
+            made = opens(part.world, local_members, name=name, timeout=timeout)
     except BaseException:
-        room.world.close()
+        part.world.close()
         raise
     for comm in made:
-        groups, alive = partial(_open_group, transport), comm._transport.check_alive
-        comm._home = Home(world, room, name, timeout, groups, alive)
+        dispatch, group = comm._dispatch, partial(_open_group, transport)
+        dispatch.store = part.world.store
+        alive = dispatch.transport.check_alive
+        comm._groups = GroupFactory(world, part, dispatch, timeout, group, alive)
     return made
 
 

@@ -12,14 +12,14 @@ from typing import Any
 from numpy.typing import NDArray
 
 from allreduce import _native
-from allreduce.comm.base import Work
+from allreduce.comm.base import MappedTransport, Work
 from allreduce.comm.call import Call
 from allreduce.comm.communicator import Communicator
 
 
 def updates(comm: Communicator) -> bool:
     """Say whether a communicator's members can update for each other."""
-    return comm.size > 1 and comm._transport.updates
+    return comm.size > 1 and isinstance(comm._dispatch.transport, MappedTransport)
 
 
 def update_init(
@@ -42,15 +42,17 @@ def update_init(
         update: What changes a slice.
         keep: What the update's memory belongs to.
     """
-    context = comm._context("update")
+    context = comm._dispatch.context("update")
     dtype = str(values.dtype)
     typed = f"update({dtype}[{values.size}], {type(update).__name__})"
-    call = Call("all_reduce", "sum", dtype, values.size, None, comm._name, typed=typed)
-    start = comm._transport.bind_update(call, gradients, values, update, keep)
+    call = Call("all_reduce", "sum", dtype, values.size, None, comm._dispatch.name, typed=typed)
+    start = _mapped(comm).bind_update(call, gradients, values, update, keep)
 
     def begin() -> Work:
-        comm._check_open()
-        work: Work = comm._call(functools.partial(comm._in_order, context, start), True)
+        comm._dispatch.check_open()
+        work: Work = comm._dispatch.call(
+            functools.partial(comm._dispatch.in_order, context, start), True
+        )
         return work
 
     return begin
@@ -66,5 +68,11 @@ def part_of(comm: Communicator, array: NDArray[Any], member: int) -> NDArray[Any
         array: Contiguous.
         member: Whose.
     """
-    part = comm._transport.part_of(array, member)
+    part = _mapped(comm).part_of(array, member)
     return part.view(array.dtype).reshape(array.shape)
+
+
+def _mapped(comm: Communicator) -> MappedTransport:
+    transport = comm._dispatch.transport
+    assert isinstance(transport, MappedTransport), "callers ask `updates` first"
+    return transport

@@ -156,7 +156,7 @@ bool QuickArguments::read(const QuickNames& names, PyObject* const* values, Py_s
 }
 
 nb::object quick_call(const QuickKinds& kinds, const QuickNames& names, Member& member,
-                      nb::handle comm, const QuickArguments& given) {
+                      nb::handle dispatch, const QuickArguments& given) {
   Call call;
   if (!look_up(kinds, given, member.group().members(), call)) return {};
   nb::object out = nb::none();
@@ -168,11 +168,11 @@ nb::object quick_call(const QuickKinds& kinds, const QuickNames& names, Member& 
     look(member, *work);
     if (!settled(*work)) wait(member, *work, member.quick_seconds);
   } catch (nb::python_error& error) {  // a signal's handler raised in the middle
-    comm.attr(names.interrupt)(error.type());
+    dispatch.attr(names.interrupt)(error.type());
     throw;
   }
   if (work->state.load(std::memory_order_acquire) != State::done)
-    comm.attr(names.finish)(work, given.x == nullptr ? nb::none() : nb::borrow(given.x));
+    dispatch.attr(names.finish)(work, given.x == nullptr ? nb::none() : nb::borrow(given.x));
   return out;
 }
 

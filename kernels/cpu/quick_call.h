@@ -16,9 +16,10 @@ struct QuickKinds {
 // A communicator's attributes and a call's keywords: interned, so that they are compared by
 // address; a name that is not goes the careful way.
 struct QuickNames {
-  PyObject* quick = PyUnicode_InternFromString("_quick");
-  PyObject* finish = PyUnicode_InternFromString("_finish_quick");
-  PyObject* interrupt = PyUnicode_InternFromString("_interrupt_quick");
+  PyObject* dispatch = PyUnicode_InternFromString("_dispatch");
+  PyObject* fast_path = PyUnicode_InternFromString("fast_path");  // of the dispatcher, as all below
+  PyObject* finish = PyUnicode_InternFromString("finish_fast");
+  PyObject* interrupt = PyUnicode_InternFromString("interrupt_fast");
   PyObject* op = PyUnicode_InternFromString("op");
   PyObject* out = PyUnicode_InternFromString("out");
   PyObject* root = PyUnicode_InternFromString("root");
@@ -35,6 +36,6 @@ struct QuickArguments {
 // Carries a call out, and returns its result; null, without an exception, if it needs the careful
 // way.
 nanobind::object quick_call(const QuickKinds& kinds, const QuickNames& names, Member& member,
-                            nanobind::handle comm, const QuickArguments& given);
+                            nanobind::handle dispatch, const QuickArguments& given);
 
 }  // namespace allreduce

@@ -29,12 +29,14 @@ PyObject* call(PyObject* self, PyObject* const* values, std::size_t flags, PyObj
   const Py_ssize_t count = PyVectorcall_NARGS(flags);
   QuickArguments given;
   if (count > 0 && given.read(*names, values + 1, count - 1, named)) {
-    const nb::object found = nb::steal(PyObject_GetAttr(values[0], names->quick));
+    const nb::object dispatch = nb::steal(PyObject_GetAttr(values[0], names->dispatch));
+    nb::object found;
+    if (dispatch.is_valid()) found = nb::steal(PyObject_GetAttr(dispatch.ptr(), names->fast_path));
     PyErr_Clear();  // of something that is no communicator
     if (found.is_valid() && nb::isinstance<Member>(found)) {
       try {
         Member& member = *nb::inst_ptr<Member>(found);
-        nb::object out = quick_call(method.kinds, *names, member, values[0], given);
+        nb::object out = quick_call(method.kinds, *names, member, dispatch, given);
         if (out.is_valid()) return out.release().ptr();
       } catch (nb::python_error& error) {
         error.restore();

@@ -27,7 +27,7 @@ def whereabouts(comm: Communicator) -> tuple[str, int, int]:
 
 def crossings(comm: Communicator) -> list[tuple[str, int, int]]:
     """Make calls of every collective; returns for each what was planned to cross, and what did."""
-    transport = comm._transport
+    transport = comm._dispatch.transport
     assert isinstance(transport, HierarchicalTransport)
     made: list[Call] = []
     start = transport.start

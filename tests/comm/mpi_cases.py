@@ -22,7 +22,7 @@ from tests.comm.operator_cases import FEW, every_type, reduces
 
 
 def transport(comm: Communicator) -> MpiTransport:
-    found = comm._transport
+    found = comm._dispatch.transport
     assert isinstance(found, MpiTransport)
     return found
 
@@ -93,7 +93,7 @@ def plans(comm: Communicator) -> None:
 
 def between_hosts(comm: Communicator) -> None:
     """Of a hierarchical one: MPI alone carries what crosses, and does not tell how much."""
-    mine = comm._transport
+    mine = comm._dispatch.transport
     assert isinstance(mine, HierarchicalTransport)
     across = {level.transport.name for level in mine._levels.values()}
     assert "mpi" in across

@@ -103,7 +103,7 @@ def _catch(comm: Communicator, x: Array, start: Callable[[], Work]) -> Work:
 
 def _end(comm: Communicator, work: Work, ending: str) -> list[str]:
     """End the communicator; returns what is noted of the error."""
-    transport: Any = comm._transport
+    transport: Any = comm._dispatch.transport
     if ending == "abort":
         comm.abort("enough")
     elif ending == "leave":

@@ -24,7 +24,7 @@ def start(
     assert some is not None
     names = {"op": None, "dtype": str(some.dtype), "count": some.size, "root": None}
     call = Call(collective, group="test", **{**names, **facts})
-    return comm._transport.start(call, x, out, lambda: out)
+    return comm._dispatch.transport.start(call, x, out, lambda: out)
 
 
 def run(

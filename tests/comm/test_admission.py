@@ -24,7 +24,8 @@ mpi = init(transport="mpi", timeout=20)
 lanes, tcp = (mpi.split(0, transport=name) for name in ("hierarchical", "tcp"))
 os.environ["ALLREDUCE_ACROSS"] = "tcp"
 plain = mpi.split(0, transport="hierarchical")
-assert [one._transport.any_thread for one in (mpi, lanes, tcp, plain)] == [False, False, True, True]
+transports = [one._dispatch.transport for one in (mpi, lanes, tcp, plain)]
+assert [one.any_thread for one in transports] == [False, False, True, True]
 
 def refusal(attempt):
     try:
@@ -75,8 +76,8 @@ for comm in (mpi, lanes, tcp, plain):
             assert of_child(attempt), comm
             assert comm in (tcp, plain) or of_thread(attempt), comm
         later.__dict__["_waiting"] = threading.RLock()  # as a thread has made it that waits
-        locks = [later._waiting, comm._lock, comm._placing, progress._lock, entered]
-        locks += [comm._transport._lock] if comm is not mpi else []
+        locks = [later._waiting, comm._dispatch.lock, comm._groups._making, progress._lock, entered]
+        locks += [comm._dispatch.transport._lock] if comm is not mpi else []
         for attempt in (later.wait, lambda: (finished.wait(), comm.barrier()), lambda: comm.local):
             assert of_child_beside(locks, attempt), comm
     MPI.COMM_WORLD.Barrier()

@@ -13,6 +13,7 @@ import pytest
 
 from allreduce import errors
 from allreduce.comm import Communicator, objects, replica_communicators
+from allreduce.comm.base import FastTransport
 from allreduce.comm.locks import taken
 from tests.harness import run_ranks, run_threads, world_of_one
 
@@ -35,7 +36,7 @@ def in_thread(call: Callable[[], Any], said: list[Any]) -> threading.Thread:
 
 def until_in_a_compound_call(comm: Communicator) -> None:
     end = time.monotonic() + 5
-    while not taken(comm._lock):
+    while not taken(comm._dispatch.lock):
         assert time.monotonic() < end
         time.sleep(0.001)
 
@@ -265,7 +266,7 @@ def _forked_in_the_middle() -> None:
         said: list[object] = []
         thread = threading.Thread(target=lambda: said.append(comm.all_gather_object(0)))
         thread.start()
-        while not taken(comm._lock):
+        while not taken(comm._dispatch.lock):
             time.sleep(0.001)
         child = os.fork()
         if child == 0:
@@ -337,10 +338,12 @@ def test_what_has_started_is_waited_for_while_another_thread_is_in_such_a_call()
             thread = in_thread(lambda: comm.broadcast_object(None, root=1), said)
             until_in_a_compound_call(comm)
             got = work.wait(5).tolist()
-            quick = [comm._quick]  # nobody calls in between, not by the quick way either
+            transport = comm._dispatch.transport
+            assert isinstance(transport, FastTransport)
+            quick = [comm._dispatch.fast_path]  # off: nothing may come in between
             over.set()
             thread.join(10)
-            assert [*quick, comm._quick] == [None, comm._transport.quick()]
+            assert [*quick, comm._dispatch.fast_path] == [None, transport.native]
             return [*got, *said]
         over.wait(10)
         return [*work.wait(5).tolist(), comm.broadcast_object("x", root=1)]

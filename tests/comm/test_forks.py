@@ -92,7 +92,7 @@ def _forked_with_works() -> None:
     print(set(other.wait()) | set(work.wait()))  # the children did nothing of it
     work = first.all_gather(np.full(1, 1), async_op=True)
     # As another thread may.
-    with first._transport._lock:  # type: ignore[attr-defined]
+    with first._dispatch.transport._lock:  # type: ignore[attr-defined]
         attempts = work.wait, work.done, lambda: first.all_reduce(np.full(300_000, 1.0))
         print([refused_in_a_child(attempt) for attempt in attempts])
     other = second.all_gather(np.full(1, 2), async_op=True)

@@ -155,7 +155,7 @@ def test_one_that_leaves_in_the_middle_of_a_list_is_told_with_the_callers_call(
         comm.barrier()
         leaves = comm.rank == 2
         if leaves:  # it posts its calls, and does none of its part of the steps
-            monkeypatch.setattr(comm._transport, "_advance", lambda: True)
+            monkeypatch.setattr(comm._dispatch.transport, "_advance", lambda: True)
         work = comm.all_reduce([np.ones(3000, np.float32), np.ones(1000)], async_op=True)
         if leaves:
             comm._close(drain=False)

@@ -130,8 +130,8 @@ def test_a_call_that_is_interrupted_between_its_start_and_what_follows_ends_on_a
 
     def member(comm: Communicator) -> None:
         if comm.rank == 0:
-            first = once(comm._in_order, True, threading.current_thread(), kind)
-            monkeypatch.setattr(comm, "_in_order", first)
+            first = once(comm._dispatch.in_order, True, threading.current_thread(), kind)
+            monkeypatch.setattr(comm._dispatch, "in_order", first)
             with pytest.raises(kind):
                 call(comm)
             with pytest.raises(errors.ClosedError, match=says):
@@ -151,8 +151,8 @@ def test_a_compound_call_that_is_interrupted_leaves_nobody_waiting(
             with pytest.raises(errors.PeerLostError, match=INTERRUPTED):
                 comm.all_gather_object(1)
             return "told"
-        first = once(comm._in_order, True, threading.current_thread())
-        monkeypatch.setattr(comm, "_in_order", first)
+        first = once(comm._dispatch.in_order, True, threading.current_thread())
+        monkeypatch.setattr(comm._dispatch, "in_order", first)
         with pytest.raises(KeyboardInterrupt):
             comm.all_gather_object(0)
         with pytest.raises(errors.ClosedError, match=INTERRUPTED):
@@ -170,8 +170,8 @@ def test_the_interrupt_of_one_thread_is_not_raised_in_another(
     caught: list[BaseException] = []
 
     def interrupt() -> None:
-        first = once(comm._in_order, False, threading.current_thread())
-        monkeypatch.setattr(comm, "_in_order", first)
+        first = once(comm._dispatch.in_order, False, threading.current_thread())
+        monkeypatch.setattr(comm._dispatch, "in_order", first)
         try:
             comm.all_gather_object(1)
         except BaseException as error:

@@ -73,13 +73,13 @@ def test_a_list_of_one_array_is_not_packed() -> None:
 
     def member(comm: Communicator) -> None:
         seen: list[Any] = []
-        start = comm._transport.start
+        start = comm._dispatch.transport.start
 
         def spy(call: Any, x: Any, out: Any, result: Any) -> Any:
             seen.extend((x, out))
             return start(call, x, out, result)
 
-        comm._transport.start = spy  # type: ignore[method-assign]
+        comm._dispatch.transport.start = spy  # type: ignore[method-assign]
         x = np.ones((4, 5))
         comm.all_reduce([x], out=[x])
         assert all(np.shares_memory(one, x) for one in seen)
@@ -129,13 +129,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_large_arrays_go_as_they_lie_and_small_ones_packed() -> None:
     def member(comm: Communicator) -> None:
         seen: list[Any] = []
-        start = comm._transport.start
+        start = comm._dispatch.transport.start
 
         def spy(call: Any, x: Any, out: Any, result: Any) -> Any:
             seen.append((call.count, x))
             return start(call, x, out, result)
 
-        comm._transport.start = spy  # type: ignore[method-assign]
+        comm._dispatch.transport.start = spy  # type: ignore[method-assign]
         a, b, c, d = np.ones(2), np.ones((2, 5)), np.ones(1), np.ones(7)
         out = [np.zeros(2), b, c, np.zeros((7, 2))[:, 0]]
         got = comm.all_reduce([a, b, c, d], out=out, prescale=0.5, postscale=4)

@@ -118,7 +118,7 @@ def passed(comm: Communicator, collective: str, x: Any, given: dict[str, Any]) -
 
 def sent(comm: Communicator) -> int:
     """Return the bytes of data that have gone through this member's sockets."""
-    transport: Any = comm._transport
+    transport: Any = comm._dispatch.transport
     if comm.transport == "tcp":
         return sum(transport.payload_bytes())
     levels = [level.transport for level in transport._levels.values()]
@@ -216,13 +216,13 @@ def test_unequal_shares_are_planned() -> None:
         x, receives = np.ones(sum(counts)), [mine] * comm.size
         planned = comm.plan("all_to_all", x, counts=counts, receives=receives)
         works: list[Any] = []
-        start: Any = comm._transport.start
+        start: Any = comm._dispatch.transport.start
 
         def spy(*arguments: Any) -> Any:
             works.append(start(*arguments))
             return works[-1]
 
-        comm._transport.start = spy  # type: ignore[assignment, method-assign]
+        comm._dispatch.transport.start = spy  # type: ignore[assignment, method-assign]
         comm.all_to_all(x, counts=counts)
         assert len(works) == 2  # the counts go first
         return wrong + differences(comm, planned, works[1])

@@ -138,7 +138,7 @@ def test_whatever_raises_in_the_middle_leaves_no_array_to_a_step(
             with pytest.raises(PeerLostError, match="a collective was left in the middle"):
                 comm.all_reduce(x)
             return "told"
-        comm._transport._member.quick_seconds = 0.01  # type: ignore[attr-defined]
+        comm._dispatch.transport._member.quick_seconds = 0.01  # type: ignore[attr-defined]
         with pytest.raises(_LateError):
             comm.all_reduce(x, out=x)
         dead.set()
@@ -163,10 +163,10 @@ def test_close_completes_the_call_of_another_thread() -> None:
             target=lambda: results.append(float(comm.all_reduce(np.ones(COUNT))[0]))
         )
         thread.start()
-        while comm._transport._member.last() is None:  # type: ignore[attr-defined]
+        while comm._dispatch.transport._member.last() is None:  # type: ignore[attr-defined]
             assert thread.is_alive()
         closing.set()
-        comm._transport.close(drain=True)
+        comm._dispatch.transport.close(drain=True)
         thread.join(10)
         return results[0]
 

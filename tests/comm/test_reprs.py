@@ -21,7 +21,7 @@ def test_communicators_and_works_tell_their_state(
 
     def member(comm: Communicator) -> None:
         me = f"[{transport}] replica {comm.rank} (rank 0)"
-        assert repr(comm) == f"<Communicator {comm._name!r}: {comm.rank} of 2, {transport}>"
+        assert repr(comm) == f"<Communicator {comm.name!r}: {comm.rank} of 2, {transport}>"
         work = comm.all_reduce(np.ones(3), async_op=True)
         assert repr(work).endswith(f"Work {me}: all_reduce: started>")
         work.wait()

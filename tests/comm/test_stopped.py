@@ -174,7 +174,7 @@ def _waits_for_one_that_stops_in_a_call(folder: str) -> None:
     from allreduce.comm import init, world
 
     comm = init(transport="tcp", timeout=1.5)
-    transport: Any = comm._transport
+    transport: Any = comm._dispatch.transport
     x = np.ones(1 << 23, "float16")  # each needs a share that is made of everybody's
     comm.barrier()
     before = transport.payload_bytes()
@@ -231,7 +231,7 @@ def test_one_that_is_stopped_is_not_blamed_for_what_another_has_not_begun(
         over.set()
         assert "replica 2" in str(caught.value)
         assert "replica 1" not in str(caught.value)
-        told: Any = comm._transport
+        told: Any = comm._dispatch.transport
         found: tuple[str, int] | None = getattr(told, "_ledger", told).verdict()
         return found
 

@@ -106,7 +106,7 @@ def threads_in_order(comm: Communicator) -> None:
 
     def after(n: int, second: Call) -> None:
         end = time.monotonic() + _SECONDS
-        while comm.rank != last and not taken(comm._lock):
+        while comm.rank != last and not taken(comm._dispatch.lock):
             assert time.monotonic() < end
             time.sleep(0.0005)
         if comm.rank != last:

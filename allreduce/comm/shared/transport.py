@@ -42,7 +42,6 @@ class SharedTransport(NativeTransport[_native.Work]):
 
     name = "shared"
     drives_shared = True
-    updates = True
     _still_shared = ""  # what to tell of arrays that others may change after the end
 
     def __init__(self, local: LocalGroup, index: int, name: str, timeout: float) -> None:
@@ -57,10 +56,11 @@ class SharedTransport(NativeTransport[_native.Work]):
     def inherited(self) -> bool:
         return self._local.group.inherited
 
-    def quick(self) -> _native.Member:
+    @property
+    def native(self) -> _native.Member:
         return self._member
 
-    def finish_quick(self, work: object, x: Array | None) -> None:
+    def finish_fast(self, work: object, x: Array | None) -> None:
         assert isinstance(work, _native.Work)
         self._finish(work, x)
 

@@ -31,7 +31,7 @@ _ERRORS: dict[str, type[AllreduceError]] = {
 }
 
 
-class Gathering:
+class Rendezvous:
     """One attempt of one member to meet the others.
 
     Args:
