@@ -7,7 +7,6 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from concurrent import futures
 
 from allreduce.cluster import forks
 from allreduce.cluster import leader_pb2 as pb
@@ -43,7 +42,7 @@ class Line:
         self.greetings: queue.SimpleQueue[pb.ToMember | None] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[pb.FromMember | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._pending: dict[int, futures.Future[pb.ToMember]] = {}
+        self._pending: dict[int, queue.SimpleQueue[pb.ToMember | None]] = {}
         self._numbers = itertools.count(1)
         self.broken: str | None = None
         self.left = False  # whether it is broken because the leader's host left in good order
@@ -59,12 +58,13 @@ class Line:
         while (remaining := until - time.monotonic()) > 0:
             # A connection that a leader ends as it comes, because it closes, leaves the channel
             # idle: it does not connect to the next leader until it is asked again.
-            ready = grpc.channel_ready_future(self._channel)
+            states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
+            self._channel.subscribe(states.put, try_to_connect=True)
             try:
-                ready.result(timeout=min(remaining, _ASK_SECONDS))
-                return True
-            except grpc.FutureTimeoutError:
-                ready.cancel()
+                if _becomes_ready(states, min(remaining, _ASK_SECONDS)):
+                    return True
+            finally:
+                self._channel.unsubscribe(states.put)
         return False
 
     def send(self, message: pb.FromMember) -> None:
@@ -83,7 +83,8 @@ class Line:
             SilentError: It takes longer.
             ConnectionError: The leader is gone.
         """
-        answer: futures.Future[pb.ToMember] = futures.Future()
+        # Not a Future: an interrupt within its Condition.wait may surface as a RuntimeError.
+        answer: queue.SimpleQueue[pb.ToMember | None] = queue.SimpleQueue()
         message.timeout = timeout
         with self._lock:
             if self.broken is not None:
@@ -92,12 +93,15 @@ class Line:
             self._pending[message.request] = answer
         self._outbox.put(message)
         try:
-            return answer.result(timeout + margin)
-        except futures.TimeoutError:
+            found = answer.get(timeout=timeout + margin)
+        except queue.Empty:
             raise SilentError("it does not answer") from None
         finally:
             with self._lock:
                 self._pending.pop(message.request, None)
+        if found is None:
+            raise ConnectionError(self.broken)
+        return found
 
     def hang_up(self) -> None:
         """Say goodbye and close; the leader then knows that nothing went wrong."""
@@ -147,7 +151,7 @@ class Line:
             with self._lock:
                 answer = self._pending.pop(message.request, None)
             if answer is not None:
-                answer.set_result(message)
+                answer.put(message)
         elif message.WhichOneof("content") != "beat":
             self.greetings.put(message)
 
@@ -156,5 +160,17 @@ class Line:
             self.broken = self.broken or reason
             pending, self._pending = self._pending, {}
         for answer in pending.values():
-            answer.set_exception(ConnectionError(self.broken))
+            answer.put(None)
         self.greetings.put(None)
+
+
+def _becomes_ready(states: queue.SimpleQueue[grpc.ChannelConnectivity], seconds: float) -> bool:
+    """Say whether a channel with these states becomes ready within `seconds`."""
+    until = time.monotonic() + seconds
+    while (remaining := until - time.monotonic()) > 0:
+        try:
+            if states.get(timeout=remaining) is grpc.ChannelConnectivity.READY:
+                return True
+        except queue.Empty:
+            break
+    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import queue
 import socket
 import threading
 import time
@@ -66,17 +67,19 @@ class Leader:
         self.left = False  # whether it ends because its host leaves in good order
         self.attending = 0  # members that are connected
         self.asked = time.monotonic()  # when one of them last made a request
-        self._started: threading.Event = threading.Event()
-        self._failure: BaseException | None = None
+        # Tells why the server did not start. Not an Event: an interrupt within its wait may surface
+        # as a RuntimeError.
+        self._started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="allreduce-leader", daemon=True)
         self._thread.start()
-        if not self._started.wait(START_SECONDS) or self._failure is not None:
-            raise JoinError(
-                f"[cluster] no group leader can listen at {address}: "
-                f"{self._failure or 'the server did not start'}"
-            )
+        try:
+            failure = self._started.get(timeout=START_SECONDS)
+        except queue.Empty:
+            failure = TimeoutError("the server did not start")
+        if failure is not None:
+            raise JoinError(f"[cluster] no group leader can listen at {address}: {failure}")
         forks.hold(self)
 
     @property
@@ -139,8 +142,7 @@ class Leader:
         try:
             asyncio.run(self._serve())
         except BaseException as error:  # handed to the constructor, which raises it
-            self._failure = error
-            self._started.set()
+            self._started.put(error)
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -153,7 +155,7 @@ class Leader:
             raise OSError(why) from None
         self.address = f"{self.address.rpartition(':')[0]}:{port}"
         await server.start()
-        self._started.set()
+        self._started.put(None)
         await self.stop.wait()
         await server.stop(grace=_GOODBYE_SECONDS)
         # The calls are over, but what serves them may not be: gRPC prints the traceback of a call

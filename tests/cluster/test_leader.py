@@ -468,3 +468,35 @@ def test_nothing_is_left_running_after_closing() -> None:
             return
         time.sleep(0.05)
     pytest.fail(f"still running: {left}")
+
+
+def test_an_interrupt_at_any_call_of_a_wait_stays_a_keyboard_interrupt() -> None:
+    """Interrupt the wait after each of its calls in turn, where Python handles signals."""
+
+    def interrupt_after(calls: int) -> bool:
+        left = calls
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal left
+            if event in ("call", "c_return"):
+                left -= 1
+                if left == 0:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+
+        try:
+            sys.setprofile(count)
+            store.get("absent", 0.05)
+        except TimeoutError:
+            return False
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.setprofile(None)
+        raise AssertionError("nobody has set it")
+
+    with worlds(1) as (world,):
+        store = world.store
+        assert interrupt_after(1)
+        assert not interrupt_after(10_000)
+        assert next(n for n in range(1, 1000) if not interrupt_after(n)) > 10
