@@ -7,28 +7,21 @@ with strategy.scope():
     model = ar.nn.Sequential([ar.nn.Dense(128, activation="relu"), ar.nn.Dense(10)])
 """
 
-import signal
+import os
 import sys
-
-if (
-    sys.argv[:1] == ["-m"]
-    and sys.orig_argv[-len(sys.argv) :][:1] in (["allreduce.run"], ["-mallreduce.run"])
-    and signal.getsignal(signal.SIGINT) == signal.default_int_handler
-):
-    # Python imports this package before the launcher's first line. Nothing has to end yet, so that
-    # Ctrl-C needs no traceback. Where it is ignored, as for a shell's background jobs, it stays so.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from allreduce import openblas as _openblas
 from allreduce.importing import importing as _importing
+from allreduce.importing import variables as _variables
 
-_openblas.choose_kernels()  # before NumPy is imported, if it is not yet
-
-with _importing():  # Ctrl-C waits until there are hooks that tell of it in a line
-    from allreduce import cluster as cluster  # at once: a place is taken before it has children
+_launches = any(word.endswith("allreduce.run") for word in sys.orig_argv)
+_kernels = _openblas.choice(os.environ)
+# The launcher needs no NumPy, whose threads it must not have when it forks.
+if _kernels and "numpy" not in sys.modules and not _launches:
+    with _variables(_kernels), _importing():
+        import numpy as _numpy  # noqa: F401
 
 if TYPE_CHECKING:
     from allreduce import config, nn, observe, optim
@@ -150,7 +143,14 @@ _HOMES = {
     "allreduce.strategies": ("MirroredStrategy", "MultiWorkerMirroredStrategy", "Strategy"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = {"allreduce.config", "allreduce.nn", "allreduce.observe", "allreduce.optim", *_HOMES}
+_MODULES = {
+    "allreduce.cluster",
+    "allreduce.config",
+    "allreduce.nn",
+    "allreduce.observe",
+    "allreduce.optim",
+    *_HOMES,
+}
 
 if not TYPE_CHECKING:  # else type checkers would believe that every name is there
 

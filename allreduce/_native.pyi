@@ -317,24 +317,4 @@ class Tape:
     ) -> bool: ...
 
 def find_blas(module: str) -> None: ...
-
-# Seconds, and what is written then: before who is late, and behind it.
-_Notice = tuple[float, str, str]
-
-class Roll:
-    def __init__(
-        self,
-        meeting: str,
-        launcher: int,
-        variable: str,
-        rank: int,
-        size: int,
-        states: dict[str, str],
-    ) -> None: ...
-    def late(self) -> str: ...
-
-class Vigil:
-    def __init__(
-        self, roll: Roll, late: _Notice, over: _Notice, leftovers: list[str], line: int
-    ) -> None: ...
-    def end(self) -> None: ...
+def finalize_mpi_at_exit(finalize: int, finalized: int, launcher: int, rank: str) -> None: ...

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+PROCESS = os.getpid()  # in which this library was imported; a forked child is another
 _rests = False  # whether a block has the collector off
 
 
@@ -20,6 +21,18 @@ class _Later:
 
     def __call__(self, *_: object) -> None:
         self.came = True
+
+
+@contextmanager
+def variables(wanted: Mapping[str, str]) -> Iterator[None]:
+    """Have environment variables that are not set, for the block: libraries read them once."""
+    added = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 @contextmanager

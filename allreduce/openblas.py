@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
-import sys
-from collections.abc import Container, MutableMapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,20 +11,16 @@ VARIABLE = "OPENBLAS_CORETYPE"  # OpenBLAS reads it once, when NumPy is imported
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def choose_kernels(
-    environ: MutableMapping[str, str] = os.environ,
-    modules: Container[str] = sys.modules,
-    cpuinfo: Path = _CPUINFO,
-) -> None:
-    """Have OpenBLAS take faster kernels than its own choice, where NumPy is still to be imported.
+def choice(environ: Mapping[str, str], cpuinfo: Path = _CPUINFO) -> dict[str, str]:
+    """Return the variable by which OpenBLAS takes faster kernels than its own choice.
 
-    Processes that this one starts inherit it. What a user has set stays.
+    It is empty where those are the fastest, and where the user has set the variable.
     """
-    if VARIABLE in environ or "numpy" in modules:
-        return
-    with suppress(OSError):  # a system without that file
-        if kernels := _faster(_first_processor(cpuinfo)):
-            environ[VARIABLE] = kernels
+    if VARIABLE not in environ:
+        with suppress(OSError):  # a system without that file
+            if kernels := _faster(_first_processor(cpuinfo)):
+                return {VARIABLE: kernels}
+    return {}
 
 
 def _faster(processor: dict[str, str]) -> str | None:

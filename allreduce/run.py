@@ -6,9 +6,15 @@ their output, and ends them together: at the first failure, at a signal, with th
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+    # Nothing has to end yet, so that Ctrl-C needs no traceback. Where it is ignored, as for a
+    # shell's background jobs, it stays so.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import typer
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from allreduce.openblas import VARIABLE, choose_kernels
+from allreduce.openblas import VARIABLE, choice
 from tests.harness import clean_environment, run_commands, script_of
 
 ZEN_3 = {"vendor_id": "AuthenticAMD", "cpu family": "25", "flags": "fpu avx avx2 fma"}
@@ -36,23 +36,15 @@ def cpuinfo(folder: Path, *processors: dict[str, str]) -> Path:
 def test_only_zen_4_gets_other_kernels(
     processors: tuple[dict[str, str], ...], kernels: dict[str, str], tmp_path: Path
 ) -> None:
-    environ: dict[str, str] = {}
-    choose_kernels(environ, (), cpuinfo(tmp_path, *processors))
-    assert environ == kernels
+    assert choice({}, cpuinfo(tmp_path, *processors)) == kernels
 
 
-def test_what_is_set_or_comes_too_late_stays(tmp_path: Path) -> None:
-    place = cpuinfo(tmp_path, ZEN_4)
-    for environ, modules in (({VARIABLE: "Zen"}, ()), ({}, ("numpy",))):
-        before = dict(environ)
-        choose_kernels(environ, modules, place)
-        assert environ == before
+def test_the_users_choice_stays(tmp_path: Path) -> None:
+    assert choice({VARIABLE: "Zen"}, cpuinfo(tmp_path, ZEN_4)) == {}
 
 
 def test_a_system_that_tells_nothing_of_its_processor_has_its_own_choice(tmp_path: Path) -> None:
-    environ: dict[str, str] = {}
-    choose_kernels(environ, (), tmp_path / "none")
-    assert environ == {}
+    assert choice({}, tmp_path / "none") == {}
 
 
 def _loaded() -> None:
@@ -66,8 +58,7 @@ def _loaded() -> None:
 
 def test_numpy_takes_the_kernels_that_were_chosen() -> None:
     plain = {k: v for k, v in clean_environment().items() if k != VARIABLE}
-    chosen: dict[str, str] = {}
-    choose_kernels(chosen, ())
+    chosen = choice({})
     command = [sys.executable, "-c", script_of(_loaded)]
     own, told = run_commands([command] * 2, [plain, {**plain, VARIABLE: "Nehalem"}], 60)
     if "Nehalem" not in told.stdout:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import allreduce as ar
+from tests.cluster.processes import mpirun, run
 
 SOURCE = Path(ar.__file__)
 HEAVY = ("numpy", "grpc", "rich", "importlib.metadata", "allreduce.nn", "allreduce.devices")
@@ -35,10 +36,70 @@ def python(*arguments: str, env: Mapping[str, str] | None = None) -> tuple[int, 
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("module", ["allreduce", "allreduce.cluster"])
-def test_it_imports_what_the_launcher_needs_and_no_more(module: str) -> None:
-    program = f"import {module}, sys; print([m for m in {HEAVY!r} if m in sys.modules])"
+def test_the_launcher_imports_what_it_needs_and_no_more() -> None:
+    program = (
+        "import sys; sys.orig_argv.append('allreduce.run'); import allreduce.run; "
+        f"print([m for m in {HEAVY!r} if m in sys.modules])"
+    )
     assert python("-c", program) == (0, "[]\n", "")
+
+
+# Everything is imported that init imports, and the standard library's finalizers have their hook.
+PROCESS = """
+import atexit, os, signal, sys, threading, weakref
+
+class Anything: pass
+
+finalizer = weakref.finalize(Anything, int)
+at_exit = set()  # atexit tells a count only, which includes functions that were unregistered
+register, unregister = atexit.register, atexit.unregister
+
+def count_register(function, *arguments, **named):
+    at_exit.add(function)
+    return register(function, *arguments, **named)
+
+def count_unregister(function):
+    at_exit.discard(function)
+    unregister(function)
+
+atexit.register, atexit.unregister = count_register, count_unregister
+
+def process():
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    system = vars(SystemExit)["code"], sys.exit, os._exit
+    hooks = sys.excepthook, threading.excepthook, sys.unraisablehook
+    return dict(os.environ), handlers, system, hooks, set(at_exit)
+
+import numpy, logging
+clean = process()
+import allreduce as ar
+assert process() == clean, "import"
+ar.Communicator, ar.nn, ar.MirroredStrategy
+import allreduce.cluster.meeting, allreduce.cluster.service, allreduce.cluster.mpi
+import allreduce._native, mpi4py
+clean = process()
+for _ in range(2):
+    comm = ar.init()
+    assert sys.excepthook is not clean[3][0]
+    assert len(at_exit) == len(clean[-1]) + 1
+    other = comm.split(0)
+    comm.close()
+    assert process() != clean, "a communicator is open"
+    other.close()
+    assert process() == clean, "close"
+print(ar.init().size)
+"""
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_import_changes_nothing_in_the_process_and_close_undoes_what_init_changes(
+    size: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "process.py"
+    path.write_text(PROCESS)
+    command = mpirun(size, path)
+    result = run(command if size > 1 else command[3:])
+    assert (result.code, result.out) == (0, f"{size}\n" * size), result
 
 
 def test_what_type_checkers_see_is_what_there_is() -> None:
@@ -136,7 +197,7 @@ def test_an_unknown_name_is_an_attribute_error_that_suggests_the_nearest() -> No
     assert "ImportError: cannot import name 'nothing_of_ours' from 'allreduce'" in err
 
 
-@pytest.mark.parametrize("moment", ["allreduce.cluster", "allreduce.run", "typer"])
+@pytest.mark.parametrize("moment", ["typer", "allreduce.cluster.job"])
 def test_ctrl_c_while_the_launcher_is_imported_leaves_no_traceback(
     tmp_path: Path, moment: str
 ) -> None:
@@ -167,7 +228,7 @@ def test_an_interrupt_waits_for_what_is_being_imported() -> None:
         "class Finder:\n"
         "    @staticmethod\n"
         "    def find_spec(name, *_):\n"
-        "        if name == 'numpy': os.kill(os.getpid(), signal.SIGINT)\n"
+        "        if name == 'allreduce.comm.base': os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Finder)\n"
         "try:\n"
         "    ar.init\n"

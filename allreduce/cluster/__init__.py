@@ -12,9 +12,9 @@ import threading
 from typing import Any
 
 from allreduce import settings
-from allreduce.cluster import launchers, lineage, mpi, traces
+from allreduce.cluster import launchers, lineage
 from allreduce.cluster.base import LeaderLeftError, Member, Store, World, generations
-from allreduce.cluster.endings import failure  # first of all rooms to register for the end
+from allreduce.cluster.endings import failure
 from allreduce.cluster.resolver import Request, Resolver
 from allreduce.cluster.store import SilentError
 from allreduce.errors import AllreduceError, InternalError, UsageError
@@ -49,13 +49,6 @@ def _renew() -> None:
 
 
 os.register_at_fork(after_in_child=_renew)
-
-traces.shorten_uncaught()
-
-# Before anything else can start a process: a pool, a data loader.
-_rank = launchers.rank_of_several(os.environ)
-if _rank is not None and lineage.claim(_rank):
-    mpi.watch_from_import(_rank)
 
 
 def join(

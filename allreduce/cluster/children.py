@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from allreduce import openblas
 from allreduce.cluster.endings import INTERRUPTED
 from allreduce.cluster.lineage import MARKER
 from allreduce.cluster.machine import STATES, process_state
@@ -155,6 +156,7 @@ def environment(
         if word != ALONE:
             own["LEADER"] = word.decode()
         environment |= {PREFIX + name: str(value) for name, value in own.items()}
+        environment |= openblas.choice(environment)
         return environment | {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
 
     return build

@@ -1,10 +1,11 @@
-"""How a rank's end becomes the job's: an error ends all ranks, an interrupt ends them quietly.
+"""Hooks for the end of this process: an error of one rank ends the job on all ranks.
 
-An uncaught exception prints its traceback and tells the other ranks at once. This process then
-ends as any program does: threads end, atexit functions run. That may take `ALLREDUCE_GRACE`
+While a communicator is open, or this process joins a job, `sys.excepthook` and one atexit function
+are ours. An uncaught exception prints its traceback and tells the other ranks at once. This process
+then ends as any program does: threads end, atexit functions run. That may take `ALLREDUCE_GRACE`
 seconds. Under MPI the job is aborted after that, because finalising MPI would wait for the other
-ranks. An exit code other than 0 does the same. In a notebook or an interactive session nothing is
-hooked.
+ranks. Python tells no atexit function of an exit code: the launcher acts on it. In a notebook or an
+interactive session `sys.excepthook` is left alone.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from allreduce import settings
-from allreduce.cluster import abrupt, exits, lineage, pmi, traces
+from allreduce.cluster import lineage, pmi, traces
 from allreduce.cluster.base import World
 from allreduce.cluster.store import ENDING, VICTIM
 from allreduce.errors import AllreduceError, PeerLostError, UsageError
@@ -35,6 +37,7 @@ INTERRUPT = "an interrupt"  # what a program says to have ended by
 # A death elsewhere shows here before its own traceback is out, and an interrupt of the whole job
 # may show as a peer's death first: a victim waits this long before it reports.
 _AFTER_YOU_SECONDS = 0.5
+Hook = Callable[[type[BaseException], BaseException, "TracebackType | None"], object]
 _LOOK_SECONDS = 0.05  # between looks whether other ranks of this host still end
 
 
@@ -64,43 +67,47 @@ class Watch:
         self._code = 0  # with which this process ends, once the others have been told
         self._until = 0.0  # when it ends at the latest, from then on
         self._sign: socket.socket | None = None  # shows other ranks of this host that it is ending
-        self._hook = sys.excepthook
-        self._hooked = not interactive()
-        if self._hooked:
-            sys.excepthook = self._on_exception
-            exits.watch()
         _watches.append(self)
-        # Runs before the rooms above leave in good order, and _end_watches after them.
-        atexit.register(self._at_exit)
+        _install()
 
     def over(self, world: World) -> World:
         """Watch over `world`: closing it ends the watch."""
         self._world = dataclasses.replace(world, farewell=self.end)
-        lineage.mark(world.rank)
+        # Leaves the job at the end of a program that has closed its communicators, and our hooks.
+        self._leave = weakref.finalize(self, world.store.close)
+        self.rest(False)
         return self._world
 
     def end(self) -> None:
-        """Take the hooks away; harmless when they are gone."""
+        """Stop watching; harmless when it has stopped."""
         if os.getpid() != self._pid:
             return
-        if sys.excepthook == self._on_exception:
-            sys.excepthook = self._hook
-        if self._hooked:
-            self._hooked = False
-            exits.unwatch()
         if self._world is not None:
             lineage.unmark()
+            self._leave.detach()
             self._world = None
         if self in _watches:
             _watches.remove(self)
-        atexit.unregister(self._at_exit)
+        if not _watches and not _open:
+            _restore()
 
-    def _on_exception(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        if os.getpid() != self._pid:
-            self._hook(kind, error, trace)
+    def rest(self, rests: bool) -> None:
+        """Note whether the hooks are gone; the world then leaves by itself at the program's end."""
+        if self._world is None:
             return
+        self._leave.atexit = rests
+        if rests:
+            lineage.unmark()
+        else:
+            lineage.mark(self._world.rank)
+
+    def on_exception(
+        self,
+        kind: type[BaseException],
+        error: BaseException,
+        show: Callable[[], None],
+    ) -> None:
+        """End the job by an uncaught exception, which `show` prints."""
         try:
             if isinstance(error, PeerLostError):
                 if self._launched and self._world is not None:  # it waits for what is told here
@@ -110,10 +117,8 @@ class Watch:
                 self._show_ending()
                 if isinstance(error, PeerLostError) and error.interrupted:
                     _say(str(error))
-                elif self._hook in (sys.__excepthook__, traces.on_uncaught):
-                    print(traces.text(error), end="", file=sys.stderr)
                 else:
-                    self._hook(kind, error, trace)
+                    show()
                 self._say_victim(error)
                 self._begin_to_end(1, _named(error))
                 self._end_within_grace()
@@ -195,26 +200,23 @@ class Watch:
         self.end_job()
         _exit_now(self._code)
 
-    def _at_exit(self) -> None:
-        code, reason = self.ending()
-        if not code or self._code:
+    def begin_to_exit(self) -> None:
+        """Tell the others of an exception that another hook in the place of ours has printed."""
+        reason = self.ending()
+        if not reason or self._code:
             return
         self._show_ending()
-        self._say_victim(exits.ending())
-        self._begin_to_end(code, reason)
+        self._say_victim(None)
+        self._begin_to_end(1, reason)
         with contextlib.suppress(RuntimeError):  # Python 3.12 starts no threads at its end
             self._end_within_grace()
-        # No traceback tells of it.
-        if self._abort is not None and exits.ending() is not None and self._is_first("exit"):
-            _say(f"{self._who} ends with exit code {code}, and all with it")
 
-    def ending(self) -> tuple[int, str]:
-        """Return the exit code and the error with which this process ends, if it does so."""
-        error = getattr(sys, "last_value", None) if self._hooked else None
-        code = exits.status() or int(error is not None)
-        if not code or os.getpid() != self._pid:
-            return 0, ""
-        return code, _exit_named(code) if error is None else _named(error)
+    def ending(self) -> str:
+        """Return the uncaught exception that ends this process; "" for none."""
+        error = getattr(sys, "last_value", None)
+        if error is None or interactive() or os.getpid() != self._pid:
+            return ""
+        return _named(error)
 
     def end_job(self) -> None:
         """End all ranks where MPI would wait for them, if this process ends abnormally."""
@@ -225,10 +227,10 @@ class Watch:
         time.sleep(pmi.REPORT_SECONDS)
         self._abort(self._code)
 
-    def note_loss(self) -> None:
-        """Tell the launcher that this rank has learnt of a failure elsewhere."""
+    def note_failure(self, elsewhere: bool) -> None:
+        """Tell the launcher that this rank has learnt of a failure, perhaps of another rank."""
         if self._launched and self._world is not None:
-            self._world.store.tell(ENDING, b"")
+            self._world.store.tell(VICTIM if elsewhere else ENDING, b"")
 
     def close_world(self) -> None:
         """Leave in good order, at the end of a program that did not."""
@@ -252,20 +254,23 @@ def on_failure(tell: Callable[[str], None]) -> None:
     _told_of_failure.append(tell)
 
 
-def note_loss() -> None:
-    """Tell the launcher that this rank has learnt of a failure elsewhere, and may be saving now."""
+def note_failure(elsewhere: bool) -> None:
+    """Tell the launcher that this rank has learnt of a failure, and may be saving now.
+
+    Args:
+        elsewhere: Whether another rank has failed, so that this one is not to blame for its end.
+    """
     for watch in list(_watches):
-        watch.note_loss()
+        watch.note_failure(elsewhere)
 
 
 def failure() -> str:
     """Say by what error this process is ending, if it is: then it must not say goodbye to anybody.
 
     Returns:
-        "ValueError: ...", "exit code 3", "exit code 1: no more disk"; nothing if it is well.
+        "ValueError: ..."; nothing if it is well.
     """
-    # Whoever asks at the end may have registered for it later, and so come before the watches.
-    return _failure or next((why for _, why in (watch.ending() for watch in _watches) if why), "")
+    return _failure or next(filter(None, (watch.ending() for watch in _watches)), "")
 
 
 def _named(error: BaseException) -> str:
@@ -273,18 +278,85 @@ def _named(error: BaseException) -> str:
     return traceback.format_exception_only(error)[0].partition("\n")[0]
 
 
-def _exit_named(code: int) -> str:
-    """Say an exit code, with the text that was given in its place, which the interpreter prints."""
-    said = getattr(exits.ending(), "code", None)
-    text = "" if said is None or isinstance(said, int) else str(said).partition("\n")[0]
-    return f"exit code {code}: {text}" if text else f"exit code {code}"
+_before_exit: list[Callable[[], None]] = []
+_hooked = 0  # the process in which the hooks are set
+_open = False  # whether communicators are open
+_hook_before: Hook = sys.__excepthook__
 
 
-@atexit.register
-def _end_watches() -> None:
-    for watch in list(_watches):
-        watch.end_job()
-        watch.close_world()
+def before_exit(leave: Callable[[], None]) -> None:
+    """Have `leave` called at the end of the program if the hooks are set, the last one first."""
+    _before_exit.append(leave)
+
+
+def hook() -> None:
+    """Set `sys.excepthook` and the atexit function: a communicator is open."""
+    global _open
+    _open = True
+    _install()
+
+
+def unhook() -> None:
+    """Restore what `hook` has changed: no communicator is open."""
+    global _open
+    _open = False
+    _restore()
+
+
+def _install() -> None:
+    global _hooked, _hook_before
+    if _hooked == os.getpid():
+        return
+    if not interactive() and sys.excepthook is not _on_exception:
+        _hook_before, sys.excepthook = sys.excepthook, _on_exception
+    atexit.unregister(_at_exit)  # inherited from the parent
+    atexit.register(_at_exit)
+    _hooked = os.getpid()
+    for watch in _watches:
+        watch.rest(False)
+
+
+def _restore() -> None:
+    global _hooked
+    if _hooked != os.getpid():
+        return
+    if sys.excepthook is _on_exception:
+        sys.excepthook = _hook_before
+    atexit.unregister(_at_exit)
+    _hooked = 0
+    for watch in _watches:
+        watch.rest(True)
+
+
+def _on_exception(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    ours = _hook_before is sys.__excepthook__
+    if _hooked != os.getpid() or not _watches:
+        (traces.on_uncaught if ours else _hook_before)(kind, error, trace)
+        return
+
+    def show() -> None:
+        if ours:
+            print(traces.text(error), end="", file=sys.stderr)
+        else:
+            _hook_before(kind, error, trace)
+
+    _watches[-1].on_exception(kind, error, show)
+
+
+def _at_exit() -> None:
+    if _hooked != os.getpid():
+        return
+    watches = list(_watches)
+    with contextlib.ExitStack() as last:  # what was pushed last comes first, whatever fails
+        for watch in watches:
+            last.callback(watch.close_world)
+            last.callback(watch.end_job)
+        for leave in _before_exit:
+            last.callback(leave)
+        for watch in watches:
+            last.callback(watch.begin_to_exit)
 
 
 def _grace() -> float:
@@ -335,4 +407,4 @@ def _flush() -> None:
 
 def _exit_now(code: int) -> None:
     _flush()
-    abrupt.exit_now(code)
+    os._exit(code)

@@ -6,30 +6,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from allreduce.cluster.launchers import rank_of_several
 from allreduce.errors import JoinError, UsageError
+from allreduce.importing import PROCESS
 
 MARKER = "ALLREDUCE_JOINED"
-_EARLY = "launched"  # follows the rank while its process has not joined
-
-_before: str | None = None  # what this process's marker says while it has not joined
-
-
-def claim(rank: int) -> bool:
-    """Note, before joining, that a launcher has given rank `rank` to this process.
-
-    Workers that it starts before it joins inherit the launcher's words with the environment, and
-    would take its place.
-
-    Returns:
-        Whether the place is this process's: it is not when an ancestor has noted the same.
-    """
-    global _before
-    owner = os.environ.get(MARKER, "").partition(":")[0]
-    if owner.isdecimal() and int(owner) in ancestors():
-        return False
-    _before = f"{os.getpid()}:{rank}:{_EARLY}"
-    os.environ[MARKER] = _before
-    return True
 
 
 def mark(rank: int) -> None:
@@ -38,10 +19,8 @@ def mark(rank: int) -> None:
 
 
 def unmark() -> None:
-    """Note that it has left; a launcher's place stays its own."""
+    """Note that it has left."""
     os.environ.pop(MARKER, None)
-    if _before is not None:
-        os.environ[MARKER] = _before
 
 
 def check(environ: Mapping[str, str]) -> None:
@@ -49,20 +28,21 @@ def check(environ: Mapping[str, str]) -> None:
 
     Raises:
         UsageError: This process has joined already.
-        JoinError: It is a child, or grandchild, of a process that has joined or is about to.
+        JoinError: It is a child, or grandchild, of a process that has joined, or a forked child of
+            one that a launcher has started as a rank.
     """
     text = environ.get(MARKER)
+    if text is None and os.getpid() != PROCESS:
+        started_as = rank_of_several(_environment_at_start())
+        text = None if started_as is None else f"{PROCESS}:{started_as}"
     if text is None:
         return
-    pid, _, place = text.partition(":")
-    rank, _, state = place.partition(":")
-    if not (pid.isdecimal() and rank.isdecimal()) or state not in ("", _EARLY):
+    pid, _, rank = text.partition(":")
+    if not (pid.isdecimal() and rank.isdecimal()):
         raise UsageError(
             f"[cluster] {MARKER}={text!r} is not valid: it is set by this library only"
         )
     if int(pid) == os.getpid():
-        if state == _EARLY:
-            return
         raise UsageError(
             f"[cluster] rank {rank}: this process has joined its job already; close that "
             "world before joining anew"
@@ -74,6 +54,15 @@ def check(environ: Mapping[str, str]) -> None:
             f"workers and helpers, or, for a job of its own, start it without {MARKER} in its "
             "environment"
         )
+
+
+def _environment_at_start() -> dict[str, str]:
+    """Return the environment with which this program was executed; a fork leaves it as it is."""
+    try:
+        words = Path("/proc/self/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:  # /proc is hidden
+        return {}
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
 def ancestors() -> list[int]:

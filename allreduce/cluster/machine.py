@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from pathlib import Path
@@ -73,3 +74,21 @@ def debugger_of_dead(pid: int) -> int:
     told = dict(line.split(":", 1) for line in lines)
     dead = told["State"].split()[0] == "Z"
     return int(told["TracerPid"]) if dead else 0
+
+
+def children(pid: int) -> list[int]:
+    """List a process's children; none if it has ended, or is hidden."""
+    found: list[int] = []
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has just ended
+            found += map(int, listed.read_text().split())
+    return found
+
+
+def mapped(pid: int | str) -> list[str]:
+    """List the files that a process has mapped."""
+    try:
+        text = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:  # it has ended
+        return []
+    return [line[line.index("/") :] for line in text.splitlines() if "/" in line]

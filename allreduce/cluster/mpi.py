@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import json
+import os
 import secrets
 import time
 from functools import partial
@@ -12,12 +12,12 @@ from importlib.util import find_spec
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from allreduce.cluster import abrupt, mpi_library, pmi
+from allreduce.cluster import mpi_library, pmi
 from allreduce.cluster.address import joined
 from allreduce.cluster.alone import world_of_one
-from allreduce.cluster.attendance import Attendance
+from allreduce.cluster.attendance import REMEDY, Attendance
 from allreduce.cluster.base import World
-from allreduce.cluster.endings import INTERRUPTED, Watch, failure
+from allreduce.cluster.endings import INTERRUPTED, Watch
 from allreduce.cluster.interfaces import Interface, interfaces, leaders_address
 from allreduce.cluster.launchers import Launcher, check_one, launcher
 from allreduce.cluster.machine import identity
@@ -35,20 +35,15 @@ if TYPE_CHECKING:  # gRPC is imported when a leader is needed
 _POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.001, 0.032
 _POLLS = 8  # the next pause, as a part of the time waited
 
-_unjoined: Watch | None = None
+_joining: Watch | None = None  # while this process joins, and when that has failed
 
 
-def watch_from_import(rank: int) -> None:
-    """End the job when this rank fails before it has joined, while the others wait for it."""
-    global _unjoined
-    if pmi.connected():
-        _unjoined = Watch(rank, abort=_abort_unjoined, job=str(pmi.proxy()))
-
-
-@atexit.register  # just before worlds are closed, where rank 0 leads until all have left
-def _come_to_the_end() -> None:
-    if not failure():  # then this process waits for nobody in MPI_Finalize
-        mpi_library.come_to_the_end()
+def _begin(watch: Watch) -> None:
+    """Watch this process while it joins, in place of an earlier step's or attempt's watch."""
+    global _joining
+    if _joining is not None:
+        _joining.end()
+    _joining = watch
 
 
 class _Wait:
@@ -70,7 +65,7 @@ class _Wait:
         """Say whether there is time left; reports the wait when it has become long."""
         if self._wait.quiet:
             return True
-        return self._wait.goes_on(f"{self.late()}; {mpi_library.REMEDY}")
+        return self._wait.goes_on(f"{self.late()}; {REMEDY}")
 
 
 class Mpi(Resolver):
@@ -95,6 +90,14 @@ class Mpi(Resolver):
                 'pip install "allreduce[mpich]" (with an MPI of its own) or "allreduce[mpi]" (for '
                 "the MPI of this machine)"
             )
+        if pmi.severed():
+            raise JoinError(
+                f"[cluster] process {os.getpid()} has inherited the variables of rank {found.rank} "
+                "of a job, but not its connection to the launcher: a rank's children cannot take "
+                "its place; do not call allreduce.init() in workers and helpers"
+            )
+        if pmi.connected():
+            _begin(Watch(found.rank, abort=_abort_unjoined, job=str(pmi.proxy())))
         with Attendance(mpi_library.seat(found), "join") as attendance:
             return self._join(request, found, attendance, ignored)
 
@@ -120,12 +123,9 @@ def join_through(
     """Join all ranks of `mpi.COMM_WORLD`, which is initialised."""
     comm = mpi.COMM_WORLD
     rank, size = comm.Get_rank(), comm.Get_size()
-    global _unjoined
-    if _unjoined is not None:
-        _unjoined.end()
-        _unjoined = None
-    abrupt.watch(rank, mpi_library.finalized)
+    global _joining
     watch = Watch(rank, abort=partial(_abort, comm))
+    _begin(watch)  # uncaught, an error has to end the job
     hosted: Leader | None = None
     invitation = ""
     try:
@@ -146,12 +146,12 @@ def join_through(
         # MPI at once would otherwise keep the interpreter's lock from it until all have done so.
         # Polled: MPI's own wait keeps the core busy, which the ranks that are late would need.
         _complete(comm, comm.Ibarrier(), wait)
-        return world
     except BaseException:
         if hosted is not None:
             hosted.close()
-        _unjoined = watch  # uncaught, the error has to end the job; the next attempt replaces it
         raise
+    _joining = None
+    return world
 
 
 def _meet(comm: Any, request: Request, share: tuple[str, str], why: str, hosted: Any) -> World:
@@ -183,7 +183,7 @@ def _abort(comm: Any, code: int) -> None:
         if pmi.connected():
             pmi.abort(code)
             time.sleep(pmi.KILL_SECONDS)
-        abrupt.exit_now(code)
+        os._exit(code)
     comm.Abort(code)
 
 
@@ -261,7 +261,7 @@ def _complete(comm: Any, pending: Any, wait: _Wait) -> None:
         if not wait.goes_on():
             raise TimeoutError(
                 f"[cluster] rank {comm.Get_rank()}: the MPI ranks did not all join within "
-                f"{wait.timeout:g} s: {wait.late()} did not; {mpi_library.REMEDY}"
+                f"{wait.timeout:g} s: {wait.late()} did not; {REMEDY}"
             )
         waited = time.monotonic() - began
         time.sleep(min(max(_POLL_SECONDS, waited / _POLLS), _LONGEST_POLL_SECONDS))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -12,10 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from allreduce.cluster import descriptors
+from allreduce.cluster import descriptors, pmi
 from allreduce.cluster.attendance import Attendance, Seat
 from allreduce.cluster.launchers import Launcher
 from allreduce.cluster.lineage import ancestors
+from allreduce.cluster.machine import mapped
 from allreduce.errors import JoinError
 from allreduce.importing import importing
 
@@ -27,10 +27,6 @@ _FILES = 14  # that MPICH 5 opens to initialise, over UCX and on one host: witho
 MAPPED_BY_ALL = ("/dev/shm/mpich_shm_",)
 _SEGMENTS = (*MAPPED_BY_ALL, "/dev/shm/sm_segment.", "/dev/shm/Intel_MPI_")
 
-REMEDY = "every rank has to call allreduce.init()"
-
-_seat: Seat | None = None  # this process's, once MPI is loaded
-_end = contextlib.ExitStack()  # what it does as it ends
 _finalizing = 0  # the process that finalises MPI here, where mpi4py does not
 
 
@@ -44,7 +40,6 @@ def load(launcher_family: str, attendance: Attendance, timeout: float) -> Any:
         JoinError: The library cannot be loaded, is finalised, or does not understand the launcher,
             or this process may open too few files.
     """
-    global _seat
     rank = attendance.seat.rank
     try:
         mpi = imported()
@@ -55,7 +50,6 @@ def load(launcher_family: str, attendance: Attendance, timeout: float) -> Any:
             f"[cluster] rank {rank}: this process has finalised MPI, which cannot be initialised "
             "again; call allreduce.init() before MPI.Finalize()"
         )
-    _seat = attendance.seat
     if mpi.Is_initialized():
         return mpi
     library = family(mpi.Get_library_version())
@@ -77,17 +71,30 @@ def load(launcher_family: str, attendance: Attendance, timeout: float) -> Any:
 
 
 def _initialize(mpi: Any, attendance: Attendance, timeout: float) -> None:
+    # By ctypes: mpi4py's Init_thread keeps the interpreter's lock, which the watch needs.
+    library = ctypes.CDLL(library_path())
     # MPICH's library crashes when a signal interrupts its wait for the other ranks.
     unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
-        with attendance.watch("MPI_Init", f"; {REMEDY}", timeout, _SEGMENTS):
-            mpi.Init_thread(mpi.THREAD_MULTIPLE)
+        with attendance.watch(timeout, _SEGMENTS):
+            provided = ctypes.byref(ctypes.c_int())
+            code = library.MPI_Init_thread(None, None, mpi.THREAD_MULTIPLE, provided)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
+    if code != mpi.SUCCESS:
+        raise mpi.Exception(code)
+    for comm in (mpi.COMM_SELF, mpi.COMM_WORLD):  # as mpi4py does where it initialises MPI
+        comm.Set_errhandler(mpi.ERRORS_RETURN)
+    if os.getpid() == _finalizing:
+        from allreduce import _native  # ranks that join without MPI need not load it so early
+
+        functions = (library.MPI_Finalize, library.MPI_Finalized)
+        finalize, finalized = (ctypes.cast(each, ctypes.c_void_p).value for each in functions)
+        _native.finalize_mpi_at_exit(finalize, finalized, pmi.line(), str(attendance.seat.rank))
 
 
 def imported() -> Any:
-    """Import `mpi4py.MPI` without initialising MPI; it is finalised at exit all the same.
+    """Import `mpi4py.MPI` without initialising MPI; mpi4py does not finalise it at exit, either.
 
     Unless the program has imported it before, that is our affair: mpi4py finalises MPI at the end
     of a forked child, too, where it waits for the other ranks.
@@ -105,23 +112,6 @@ def imported() -> Any:
     finally:
         mpi4py.rc.initialize, mpi4py.rc.finalize = before
     return MPI
-
-
-def come_to_the_end() -> None:
-    """Be counted by those who wait in MPI_Finalize, and wait with them."""
-    if _seat is not None and os.getpid() == _finalizing and not finalized():
-        # Whoever has ended has no process any more, and is not late: nobody leaves.
-        _end.enter_context(Attendance(_seat, "end").watch("MPI_Finalize", " to end"))
-
-
-@atexit.register  # at the import of the cluster room, and so after all that still use MPI
-def _finalize() -> None:
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None or os.getpid() != _finalizing:
-        return
-    with _end:  # also where the program has finalised MPI since
-        if mpi.Is_initialized() and not mpi.Is_finalized():
-            mpi.Finalize()
 
 
 def finalized() -> bool:
@@ -157,7 +147,9 @@ def library_path() -> str:
 def seat(found: Launcher) -> Seat:
     """Return this process's place among those of its launcher."""
     pid = next((pid for pid in ancestors() if _launcher_file(pid) is not None), 0)
-    return Seat(found.rank, found.size, found.rank_variable, str(pid), pid)
+    local = os.environ.get("MPI_LOCALNRANKS", "")  # hydra's
+    here = int(local) if local.isdecimal() else 0
+    return Seat(found.rank, found.size, found.rank_variable, str(pid), pid, here)
 
 
 def launcher_path(launcher_family: str) -> str:
@@ -181,7 +173,7 @@ def unlink_segments(
         processes: Whose memory it is.
     """
     for pid in processes:
-        for path in _mapped(pid):
+        for path in mapped(pid):
             if path.startswith(prefixes):
                 Path(path).unlink(missing_ok=True)
 
@@ -198,13 +190,4 @@ def _launcher_file(pid: int) -> str | None:
 
 
 def _maps(part: str) -> str | None:
-    return next((path for path in _mapped("self") if part in os.path.basename(path)), None)
-
-
-def _mapped(pid: int | str) -> list[str]:
-    """List the files that a process has mapped."""
-    try:
-        text = Path(f"/proc/{pid}/maps").read_text()
-    except OSError:  # it has ended
-        return []
-    return [line[line.index("/") :] for line in text.splitlines() if "/" in line]
+    return next((path for path in mapped("self") if part in os.path.basename(path)), None)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import stat
-from pathlib import Path
 
 from allreduce.cluster.lineage import ancestors
+from allreduce.cluster.machine import children
 
 # mpirun drops what it has not yet forwarded when a rank aborts (seen with MPICH 5's hydra).
 REPORT_SECONDS = 0.1
@@ -36,9 +36,17 @@ def proxy() -> int | None:
 
 def connected() -> bool:
     """Say whether this process holds a line to hydra; few helpers of a rank inherit that."""
+    return _is_open() and proxy() is not None
+
+
+def severed() -> bool:
+    """Say whether this process has a rank's variables without its line, as its children have."""
+    return _LINE in os.environ and not _is_open()
+
+
+def _is_open() -> bool:
     try:
-        held = int(os.environ.get(_LINE, ""))
-        return stat.S_ISSOCK(os.fstat(held).st_mode) and proxy() is not None
+        return stat.S_ISSOCK(os.fstat(int(os.environ.get(_LINE, ""))).st_mode)
     except (OSError, ValueError):
         return False
 
@@ -57,9 +65,5 @@ def siblings() -> list[int]:
     """List the processes of all ranks on this host, this process included."""
     found = [proxy() or os.getpid()]
     for pid in found:  # which grows meanwhile
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            try:
-                found += map(int, children.read_text().split())
-            except OSError:  # it has just ended
-                continue
+        found += children(pid)
     return found[1:]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
+from allreduce.importing import variables
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would log refused connections to stderr
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # a forked child never uses the connection
+# gRPC reads it once for the whole process. With its fork support and an open connection a fork may
+# never return (gRPC 1.85). A program that has imported gRPC before has its own choice.
+with variables({"GRPC_ENABLE_FORK_SUPPORT": "0"}):
+    import grpc
+    import grpc.aio
 
-import grpc
-import grpc.aio
-
-from allreduce.cluster import leader_pb2_grpc
+    from allreduce.cluster import leader_pb2_grpc
 
 PROTOCOL = 4
 LEFT = "left"  # in a call's trailing metadata: the leader's host has left in good order

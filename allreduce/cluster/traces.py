@@ -24,20 +24,10 @@ _SUGGESTING = AttributeError, NameError  # to which only Python itself adds what
 _OMITTED = "<omitted>"  # the file of what stands for frames that are not shown
 
 
-def shorten_uncaught() -> None:
-    """Have errors that end this program told as `text` does, if they have come through here.
-
-    A rank of several has a hook of its own, before this one. Where a person sits before the
-    interpreter, or somebody else tells of errors, all stays as it is.
-    """
-    if sys.excepthook is sys.__excepthook__ and not (hasattr(sys, "ps1") or sys.flags.interactive):
-        sys.excepthook = on_uncaught
-
-
 def on_uncaught(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Tell of an error that ends a program which is no rank of several."""
+    """Print an uncaught error, shortened as `text` does if it has come through this library."""
     if sys.stderr is not None and not isinstance(error, _SUGGESTING) and _is_through_us(error):
         if current_rank() is None:  # nobody may have asked for the level yet
             with contextlib.suppress(UsageError):

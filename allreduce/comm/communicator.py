@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from allreduce.comm import checks, objects
+from allreduce.comm import checks, living, objects
 from allreduce.comm.arguments import prepare, result_shape
 from allreduce.comm.arrays import borrow
 from allreduce.comm.base import Transport, Work
@@ -491,6 +491,7 @@ class Communicator:
         dispatch = self._dispatch
         dispatch.closed, dispatch.fast_path = True, None
         with contextlib.ExitStack() as stack:  # all of them, whichever fails
+            stack.callback(living.remove, dispatch.transport)
             for group in self._groups.cached if self._groups is not None else ():
                 if not group.closed:
                     stack.callback(group._close, drain)

@@ -11,13 +11,13 @@ have to complete a call that needs this member's share of it: a thread does it m
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterator
 
 from allreduce import _native
+from allreduce.cluster import endings
 from allreduce.comm import living
 from allreduce.events import logger
 
@@ -87,7 +87,8 @@ def going_on() -> Iterator[None]:
         yield
     finally:
         over.set()
-        _helpers.pop(thread, None)
+        if _helpers.pop(thread, None) is not None:
+            thread.join(_END_SECONDS)  # in native code it must not outlive the interpreter
 
 
 def _drive_until(over: threading.Event) -> None:
@@ -96,9 +97,11 @@ def _drive_until(over: threading.Event) -> None:
         seconds = go_on()
 
 
-@atexit.register
 def _end_helpers() -> None:
     """End the threads before the interpreter ends: one may be in native code."""
     for thread, over in list(_helpers.items()):
         over.set()
         thread.join(_END_SECONDS)
+
+
+endings.before_exit(_end_helpers)

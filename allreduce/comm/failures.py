@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from allreduce.cluster.endings import INTERRUPT, note_loss
+from allreduce.cluster.endings import INTERRUPT, note_failure
 from allreduce.cluster.machine import STOPPED
 from allreduce.comm.call import MESSAGES, Call
 from allreduce.comm.disagreement import Side, mismatch
@@ -178,8 +178,8 @@ class Witness(ABC, Generic[E]):
         """
         found = self.group.culprit()
         assert found is not None, "only a dead communicator has an error"
-        note_loss()
         fault, member, witness, seq, reason = found
+        note_failure(elsewhere=member != self.me and fault not in ("mismatch", "timeout"))
         blamed = self.members[member]
         absent = fault == "timeout" or self.call(self.me, seq) is None  # from the call
         current = self.named(witness if absent else self.me, seq)

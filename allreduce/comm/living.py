@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import weakref
 
@@ -17,6 +16,14 @@ _transports: weakref.WeakValueDictionary[int, Transport] = weakref.WeakValueDict
 def add(transport: Transport) -> None:
     """Have the transport leave in good order at the program's end, whatever is still started."""
     _transports[id(transport)] = transport
+    endings.hook()
+
+
+def remove(transport: Transport) -> None:
+    """Forget a transport that has left; with the last one, the hooks for the program's end go."""
+    _transports.pop(id(transport), None)
+    if not _transports:
+        endings.unhook()
 
 
 def some() -> bool:
@@ -38,13 +45,15 @@ def _abort_all(reason: str) -> None:
 endings.on_failure(_abort_all)
 
 
-@atexit.register
 def leave_all() -> None:
     """Tell the peers that this program has come to its end: it has not died."""
     if failure():
         _abort_all(failure())
     for transport in _living():
         transport.close(drain=False)
+
+
+endings.before_exit(leave_all)
 
 
 def _after_fork() -> None:

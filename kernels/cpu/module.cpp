@@ -5,8 +5,8 @@
 #define ALLREDUCE_IMPORTS_NUMPY
 #include "bind_chain.h"
 #include "bind_comm.h"
+#include "bind_exit.h"
 #include "bind_images.h"
-#include "bind_roll.h"
 #include "bind_tape.h"
 #include "bind_tcp.h"
 #include "bind_tensor.h"
@@ -25,5 +25,5 @@ NB_MODULE(_native, m) {
   allreduce::bind_tensor(m);
   allreduce::bind_chain(m);
   allreduce::bind_tape(m);
-  allreduce::bind_roll(m);
+  allreduce::bind_exit(m);
 }

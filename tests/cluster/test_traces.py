@@ -103,6 +103,7 @@ def no_numbers() -> None:
 
     import allreduce as ar
 
+    ar.init()
     ar.config.enable_check_numerics()
 
     @ar.function
@@ -115,6 +116,7 @@ def no_numbers() -> None:
 def no_devices() -> None:
     import allreduce as ar
 
+    ar.init()
     ar.config.set_logical_devices("CPU", 0)
 
 
@@ -152,18 +154,9 @@ def test_what_has_not_come_through_the_library_is_left_to_python(
 ) -> None:
     seen: list[BaseException] = []
     monkeypatch.setattr(sys, "__excepthook__", lambda kind, error, trace: seen.append(error))
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    traces.shorten_uncaught()
-    assert sys.excepthook is not sys.__excepthook__
     for act in (_my_loss, _my_circle, _my_cleanup):
         try:
             act()
         except Exception as error:
-            sys.excepthook(type(error), error, error.__traceback__)
+            traces.on_uncaught(type(error), error, error.__traceback__)
     assert [str(each) for each in seen] == ["wrong"] * 2
-
-
-def test_who_tells_of_errors_already_goes_on_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "excepthook", print)
-    traces.shorten_uncaught()
-    assert sys.excepthook is print

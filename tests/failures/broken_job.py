@@ -43,7 +43,7 @@ ACTIONS: dict[str, Callable[[], object]] = {
     "raise": boom,
     "exit": lambda: sys.exit(3),
     "bare exit": leave,
-    "os exit": lambda: os._exit(0),
+    "os exit": lambda: os._exit(3),
     "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),

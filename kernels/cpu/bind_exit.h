@@ -1,10 +1,10 @@
-// Who is late, for the native module.
+// What a process does for MPI as it exits.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 namespace allreduce {
 
-void bind_roll(nanobind::module_& m);
+void bind_exit(nanobind::module_& m);
 
 }  // namespace allreduce
