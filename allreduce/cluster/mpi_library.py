@@ -88,9 +88,14 @@ def _initialize(mpi: Any, attendance: Attendance, timeout: float) -> None:
     if os.getpid() == _finalizing:
         from allreduce import _native  # ranks that join without MPI need not load it so early
 
-        functions = (library.MPI_Finalize, library.MPI_Finalized)
-        finalize, finalized = (ctypes.cast(each, ctypes.c_void_p).value for each in functions)
+        finalize, finalized = map(_address, (library.MPI_Finalize, library.MPI_Finalized))
         _native.finalize_mpi_at_exit(finalize, finalized, pmi.line(), str(attendance.seat.rank))
+
+
+def _address(function: Any) -> int:
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None, "a library's function has one"
+    return address
 
 
 def imported() -> Any:
