@@ -15,8 +15,9 @@ from allreduce.devices.integers import integer
 from allreduce.errors import MismatchError, ShapeError, UsageError, unknown_name
 from allreduce.events import counted
 from allreduce.graph import PerReplica, Replicator, nest, scope_of, tracebacks
+from allreduce.graph.rank_check import Fact
 from allreduce.graph.trace import check_outside
-from allreduce.training.facts import Fact, check_equal, option, telling
+from allreduce.training.facts import check_equal, option, telling
 from allreduce.training.ranks import everyones, gather_rows
 
 REDUCTIONS = ("sum", "mean")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from allreduce import events
-from allreduce.comm import exchange_plain, world
+from allreduce.comm import world
 from allreduce.devices import options
-from allreduce.errors import MismatchError, did_you_mean, everywhere
+from allreduce.errors import did_you_mean
 from allreduce.graph import passes
-from allreduce.graph.agreement import differ
 from allreduce.graph.naming import own_part
+from allreduce.graph.rank_check import Fact, compare, mismatch
 from allreduce.graph.update import UpdateRule
 from allreduce.reduction import BUCKET_BYTES, Bucket, Layout, cut_buckets, plan_buckets
 
@@ -72,18 +71,14 @@ def agree_on_cuts(host: Host, buckets: Sequence[Bucket]) -> None:
     how = f"ar.config.set_buckets({list(chosen) if isinstance(chosen, tuple) else chosen!r})"
     if not passes.is_on("bucket"):
         how = 'ar.config.passes["bucket"] = False'
-    cuts = json.dumps([each.first for each in buckets])
+    cuts = str([each.first for each in buckets])
+    facts = {"the choice of buckets": Fact(how, "choose alike on every rank", cuts)}
 
-    def compare(index: int) -> None:
+    def one(index: int) -> None:
         communicator = host.replicas[index].communicator
         assert communicator is not None, "one of several"
-        if not len(differ(communicator, "where buckets are cut", cuts)):
-            return
-        told = exchange_plain(communicator, "what cuts buckets", [here, how])
-        rank, first = told[0]
-        for other_rank, other in told:
-            if other != first:  # else their variables differ, which the update tells of
-                found = f"{first} holds on rank {rank} but {other} on rank {other_rank}"
-                raise everywhere(MismatchError(f"rank {here}: {found}; choose alike on every rank"))
+        everyones = compare(communicator, here, "where buckets are cut", facts)
+        if len({fact.shown for each in everyones.values() for fact in each.values()}) > 1:
+            raise mismatch(f"rank {here}", everyones)  # else variables differ: the update tells
 
-    host.on_replicas(compare)
+    host.on_replicas(one)

@@ -25,10 +25,11 @@ from allreduce.graph.executor import Executor
 from allreduce.graph.frame import Frame
 from allreduce.graph.node import Graph
 from allreduce.graph.ops.base import lookup
-from allreduce.graph.outline import Outline, involved, outline
+from allreduce.graph.outline import involved, outline
 from allreduce.graph.partition import partition
 from allreduce.graph.placement import Placed, place, report
 from allreduce.graph.program import Program
+from allreduce.graph.rank_check import Facts
 from allreduce.graph.replica import Replica
 from allreduce.graph.reports import Fed
 from allreduce.graph.returned import Returned, take_apart
@@ -111,7 +112,7 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
 
 
 def _in_buckets(
-    host: Host, graph: Graph, updates: list[tuple[UpdateRule, ArenaPlan]], said: Outline | None
+    host: Host, graph: Graph, updates: list[tuple[UpdateRule, ArenaPlan]], said: Facts | None
 ) -> tuple[Graph, list[Executor]]:
     """Cut the updates of an optimized graph into buckets, and prepare every local replica for it.
 

@@ -26,9 +26,10 @@ from allreduce.graph.memory import said
 from allreduce.graph.node import Graph, Node
 from allreduce.graph.ops.base import Attrs, located, lookup
 from allreduce.graph.ops.collective import contribution_of_none
-from allreduce.graph.outline import Outline, involved, outline
+from allreduce.graph.outline import involved, outline
 from allreduce.graph.placement import Placed, choose, put, report
 from allreduce.graph.printing import say
+from allreduce.graph.rank_check import Facts
 from allreduce.graph.replica import Moment, Replica
 from allreduce.graph.spec import Spec, concrete
 from allreduce.graph.tensor import EagerTensor, TracedTensor
@@ -228,7 +229,7 @@ class EagerTrace(Trace):
         work = partial(together.exchange, self._host, node, self._specs(node), self._said())
         return self._together(node, ([value], self._moment), work)
 
-    def _said(self) -> Outline | None:
+    def _said(self) -> Facts | None:
         """Say what all ranks have to have done alike so far; None where there is one."""
         if len(self._host.devices) == self.replicas:
             return None

@@ -15,9 +15,9 @@ from allreduce.graph.body import joins_rows
 from allreduce.graph.fetched import Output
 from allreduce.graph.frame import Frame
 from allreduce.graph.null import null_program
-from allreduce.graph.outline import Outline
 from allreduce.graph.program import Program
 from allreduce.graph.program_facts import ProgramFacts
+from allreduce.graph.rank_check import Facts
 from allreduce.graph.rendezvous import LocalRendezvous, Rendezvous
 from allreduce.graph.replica import Moment, Replica
 from allreduce.graph.team import end
@@ -48,7 +48,7 @@ class Executor:
         program: Program,
         replica: Replica,
         arenas: Mapping[int, Arena],
-        outline: Outline | None = None,
+        outline: Facts | None = None,
         rendezvous: Rendezvous | None = None,
     ) -> None:
         self.program = program

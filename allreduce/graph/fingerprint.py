@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import zip_longest
 from math import gcd, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -17,19 +16,20 @@ from zlib import crc32
 
 import numpy as np
 
+from allreduce.graph.rank_check import Fact, Facts
 from allreduce.graph.spec import show
 
 if TYPE_CHECKING:
     from allreduce.graph.variable import Variable
 
 _WORD = 1 << 64
-_FACTOR = 0x9E3779B97F4A7C15  # odd, so that what is multiplied stays as it was told apart
+_FACTOR = 0x9E3779B97F4A7C15  # odd, hence invertible modulo 2**64
 
 _SAME_VALUES = "call assign, set_weights and load_weights on every rank, with equal values"
-_EQUAL_BATCHES = "strategy.distribute_dataset takes equal batches in the same order on every rank, "
-_OWN_ROWS = "; a rank's own rows go to strategy.run as arrays"
-_SAME_ORDER = f"{_EQUAL_BATCHES}so shuffle with one seed on all{_OWN_ROWS}"
-_SAME_NUMBER = f"{_EQUAL_BATCHES}so give all as many{_OWN_ROWS}"
+_SAME_BATCHES = (
+    "strategy.distribute_dataset takes equal batches in the same order on every rank, so give all "
+    "as many, and shuffle with one seed; a rank's own rows go to strategy.run as arrays"
+)
 
 
 class Mark(NamedTuple):
@@ -55,8 +55,9 @@ class Mark(NamedTuple):
         return cls(number, array.dtype, array.shape, digest)
 
     @property
-    def told(self) -> list[Any]:
-        return [self.number, f"{self.dtype.name} {show(self.shape)}", self.digest]
+    def fact(self) -> Fact:
+        shown = f"batch {self.number} (counted from 0) of a dataset, {self.dtype.name}"
+        return Fact(f"{shown} {show(self.shape)}", _SAME_BATCHES, str(self.digest))
 
 
 # About so many values, or all there are, tell data apart that were shuffled otherwise.
@@ -145,57 +146,18 @@ class Fingerprint:
             found = (found * _FACTOR + mark.digest) % _WORD
         return found
 
-    def told(self) -> list[Any]:
-        """Give all of it as plain data."""
-        nothing = _Change()
-        changes = [(each.name, self._changes.get(each, nothing)) for each in self._variables]
-        told = [[name, change.sum, change.where] for name, change in changes]
-        return [told, [mark.told for mark in self.marks]]
-
-
-def difference(rank: int, mine: Sequence[Any], other_rank: int, theirs: Sequence[Any]) -> str:
-    """Say where what two ranks of the same program told differs first; nothing if nowhere."""
-    for (name, change, where), (_, other_change, other_where) in zip(
-        mine[0], theirs[0], strict=True
-    ):
-        if change != other_change:
-            return (
-                f"between steps variable {name!r} was given other values on rank {other_rank} "
-                f"({_line(other_where)}) than on rank {rank} ({_line(where)}); {_SAME_VALUES}"
-            )
-    for one, other in zip_longest(mine[1], theirs[1]):
-        if one != other:
-            return _differing(rank, one, other_rank, other)
-    return ""
-
-
-def _line(where: str) -> str:
-    return f"at {where}" if where else "by no call"
-
-
-def _differing(
-    rank: int, mine: Sequence[Any] | None, other_rank: int, theirs: Sequence[Any] | None
-) -> str:
-    if mine and theirs and 0 in (mine[0], theirs[0]) and mine[0] != theirs[0]:
-        (anew, _), (on, number) = sorted(((rank, mine[0]), (other_rank, theirs[0])), key=_number)
-        return (
-            f"rank {anew} began its dataset anew where rank {on} went on with batch {number} "
-            "(counted from 0): its own has fewer batches, or was left earlier; "
-            f"{_SAME_NUMBER}"
-        )
-    shown = [
-        "no batch of a dataset" if each is None else f"batch {each[0]} of a dataset, {each[1]}"
-        for each in (mine, theirs)
-    ]
-    if shown[0] != shown[1]:
-        said = f"{shown[0]}, on rank {rank} but {shown[1]}, on rank {other_rank}"
-    else:
-        said = f"{shown[0]}, whose values on rank {other_rank} are not rank {rank}'s"
-    return f"the step is given {said}; {_SAME_ORDER}"
-
-
-def _number(begun: tuple[int, int]) -> int:
-    return begun[1]
+    def facts(self) -> Facts:
+        """Describe all of it."""
+        found: dict[str, Fact] = {}
+        for place, variable in enumerate(self._variables):
+            change = self._changes.get(variable, _Change())
+            line = f"assigned at {change.where}" if change.where else "not assigned"
+            where = f"{variable.name!r}, {line}"
+            name = f"variable {place} of the step, assigned between steps,"
+            found[name] = Fact("", _SAME_VALUES, str(change.sum), where)
+        for place, mark in enumerate(self.marks):
+            found[f"array {place} from distribute_dataset"] = mark.fact
+        return found
 
 
 def _digest(value: np.ndarray) -> int:

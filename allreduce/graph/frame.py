@@ -18,11 +18,11 @@ from allreduce.graph.instructions import Step, build
 from allreduce.graph.loop import Loop
 from allreduce.graph.memory import Memory
 from allreduce.graph.node import Node
-from allreduce.graph.outline import Outline
 from allreduce.graph.outputs import Outputs
 from allreduce.graph.program import Instruction
 from allreduce.graph.program_facts import ProgramFacts
 from allreduce.graph.queues import Queues
+from allreduce.graph.rank_check import Facts
 from allreduce.graph.rendezvous import Rendezvous
 from allreduce.graph.replica import Moment, Replica
 from allreduce.graph.reports import Clock, Recent, Took, reported, timed, wait_for
@@ -64,7 +64,7 @@ class Frame:
         arenas: Mapping[int, Arena],
         rendezvous: Rendezvous,
         moment: Moment,
-        outline: Outline | None,
+        outline: Facts | None,
         threads: int = 1,
         returns: bool = True,
     ) -> None:
@@ -304,10 +304,11 @@ class Frame:
         communicator, arena = self.replica.communicator, self.arena(node)
         if self.outline is None or communicator is None or not node.attrs["bucket"].has_header:
             return None
-        place = arena.gradients[1 : arena.layout.header]
-        rule, brought = node.attrs["rule"], self.replica.fingerprint
-        stamp = Stamp(self.outline, rule, arena.layout, place, communicator, brought)
-        return self.stamps.setdefault(id(node.attrs["plan"]), stamp)
+        key, rule, layout = id(node.attrs["plan"]), node.attrs["rule"], arena.layout
+        if key not in self.stamps:
+            place, brought = arena.gradients[1 : layout.header], self.replica.fingerprint
+            self.stamps[key] = Stamp(self.outline, rule, layout, place, communicator, brought)
+        return self.stamps[key]
 
 
 def _nothing() -> None:

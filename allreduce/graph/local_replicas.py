@@ -14,7 +14,7 @@ from allreduce.comm import Communicator, total
 from allreduce.devices import logical_devices
 from allreduce.devices.names import DeviceName
 from allreduce.errors import AllreduceError, MismatchError, PeerLostError, UsageError
-from allreduce.graph import tracebacks, unmade
+from allreduce.graph import tracebacks
 from allreduce.graph.fingerprint import Fingerprint
 from allreduce.graph.places import Places
 from allreduce.graph.replica import Replica
@@ -195,7 +195,7 @@ class LocalReplicas:
         if not members or len(members) < len(made):  # an error of theirs has ended all of it
             return
         tracebacks.tell(members[0], self._called(0), error)  # before the others look for it
-        if not unmade.all_alike(members, error):
+        if not tracebacks.all_alike(members, error):
             for index, member in enumerate(members):
                 member.abort(tracebacks.reason(self._called(index), error))
 

@@ -1,36 +1,18 @@
-"""A step in words: what ranks compare of programs that change variables or exchange values."""
+"""Describe a step for comparison: changes of variables, collectives, and what they depend on."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 from allreduce.graph.body import Body
 from allreduce.graph.naming import own_part
 from allreduce.graph.node import Graph, Node
 from allreduce.graph.ops.base import lookup
 from allreduce.graph.ops.windows import Windows
+from allreduce.graph.rank_check import Fact, Facts
 from allreduce.graph.spec import show
 from allreduce.graph.variable import Variable
-
-
-class Line(NamedTuple):
-    """What an operation of a step does.
-
-    Attributes:
-        words: What has to be the same on all ranks.
-        source: The user's line.
-        full: The words for people, where these are to know more: a variable's whole name, which may
-            count the models of one process; and "argument 0: float32 (rows, 3)".
-    """
-
-    words: str
-    source: str
-    full: str = ""
-
-
-Outline = tuple[Line, ...]
 
 # Attributes that are integers and the same whatever arrays a rank brings; shapes, parts of them and
 # counts of rows may be its own.
@@ -40,19 +22,20 @@ _OF_VARIABLES = ("read", "assign")
 
 _SAME_FUNCTION = "run the same function on every rank"
 _SAME_DRAWS = (
-    "random numbers come of the seed and of how many draws were before them: call ar.set_seed with "
-    "one number on every rank, and draw as often on all"
+    f"{_SAME_FUNCTION}; random numbers depend on the seed and on the number of earlier draws: call "
+    "ar.set_seed with one number on every rank, and draw as often on all"
 )
-_SAME_KINDS = "give the step arrays of one dtype, and rows of one shape, on every rank"
+_SAME_KINDS = f"{_SAME_FUNCTION}, with arrays of one dtype, and rows of one shape"
 
 
-def outline(graph: Graph) -> Outline:
+def outline(graph: Graph) -> Facts:
     """List changes of variables, collectives, and what they depend on, in the order of recording.
 
     What a rank may have for itself is left out: the values of constants, shapes, devices, and what
     it returns beside.
     """
-    return tuple(_lines(graph, _numbers(graph, _shared(graph))))
+    lines = enumerate(_lines(graph, _numbers(graph, _shared(graph))))
+    return {f"{name or f'operation {place}'} of the step": fact for place, (name, fact) in lines}
 
 
 def involved(graph: Graph) -> tuple[Variable, ...]:
@@ -75,61 +58,6 @@ def _shared(graph: Graph) -> Iterator[int]:
             yield node.id
 
 
-def difference(
-    rank: int, program: Sequence[Sequence[str]], other_rank: int, other: Sequence[Sequence[str]]
-) -> str | None:
-    """Say where two ranks' outlines differ first; None where they do not."""
-    lines, others = [Line(*each) for each in program], [Line(*each) for each in other]
-    pairs = enumerate(zip(lines, others, strict=False))
-    place = next((i for i, (one, two) in pairs if one.words != two.words), None)
-    if place is None and len(lines) == len(others):
-        return None
-
-    def both(what: str, mine: str, theirs: str) -> str:
-        return f"{what} {mine} on rank {rank} but {theirs} on rank {other_rank}"
-
-    given = _differing(_arguments(lines), _arguments(others))
-    remedy = _SAME_FUNCTION
-    if given:  # which may be why, or be as it is meant
-        remedy = f"{both(*given)}; {_SAME_FUNCTION}, and {_SAME_KINDS}"
-    if place is None:
-        counted = both("the step has", f"{len(lines)} operations", str(len(others)))
-        return f"{counted}; {remedy}"
-    mine, theirs = lines[place], others[place]
-    if argument := _differing(_arguments([mine]), _arguments([theirs])):
-        return f"{both(*argument)}; {_SAME_KINDS}"
-    if _without_keys(mine.words) == _without_keys(theirs.words):
-        remedy = _SAME_DRAWS
-    shown = [f"{line.full or line.words} ({line.source})" for line in (mine, theirs)]
-    return f"{both(f'operation {place} of the step is', *shown)}; {remedy}"
-
-
-def _is_argument(line: Line) -> bool:
-    return line.words.startswith("placeholder(")
-
-
-def _arguments(lines: Iterable[Line]) -> dict[str, str]:
-    """Give the type of each argument, and the shape of its rows."""
-    found: dict[str, str] = {}
-    for line in filter(_is_argument, lines):
-        name, _, kind = line.full.partition(": ")
-        found.setdefault(name, kind)  # those of a scan's body come later
-    return found
-
-
-def _differing(mine: dict[str, str], theirs: dict[str, str]) -> tuple[str, str, str] | None:
-    """Find the first argument that is not of one kind; what both ranks lack or have is no news."""
-    for name, kind in mine.items():
-        if theirs.get(name, kind) != kind:
-            return f"{name} of the step is", kind, theirs[name]
-    return None
-
-
-def _without_keys(words: str) -> str:
-    """Leave out what an operator makes its random numbers of: seed, operator and draws before."""
-    return re.sub(r"\bkey=\d+", "", words)
-
-
 def _numbers(graph: Graph, ends: Iterable[int]) -> dict[int, int]:
     """Number some nodes and what they depend on, in the order of their recording."""
     wanted = set(ends)
@@ -139,20 +67,31 @@ def _numbers(graph: Graph, ends: Iterable[int]) -> dict[int, int]:
     return {old: new for new, old in enumerate(sorted(wanted))}
 
 
-def _lines(graph: Graph, numbers: dict[int, int]) -> Iterator[Line]:
-    """Say what the numbered operations do, and behind each scan what it does in a step."""
+def _lines(graph: Graph, numbers: dict[int, int]) -> Iterator[tuple[str, Fact]]:
+    """Describe the numbered operations, and behind each scan its step; arguments have a name."""
     asked: dict[int, set[int]] = {}
     for i in numbers:
         if graph.nodes[i].op == "scan_result":
             asked.setdefault(graph.nodes[i].inputs[0], set()).add(graph.nodes[i].attrs["index"])
     for i in numbers:
         node = graph.nodes[i]
-        yield Line(_words(graph, node, numbers), node.source, _full(graph, node, numbers))
+        yield _fact(node, _words(graph, node, numbers))
         if node.op == "scan":
             yield from _step(node, asked.get(i, set()))
 
 
-def _step(scan: Node, asked: Collection[int]) -> Iterator[Line]:
+def _fact(node: Node, words: str) -> tuple[str, Fact]:
+    """Describe an operation, of which `words` are compared."""
+    size, where = show(node.spec.shape), node.source
+    if node.op == "placeholder":
+        return node.attrs["name"], Fact(f"{node.spec.dtype} {size}", _SAME_KINDS, words)
+    if node.op in _OF_VARIABLES:  # whose whole name may count the models of one process
+        where = f"{node.attrs['variable'].name!r} at {where}"
+    remedy = _SAME_DRAWS if "key" in node.attrs else _SAME_FUNCTION
+    return "", Fact(f"{words} {size}", remedy, words, where)
+
+
+def _step(scan: Node, asked: Collection[int]) -> Iterator[tuple[str, Fact]]:
     """Say what a scan's step does for the next carry, and for the results that are asked for."""
     body: Body = scan.attrs["body"]
     results = [*range(body.carries), *body.made]
@@ -162,26 +101,17 @@ def _step(scan: Node, asked: Collection[int]) -> Iterator[Line]:
         if result < body.carries or result in asked
     }
     numbers = _numbers(body.graph, ends.values())
-    yield from _lines(body.graph, numbers)
+    yield from (("", fact) for _, fact in _lines(body.graph, numbers))
     given = ", ".join(f"{result}=%{numbers[i]}" for result, i in ends.items())
-    yield Line(f"the end of a step of scan({given})", scan.source)
+    yield "", Fact(f"the end of a step of scan({given})", _SAME_FUNCTION, where=scan.source)
 
 
-def _full(graph: Graph, node: Node, numbers: dict[int, int]) -> str:
-    """Say what the words leave out; empty where that is nothing."""
-    if node.op == "placeholder":
-        shape = ("rows", *node.spec.shape[1:]) if node.spec.shape else ()
-        return f"{node.attrs['name']}: {node.spec.dtype} {show(shape)}"
-    return _words(graph, node, numbers, full=True) if node.op in _OF_VARIABLES else ""
-
-
-def _words(graph: Graph, node: Node, numbers: dict[int, int], full: bool = False) -> str:
+def _words(graph: Graph, node: Node, numbers: dict[int, int]) -> str:
     reads = [f"%{numbers[i]}" for i in node.inputs]
     told = ((key, _without_sizes(value)) for key, value in sorted(node.attrs.items()))
     said = [f"{key}={value!r}" for key, value in told if _is_said(key, value)]
     if node.op in _OF_VARIABLES:
-        name = node.attrs["variable"].name
-        said = [repr(name if full else own_part(name))]
+        said = [repr(own_part(node.attrs["variable"].name))]
     elif node.op == "scan":
         said = _of_scan(node.attrs["body"])
     elif node.op == "scan_result":

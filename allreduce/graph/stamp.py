@@ -10,24 +10,21 @@ rate that only one rank has changed.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from allreduce.comm import Communicator, exchange_plain, world
+from allreduce.comm import Communicator, world
 from allreduce.errors import MismatchError, NumericsError, everywhere
-from allreduce.graph import fingerprint
 from allreduce.graph.fingerprint import Fingerprint
 from allreduce.graph.naming import own_part
-from allreduce.graph.outline import Outline, difference
+from allreduce.graph.rank_check import Fact, Facts, gather_facts, hash_of, mismatch
 from allreduce.graph.update import UpdateRule
 from allreduce.reduction import Arena, Layout
 
-_UNTOLD = "ranks do not do the same in this step; run the same function on every rank"
+_SAME_SETTINGS = "give it the same settings on every rank, and change them on all"
+_SAME_ORDER = "make the optimizer anew, and let its first step be the same on every rank"
 _WORD_BITS = 16  # of a digest, for each number: 31 of float16 take 62 bytes of blake2b's 64
 
 
@@ -45,23 +42,30 @@ class Stamp:
 
     def __init__(
         self,
-        program: Outline,
+        program: Facts,
         rule: UpdateRule,
         layout: Layout,
         place: np.ndarray,
         communicator: Communicator,
         brought: Fingerprint,
     ) -> None:
-        self._program = program
+        self._lasting: Facts = {
+            **program,
+            **{
+                f"variable {place} of the optimizer's first step": Fact(
+                    repr(span.name), _SAME_ORDER, own_part(span.name)
+                )
+                for place, span in enumerate(layout.spans)
+            },
+        }
         self._rule = rule
-        self._order = [span.name for span in layout.spans]
         self._place = place
         self._communicator = communicator
         self._brought = brought
         self._members = communicator.size
         self._unused = _WORD_BITS - _bits(place.dtype, communicator.size)
         self._settings: dict[str, Any] | None = None
-        self._hash = hashlib.blake2b()
+        self._begun = self._hash = hash_of(self._lasting, place.size * _WORD_BITS // 8)
         self.sums = b""  # what the numbers have to add up to in this step
         self._iterations = 0
 
@@ -69,7 +73,8 @@ class Stamp:
         """Put this step's numbers into the header, before it is reduced."""
         settings = self._rule.get_config()
         if settings != self._settings:
-            self._begin(settings)
+            self._settings, self._hash = settings, self._begun.copy()
+            self._hash.update(self._optimizer().encode())
         self._iterations = iterations
         whole = self._hash.copy()
         whole.update(b"%d %d" % (iterations, self._brought.digest))
@@ -86,25 +91,21 @@ class Stamp:
         if self._place.tobytes() != self.sums:
             raise self._difference()
 
-    def _begin(self, settings: dict[str, Any]) -> None:
-        """Begin the digest with what few steps change."""
-        self._settings = settings
-        words = [line.words for line in self._program]
-        order = [own_part(name) for name in self._order]
-        text = json.dumps([words, self._shown(), order]).encode()
-        self._hash = hashlib.blake2b(text, digest_size=self._place.size * _WORD_BITS // 8)
-
-    def _shown(self) -> str:
+    def _optimizer(self) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in (self._settings or {}).items())
         return f"{type(self._rule).__name__}({values})"
 
     def _difference(self) -> MismatchError:
-        """Have all members tell what they do; say where two of them differ first."""
-        here = world().rank
-        own = [self._shown(), self._iterations, self._order, self._program, self._brought.told()]
-        first, *others = exchange_plain(self._communicator, "what ranks do in a step", [here, *own])
-        found = filter(None, (_said(*first, *other) for other in others))
-        return everywhere(MismatchError(f"rank {here}: {next(found, _UNTOLD)}"))
+        """Give all members the facts of each rank; name the first that differs."""
+        own = {
+            "the optimizer": Fact(self._optimizer(), _SAME_SETTINGS),
+            "the number of steps that the optimizer has done": Fact(
+                str(self._iterations), "load its state on every rank"
+            ),
+        }
+        here, facts = world().rank, {**self._lasting, **own, **self._brought.facts()}
+        everyones = gather_facts(self._communicator, here, "what ranks do in a step", facts)
+        return mismatch(f"rank {here}", everyones)
 
 
 def _bits(dtype: np.dtype[Any], members: int) -> int:
@@ -139,40 +140,3 @@ def begin_update(arena: Arena, stamp: Stamp | None, leads: bool) -> None:
         remedy = "check the weight given to minimize or apply"
         raise everywhere(NumericsError(f"{message} up: {remedy}"))
     arena.iterations += 1
-
-
-def _said(
-    rank: int,
-    optimizer: str,
-    iterations: int,
-    order: list[str],
-    program: list[list[str]],
-    brought: list[Any],
-    other_rank: int,
-    other_optimizer: str,
-    other_iterations: int,
-    other_order: list[str],
-    other_program: list[list[str]],
-    other_brought: list[Any],
-) -> str:
-    """Say where two ranks differ first; nothing where they do not."""
-
-    def differ(what: str, mine: str, theirs: str, remedy: str) -> str:
-        return f"{what} {mine} on rank {rank} but {theirs} on rank {other_rank}; {remedy}"
-
-    found = difference(rank, program, other_rank, other_program)
-    if found is not None:
-        return found
-    if optimizer != other_optimizer:
-        remedy = "give it the same settings on every rank, and change them on all"
-        return differ("the optimizer is", optimizer, other_optimizer, remedy)
-    pairs = zip_longest(order, other_order, fillvalue="none")
-    for place, (name, other_name) in enumerate(pairs):
-        if own_part(name) != own_part(other_name):
-            what = f"by the optimizer's first step, its variable {place} is"
-            remedy = "make the optimizer anew, and let its first step be the same on every rank"
-            return differ(what, repr(name), repr(other_name), remedy)
-    if iterations != other_iterations:
-        remedy, steps = "load its state on every rank", f"{iterations} steps"
-        return differ("the optimizer has done", steps, str(other_iterations), remedy)
-    return fingerprint.difference(rank, brought, other_rank, other_brought)

@@ -15,7 +15,7 @@ from allreduce.graph.body import joins_rows
 from allreduce.graph.executor import Executor
 from allreduce.graph.fetched import arrived
 from allreduce.graph.node import Graph, Node
-from allreduce.graph.outline import Outline
+from allreduce.graph.rank_check import Facts
 from allreduce.graph.replica import Moment
 from allreduce.graph.schedule import schedule
 from allreduce.graph.spec import Spec
@@ -25,7 +25,7 @@ Brought = Sequence[tuple[list[np.ndarray], Moment]]
 
 
 def exchange(
-    host: Host, node: Node, specs: Sequence[Spec], said: Outline | None, brought: Brought
+    host: Host, node: Node, specs: Sequence[Spec], said: Facts | None, brought: Brought
 ) -> list[np.ndarray]:
     """Carry out a collective; returns its value on each local replica.
 
@@ -45,7 +45,7 @@ def exchange(
 
 
 def update(
-    host: Host, node: Node, specs: Sequence[Spec], said: Outline | None, brought: Brought
+    host: Host, node: Node, specs: Sequence[Spec], said: Facts | None, brought: Brought
 ) -> None:
     """Reduce gradients over all replicas, and change the variables.
 
@@ -78,7 +78,7 @@ def _alone(node: Node, specs: Sequence[Spec]) -> Graph:
 
 
 def _run(
-    host: Host, graph: Graph, plans: Sequence[ArenaPlan], said: Outline | None, brought: Brought
+    host: Host, graph: Graph, plans: Sequence[ArenaPlan], said: Facts | None, brought: Brought
 ) -> list[list[np.ndarray]]:
     program = schedule(graph)
 

@@ -1,17 +1,23 @@
-"""Tracebacks of errors that ended a step on another rank, told through the world's store.
+"""Errors that end a step on one rank: the others get a line, and the traceback.
 
-The communicator itself keeps a line of them, which is all that memory shared with a failing member
-has room for.
+The communicator itself keeps one line, which is all that memory shared with a failing member has
+room for; the traceback goes through the world's store.
 """
 
 from __future__ import annotations
 
+import time
+
+import numpy as np
+
 from allreduce import events
 from allreduce.cluster import traces
-from allreduce.comm import Communicator, world
+from allreduce.comm import Communicator, begin_exchange, world
 from allreduce.errors import AllreduceError, MismatchError
 
-UNMADE = "no step"  # begins the purpose of an exchange by ranks that have none
+_NO_STEP = "no step"  # begins the purpose of an exchange by ranks that could not make one
+_TOGETHER_SECONDS = 1.0  # in which ranks that fail alike come
+_LOOK_SECONDS = 0.002
 _RAISED = " raised "
 
 
@@ -31,13 +37,35 @@ def tell(communicator: Communicator, who: str, error: BaseException) -> None:
 
 def add(communicator: Communicator, error: AllreduceError) -> None:
     """Add to an error the traceback of the member that raised, if it is that."""
-    told = UNMADE if isinstance(error, MismatchError) else _RAISED
+    told = _NO_STEP if isinstance(error, MismatchError) else _RAISED
     if told not in str(error):  # of a member that died, all are told without asking a leader
         return
     try:
         error.add_note(world().store.get(_key(communicator), timeout=0.0).decode().rstrip())
     except AllreduceError as failure:  # the leader is gone, too
         events.logger.debug("no rank has told a traceback: %s", failure)
+
+
+def all_alike(members: list[Communicator], error: Exception) -> bool:
+    """Say whether all ranks have failed to make a step, by errors of one class, and can go on.
+
+    If another rank makes a different call, that call ends with an error that names both.
+
+    Args:
+        members: This process's, of the communicator in which the others may wait.
+        error: Why this rank has no step.
+    """
+    purpose = f"{_NO_STEP}: this rank raised {type(error).__name__}"
+    limit = time.monotonic() + _TOGETHER_SECONDS
+    try:
+        works = [begin_exchange(each, purpose, np.zeros(1, np.int8)) for each in members]
+        while not all(work.done() for work in works):
+            if time.monotonic() > limit:
+                return False
+            time.sleep(_LOOK_SECONDS)
+    except AllreduceError:
+        return False
+    return True
 
 
 def _key(communicator: Communicator) -> str:

@@ -20,7 +20,8 @@ import numpy as np
 from allreduce import comm, events
 from allreduce.comm import Communicator, exchange, exchange_plain
 from allreduce.errors import AllreduceError, UsageError
-from allreduce.training.facts import Fact, check_equal, telling
+from allreduce.graph.rank_check import Fact
+from allreduce.training.facts import check_equal, telling
 
 _ROUNDS = 8  # of comparing clocks between hosts; the one in which ranks met fastest counts
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from allreduce.data import shuffled
 from allreduce.events import logger
+from allreduce.graph.rank_check import Fact
 from allreduce.graph.seed import chosen, get_seed
 from allreduce.training import loop
 from allreduce.training.arrays import as_pair, as_samples, as_validation
@@ -16,7 +17,6 @@ from allreduce.training.facts import (
     SAME_ARRAYS,
     SAME_ROWS,
     SAME_SAMPLES,
-    Fact,
     array,
     check_equal,
     digest,

@@ -29,7 +29,7 @@ UNDER_THE_OTHER = (
     ("mirrored_in_a_larger_world", "mpirun", "UsageError", "ar.MultiWorkerMirroredStrategy()"),
     ("fit_without_a_strategy", "run", "UsageError", "of 2: the model was made without"),
     ("a_label_in_one_ranks_rows", "mpirun", "UsageError", "label 3 in row"),
-    ("different_models", "run", "MismatchError", "ranks: 8 on rank 0 but 9 on rank 1"),
+    ("different_models", "run", "MismatchError", "is 8 on rank 0 but 9 on rank 1"),
     ("a_model_that_one_rank_has_no_memory_for", "mpirun", "OutOfMemoryError", "rank 1 got"),
 )
 
@@ -44,8 +44,13 @@ UNDER_THE_OTHER = (
         ("unknown_optimizer", "run", "UsageError", "did you mean 'adam'?"),
         ("a_label_in_one_ranks_rows", "run", "UsageError", "label 3 in row"),
         ("a_nan_in_one_ranks_rows", "mpirun", "NumericsError", "NaN in epoch 1, step 2"),
-        ("different_arrays", "run", "MismatchError", "x is not the same on all ranks"),
-        ("different_models", "mpirun", "MismatchError", "ranks: 8 on rank 0 but 9 on rank 1"),
+        (
+            "different_arrays",
+            "run",
+            "MismatchError",
+            "has one value on rank 0 but another on rank 1",
+        ),
+        ("different_models", "mpirun", "MismatchError", "is 8 on rank 0 but 9 on rank 1"),
         ("different_seeds", "mpirun", "MismatchError", "rank 1 has seed 1 but rank 0 has 0"),
         ("different_calls", "run", "MismatchError", "rank 1"),
         (

@@ -139,7 +139,10 @@ def _ranks() -> None:
 
 def test_ranks_cut_alike() -> None:
     found = [json.loads(each.stdout) for each in run_ranks(_ranks, 2, timeout=60)]
-    differ = "ar.config.set_buckets(None) holds on rank 0 but ar.config.set_buckets(1024) on rank 1"
+    choices = [
+        f"ar.config.set_buckets({size}) on rank {rank}" for rank, size in enumerate((None, 1024))
+    ]
+    differ = f"the choice of buckets is {' but '.join(choices)}"
     for rank, (named, refused, default) in enumerate(found):
         assert named == ["m/1", "m/0"]  # in the order of their gradients
         assert refused == f"rank {rank}: {differ}"

@@ -106,8 +106,8 @@ def test_ranks_agree_with_a_trace_and_hear_of_what_went_wrong() -> None:
     results = run_ranks(ranks, 2)
     assert [result.returncode for result in results] == [0, 0], results
     for result in results:
-        assert "op='min') float32 (" in result.stdout, result
-        assert "on rank 0 but all_reduce(%1, op='max') float32" in result.stdout
+        assert "op='min') float32 () (" in result.stdout, result
+        assert "on rank 0 but all_reduce(%1, op='max') float32 (" in result.stdout
     assert "PeerLostError" in results[0].stdout
     assert "rank 1 has had enough" in results[0].stdout
     assert "RuntimeError: rank 1 has had enough" in results[1].stdout

@@ -69,7 +69,7 @@ def test_ranks_without_samples_and_ranks_that_fail_leave_nobody_waiting_or_wrong
         first, second, alone, bad, after = json.loads(result.stdout.splitlines()[-1])
         assert (first, second) == ([3.0], [6.0])
         assert alone[0] == "MismatchError", alone
-        assert "operation" in alone[1]
+        assert "of the step is float64 (batch, 1) on rank 0 but missing on ranks 1, 2" in alone[1]
         if rank == 1:
             assert bad[0] == "UsageError"
             assert "label 9" in bad[1]
@@ -225,9 +225,11 @@ def test_rows_that_one_rank_does_not_know_are_refused_on_all_and_all_go_on() -> 
         found = json.loads(result.stdout.splitlines()[-1])
         for kind in range(2):
             one, both, right = found[kind * 3 : kind * 3 + 3]
-            assert one.startswith(f"rank {rank}: the step gathers the rows of all replicas")
-            assert "is not known on rank 1; make the batches" in one
-            assert "is not known on ranks 0, 1; make the batches" in both
+            assert one.startswith(
+                f"rank {rank}: the number of rows of all replicas, which the step"
+            )
+            assert "gathers, is known on rank 0 but not known on rank 1; make the batches" in one
+            assert "is not known on any rank; make the batches" in both
             assert right == 3.0
         assert "how many there are is not known" in found[-2], "an optimizer's step compares less"
         assert "runs no steps any more" in found[-1]

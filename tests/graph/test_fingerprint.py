@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from allreduce.graph.fingerprint import Fingerprint, Mark, difference
+from allreduce.graph.fingerprint import Fingerprint, Mark
+from allreduce.graph.rank_check import difference
 from allreduce.graph.variable import Variable
 
 
@@ -24,14 +25,10 @@ def test_a_dataset_that_is_shorter_on_one_rank_is_told() -> None:
     rows = np.ones((2, 3))
     began, went_on = Fingerprint(), Fingerprint()
     began.marks, went_on.marks = (Mark.of(rows, 0),), (Mark.of(rows, 3),)
-    said = "rank 1 began its dataset anew where rank 0 went on with batch 3 (counted from 0): "
-    for message in (
-        difference(0, went_on.told(), 1, began.told()),
-        difference(1, began.told(), 0, went_on.told()),
-    ):
-        assert message.startswith(said)
-        assert "so give all as many; " in message
-        assert "shuffle" not in message
+    assert difference({0: went_on.facts(), 1: began.facts()}).startswith(
+        "array 0 from distribute_dataset is batch 3 (counted from 0) of a dataset, float64 (2, 3) "
+        "on rank 0 but batch 0 (counted from 0) of a dataset, float64 (2, 3) on rank 1; strategy."
+    )
 
 
 def test_equal_values_count_however_a_variable_has_come_to_them() -> None:
@@ -42,13 +39,15 @@ def test_equal_values_count_however_a_variable_has_come_to_them() -> None:
     assert once.digest != often.digest
     _assign(often, theirs, 2, "b.py:2")
     assert once.digest == often.digest != 0
-    assert difference(0, once.told(), 1, often.told()) == ""
+    assert [fact.key for fact in once.facts().values()] == [
+        fact.key for fact in often.facts().values()
+    ]
     _assign(once, mine, 0, "a.py:2")
     _assign(once, other, 1, "a.py:3")  # which the step does nothing with
     assert once.digest == 0
-    assert difference(0, once.told(), 1, often.told()).startswith(
-        "between steps variable 'm/w' was given other values on rank 1 (at b.py:2) than on rank 0 "
-        "(at a.py:2); "
+    assert difference({0: once.facts(), 1: often.facts()}).startswith(
+        "variable 0 of the step, assigned between steps, has one value ('m/w', assigned at a.py:2) "
+        "on rank 0 but another ('m/w', assigned at b.py:2) on rank 1; call assign"
     )
 
 
@@ -85,7 +84,5 @@ def test_batches_that_differ_have_other_marks(other: np.ndarray, number: int) ->
 def test_a_batch_of_any_shape_has_a_mark(shape: tuple[int, ...]) -> None:
     made = [Mark.of(np.full(shape, value), 0) for value in (1.0, 2.0)]
     assert (made[0] == made[1]) == (0 in shape)
-    assert made[0].told[:2] == [
-        0,
-        f"float64 ({', '.join(map(str, shape))}{',' * (len(shape) == 1)})",
-    ]
+    sizes = f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})"
+    assert made[0].fact.shown == f"batch 0 (counted from 0) of a dataset, float64 {sizes}"

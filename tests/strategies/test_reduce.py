@@ -165,13 +165,11 @@ def test_ranks_that_differ_are_told_how_in_every_call(told: list[tuple[Any, Any]
         own = "UsageError: reduce on rank 0: unknown reduction 'add'"
         assert asked.startswith(others if rank else own)
         assert gathered.startswith(f"MismatchError: gather on rank {rank}: the dtype or shape of a")
-        differs = "is not the same on all ranks:"
-        longer = "is not as long on all ranks: 3 rows on rank 1 but 2 rows on rank 0, 2;"
-        assert shaped.startswith(f"{lead}the value, float64 (rows,), {longer}")
-        assert typed.startswith(f"{lead}the value {differs} int64 () on rank 1 but float32 () on")
-        assert axes.startswith(f"{lead}axis {differs} 1 on rank 1 but 0 on rank 0, 2;")
+        assert shaped.startswith(f"{lead}the value is float64 (2,) on ranks 0, 2 but float64 (3,) ")
+        assert typed.startswith(f"{lead}the value is float32 () on ranks 0, 2 but int64 () on rank")
+        assert axes.startswith(f"{lead}axis is 0 on ranks 0, 2 but 1 on rank 1;")
         own = "the replicas' parts have shapes (2, 2); there is no axis 5 in all"
-        assert nested.startswith(f"{lead}the value {differs} ['a'] float64 () on rank 1 but [0] f")
+        assert nested.startswith(f"{lead}the value is [0] float64 ()")
         assert absent == (
             f"ShapeError: reduce on rank 1: {own}"
             if rank == 1

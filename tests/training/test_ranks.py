@@ -161,22 +161,22 @@ def differ() -> None:
 
 
 NOT_THE_SAME = [
-    "y is not the same on all ranks: that of rank 1 differs from that of rank 0, 2 (all are int64 "
-    "(20,)); load the same",
-    "x, float32 (rows, 6), is not as long on all ranks: 19 rows on rank 1 but 20 rows on rank 0, 2"
+    "y, int64 (20,), has one value on ranks 0, 2 but another on rank 1; load the same",
+    "x is float32 (20, 6) on ranks 0, 2 but float32 (19, 6) on rank 1"
     '; load the same on every rank, in the same order, or pass data="sharded" if each rank has',
-    "batch_size is not the same on all ranks: 9 on rank 1 but 8 on rank 0, 2; pass the same",
-    "validation x is not the same on all ranks: float32 (20, 6) on rank 1 but None on rank 0, 2; "
+    "batch_size is 8 on ranks 0, 2 but 9 on rank 1; pass the same",
+    "validation x is None on ranks 0, 2 but float32 (20, 6) on rank 1; "
     'pass the same validation_data on every rank, or on none; only with data="sharded" each rank',
-    "validation x, float32 (rows, 6), is not as long on all ranks: 7 rows on rank 1 but 9 rows on",
-    "the optimizer is not the same on all ranks: Adam(learning_rate=0.1, beta_1=0.9, beta_2=0.999,",
-    "the optimizer is not the same on all ranks: SGD(learning_rate=0.2, momentum=0.0, nesterov="
-    "False) on rank 1 but SGD(learning_rate=0.1,",
-    "the loss is not the same on all ranks: sparse_categorical_crossentropy(from_logits=True) on",
-    "the list of metrics is not the same on all ranks: [accuracy] on rank 1 but [] on rank 0, 2",
-    "activation of layer 0 (Dense) is not the same on all ranks: 'tanh' on rank 1 but 'relu' on",
-    "rate of layer 1 (Dropout) is not the same on all ranks: 0.5 on rank 1 but 0.25 on rank 0, 2",
-    "x is not the same on all ranks: float64 (rows, 6) on rank 1 but float32 (rows, 6) on rank 0",
+    "validation x is float32 (9, 6) on ranks 0, 2 but float32 (7, 6) on rank 1; pass the same",
+    "the optimizer is SGD(learning_rate=0.1, momentum=0.0, nesterov=False) on ranks 0, 2 but Adam(",
+    "the optimizer is SGD(learning_rate=0.1, momentum=0.0, nesterov=False) on ranks 0, 2 but SGD("
+    "learning_rate=0.2, momentum=0.0, nesterov=False) on rank 1; make and compile the same model",
+    "the loss is sparse_categorical_crossentropy on ranks 0, 2 but sparse_categorical_crossentropy"
+    "(from_logits=True) on rank 1",
+    "the list of metrics is [] on ranks 0, 2 but [accuracy] on rank 1",
+    "activation of layer 0 (Dense) is 'relu' on ranks 0, 2 but 'tanh' on rank 1",
+    "rate of layer 1 (Dropout) is 0.25 on ranks 0, 2 but 0.5 on rank 1",
+    "x is float32 (rows, 6) on ranks 0, 2 but float64 (rows, 6) on rank 1",
 ]
 
 
@@ -216,8 +216,8 @@ def test_weights_set_on_one_rank_are_noticed(told: Told) -> None:
     weights, messages = zip(*told["weights_of_one_rank"], strict=True)
     assert all(each == weights[0] for each in weights)  # before a first step all take replica 0's
     for rank, message in enumerate(messages):
-        assert message.startswith(f"fit on rank {rank}: the value of the model's variables is not")
-        assert "that of rank 1 differs from that of rank 0, 2; call set_weights" in message
+        assert message.startswith(f"fit on rank {rank}: the value of the model's variables has ")
+        assert "has one value on ranks 0, 2 but another on rank 1; call set_weights" in message
 
 
 def nan_on_one_rank() -> None:
