@@ -45,6 +45,7 @@ def test_an_error_says_that_memory_is_too_short_to_keep_others_out(tmp_path: Pat
     for text in (result.stdout, result.stderr):
         assert f"{4 * COUNT} bytes of this rank's comm.empty arrays could not be made" in text
         assert f"{8 * COUNT} bytes are needed" in text
+        assert text.count("could not be made") == 1
 
 
 def test_a_thread_in_a_step_is_waited_for_before_the_error() -> None:

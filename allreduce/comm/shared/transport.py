@@ -194,7 +194,7 @@ class SharedTransport(NativeTransport[_native.Work]):
         continues.
         """
         exposed = self._member.exposed()
-        if not exposed:
+        if self._still_shared or not exposed:
             return
         failure = None
         try:  # every process of the communicator may need as much, at the same time
@@ -203,7 +203,6 @@ class SharedTransport(NativeTransport[_native.Work]):
             failure = os.strerror(error) if error else None
         except OSError as shortage:
             failure = shortage.strerror
-        self._still_shared = ""
         if failure:
             self._still_shared = (
                 f"{self._witness.where}: {exposed} bytes of this rank's comm.empty arrays could "
