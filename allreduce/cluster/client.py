@@ -45,7 +45,8 @@ class LeaderStore(Store):
         self._ask(pb.FromMember(set=pb.Set(key=key, value=bytes(value))), _ANSWER_MARGIN)
 
     def tell(self, key: str, value: bytes) -> None:
-        if not self._closed and os.getpid() == self._pid:
+        fits = len(value) <= MAX_VALUE_BYTES  # what is longer would end the connection
+        if fits and not self._closed and os.getpid() == self._pid:
             self._line.send(pb.FromMember(set=pb.Set(key=key, value=bytes(value))))
 
     def forget(self, prefix: str, ranks: Sequence[int]) -> None:

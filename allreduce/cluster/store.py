@@ -35,7 +35,10 @@ class Store(ABC):
 
     @abstractmethod
     def tell(self, key: str, value: bytes) -> None:
-        """Store what is only news, without waiting for that: it may be lost, and never fails."""
+        """Store what is only news, without waiting for that; never fails.
+
+        The news may be lost, and is if it is longer than the store takes.
+        """
 
     @abstractmethod
     def get(self, key: str, timeout: float) -> bytes:

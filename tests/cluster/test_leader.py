@@ -156,6 +156,14 @@ def test_a_value_above_the_cap_is_refused_and_one_at_the_cap_passes() -> None:
         assert len(joined[1].store.get("big", 20)) == MAX_VALUE_BYTES
 
 
+def test_news_above_the_cap_are_dropped_and_the_store_goes_on() -> None:
+    with worlds(2) as joined:
+        joined[0].store.tell("big", bytes(MAX_VALUE_BYTES + 2**17))
+        joined[0].store.set("small", b"here")
+        assert joined[1].store.get("small", 20) == b"here"
+        assert joined[1].store.look("big", 20) is None
+
+
 def test_closed_store_says_so() -> None:
     with worlds(2) as joined:
         joined[0].close()
