@@ -13,6 +13,7 @@ _Way = tuple[int, bool, int, bool]
 # and staged way.
 _Rules = tuple[int, int, list[tuple[int, _Way, _Way, _Way]]]
 
+LAYOUT: int
 SLOT_BYTES: int
 PLACE_BYTES: int
 RING_BYTES: int

@@ -211,6 +211,7 @@ void bind_group(nb::module_& m) {
 
 void bind_comm(nb::module_& m) {
   bind_group(m);
+  m.attr("LAYOUT") = layout_number();
   m.attr("SLOT_BYTES") = kSmall;
   m.attr("PLACE_BYTES") = kPlace;
   m.attr("RING_BYTES") = kRing * kPlace;

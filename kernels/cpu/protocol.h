@@ -239,4 +239,15 @@ class Control {
   int members_;
 };
 
+// The number of this layout: builds whose numbers differ must not share a region. Raise the first
+// term when words change their meaning and no size does.
+inline constexpr std::uint64_t layout_number() {
+  std::uint64_t number = 1;
+  for (const std::uint64_t part :
+       {kSlots, kInline, kSmall, kRing, kPlaceStride, kLap, sizeof(Header), sizeof(MemberState),
+        sizeof(Slot), sizeof(Note), sizeof(Told), sizeof(Mailbox), kLine, kPage})
+    number = (number ^ part) * 0x100000001b3;  // FNV-1a
+  return number;
+}
+
 }  // namespace allreduce

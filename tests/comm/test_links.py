@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import socket
 import threading
 import time
@@ -17,6 +18,7 @@ import pytest
 from allreduce import errors
 from allreduce.cluster.base import LocalStore, Member, World
 from allreduce.comm.handshake import HandshakeError, Hello, Meeting, answer, call
+from allreduce.comm.shared import meeting
 from allreduce.comm.shared.links import Links
 from allreduce.comm.shared.meeting import connect
 from tests.harness import run_ranks
@@ -190,6 +192,23 @@ def test_ranks_on_another_host_are_named_with_both_hosts_by_all() -> None:
     for outcome in meet(worlds(3, far=2)):
         assert isinstance(outcome, errors.UnsupportedError)
         assert "rank 2 on host2 cannot reach rank 0 on host0" in str(outcome)
+
+
+def test_ranks_of_different_builds_are_named_with_both_layouts_by_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layouts = [0xA, 0xB, 0xA]
+
+    class Native:
+        @property
+        def LAYOUT(self) -> int:  # noqa: N802  # as the module's
+            return layouts.pop()
+
+    monkeypatch.setattr(meeting, "_native", Native())
+    for outcome in meet(worlds(3)):
+        assert isinstance(outcome, errors.JoinError)
+        text = r"rank 0 and rank [12] run different builds .* (a and b|b and a); install the same"
+        assert re.search(text, str(outcome)), outcome
 
 
 def test_a_stranger_at_the_door_is_dropped_and_the_ranks_still_meet(

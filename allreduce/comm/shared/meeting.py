@@ -14,6 +14,7 @@ import socket
 import struct
 import time
 
+from allreduce import _native
 from allreduce.cluster import World, descriptors
 from allreduce.comm import handshake
 from allreduce.comm.cores import own_cores
@@ -183,12 +184,12 @@ def _receive_pair(links: Links, sock: socket.socket) -> None:
 
 
 def _compare(world: World, key: str, failure: str, deadline: float, short: str = "") -> int:
-    """Have all learn whether everyone reached rank 0's socket; counts cores."""
+    """Have all learn whether everyone can share memory with rank 0; counts cores."""
     remaining = max(0.001, deadline - time.monotonic())
-    mine = [failure, own_cores(), short]
+    mine = [failure, own_cores(), short, _native.LAYOUT]
     answers = world.exchange(f"{key}/reached", json.dumps(mine).encode(), remaining)
     told = [json.loads(answer) for answer in answers]
-    for rank, (_, _, text) in enumerate(told):
+    for rank, (_, _, text, _) in enumerate(told):
         if text:
             raise JoinError(f"[shared] {world.called()}: not joined: {world.called(rank)}: {text}")
     far = [rank for rank, (text, *_) in enumerate(told) if text]
@@ -201,4 +202,12 @@ def _compare(world: World, key: str, failure: str, deadline: float, short: str =
             "between hosts, and give each a name of its own in ALLREDUCE_HOST if these were taken "
             "for one"
         )
+    layouts = [layout for *_, layout in told]
+    for rank, layout in enumerate(layouts):
+        if layout != layouts[0]:
+            raise JoinError(
+                f"[shared] {world.called()}: {world.called(0)} and {world.called(rank)} run "
+                f"different builds of allreduce, whose shared memory has the layouts "
+                f"{layouts[0]:x} and {layout:x}; install the same build for every rank"
+            )
     return len({core for _, cores, *_ in told for core in cores})
