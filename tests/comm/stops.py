@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -114,6 +115,8 @@ def _end(comm: Communicator, work: Work, ending: str) -> list[str]:
         try:
             work.wait(timeout=0.5)
         except errors.TimeoutError as error:
+            with contextlib.suppress(errors.ClosedError):
+                transport.check_alive()  # a second error needs no second warning
             return list(getattr(error, "__notes__", ()))
     return []
 
