@@ -11,7 +11,7 @@ import hmac
 import secrets
 import struct
 
-NONCE_BYTES = 32
+NONCE_BYTES = PROOF_BYTES = 32
 
 
 def nonce() -> bytes:
@@ -30,7 +30,11 @@ def prove(
         nonces: The member's, then the leader's.
         claim: Rank, size, generation and process id, as the member's hello has them.
     """
-    parts = (role.encode(), *nonces, struct.pack("!4Q", *claim))
+    return digest(secret, role.encode(), *nonces, struct.pack("!4Q", *claim))
+
+
+def digest(secret: bytes, *parts: bytes) -> bytes:
+    """Compute HMAC-SHA256 over the parts, in `PROOF_BYTES` bytes."""
     message = b"".join(struct.pack("!Q", len(part)) + part for part in parts)
     return hmac.digest(secret, message, "sha256")
 

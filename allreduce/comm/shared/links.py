@@ -15,9 +15,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from allreduce.comm.cores import own_cores
-from allreduce.comm.handshake import NO_TOKEN, Token
 
 _STATUS = struct.Struct("!Ii")  # which file; an errno value, or 0 with the file
+_PROCESS = struct.Struct("!IIIQ16s")
+PROCESS_BYTES = _PROCESS.size
+
+
+class Token(NamedTuple):
+    """Random bytes that a process has in its memory: who finds them there can read that memory."""
+
+    address: int
+    value: bytes
 
 
 class Process(NamedTuple):
@@ -26,7 +34,16 @@ class Process(NamedTuple):
     rank: int
     pid: int
     local_members: int
-    token: Token = NO_TOKEN
+    token: Token = Token(0, bytes(16))
+
+    def pack(self) -> bytes:
+        return _PROCESS.pack(self.rank, self.pid, self.local_members, *self.token)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Process:
+        """Read what `pack` has written."""
+        rank, pid, local_members, *token = _PROCESS.unpack(packed)
+        return cls(rank, pid, local_members, Token(*token))
 
 
 @dataclass

@@ -18,16 +18,14 @@ from allreduce import _native
 from allreduce.cluster import World, descriptors
 from allreduce.comm import handshake
 from allreduce.comm.cores import own_cores
-from allreduce.comm.handshake import HandshakeError, Hello, Meeting, Token
+from allreduce.comm.handshake import STRANGER_SECONDS, HandshakeError, Meeting
 from allreduce.comm.shared import pulling
-from allreduce.comm.shared.links import Links, Process, arm, receive_with_file
+from allreduce.comm.shared.links import PROCESS_BYTES, Links, Process, arm, receive_with_file
 from allreduce.errors import JoinError, TimeoutError, UnsupportedError
 from allreduce.events import logger
 
-_STRANGER_SECONDS = 2.0  # a connection that proves nothing within this time is dropped
 _LOOK_SECONDS = 0.25  # between looks whether a rank that has not called has died
 _PAIR = struct.Struct("!I")
-_ROW = struct.Struct("!IIQ16s")  # process id, local members, token
 
 
 def connect(world: World, name: str, local_members: int, timeout: float) -> Links:
@@ -48,16 +46,15 @@ def connect(world: World, name: str, local_members: int, timeout: float) -> Link
     deadline = time.monotonic() + timeout
     key = f"{world.generation}/comm/{name}"
     meeting = Meeting(world.job, key, world.secret)
-    me = (world.generation, world.size, world.rank, os.getpid(), local_members)
-    hello = Hello(*me, pulling.new_token())
+    me = Process(world.rank, os.getpid(), local_members, pulling.new_token())
     try:
         if short := descriptors.shortage(world.size):
             if world.rank == 0:
                 world.store.set(f"{key}/address", b"")
             _compare(world, key, "", deadline, short)
         if world.rank == 0:
-            return _host(world, key, meeting, hello, deadline)
-        return _visit(world, key, meeting, hello, deadline)
+            return _host(world, key, meeting, me, deadline)
+        return _visit(world, key, meeting, me, deadline)
     except builtins.TimeoutError as error:
         if isinstance(error, TimeoutError):  # the store's, which says who is missing
             raise
@@ -71,7 +68,7 @@ def late(world: World, timeout: float) -> TimeoutError:
     )
 
 
-def _host(world: World, key: str, meeting: Meeting, hello: Hello, deadline: float) -> Links:
+def _host(world: World, key: str, meeting: Meeting, me: Process, deadline: float) -> Links:
     address = f"allreduce-{world.job}-{secrets.token_hex(8)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     links = Links(0)
@@ -82,8 +79,7 @@ def _host(world: World, key: str, meeting: Meeting, hello: Hello, deadline: floa
         links.cores = _compare(world, key, "", deadline)
         callers = _accept_all(world, listener, links, meeting, deadline)
         links.sockets = dict(sorted(links.sockets.items()))
-        hellos = [hello, *(callers[rank] for rank in links.sockets)]
-        links.processes = tuple(Process(h.rank, h.pid, h.local_members, h.token) for h in hellos)
+        links.processes = (me, *(callers[rank] for rank in links.sockets))
         for sock in links.sockets.values():
             arm(sock, deadline)
         _introduce(links)
@@ -97,24 +93,24 @@ def _host(world: World, key: str, meeting: Meeting, hello: Hello, deadline: floa
 
 def _accept_all(
     world: World, listener: socket.socket, links: Links, meeting: Meeting, deadline: float
-) -> dict[int, Hello]:
+) -> dict[int, Process]:
     """Take the others' sockets into `links`, and return what they say of themselves, by rank.
 
     If one does not come, who has come hears that by the end of its socket.
     """
-    callers: dict[int, Hello] = {}
+    callers: dict[int, Process] = {}
     while len(callers) < world.size - 1:
         sock = _accept(world, listener, deadline)
-        sock.settimeout(_STRANGER_SECONDS)
+        sock.settimeout(STRANGER_SECONDS)
         try:
-            hello = handshake.answer(sock, meeting, world.generation, world.size)
-            if hello.rank in callers:
-                raise HandshakeError(f"rank {hello.rank} is here already")
+            caller = Process.unpack(handshake.answer(sock, meeting, PROCESS_BYTES))
+            if caller.rank in callers or not 0 < caller.rank < world.size:
+                raise HandshakeError(f"rank {caller.rank} is here already, or not expected")
         except (HandshakeError, OSError) as error:
             logger.warning("[shared] dropped a connection: %s", error)
             sock.close()
         else:
-            links.sockets[hello.rank], callers[hello.rank] = sock, hello
+            links.sockets[caller.rank], callers[caller.rank] = sock, caller
     return callers
 
 
@@ -131,7 +127,7 @@ def _accept(world: World, listener: socket.socket, deadline: float) -> socket.so
 
 def _introduce(links: Links) -> None:
     """Tell every process who there is, and give each pair a socket pair."""
-    table = b"".join(_ROW.pack(p.pid, p.local_members, *p.token) for p in links.processes)
+    table = b"".join(process.pack() for process in links.processes)
     for sock in links.sockets.values():
         sock.sendall(table)
     ranks = list(links.sockets)
@@ -143,7 +139,7 @@ def _introduce(links: Links) -> None:
                 socket.send_fds(links.sockets[high], [_PAIR.pack(low)], [ends[1].fileno()])
 
 
-def _visit(world: World, key: str, meeting: Meeting, hello: Hello, deadline: float) -> Links:
+def _visit(world: World, key: str, meeting: Meeting, me: Process, deadline: float) -> Links:
     address = world.store.get(f"{key}/address", max(0.001, deadline - time.monotonic())).decode()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     links = Links(world.rank, sockets={0: sock})
@@ -156,12 +152,10 @@ def _visit(world: World, key: str, meeting: Meeting, hello: Hello, deadline: flo
             failure = str(error)
         links.cores = _compare(world, key, failure, deadline)
         arm(sock, deadline)
-        handshake.call(sock, meeting, hello)
-        rows = list(_ROW.iter_unpack(handshake.receive(sock, _ROW.size * world.size)))
-        links.processes = tuple(
-            Process(rank, pid, members, hello.token if rank == world.rank else Token(*token))
-            for rank, (pid, members, *token) in enumerate(rows)
-        )
+        handshake.call(sock, meeting, me.pack())
+        rows = (handshake.receive(sock, PROCESS_BYTES) for _ in range(world.size))
+        found = [Process.unpack(row) for row in rows]
+        links.processes = (*found[: me.rank], me, *found[me.rank + 1 :])  # whose token must stay
         for _ in range(world.size - 2):
             _receive_pair(links, sock)
     except HandshakeError as error:

@@ -15,8 +15,7 @@ import secrets
 import numpy as np
 
 from allreduce import _native, settings
-from allreduce.comm.handshake import Token
-from allreduce.comm.shared.links import Links
+from allreduce.comm.shared.links import Links, Token
 
 
 def new_token() -> Token:

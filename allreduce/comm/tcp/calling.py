@@ -4,19 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from allreduce.comm import handshake
 from allreduce.comm.handshake import HandshakeError
-from allreduce.comm.tcp import handshake, interface
-from allreduce.comm.tcp.handshake import Hello
+from allreduce.comm.tcp import interface
 from allreduce.errors import JoinError
 
 if TYPE_CHECKING:
     from allreduce.comm.tcp.meeting import Mesh, Process
 
 _WAKE_SECONDS = 0.02
+_HELLO = struct.Struct("!5I")
+HELLO_BYTES = _HELLO.size
+
+
+class Hello(NamedTuple):
+    """Who calls whom, and for which of their connections."""
+
+    rank: int
+    caller: int  # members of the communicator
+    callee: int
+    channel: int  # 0 for words, 1 for probes, others for data
+    channels: int
+
+    def pack(self) -> bytes:
+        return _HELLO.pack(*self)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Hello:
+        """Read what `pack` has written."""
+        return cls(*_HELLO.unpack(packed))
 
 
 class Calling:
@@ -81,10 +102,9 @@ class Calling:
             self.failure = error
 
     def _call(self, mine: int, other: int, channel: int) -> None:
-        mesh, world = self._mesh, self._mesh.world
+        mesh = self._mesh
         process = mesh.processes[mesh.owners[other]]
-        who = (world.generation, world.size, world.rank)
-        hello = Hello(*who, mine, other, channel, mesh.channels)
+        hello = Hello(mesh.world.rank, mine, other, channel, mesh.channels)
         self._reach(self._sockets[mine, other, channel], process, hello)
         mesh.sockets[mine, other, channel] = self._sockets.pop((mine, other, channel))
 
@@ -101,7 +121,7 @@ class Calling:
             ) from error
         try:
             sock.settimeout(max(0.001, self._deadline - time.monotonic()))
-            handshake.call(sock, self._mesh.meeting, hello)
+            handshake.call(sock, self._mesh.meeting, hello.pack())
         except (HandshakeError, OSError) as error:
             self._check_lives()
             raise JoinError(f"[tcp] {world.called()} could not join {place}: {error}") from error

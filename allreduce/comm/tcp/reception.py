@@ -9,14 +9,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from allreduce.comm.handshake import HandshakeError
+from allreduce.comm.handshake import STRANGER_SECONDS, Challenge, HandshakeError
 from allreduce.comm.tcp import interface
-from allreduce.comm.tcp.handshake import STRANGER_SECONDS, Challenge, Hello
+from allreduce.comm.tcp.calling import HELLO_BYTES, Calling, Hello
 from allreduce.errors import JoinError, TimeoutError
 from allreduce.events import logger
 
 if TYPE_CHECKING:
-    from allreduce.comm.tcp.calling import Calling
     from allreduce.comm.tcp.meeting import Mesh
 
 _MAX_CALLERS = 256  # unproved at a time; further ones wait in the backlog
@@ -106,8 +105,7 @@ class Reception:
             self._make_room(error)
             return  # the listener is still ready
         sock.setblocking(False)
-        world = self._mesh.world
-        challenge = Challenge(self._mesh.meeting, world.generation, world.size)
+        challenge = Challenge(self._mesh.meeting, HELLO_BYTES)
         until = time.monotonic() + STRANGER_SECONDS
         self._callers[sock.fileno()] = _Caller(sock, f"{address[0]}:{address[1]}", challenge, until)
         self._selector.register(sock, selectors.EVENT_READ)
@@ -133,8 +131,9 @@ class Reception:
             caller.message += part
             if len(caller.message) < caller.challenge.expects:
                 return
-            reply, hello = caller.challenge.answer(caller.message)
+            reply, claim = caller.challenge.answer(caller.message)
             caller.message = b""
+            hello = None if claim is None else Hello.unpack(claim)
             if hello is not None:
                 self._check(hello)
             caller.sock.sendall(reply)  # less than any socket's buffer
