@@ -21,7 +21,30 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TypeVar
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Why a communicator has ended: what its members' errors have in common.
+
+    Attributes:
+        fault: "mismatch", "timeout", "lost", "left" or "aborted".
+        before: The text of the message up to the call.
+        call: The call that could not complete, "barrier() #41"; empty if the text names none.
+        after: The rest of the text.
+        interrupted: As `PeerLostError.interrupted`.
+    """
+
+    fault: str
+    before: str
+    call: str = ""
+    after: str = ""
+    interrupted: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.before}{self.call}{self.after}"
 
 
 class AllreduceError(Exception):
@@ -30,9 +53,11 @@ class AllreduceError(Exception):
     Attributes:
         everywhere: Whether all ranks raise it at the same place, so that nobody has to be told and
             all can go on.
+        finding: Why the communicator has ended, if this error says so.
     """
 
     everywhere = False
+    finding: Finding | None = None
 
 
 _Error = TypeVar("_Error", bound=AllreduceError)
@@ -86,14 +111,22 @@ class PeerLostError(AllreduceError, ConnectionError):
     interrupted = False
 
 
+def is_interrupt(error: object) -> bool:
+    """Return whether an error comes from an interrupt such as Ctrl-C, here or on another rank."""
+    lost = isinstance(error, PeerLostError) and error.interrupted
+    return lost or isinstance(error, KeyboardInterrupt)
+
+
 class MismatchError(AllreduceError, ValueError):
     """Members disagree about a call or about the data they brought.
 
     Attributes:
         lists: Rank and name of two members whose lists of arrays differ; empty for other calls.
+        calls: The two calls as their callers wrote them, where that is known.
     """
 
     lists: tuple[tuple[int, str], ...] = ()
+    calls: tuple[str, ...] = ()
 
 
 class UnsupportedError(AllreduceError, NotImplementedError):

@@ -29,7 +29,7 @@ from allreduce import settings
 from allreduce.cluster import lineage, pmi, traces
 from allreduce.cluster.base import World
 from allreduce.cluster.store import ENDING, VICTIM
-from allreduce.errors import AllreduceError, PeerLostError, UsageError
+from allreduce.errors import AllreduceError, PeerLostError, UsageError, is_interrupt
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 INTERRUPT = "an interrupt"  # what a program says to have ended by
@@ -115,7 +115,7 @@ class Watch:
                 time.sleep(_AFTER_YOU_SECONDS)
             if not issubclass(kind, KeyboardInterrupt):
                 self._show_ending()
-                if isinstance(error, PeerLostError) and error.interrupted:
+                if is_interrupt(error):
                     _say(str(error))
                 else:
                     show()
@@ -218,6 +218,11 @@ class Watch:
             return ""
         return _named(error)
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether this process ends by an interrupt of its own."""
+        return self._code == INTERRUPTED
+
     def end_job(self) -> None:
         """End all ranks where MPI would wait for them, if this process ends abnormally."""
         if not self._code or self._abort is None or os.getpid() != self._pid:
@@ -271,6 +276,12 @@ def failure() -> str:
         "ValueError: ..."; nothing if it is well.
     """
     return _failure or next(filter(None, (watch.ending() for watch in _watches)), "")
+
+
+def interrupted() -> bool:
+    """Return whether this process ends by an interrupt, of its own or of another rank."""
+    own = any(watch.interrupted for watch in _watches)
+    return own or is_interrupt(getattr(sys, "last_value", None))
 
 
 def _named(error: BaseException) -> str:

@@ -21,7 +21,7 @@ from allreduce.comm.call import Call
 from allreduce.comm.locks import taken, within
 from allreduce.comm.members import MemberInfo
 from allreduce.comm.plan import Plan
-from allreduce.errors import AllreduceError, ClosedError, TimeoutError, UsageError
+from allreduce.errors import AllreduceError, ClosedError, TimeoutError, UsageError, is_interrupt
 
 _ABOUT_SECONDS = 0.5  # in which a thread waits for what it has just started
 _LOOK_SECONDS = 0.002
@@ -212,8 +212,13 @@ class Transport(ABC):
         """Allocate symmetric memory: one part per member, mapped by all; a collective call."""
 
     @abstractmethod
-    def abort(self, reason: str) -> None:
-        """Make the communicator dead on all members; what was started touches no array any more."""
+    def abort(self, reason: str, *, interrupted: bool = False) -> None:
+        """Make the communicator dead on all members; what was started touches no array any more.
+
+        Args:
+            reason: What happened, for the others' messages.
+            interrupted: Whether an interrupt such as Ctrl-C is the cause.
+        """
 
     @abstractmethod
     def close(self, drain: bool) -> None:
@@ -234,7 +239,8 @@ class Transport(ABC):
         except AllreduceError:
             raise
         except BaseException as error:
-            self.abort(f"{doing} was interrupted by {type(error).__name__}")
+            reason = f"{doing} was interrupted by {type(error).__name__}"
+            self.abort(reason, interrupted=is_interrupt(error))
             raise
 
 

@@ -470,13 +470,15 @@ class Communicator:
 
         return begin
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, *, interrupted: bool = False) -> None:
         """Make the communicator dead on all members; theirs raise an error with our rank and this.
 
         Args:
             reason: What happened, for the others' messages; about 250 bytes of it are kept.
+            interrupted: Whether an interrupt such as Ctrl-C is the cause, as the others'
+                `PeerLostError.interrupted` tells.
         """
-        self._dispatch.transport.abort(reason)
+        self._dispatch.transport.abort(reason, interrupted=interrupted)
 
     def close(self) -> None:
         """Complete what was started, and leave; `local` and `across`, too.

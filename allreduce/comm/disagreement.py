@@ -7,7 +7,7 @@ from typing import NamedTuple
 from allreduce.comm.call import MESSAGES, Call, shaped
 from allreduce.comm.long_lists import items, without_mark
 from allreduce.comm.sites import Note
-from allreduce.errors import MismatchError
+from allreduce.errors import Finding, MismatchError
 
 _EQUAL = "must be equal on all ranks"
 _ORDER = "every rank must make the same calls in the same order"
@@ -50,7 +50,10 @@ class Side(NamedTuple):
 
 def mismatch(where: str, what: str, first: Side, second: Side, hidden: str = "") -> MismatchError:
     """Build the error of two members that disagree; the arguments are those of `story`."""
-    error = MismatchError(f"{where}: {story(what, first, second, hidden)}")
+    text = story(what, first, second, hidden)
+    error = MismatchError(f"{where}: {text}")
+    error.finding = Finding("mismatch", text)
+    error.calls = first.typed, second.typed
     if _lists_differ(first, second):
         low, high = (second, first) if second.here else (first, second)
         error.lists = ((low.rank, low.whose), (high.rank, high.whose))

@@ -13,7 +13,7 @@ from allreduce.comm.base import FastTransport, Transport, Work
 from allreduce.comm.call import Call
 from allreduce.comm.checks import Context, Options
 from allreduce.comm.failures import group_text
-from allreduce.errors import AllreduceError, ClosedError, UnsupportedError
+from allreduce.errors import AllreduceError, ClosedError, UnsupportedError, is_interrupt
 
 T = TypeVar("T")
 
@@ -128,7 +128,8 @@ class Dispatcher:
         """
         of_array = isinstance(error, Exception) and not self._thread.starts
         if not (of_array if work is None else work.settled):
-            self.transport.abort(f"a call was interrupted by {type(error).__name__}")
+            reason = f"a call was interrupted by {type(error).__name__}"
+            self.transport.abort(reason, interrupted=is_interrupt(error))
 
     def exclusively(self, calls: Callable[[], T]) -> T:
         """Let no other thread start a call meanwhile, not by the fast path either.
@@ -207,4 +208,5 @@ class Dispatcher:
 
     def interrupt_fast(self, kind: type[BaseException]) -> None:
         """Abort after a signal's handler has raised in the middle of a call on the fast path."""
-        self.transport.abort(f"a collective was interrupted by {kind.__name__}")
+        reason = f"a collective was interrupted by {kind.__name__}"
+        self.transport.abort(reason, interrupted=issubclass(kind, KeyboardInterrupt))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from allreduce.cluster.endings import INTERRUPT, note_failure
+from allreduce.cluster.endings import note_failure
 from allreduce.cluster.machine import STOPPED
 from allreduce.comm.call import MESSAGES, Call
 from allreduce.comm.disagreement import Side, mismatch
@@ -15,6 +16,7 @@ from allreduce.comm.sites import Note
 from allreduce.errors import (
     AllreduceError,
     ClosedError,
+    Finding,
     MismatchError,
     PeerLostError,
     TimeoutError,
@@ -29,7 +31,11 @@ _CUT = "…"  # ends what is cut
 _LONG_WORD = 30  # characters; of a longer one the beginning says something
 
 _MISSED = {"lost": "before it completed", "left": "while others were in"}  # goes before the call
-_IN_CALL = re.compile(rf"({'|'.join(_MISSED.values())}) .* #\d+")
+_ERRORS: dict[str, type[AllreduceError]] = {"mismatch": MismatchError, "timeout": TimeoutError}
+
+# The first character of an abort's reason is an index into this table: the fault, and whether an
+# interrupt caused it. Reasons that native code gives by itself have no such character.
+_KINDS = [(fault, flag) for fault in ("aborted", "lost", *_ERRORS) for flag in (False, True)]
 _GROUP = re.compile(r"[^/]+(/(split|group|local|across)\.\d+)+")
 
 
@@ -38,9 +44,34 @@ def group_text(name: str) -> str:
     return f"{name}: " if _GROUP.fullmatch(name) else ""
 
 
-def bereft_of(text: str, call: str) -> str:
-    """Have the text of a PeerLostError name another call, "barrier() #41"; others stay."""
-    return _IN_CALL.sub(lambda found: f"{found[1]} {call}", text)
+def build_error(where: str, finding: Finding) -> AllreduceError:
+    """Build one member's error for what has ended its communicator."""
+    error = _ERRORS.get(finding.fault, PeerLostError)(f"{where}: {finding}")
+    error.finding = finding
+    if isinstance(error, PeerLostError):
+        error.interrupted = finding.interrupted
+    return error
+
+
+def encode(finding: Finding) -> str:
+    """Return the reason of an abort that tells a finding; a long text is cut.
+
+    Args:
+        finding: Its text is the caller's reason if its fault is "aborted". Otherwise it is the
+            whole message.
+    """
+    fault = "lost" if finding.fault == "left" else finding.fault
+    head = chr(1 + _KINDS.index((fault, finding.interrupted)))
+    return shortened(f"{head}{finding}")
+
+
+def decode(reason: str) -> Finding:
+    """Return what `encode` was given."""
+    kind = ord(reason[0]) - 1 if reason else -1
+    if not 0 <= kind < len(_KINDS):
+        return Finding("aborted", reason)
+    fault, interrupted = _KINDS[kind]
+    return Finding(fault, reason[1:], interrupted=interrupted)
 
 
 def dead(where: str, cause: object) -> ClosedError:
@@ -48,9 +79,6 @@ def dead(where: str, cause: object) -> ClosedError:
     return ClosedError(
         f"{where}: the communicator is dead since: {cause}; close() it before you make a new one"
     )
-
-
-_INTERRUPTED = (KeyboardInterrupt.__name__, repr(KeyboardInterrupt()), INTERRUPT)
 
 
 def shortened(reason: str) -> str:
@@ -61,13 +89,6 @@ def shortened(reason: str) -> str:
     text = kept.decode(errors="ignore")
     words, _, part = text.rpartition(" ")
     return (words if words and len(part) <= _LONG_WORD else text) + _CUT
-
-
-def ended(text: str) -> PeerLostError:
-    """Build the error for a member that has ended the communicator; `text` ends with its reason."""
-    error = PeerLostError(text)
-    error.interrupted = text.endswith(_INTERRUPTED)
-    return error
 
 
 def wait_text(seconds: float, missing: str = "") -> str:
@@ -194,12 +215,16 @@ class Witness(ABC, Generic[E]):
                 return self.bereft(fault, member, witness, message)
             return self._missed(fault, member, current)
         if fault == "aborted":
-            return ended(f"{self.where}: {blamed} aborted the communicator: {reason}")
+            finding = decode(reason)
+            if finding.fault == "aborted":
+                text = f"{blamed} aborted the communicator: {finding}"
+                finding = replace(finding, before=text)
+            return build_error(self.where, finding)
         _, told = _read_wait(reason)
         waited_for = told or self.missing(seq) or f"{blamed} {self.last_call(member)}"
         return self.given_up(witness, current, reason, waited_for)
 
-    def given_up(self, witness: int, current: str, reason: str, waited_for: str) -> TimeoutError:
+    def given_up(self, witness: int, current: str, reason: str, waited_for: str) -> AllreduceError:
         """Build the error for a wait of the witness that took too long.
 
         Args:
@@ -209,14 +234,12 @@ class Witness(ABC, Generic[E]):
             waited_for: Who was missing.
         """
         gave_up = "gave up" if witness == self.me else f"{self.members[witness]} gave up"
-        return TimeoutError(
-            f"{self.where}: {gave_up} {current} after {_read_wait(reason)[0]} s: {waited_for}; "
-            f"{advice(waited_for)}"
-        )
+        after = f" after {_read_wait(reason)[0]} s: {waited_for}; {advice(waited_for)}"
+        return build_error(self.where, Finding("timeout", f"{gave_up} ", current, after))
 
     def bereft(
         self, fault: str, member: int, witness: int, call: Call, seq: int = 0
-    ) -> PeerLostError:
+    ) -> AllreduceError:
         """Build the error for a call of the witness's in which another died or left.
 
         Args:
@@ -228,22 +251,21 @@ class Witness(ABC, Generic[E]):
         """
         if call.collective not in MESSAGES:
             return self._missed(fault, member, f"{call} #{seq}")
-        when = f"while {self.members[witness]} was in {call}"
-        return self._departed(fault, member, when, PAIRED)
+        when = f"while {self.members[witness]} was in"
+        return self._departed(fault, member, when, str(call), PAIRED)
 
-    def _missed(self, fault: str, member: int, current: str) -> PeerLostError:
-        return self._departed(fault, member, f"{_MISSED[fault]} {current}", ORDERED)
+    def _missed(self, fault: str, member: int, current: str) -> AllreduceError:
+        return self._departed(fault, member, _MISSED[fault], current, ORDERED)
 
-    def _departed(self, fault: str, member: int, when: str, remedy: str) -> PeerLostError:
+    def _departed(
+        self, fault: str, member: int, when: str, call: str, remedy: str
+    ) -> AllreduceError:
         blamed = self.members[member]
-        who = f"{self.where}: {blamed} (process {blamed.pid})"
+        did, after = "left normally, by close() or the end of its program,", f"; {remedy}"
         if fault == "lost":
-            return PeerLostError(
-                f"{who} died {when}, without a word: {blamed.lost}; the communicator is dead"
-            )
-        return PeerLostError(
-            f"{who} left normally, by close() or the end of its program, {when}; {remedy}"
-        )
+            did, after = "died", f", without a word: {blamed.lost}; the communicator is dead"
+        before = f"{blamed} (process {blamed.pid}) {did} {when} "
+        return build_error(self.where, Finding(fault, before, call, after))
 
     def named(self, member: int, seq: int) -> str:
         """Say which call a member has posted under a number, as far as that is still known."""
@@ -252,12 +274,13 @@ class Witness(ABC, Generic[E]):
             return str(call)
         return f"call #{seq}" if call is None else f"{call} #{seq}"
 
-    def _mismatch(self, member: int, witness: int, seq: int) -> MismatchError:
+    def _mismatch(self, member: int, witness: int, seq: int) -> AllreduceError:
         low, high = sorted((member, witness))
         first, second = self.call(low, seq), self.call(high, seq)
         if first is None or second is None:  # it cannot be reused: nobody has completed this call
             a, b = self.members[low], self.members[high]
-            return MismatchError(f"{self.where}: {a} and {b} made different calls #{seq}")
+            text = f"{a} and {b} made different calls #{seq}"
+            return build_error(self.where, Finding("mismatch", text))
         message = {first.collective, second.collective} == set(MESSAGES)
         first_side, second_side = (
             Side(str(self.members[each]), call, self.note(each, seq), each == self.me, each)

@@ -89,7 +89,7 @@ class Rendezvous:
         except AllreduceError:  # the others learn of it as this member did
             raise
         except BaseException as error:  # a signal's handler raised
-            self._fail("PeerLostError", f"{self._me} left {self._call} by {type(error).__name__}")
+            self._fail("PeerLostError", f"left {self._call} by {type(error).__name__}")
             raise
         finally:
             members = [member.world_rank for member in self._group.members]
@@ -138,7 +138,7 @@ class Rendezvous:
         if not wait.quiet:
             absent = self._absent()
             if not wait.goes_on(f"{absent} in {self._call}; {_REMEDY}"):
-                story = f"{self._me} gave up {self._call} after {wait.timeout:g} s: {absent}"
+                story = f"gave up {self._call} after {wait.timeout:g} s: {absent}"
                 story = f"{story} did not come; {_REMEDY}; {advice(absent)}"
                 raise self._fail("TimeoutError", story)
 
@@ -158,20 +158,20 @@ class Rendezvous:
 
     def _differs(self, rank: int, transport: str | None) -> str:
         return (
-            f"{self._me} makes {self._call} with transport={self._transport!r}, but "
+            f"makes {self._call} with transport={self._transport!r}, but "
             f"{self._parent.called(self._ranks[rank])} with transport={transport!r}; name the same "
             "on all of them"
         )
 
     def _fail(self, kind: str, story: str) -> AllreduceError:
         """Tell the other members why this attempt has failed, and return it as an error."""
-        self._set(_ALL, [kind, story])
+        self._set(_ALL, [kind, f"{self._me} {story}"])
         with contextlib.suppress(AllreduceError):  # the failure is raised, whoever hears of it
             self._get(_ALL)  # so that it is stored before this process may end
         return self._error(kind, story)
 
     def _error(self, kind: str, story: str) -> AllreduceError:
-        return _ERRORS[kind](f"{self._where}: {story.removeprefix(f'{self._me} ')}")
+        return _ERRORS[kind](f"{self._where}: {story}")
 
     def _set(self, key: str, value: str | list[str] | None) -> None:
         self._group.store.tell(_ROOM + key, json.dumps(value).encode())

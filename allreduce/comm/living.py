@@ -39,7 +39,7 @@ def _living() -> list[Transport]:
 def _abort_all(reason: str) -> None:
     """Tell the peers at once by what error this program ends, which may take it a while."""
     for transport in _living():
-        transport.abort(f"its program ended with {reason}")
+        transport.abort(f"its program ended with {reason}", interrupted=endings.interrupted())
 
 
 endings.on_failure(_abort_all)

@@ -16,10 +16,10 @@ from typing import Any, ClassVar, Generic
 from allreduce.comm import engine
 from allreduce.comm.base import Transport
 from allreduce.comm.call import Call
-from allreduce.comm.failures import Witness, dead, shortened
+from allreduce.comm.failures import Witness, dead, encode
 from allreduce.comm.members import MemberInfo
 from allreduce.comm.native_work import N, NativeWork
-from allreduce.errors import AllreduceError, ClosedError, UsageError
+from allreduce.errors import AllreduceError, ClosedError, Finding, UsageError, is_interrupt
 from allreduce.events import logger
 
 WARN_SECONDS = 10.0  # a wait this long is reported, once
@@ -102,7 +102,11 @@ class NativeTransport(Transport, Generic[N]):
 
     @abstractmethod
     def _kill(self, reason: str) -> None:
-        """Make the communicator dead on all members; no array is touched after that."""
+        """Make the communicator dead on all members; no array is touched after that.
+
+        Args:
+            reason: As `encode` made it.
+        """
 
     def _drain(self) -> None:
         """Complete what was started and is not kept here: by other threads, which wait for it."""
@@ -124,7 +128,8 @@ class NativeTransport(Transport, Generic[N]):
 
     def _interrupted(self, error: BaseException) -> None:
         """Give up after a signal's handler raised in a start: nobody would keep its arrays."""
-        self.abort(f"a start was interrupted by {type(error).__name__}")
+        reason = f"a start was interrupted by {type(error).__name__}"
+        self.abort(reason, interrupted=is_interrupt(error))
 
     def forget(self, work: NativeWork[N]) -> None:
         """Let go of a completed work's arrays."""
@@ -206,7 +211,8 @@ class NativeTransport(Transport, Generic[N]):
         try:
             return self._drive_all(native, seconds) if seconds else self._drive(native, 0.0)
         except BaseException as error:  # a signal's handler raised in the middle of a collective
-            self.abort(f"a wait was interrupted by {type(error).__name__}")
+            reason = f"a wait was interrupted by {type(error).__name__}"
+            self.abort(reason, interrupted=is_interrupt(error))
             raise
 
     def _drive_all(self, native: N, seconds: float) -> bool:
@@ -251,10 +257,10 @@ class NativeTransport(Transport, Generic[N]):
                 return error
             return dead(self._witness.where, self._failure)
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, *, interrupted: bool = False) -> None:
         if self.inherited:
             return
-        self._kill(shortened(reason))
+        self._kill(encode(Finding("aborted", reason, interrupted=interrupted)))
         with self._lock:
             self._failure = self._failure or f"this member aborted it: {reason}"
 

@@ -19,6 +19,7 @@ from allreduce.errors import (
     PeerLostError,
     TimeoutError,
     UsageError,
+    is_interrupt,
 )
 
 # For so long all is looked at; then the wait is one that warns and gives up, and a thread looks at
@@ -60,7 +61,8 @@ def exchange_between_steps(
         cause = _cause(works) if isinstance(error, PeerLostError) else None
         for each in everywhere:  # where all is well, a call is left that the others do not make
             if not each.closed:
-                each.abort(f"{purpose} was ended by {cause or error!r}")
+                reason = f"{purpose} was ended by {cause or error!r}"
+                each.abort(reason, interrupted=is_interrupt(cause or error))
         if cause is not None:
             raise cause from None
         raise

@@ -13,7 +13,7 @@ import numpy as np
 from allreduce.comm import Communicator, total
 from allreduce.devices import logical_devices
 from allreduce.devices.names import DeviceName
-from allreduce.errors import AllreduceError, MismatchError, PeerLostError, UsageError
+from allreduce.errors import AllreduceError, MismatchError, PeerLostError, UsageError, is_interrupt
 from allreduce.graph import tracebacks
 from allreduce.graph.fingerprint import Fingerprint
 from allreduce.graph.places import Places
@@ -171,7 +171,7 @@ class LocalReplicas:
                 if self._spans_ranks and not echoes:
                     tracebacks.tell(member, who, error)  # before the others look for it
             finally:
-                member.abort(tracebacks.reason(who, error))
+                member.abort(tracebacks.reason(who, error), interrupted=is_interrupt(error))
 
     def _called(self, index: int) -> str:
         return f"replica {self.first_replica + index}"

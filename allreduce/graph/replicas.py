@@ -11,7 +11,7 @@ import numpy as np
 
 from allreduce.comm.locks import owned
 from allreduce.devices.names import DeviceName
-from allreduce.errors import ClosedError, UsageError
+from allreduce.errors import ClosedError, UsageError, is_interrupt
 from allreduce.graph.between import exchange_between_steps
 from allreduce.graph.local_replicas import LocalReplicas
 from allreduce.graph.reports import Fed
@@ -66,14 +66,14 @@ class Replicas(LocalReplicas):
             try:
                 _steps.set((*outer, step))
                 if self._threads is not None:
-                    self._stop("an interrupt")  # which another one may have kept from it
+                    self._stop(KeyboardInterrupt())  # which another one may have kept from it
                 if not self._spans_ranks:
                     self._renew()
                 if self._over:
                     self.check_not_over()
                 return work()
             except BaseException as error:
-                self._stop(repr(error))
+                self._stop(error)
                 self._note_end(error)
                 raise
             finally:
@@ -105,13 +105,14 @@ class Replicas(LocalReplicas):
 
         return self._exclusively(meet)
 
-    def _stop(self, cause: str) -> None:
+    def _stop(self, cause: BaseException) -> None:
         """See to it that no replica goes on by itself after a signal's handler has raised."""
         if self._threads is None or not self._threads.busy:
             return
         for replica in self._replicas or ():
             assert replica.communicator is not None, "a single replica has no threads"
-            replica.communicator.abort(f"its step was ended by {cause}")
+            reason = f"its step was ended by {cause!r}"
+            replica.communicator.abort(reason, interrupted=is_interrupt(cause))
         self._threads.end()
         self._threads = None
 

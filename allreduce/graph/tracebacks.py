@@ -37,8 +37,11 @@ def tell(communicator: Communicator, who: str, error: BaseException) -> None:
 
 def add(communicator: Communicator, error: AllreduceError) -> None:
     """Add to an error the traceback of the member that raised, if it is that."""
-    told = _NO_STEP if isinstance(error, MismatchError) else _RAISED
-    if told not in str(error):  # of a member that died, all are told without asking a leader
+    if isinstance(error, MismatchError):
+        told = any(_NO_STEP in call for call in error.calls)
+    else:  # of a member that died, all are told without asking a leader
+        told = error.finding is not None and error.finding.fault == "aborted"
+    if not told:
         return
     try:
         error.add_note(world().store.get(_key(communicator), timeout=0.0).decode().rstrip())

@@ -65,6 +65,24 @@ def test_abort_is_named_with_its_reason() -> None:
         )
 
 
+@pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.parametrize(
+    "reason", ["he typed KeyboardInterrupt", "\x01timeout at last", "\x08", ""]
+)
+def test_what_an_abort_is_does_not_depend_on_the_words_of_its_reason(
+    reason: str, interrupted: bool
+) -> None:
+    def member(comm: Communicator) -> None:
+        if comm.rank == 1:
+            comm.abort(reason, interrupted=interrupted)
+        comm.barrier()
+
+    outcome = settle_threads(member, 2)[0]
+    assert isinstance(outcome, errors.PeerLostError), repr(outcome)
+    assert outcome.interrupted == interrupted
+    assert str(outcome).endswith(f"replica 1 (rank 0) aborted the communicator: {reason}")
+
+
 def test_a_long_reason_is_cut_between_characters() -> None:
     def member(comm: Communicator) -> None:
         if comm.rank == 1:

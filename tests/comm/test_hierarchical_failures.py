@@ -35,6 +35,7 @@ test_straggler = test_disagreement.test_a_mismatch_does_not_wait_for_a_straggler
 test_dead = test_failures.test_a_dead_communicator_says_so_and_why
 test_started_works = test_failures.test_started_works_fail_with_the_communicator
 test_abort = test_failures.test_abort_is_named_with_its_reason
+test_abort_words = test_failures.test_what_an_abort_is_does_not_depend_on_the_words_of_its_reason
 
 
 @pytest.fixture
@@ -276,6 +277,30 @@ def test_a_call_is_settled_when_its_parts_have_ended_not_when_another_member_say
         assert work.settled
 
     assert settle_threads(call, 3) == [None] * 3
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_end_of_a_smaller_communicator_is_told_as_it_was(interrupted: bool) -> None:
+    reason = "gave up: a file was lost before it completed #7"
+    over = threading.Barrier(3)
+
+    def call(comm: Communicator) -> None:
+        transport: Any = comm._transport
+        if comm.rank == 2:  # which shares its host with the first
+            transport._levels["in"].transport.abort(reason, interrupted=interrupted)
+        try:
+            if comm.rank != 2:
+                comm.all_reduce(np.ones(1000))
+        finally:
+            over.wait(10)
+
+    outcomes = settle_threads(call, 3)
+    for rank in (0, 1):
+        outcome = outcomes[rank]
+        assert isinstance(outcome, errors.PeerLostError), outcomes
+        assert outcome.interrupted == interrupted
+        said = f"replica 2 (rank 0) aborted the communicator: {reason}"
+        assert str(outcome) == f"[hierarchical] replica {rank} (rank 0): {said}"
 
 
 def test_communicators_may_be_made_while_others_are_driven() -> None:

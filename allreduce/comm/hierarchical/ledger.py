@@ -8,26 +8,24 @@ all members tell one story.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import ClassVar
 
-from allreduce import _native
 from allreduce.comm.array import Array
 from allreduce.comm.call import Call
-from allreduce.comm.failures import bereft_of, ended, group_text
+from allreduce.comm.failures import encode, group_text
 from allreduce.comm.tcp.calls import check, words
 from allreduce.comm.tcp.failures import TcpWitness
 from allreduce.comm.tcp.transport import TcpTransport, TcpWork
-from allreduce.errors import AllreduceError, MismatchError, TimeoutError
+from allreduce.errors import AllreduceError, Finding
 
-_MARK = "\x01"  # before the reason of an abort that tells what happened in a smaller communicator
-_ERRORS: dict[str, type[AllreduceError]] = {"mismatch": MismatchError, "timeout": TimeoutError}
 _VERDICT_SECONDS = 0.3  # for this communicator to find out by itself; a mismatch takes its time:
 _MISMATCH_SECONDS = 0.8  # others may have to post their calls first
 _LOOK_SECONDS = 0.002
 
 
 class HierarchicalWitness(TcpWitness):
-    """As a tcp transport's, with what came from smaller communicators."""
+    """As a tcp transport's, under another name."""
 
     transport: ClassVar[str] = "hierarchical"
 
@@ -36,17 +34,6 @@ class HierarchicalWitness(TcpWitness):
         """As of the communicator, of which all levels are parts: "world.1/split.1/all"."""
         group = group_text(self.name.rpartition("/")[0])
         return f"[{self.transport}] {group}{self.members[self.me]}"
-
-    def error(
-        self, native: _native.TcpWork | None = None, own: Call | None = None
-    ) -> AllreduceError:
-        found = self.group.culprit()
-        if found is not None and found[0] == "aborted" and found[4].startswith(_MARK):
-            fault, _, text = found[4][len(_MARK) :].partition(" ")
-            kind = _ERRORS.get(fault)
-            text = f"{self.where}: {text}"
-            return ended(text) if kind is None else kind(text)
-        return super().error(native, own)
 
 
 class Ledger(TcpTransport):
@@ -108,13 +95,14 @@ class Ledger(TcpTransport):
             error: Its error, which names a call of its own.
             agreed: The caller's call that it was a step of.
         """
-        fault = next((name for name, kind in _ERRORS.items() if isinstance(error, kind)), "aborted")
-        text = str(error).partition(": ")[2]  # without whose message it was
-        text = bereft_of(text, self.named(agreed))
-        if text.startswith("gave up"):
-            text = f"{self.members[self.index]} {text}"
-        if not self.await_verdict(_MISMATCH_SECONDS if fault == "mismatch" else _VERDICT_SECONDS):
-            self._member.abort(f"{_MARK}{fault} {text}")
+        finding = error.finding or Finding("lost", str(error))
+        differs = finding.fault == "mismatch"
+        if finding.fault in ("lost", "left") and finding.call:
+            finding = replace(finding, call=self.named(agreed))
+        if finding.fault == "aborted":  # by another member than this one
+            finding = replace(finding, fault="lost")
+        if not self.await_verdict(_MISMATCH_SECONDS if differs else _VERDICT_SECONDS):
+            self._member.abort(encode(finding))
 
     def named(self, agreed: TcpWork) -> str:
         """Say which call this is; also once all have posted it."""

@@ -161,7 +161,7 @@ class HierarchicalTransport(Transport):
             except LevelError as failure:
                 self._fail(failure)
             except MemoryError as shortage:
-                self._die(f"it has no memory to work in: {shortage}")
+                self.abort(f"it has no memory to work in: {shortage}")
         return False
 
     def _admits(self) -> bool:
@@ -246,10 +246,6 @@ class HierarchicalTransport(Transport):
             self._ledger.condemn(failure.error, failure.agreed)
             self._end()
 
-    def _die(self, reason: str) -> None:
-        self._ledger.abort(reason)
-        self._end()
-
     def _end(self, *, leaves: bool = False) -> None:
         """Let nothing of the arrays be touched any more, and nobody wait in a smaller one.
 
@@ -290,8 +286,9 @@ class HierarchicalTransport(Transport):
         """Allocate ordinary memory; all members ask for the same size."""
         return self._ledger.empty(nbytes)
 
-    def abort(self, reason: str) -> None:
-        self._die(reason)
+    def abort(self, reason: str, *, interrupted: bool = False) -> None:
+        self._ledger.abort(reason, interrupted=interrupted)
+        self._end()
 
     def close(self, drain: bool) -> None:
         if self._ledger.inherited:

@@ -6,11 +6,18 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from allreduce.comm.failures import dead
+from allreduce.comm.failures import build_error, dead
 from allreduce.comm.mpi.flight import Flight
 from allreduce.comm.mpi.news import News, Notice
 from allreduce.comm.mpi.work import MpiWork
-from allreduce.errors import AllreduceError, ClosedError, OutOfMemoryError, PeerLostError, reworded
+from allreduce.errors import (
+    AllreduceError,
+    ClosedError,
+    Finding,
+    OutOfMemoryError,
+    is_interrupt,
+    reworded,
+)
 
 
 class Ending:
@@ -47,21 +54,24 @@ class Ending:
         self._raised = True
         raise self.failure
 
-    def fail(self, error: AllreduceError, kind: str = "", text: str = "") -> None:
-        """Make the communicator dead; with a `kind`, tell the others why."""
+    def fail(self, error: AllreduceError, told: Finding | None = None) -> None:
+        """Make the communicator dead, and tell the others why if they are to be told."""
         if not self.here:
             self.failure = error
-            if kind:
-                self.tell(kind, text)
+            if told is not None:
+                self.tell(told)
 
-    def tell(self, kind: str, text: str) -> None:
+    def tell(self, finding: Finding) -> None:
         """Tell the others of this member's end."""
-        self._news.tell(Notice(kind, self._rank, self._flight.completed, text))
+        text, interrupted = str(finding), finding.interrupted
+        calls = self._flight.completed
+        self._news.tell(Notice(finding.fault, self._rank, calls, text, interrupted))
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, interrupted: bool) -> None:
         """Make the communicator dead on all members; nobody here waits for the cause."""
         text = f"this member aborted it: {reason}"
-        self.fail(ClosedError(f"{self._where}: {text}"), "aborted", reason)
+        told = Finding("aborted", reason, interrupted=interrupted)
+        self.fail(ClosedError(f"{self._where}: {text}"), told)
         self._raised = True
 
     def dispute(self, work: MpiWork) -> None:
@@ -75,14 +85,19 @@ class Ending:
         try:
             yield
         except OutOfMemoryError as error:
-            self.fail(OutOfMemoryError(f"{self._where}: {error}"), "aborted", str(error))
+            shortage = OutOfMemoryError(f"{self._where}: {error}")
+            shortage.finding = Finding("aborted", str(error))
+            self.fail(shortage, shortage.finding)
         except AllreduceError as error:
-            told = reworded(error, f"{self._where}: {error}")
-            told.__cause__ = error  # it is raised by another call
-            self.fail(told, "mismatch", str(error))
+            raised = reworded(error, f"{self._where}: {error}")
+            raised.__cause__ = error  # it is raised by another call
+            raised.finding = Finding("mismatch", str(error))
+            self.fail(raised, raised.finding)
         except self._mpi.Exception as error:
             text = f"MPI failed, as after the loss of a rank or of a network: {error}"
-            self.fail(PeerLostError(f"{self._where}: {text}"), "aborted", text)
+            finding = Finding("aborted", text)
+            self.fail(build_error(self._where, finding), finding)
         except BaseException as error:  # a signal's handler raised
-            self.abort(f"a call was interrupted by {type(error).__name__}")
+            reason = f"a call was interrupted by {type(error).__name__}"
+            self.abort(reason, is_interrupt(error))
             raise

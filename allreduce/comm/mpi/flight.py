@@ -32,7 +32,7 @@ class Flight:
         self._looking: list[MpiWork] = []  # receives that no message has been found for
         self._messages: list[MpiWork] = []
         self.started = self.completed = 0  # collective calls
-        self.last = ""  # the last call that all members have made, with its number
+        self.last: tuple[int, str] | None = None  # number and text of the last that all have made
 
     @property
     def works(self) -> list[MpiWork]:
@@ -93,7 +93,7 @@ class Flight:
             self._moving.append(work)  # an interrupt must not have it posted a second time
             self._agreeing.popleft()
             work.task.post(simple=not work.words[2])
-            self.last = f"{work.call} #{work.seq}"
+            self.last = work.seq, str(work.call)
             self._complete()
         self._advance_messages()
         return None

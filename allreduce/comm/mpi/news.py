@@ -17,24 +17,14 @@ from allreduce.cluster import SilentError, World
 from allreduce.cluster.machine import STOPPED, process_state
 from allreduce.comm.call import ANY, Call
 from allreduce.comm.disagreement import Side, mismatch
-from allreduce.comm.failures import ORDERED, ended
+from allreduce.comm.failures import ORDERED, build_error
 from allreduce.comm.sites import Note
-from allreduce.errors import (
-    AllreduceError,
-    MismatchError,
-    PeerLostError,
-    TimeoutError,
-)
+from allreduce.errors import AllreduceError, Finding
 
 _ANSWER_SECONDS = 1.0  # in which all members have noticed that a call differs
 # Who keeps the store may hold its interpreter for long, or be stopped, and be who is waited for:
 # then there is no news, and a wait goes on. What is told to the user, or at the end, is worth more.
 _LOOK_SECONDS, _TELL_SECONDS = 0.45, 1.0
-_ERRORS: dict[str, type[AllreduceError]] = {
-    "left": PeerLostError,
-    "timeout": TimeoutError,
-    "mismatch": MismatchError,
-}
 
 
 @lru_cache(maxsize=1024)
@@ -59,20 +49,22 @@ def signature(call: Call, shape: tuple[int, ...] = ()) -> int:
 class Notice:
     """Something that ends a communicator, or will when it is needed again."""
 
-    kind: str  # "aborted", or one of _ERRORS
+    kind: str  # as a finding's fault
     rank: int
     calls: int  # how many collective calls the member had completed
     text: str
+    interrupted: bool = False  # as a finding's
 
     def error(self, where: str, current: str, member: str, remedy: str) -> AllreduceError:
         """Say it as the error of one that is in the call `current`; `member` is told of."""
-        texts = {
-            "left": f"{member} left normally, by close() or the end of its program, while "
-            f"others were in {current}; {remedy}",
-            "aborted": f"{member} aborted the communicator: {self.text}",
-        }
-        text = f"{where}: {texts.get(self.kind, self.text)}"
-        return ended(text) if self.kind == "aborted" else _ERRORS[self.kind](text)
+        finding = Finding(self.kind, self.text)
+        if self.kind == "left":
+            before = f"{member} left normally, by close() or the end of its program, while "
+            finding = Finding("left", f"{before}others were in ", current, f"; {remedy}")
+        elif self.kind == "aborted":
+            text = f"{member} aborted the communicator: {self.text}"
+            finding = Finding("aborted", text, interrupted=self.interrupted)
+        return build_error(where, finding)
 
 
 @dataclass(frozen=True)
@@ -116,7 +108,7 @@ class News:
 
     def wait_in(self, seq: int, call: Call) -> None:
         """Tell that this member waits in a call."""
-        self._tell(f"waits/{self.world.rank}", f"{seq} {call}")
+        self._tell(f"waits/{self.world.rank}", json.dumps([seq, str(call)]))
 
     def wait_in_message(self, text: str) -> None:
         """Tell in which send or recv this member waits, for whom; "" when that is over."""
@@ -131,12 +123,12 @@ class News:
         """Whether a member has asked that."""
         return self._get("asked") is not None
 
-    def missing(self, seq: int, last: str) -> str:
+    def missing(self, seq: int, last: tuple[int, str] | None) -> str:
         """Say who is not known to wait in call `seq`, what they did last, and whether they live.
 
         Args:
             seq: The number of the call.
-            last: The last call that all members have made, with its number.
+            last: The number of the last call that all members have made, and the call.
         """
         told, until = [], time.monotonic() + _TELL_SECONDS
 
@@ -145,12 +137,14 @@ class News:
 
         for rank in range(self.world.size):
             text = get(f"waits/{rank}") if rank != self.world.rank else None
-            number, _, call = (text or "-1 ").partition(" ")
-            if rank == self.world.rank or int(number) >= seq:
+            number, call = json.loads(text) if text else (-1, "")
+            if rank == self.world.rank or number >= seq:
                 continue
-            did = f"made its last call, {last}" if last else "is not known to have made a call"
-            newer = call and int(number) > int(last.rpartition("#")[2] or -1)
-            did = f"waits in call {call} #{number}" if newer else did
+            did = "is not known to have made a call"
+            if last is not None:
+                did = f"made its last call, {last[1]} #{last[0]}"
+            if text and (last is None or number > last[0]):
+                did = f"waits in call {call} #{number}"
             message = get(f"message/{rank}")
             did = f"{did}, and waits in a {message}" if message else did
             told.append(f"{self.world.called(rank)} {did} ({self._state(rank)})")
@@ -193,7 +187,7 @@ class News:
                 if notice is not None and notice.kind != "left":
                     current, member = f"call #{seq}", self.world.called(notice.rank)
                     return notice.error(where, current, member, ORDERED)
-            return MismatchError(f"{where}: ranks made different calls #{seq}")
+            return build_error(where, Finding("mismatch", f"ranks made different calls #{seq}"))
         first, second = (self._side(rank, told[rank]) for rank in (known[0], odd[0]))
         return mismatch(where, f"call #{seq}", first, second)
 

@@ -32,7 +32,7 @@ from allreduce.comm.array import Array
 from allreduce.comm.base import Transport
 from allreduce.comm.call import MESSAGES, Call
 from allreduce.comm.choice.choosing import choices_for
-from allreduce.comm.failures import ORDERED, group_text
+from allreduce.comm.failures import ORDERED, build_error, group_text
 from allreduce.comm.members import MemberInfo
 from allreduce.comm.mpi import lingering, progress
 from allreduce.comm.mpi.admission import Admission
@@ -47,11 +47,7 @@ from allreduce.comm.mpi.vigil import Vigil
 from allreduce.comm.mpi.work import MpiWork
 from allreduce.comm.plan import Plan, Topology
 from allreduce.comm.planners import plan
-from allreduce.errors import (
-    ClosedError,
-    OutOfMemoryError,
-    TimeoutError,
-)
+from allreduce.errors import ClosedError, Finding, OutOfMemoryError
 
 _SPINS = 200  # polls before a waiter yields: about what a small call takes
 _YIELD_SECONDS = 0.05  # how long a waiter for the others' calls only yields
@@ -191,8 +187,8 @@ class MpiTransport(Transport):
             self._ending.fail(error)
         else:
             text = vigil.surrender()
-            own = text.removeprefix(f"{self._news.world.called()} ")  # `where` ends with that
-            self._ending.fail(TimeoutError(f"{self._where}: {own}"), "timeout", text)
+            told = Finding("timeout", f"{self._news.world.called()} {text}")
+            self._ending.fail(build_error(self._where, Finding("timeout", text)), told)
         self._check()
 
     def _check_usable(self) -> None:
@@ -261,10 +257,10 @@ class MpiTransport(Transport):
             )
         return memory
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, *, interrupted: bool = False) -> None:
         if self._admission.inherited:
             return
-        self._ending.abort(reason)
+        self._ending.abort(reason, interrupted)
 
     def close(self, drain: bool) -> None:
         if self._admission.inherited:
@@ -289,7 +285,7 @@ class MpiTransport(Transport):
     def _leave(self) -> None:
         """Free the communicators if nothing is left in them; otherwise keep what MPI may touch."""
         if self._ending.failure is None:
-            self._ending.tell("left", "")
+            self._ending.tell(Finding("left", ""))
         with entered:
             self._closed = True
             unfinished = bool(self._flight.works) or self._ending.failure is not None

@@ -40,7 +40,7 @@ class Vigil:
     call: Call
     seconds: float
     arrived: bool = False  # whether all members are known to have made the call
-    last: str = ""  # the last call that all members are known to have made, with its number
+    last: tuple[int, str] | None = None  # number and text of the last that all are known to have
     _awake: Awake = field(default_factory=Awake)
     _looked: float = 0.0
     _announced: bool = False
@@ -107,15 +107,12 @@ class Vigil:
         return max(self.seconds - _ASK_SECONDS, self.seconds / 2) if self.seconds else math.inf
 
     def surrender(self) -> str:
-        """Say why the wait is given up."""
+        """Say why the wait is given up, without by whom."""
         try:
             missing = self._missing()
         except AllreduceError as error:  # of the store, whose leader is gone
             missing = str(error)
-        return (
-            f"{self.news.world.called()} gave up {self} after {self.seconds:.3g} s: {missing}; "
-            f"{advice(missing)}"
-        )
+        return f"gave up {self} after {self.seconds:.3g} s: {missing}; {advice(missing)}"
 
     def end(self) -> None:
         """Tell the others that the wait is over."""

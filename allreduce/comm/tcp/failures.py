@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 from allreduce import _native
 from allreduce.comm.call import MESSAGES, Call
-from allreduce.comm.failures import Witness
+from allreduce.comm.failures import Witness, build_error
 from allreduce.comm.members import MemberInfo
 from allreduce.comm.sites import Note
 from allreduce.comm.tcp.calls import decode, note_of
-from allreduce.errors import AllreduceError, PeerLostError
+from allreduce.errors import AllreduceError, Finding
 
 NOBODY = -1  # for whom a member waits that does not wait long; itself, if for any other
 
@@ -45,10 +45,11 @@ class TcpWitness(Witness[_native.TcpMember]):
         if found is None or found[0] != "lost" or not found[4]:
             return super().error(native, own)
         blamed = self.members[found[1]]
-        return PeerLostError(
-            f"{self.where}: {blamed} (process {blamed.pid}) broke the protocol: {found[4]}; the "
-            "communicator is dead; install the same version of allreduce everywhere"
+        text = (
+            f"{blamed} (process {blamed.pid}) broke the protocol: {found[4]}; the communicator "
+            "is dead; install the same version of allreduce everywhere"
         )
+        return build_error(self.where, Finding("lost", text))
 
     def read(self, words: Any) -> Call:
         return decode(words, self.name)
