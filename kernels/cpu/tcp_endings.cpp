@@ -92,12 +92,13 @@ void Member::blame(Fault fault, int member, std::uint64_t key, std::string reaso
 // what the dead has sent of them is still on its way. A mismatch, or one that left, ends no call
 // before its own. One that left does not end it at once: a death that has made it leave, as it
 // heard elsewhere, is to blame, and may be about to show here. What comes behind a death or a
-// mismatch, as other members end for it, is no news; but a timeout shows that the calls before the
-// mismatch do not complete.
+// mismatch, as other members end for it, is no news; but a timeout or an abort shows that the calls
+// before the mismatch do not complete: a member for which the mismatch is final tells neither.
 void Member::condemn(Culprit culprit) {
   const Fault known = verdict_ ? verdict_->culprit.fault : Fault::none;
   if (known == Fault::lost && !calls_begun()) return die(verdict_->culprit);
-  if (known == Fault::mismatch && culprit.fault == Fault::timeout) return die(verdict_->culprit);
+  const bool gave_up = culprit.fault == Fault::timeout || culprit.fault == Fault::aborted;
+  if (known == Fault::mismatch && gave_up) return die(verdict_->culprit);
   if (known == Fault::lost || known == Fault::mismatch) return;
   const bool left = culprit.fault == Fault::left;
   if (known == Fault::left && left) return;

@@ -117,6 +117,19 @@ def test_a_mismatch_does_not_wait_for_a_call_that_cannot_complete(begun: bool) -
         assert ended(played.member) == "mismatch"
 
 
+@pytest.mark.parametrize("fault", [4, 5])  # an abort, a timeout
+def test_a_member_that_gives_up_an_earlier_call_ends_it_for_all(fault: int) -> None:
+    with three() as played:
+        for words, *_ in played.channels:
+            words.sendall(post(1, OTHER))
+        assert not played.first.wait(0.2)
+        told = frame(FAULT, 0, offset=fault | 1 << 8 | 1 << 32, payload=struct.pack("<3I", 0, 0, 0))
+        played.channels[0][0].sendall(told)
+        assert not played.first.wait(2)
+        assert played.first.failed
+        assert ended(played.member) == "mismatch"
+
+
 def test_one_that_has_left_lets_an_earlier_call_complete() -> None:
     with three() as played:
         played.channels[1][0].sendall(frame(GOODBYE, 1))
