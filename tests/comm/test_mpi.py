@@ -93,6 +93,7 @@ if rank == 0:
             call()
 else:
     assert "rank 0 aborted the communicator: a call was interrupted" in str(caught.value)
+    assert caught.value.interrupted
 assert len(posted) == 1, posted
 say("fine")
 """)

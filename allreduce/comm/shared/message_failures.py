@@ -5,9 +5,10 @@ from __future__ import annotations
 from allreduce import _native
 from allreduce.comm.call import ANY, COLLECTIVES, DTYPES, Call
 from allreduce.comm.disagreement import Side, story
+from allreduce.comm.failures import build_error
 from allreduce.comm.shared.failures import SharedWitness
 from allreduce.comm.sites import Note
-from allreduce.errors import AllreduceError, MismatchError
+from allreduce.errors import AllreduceError, Finding
 
 
 class MessageWitness(SharedWitness):
@@ -36,7 +37,7 @@ class MessageWitness(SharedWitness):
             taken = Side(str(teller), call, Note.unpack(told[0][5]), witness == self.me)
             sent = self._message(*told[1][:5])
             given = Side(str(blamed), sent, Note.unpack(told[1][5]), member == self.me != witness)
-            return MismatchError(f"{self.where}: {story('a message', given, taken)}")
+            return build_error(self.where, Finding("mismatch", story("a message", given, taken)))
         if fault in ("lost", "left"):
             own = own or (None if native is None else self.made(native))
             if native is not None and own is not None:
