@@ -123,7 +123,7 @@ bool PythonChain::run(nb::handle out, const nb::list& inputs) {
 std::shared_ptr<const PythonChain::Bound> PythonChain::bind(PyArrayObject* out,
                                                             PyArrayObject* const* inputs) {
   const int axes = PyArray_NDIM(out);
-  const LinkKernels* kernels = &kernels_in_use().links;
+  const LinkKernels* kernels = &tensor_kernels().links;
   const std::size_t count = chain_.inputs.size();
   bool same = bound_ && bound_->kernels == kernels &&
               bound_->shape.size() == static_cast<std::size_t>(axes);
@@ -213,7 +213,7 @@ std::optional<PythonChain> make_chain(const std::vector<Row>& rows,
     link.in = type_of(chain, reads.back());
     check_room(chain, link);
     if (!fits(chain, link)) return std::nullopt;
-    if (!kernels_in_use().links.find(link.op, link.in, link.out)) return std::nullopt;
+    if (!tensor_kernels().links.find(link.op, link.in, link.out)) return std::nullopt;
     chain.links.push_back(link);
   }
   return PythonChain(std::move(chain));
@@ -232,7 +232,7 @@ std::optional<BoundChain> bound_to(const Chain& chain, int axes, const npy_intp*
       strides[i].push_back(*stride);
     }
   }
-  return BoundChain(chain, kernels_in_use().links, {shape, shape + axes}, std::move(strides));
+  return BoundChain(chain, tensor_kernels().links, {shape, shape + axes}, std::move(strides));
 }
 
 const Chain& chain_of(nb::handle chain) { return nb::cast<const PythonChain&>(chain).chain(); }

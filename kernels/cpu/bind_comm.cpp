@@ -237,7 +237,6 @@ void bind_comm(nb::module_& m) {
         return nb::bytes(found.data(), found.size());
       },
       nb::arg("pid"), nb::arg("address"), nb::arg("bytes"));
-  m.def("instruction_set", [] { return kernels().name; });
 }
 
 }  // namespace allreduce

@@ -23,17 +23,6 @@ using Numbers = std::array<std::size_t, 10>;
 
 constexpr std::size_t kAlignment = 64;
 
-// What the table in use is; tests set it, and compare the levels.
-const ImageKernels* chosen = nullptr;
-
-const ImageKernels& table() { return chosen ? *chosen : image_kernels(); }
-
-bool use_level(int level) {
-  const ImageKernels* found = level < 0 ? &image_kernels() : image_kernels_at(kLevels[level]);
-  if (found) chosen = found;
-  return found != nullptr;
-}
-
 void require(bool holds) {
   if (!holds) throw nb::value_error("arrays whose sizes do not fit each other");
 }
@@ -69,7 +58,7 @@ struct Free {
 
 template <class T>
 std::unique_ptr<T, Free> make_room(const Images& x, const Images& out, const Windows& windows) {
-  const std::size_t bytes = table().of<T>().room(x, out, windows) * sizeof(T);
+  const std::size_t bytes = image_kernels().of<T>().room(x, out, windows) * sizeof(T);
   return std::unique_ptr<T, Free>(
       static_cast<T*>(::operator new(bytes, std::align_val_t{kAlignment})));
 }
@@ -91,7 +80,8 @@ void bind_convolutions(nb::module_& m) {
         require_kernel(kernel, windows, from, to);
         const nb::gil_scoped_release released;
         const auto room = make_room<T>(from, to, windows);
-        table().of<T>().conv2d(out.data(), x.data(), kernel.data(), from, to, windows, room.get());
+        image_kernels().of<T>().conv2d(out.data(), x.data(), kernel.data(), from, to, windows,
+                                       room.get());
       },
       nb::arg("out").noconvert(), nb::arg("x").noconvert(), nb::arg("kernel").noconvert(),
       nb::arg("windows"));
@@ -103,8 +93,8 @@ void bind_convolutions(nb::module_& m) {
         require_kernel(out, windows, from, to);
         const nb::gil_scoped_release released;
         const auto room = make_room<T>(from, to, windows);
-        table().of<T>().conv2d_kernel(out.data(), x.data(), dy.data(), from, to, windows,
-                                      room.get());
+        image_kernels().of<T>().conv2d_kernel(out.data(), x.data(), dy.data(), from, to, windows,
+                                              room.get());
       },
       nb::arg("out").noconvert(), nb::arg("x").noconvert(), nb::arg("dy").noconvert(),
       nb::arg("windows"));
@@ -119,7 +109,7 @@ void bind_pooling(nb::module_& m) {
         const Windows windows = windows_of(told, from, to);
         require(from.channels == to.channels);
         const nb::gil_scoped_release released;
-        table().of<T>().max_pool2d(out.data(), x.data(), from, to, windows);
+        image_kernels().of<T>().max_pool2d(out.data(), x.data(), from, to, windows);
       },
       nb::arg("out").noconvert(), nb::arg("x").noconvert(), nb::arg("windows"));
   m.def(
@@ -129,8 +119,8 @@ void bind_pooling(nb::module_& m) {
         const Windows windows = windows_of(told, from, to);
         require(from.channels == to.channels && out.size() == x.size() && dy.size() == y.size());
         const nb::gil_scoped_release released;
-        table().of<T>().max_pool2d_gradient(out.data(), dy.data(), x.data(), y.data(), from, to,
-                                            windows);
+        image_kernels().of<T>().max_pool2d_gradient(out.data(), dy.data(), x.data(), y.data(), from,
+                                                    to, windows);
       },
       nb::arg("out").noconvert(), nb::arg("dy").noconvert(), nb::arg("x").noconvert(),
       nb::arg("y").noconvert(), nb::arg("windows"));
@@ -143,7 +133,6 @@ void bind_images(nb::module_& m) {
   bind_convolutions<double>(m);
   bind_pooling<float>(m);
   bind_pooling<double>(m);
-  m.def("use_image_level", use_level, nb::arg("level"));
 }
 
 }  // namespace allreduce

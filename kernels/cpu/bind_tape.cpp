@@ -108,7 +108,7 @@ bool PythonTape::add_copy(nb::handle out, nb::handle value) {
   const std::optional<Scalar> source = scalar_of(PyArray_TYPE(from));
   if (!target || !source) return false;
   const LinkOp op = target == source ? LinkOp::copy : LinkOp::cast;
-  if (!kernels_in_use().links.find(op, *source, *target)) return false;
+  if (!tensor_kernels().links.find(op, *source, *target)) return false;
   const Chain chain{{Link{op, *source, *target, 1, {0, 0, 0}, 0}}, {*source}};
   return bind_chain_task(chain, to, {from});
 }
@@ -131,7 +131,7 @@ bool PythonTape::dropout_of(PyArrayObject* out, PyArrayObject* x, const Arrays& 
   const typename DropoutTask<T>::Plan plan{rows, static_cast<std::size_t>(PyArray_SIZE(x)) / rows,
                                            rate, key, rows_per_sample};
   tape_.add(std::make_unique<DropoutTask<T>>(
-      kernels_in_use().of<T>(), plan,
+      tensor_kernels().of<T>(), plan,
       typename DropoutTask<T>::Places{place(out), place(x), place(from[0]), place(from[1])}));
   return true;
 }

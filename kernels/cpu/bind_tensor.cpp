@@ -53,31 +53,21 @@ Rows rows_of(const Array<T>& array) {
   return rows_of(array, columns ? array.size() / columns : 0);
 }
 
-// Sets and restores what the table in use is; tests compare the levels with it.
-const TensorKernels* chosen = nullptr;
-
-const TensorKernels& table() { return kernels_in_use(); }
-
-bool use_level(int level) {
-  const TensorKernels* found = level < 0 ? &tensor_kernels() : tensor_kernels_at(kLevels[level]);
-  if (found) chosen = found;
-  return found != nullptr;
-}
-
 template <class T>
 void bind_activations(nb::module_& m) {
   m.def(
       "relu",
       [](Array<T> out, Array<const T> x) {
         const std::size_t n = same_size(out.size(), x.size());
-        unlocked(n, [&] { table().of<T>().relu(out.data(), x.data(), n); });
+        unlocked(n, [&] { tensor_kernels().of<T>().relu(out.data(), x.data(), n); });
       },
       nb::arg("out").noconvert(), nb::arg("x").noconvert());
   m.def(
       "relu_gradient",
       [](Array<T> out, Array<const T> dy, Array<const T> y) {
         const std::size_t n = same_size(out.size(), dy.size(), y.size());
-        unlocked(n, [&] { table().of<T>().relu_gradient(out.data(), dy.data(), y.data(), n); });
+        unlocked(
+            n, [&] { tensor_kernels().of<T>().relu_gradient(out.data(), dy.data(), y.data(), n); });
       },
       nb::arg("out").noconvert(), nb::arg("dy").noconvert(), nb::arg("y").noconvert());
   m.def(
@@ -98,8 +88,8 @@ void bind_losses(nb::module_& m) {
       [](Array<T> out, Array<const std::int64_t> labels, Array<const T> logits) {
         const Rows rows = rows_of(logits, same_size(out.size(), labels.size()));
         return unlocked(logits.size(), [&] {
-          return table().of<T>().sparse_cross_entropy(out.data(), labels.data(), logits.data(),
-                                                      rows.count, rows.columns);
+          return tensor_kernels().of<T>().sparse_cross_entropy(
+              out.data(), labels.data(), logits.data(), rows.count, rows.columns);
         });
       },
       nb::arg("out").noconvert(), nb::arg("labels").noconvert(), nb::arg("logits").noconvert());
@@ -109,7 +99,7 @@ void bind_losses(nb::module_& m) {
         const Rows rows = rows_of(logits, same_size(dy.size(), labels.size()));
         same_size(out.size(), logits.size());
         return unlocked(logits.size(), [&] {
-          return table().of<T>().sparse_cross_entropy_gradient(
+          return tensor_kernels().of<T>().sparse_cross_entropy_gradient(
               out.data(), dy.data(), labels.data(), logits.data(), rows.count, rows.columns);
         });
       },
@@ -121,8 +111,8 @@ void bind_losses(nb::module_& m) {
         const Rows rows = rows_of(logits, out.size());
         same_size(logits.size(), targets.size());
         unlocked(logits.size(), [&] {
-          table().of<T>().cross_entropy(out.data(), targets.data(), logits.data(), rows.count,
-                                        rows.columns);
+          tensor_kernels().of<T>().cross_entropy(out.data(), targets.data(), logits.data(),
+                                                 rows.count, rows.columns);
         });
       },
       nb::arg("out").noconvert(), nb::arg("targets").noconvert(), nb::arg("logits").noconvert());
@@ -132,8 +122,8 @@ void bind_losses(nb::module_& m) {
         const Rows rows = rows_of(logits, dy.size());
         same_size(logits.size(), targets.size(), out.size());
         unlocked(logits.size(), [&] {
-          table().of<T>().cross_entropy_gradient(out.data(), dy.data(), targets.data(),
-                                                 logits.data(), rows.count, rows.columns);
+          tensor_kernels().of<T>().cross_entropy_gradient(out.data(), dy.data(), targets.data(),
+                                                          logits.data(), rows.count, rows.columns);
         });
       },
       nb::arg("out").noconvert(), nb::arg("dy").noconvert(), nb::arg("targets").noconvert(),
@@ -147,8 +137,9 @@ void bind_rows(nb::module_& m) {
       [](Array<T> out, Array<const T> x) {
         const Rows rows = rows_of(x);
         same_size(out.size(), x.size());
-        unlocked(x.size(),
-                 [&] { table().of<T>().softmax(out.data(), x.data(), rows.count, rows.columns); });
+        unlocked(x.size(), [&] {
+          tensor_kernels().of<T>().softmax(out.data(), x.data(), rows.count, rows.columns);
+        });
       },
       nb::arg("out").noconvert(), nb::arg("x").noconvert());
   m.def(
@@ -157,8 +148,8 @@ void bind_rows(nb::module_& m) {
         const Rows rows = rows_of(x);
         same_size(out.size(), x.size());
         unlocked(x.size(), [&] {
-          table().of<T>().normalize(out.data(), x.data(), rows.count, rows.columns,
-                                    static_cast<T>(epsilon));
+          tensor_kernels().of<T>().normalize(out.data(), x.data(), rows.count, rows.columns,
+                                             static_cast<T>(epsilon));
         });
       },
       nb::arg("out").noconvert(), nb::arg("x").noconvert(), nb::arg("epsilon"));
@@ -168,8 +159,9 @@ void bind_rows(nb::module_& m) {
         const Rows rows = rows_of(x);
         same_size(out.size(), dy.size(), x.size(), y.size());
         unlocked(x.size(), [&] {
-          table().of<T>().normalize_gradient(out.data(), dy.data(), x.data(), y.data(), rows.count,
-                                             rows.columns, static_cast<T>(epsilon));
+          tensor_kernels().of<T>().normalize_gradient(out.data(), dy.data(), x.data(), y.data(),
+                                                      rows.count, rows.columns,
+                                                      static_cast<T>(epsilon));
         });
       },
       nb::arg("out").noconvert(), nb::arg("dy").noconvert(), nb::arg("x").noconvert(),
@@ -193,7 +185,8 @@ void bind_optimizers(nb::module_& m) {
         const SgdStep<T> step{only_element<T>(count), static_cast<T>(learning_rate),
                               static_cast<T>(momentum), nesterov};
         T* slot = velocity ? velocity->data() : nullptr;
-        unlocked(n, [&] { table().of<T>().sgd(value.data(), gradient.data(), slot, step, n); });
+        unlocked(
+            n, [&] { tensor_kernels().of<T>().sgd(value.data(), gradient.data(), slot, step, n); });
       },
       nb::arg("value").noconvert(), nb::arg("gradient").noconvert(),
       nb::arg("velocity").noconvert().none(), nb::arg("count").noconvert(),
@@ -208,7 +201,8 @@ void bind_optimizers(nb::module_& m) {
         AdamStep<T> plan = adam_step<T>(learning_rate, beta1, beta2, epsilon, step);
         plan.count = only_element<T>(count);
         unlocked(n, [&] {
-          table().of<T>().adam(value.data(), gradient.data(), mean.data(), square.data(), plan, n);
+          tensor_kernels().of<T>().adam(value.data(), gradient.data(), mean.data(), square.data(),
+                                        plan, n);
         });
       },
       nb::arg("value").noconvert(), nb::arg("gradient").noconvert(), nb::arg("mean").noconvert(),
@@ -228,8 +222,8 @@ void bind_dropout(nb::module_& m) {
         const std::size_t rows = x.ndim() ? x.shape(0) : 1;
         const DropoutPlan plan = dropout_plan(rate, key, first_row, step);
         unlocked(n, [&] {
-          table().of<T>().dropout(out.data(), x.data(), rows, n / rows, dropout_scale<T>(rate),
-                                  plan);
+          tensor_kernels().of<T>().dropout(out.data(), x.data(), rows, n / rows,
+                                           dropout_scale<T>(rate), plan);
         });
       },
       nb::arg("out").noconvert(), nb::arg("x").noconvert(), nb::arg("rate"), nb::arg("key"),
@@ -247,8 +241,6 @@ void bind_all(nb::module_& m) {
 
 }  // namespace
 
-const TensorKernels& kernels_in_use() { return chosen ? *chosen : tensor_kernels(); }
-
 void bind_tensor(nb::module_& m) {
   bind_all<float>(m);
   bind_all<double>(m);
@@ -256,10 +248,10 @@ void bind_tensor(nb::module_& m) {
       "philox",
       [](Array<std::uint32_t> out, Array<const std::uint32_t> counters, std::uint64_t key) {
         const std::size_t words = same_size(out.size(), counters.size());
-        unlocked(words, [&] { table().philox(out.data(), counters.data(), key, words / 4); });
+        unlocked(words,
+                 [&] { tensor_kernels().philox(out.data(), counters.data(), key, words / 4); });
       },
       nb::arg("out").noconvert(), nb::arg("counters").noconvert(), nb::arg("key"));
-  m.def("use_tensor_level", use_level, nb::arg("level"));
 }
 
 }  // namespace allreduce

@@ -11,9 +11,6 @@ namespace allreduce {
 // frees.
 constexpr std::size_t kWorthUnlocking = 2048;
 
-// The table of the best level; tests choose another.
-const TensorKernels& kernels_in_use();
-
 void bind_tensor(nanobind::module_& m);
 
 }  // namespace allreduce

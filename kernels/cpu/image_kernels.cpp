@@ -14,8 +14,12 @@ constexpr ImageFunctions<T> image_functions{
 };
 
 }  // namespace
-
-extern const ImageKernels image_table;
-const ImageKernels image_table{image_functions<float>, image_functions<double>};
-
 }  // namespace allreduce::KERNEL_LEVEL
+
+namespace allreduce {
+
+template <>
+constinit const ImageKernels LevelTable<ImageKernels, Level::KERNEL_LEVEL>::table{
+    KERNEL_LEVEL::image_functions<float>, KERNEL_LEVEL::image_functions<double>};
+
+}  // namespace allreduce

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-#include "reduce_kernels.h"
+#include "levels.h"
 
 namespace allreduce {
 
@@ -56,8 +56,13 @@ struct ImageKernels {
   }
 };
 
-// The kernels of one level, or null where this processor lacks it; and those of the best level.
-const ImageKernels* image_kernels_at(Level level);
-const ImageKernels& image_kernels();
+template <>
+const ImageKernels LevelTable<ImageKernels, Level::baseline>::table;
+template <>
+const ImageKernels LevelTable<ImageKernels, Level::avx2>::table;
+template <>
+const ImageKernels LevelTable<ImageKernels, Level::avx512>::table;
+
+inline const ImageKernels& image_kernels() { return *table_in_use<ImageKernels>(); }
 
 }  // namespace allreduce

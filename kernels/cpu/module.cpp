@@ -10,8 +10,28 @@
 #include "bind_tape.h"
 #include "bind_tcp.h"
 #include "bind_tensor.h"
+#include "image_kernels.h"
 #include "numpy_api.h"
 #include "signals.h"
+
+namespace allreduce {
+namespace {
+
+template <class Table>
+bool use_table(int level) {
+  const Table* table = level < 0 ? best_table<Table>() : table_at<Table>(kLevels[level]);
+  if (table != nullptr) table_in_use<Table>() = table;
+  return table != nullptr;
+}
+
+// Selects the level of the graph's kernels, for tests; below 0 the best one. Returns false where
+// the level is not supported.
+bool use_level(int level) {
+  return use_table<TensorKernels>(level) && use_table<ImageKernels>(level);
+}
+
+}  // namespace
+}  // namespace allreduce
 
 NB_MODULE(_native, m) {
   m.doc() = "Native CPU collectives and kernels of allreduce.";
@@ -26,4 +46,5 @@ NB_MODULE(_native, m) {
   allreduce::bind_chain(m);
   allreduce::bind_tape(m);
   allreduce::bind_exit(m);
+  m.def("use_level", allreduce::use_level, nanobind::arg("level"));
 }

@@ -180,12 +180,8 @@ constexpr void bitwise(Row& row) {
   at(row, Type::boolean) = at(row, Type::uint8);
 }
 
-#define ALLREDUCE_STRING(name) #name
-#define ALLREDUCE_NAME(name) ALLREDUCE_STRING(name)
-
 constexpr KernelTable make_table() {
-  KernelTable made = {
-      ALLREDUCE_NAME(KERNEL_LEVEL), {}, copy, stream_copy, swap, stream_take, stream_swap};
+  KernelTable made = {{}, copy, stream_copy, swap, stream_take, stream_swap};
   const auto row = [&](Op op) -> Row& { return made.reduce[static_cast<int>(op)]; };
   arithmetic<Sum>(row(Op::sum));
   complexes<Sum, Keep>(row(Op::sum));
@@ -203,8 +199,12 @@ constexpr KernelTable make_table() {
 }
 
 }  // namespace
-
-extern const KernelTable table;
-constinit const KernelTable table = make_table();
-
 }  // namespace allreduce::KERNEL_LEVEL
+
+namespace allreduce {
+
+template <>
+constinit const KernelTable LevelTable<KernelTable, Level::KERNEL_LEVEL>::table =
+    KERNEL_LEVEL::make_table();
+
+}  // namespace allreduce

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "levels.h"
+
 namespace allreduce {
 
 // Rows and columns of the table; Python's OPERATORS and DTYPES stand in the same order.
@@ -69,7 +71,6 @@ using StreamSwap = void (*)(void* to, void* shared, const void* next, void* kept
                             std::size_t bytes);
 
 struct KernelTable {
-  const char* name;
   Reduce reduce[kOps][kTypes];  // null where the pair makes no sense
   Copy copy;
   Copy stream_copy;
@@ -78,12 +79,13 @@ struct KernelTable {
   StreamSwap stream_swap;
 };
 
-enum class Level { baseline, avx2, avx512 };
-inline constexpr Level kLevels[] = {Level::baseline, Level::avx2, Level::avx512};
+template <>
+const KernelTable LevelTable<KernelTable, Level::baseline>::table;
+template <>
+const KernelTable LevelTable<KernelTable, Level::avx2>::table;
+template <>
+const KernelTable LevelTable<KernelTable, Level::avx512>::table;
 
-// The table of a level, or null if this processor or this build lacks it.
-const KernelTable* kernels_at(Level level);
-// The best table this processor can run.
-const KernelTable& kernels();
+inline const KernelTable& kernels() { return *table_in_use<KernelTable>(); }
 
 }  // namespace allreduce

@@ -159,7 +159,7 @@ bool PythonTape::loss_of(bool is_sparse, PyArrayObject* out, PyArrayObject* dy,
   if (!sizes) return false;
   const typename LossTask<T>::Places places{place(out), place(dy ? dy : out), place(targets),
                                             place(logits)};
-  tape_.add(std::make_unique<LossTask<T>>(kernels_in_use().of<T>(), is_sparse, dy != nullptr,
+  tape_.add(std::make_unique<LossTask<T>>(tensor_kernels().of<T>(), is_sparse, dy != nullptr,
                                           places, static_cast<std::size_t>(rows),
                                           static_cast<std::size_t>(columns)));
   return true;

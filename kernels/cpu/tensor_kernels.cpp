@@ -92,8 +92,13 @@ constexpr FloatKernels<T> float_kernels{
 };
 
 }  // namespace
-
-extern const TensorKernels tensor_table;
-const TensorKernels tensor_table{float_kernels<float>, float_kernels<double>, philox, link_kernels};
-
 }  // namespace allreduce::KERNEL_LEVEL
+
+namespace allreduce {
+
+template <>
+constinit const TensorKernels LevelTable<TensorKernels, Level::KERNEL_LEVEL>::table{
+    KERNEL_LEVEL::float_kernels<float>, KERNEL_LEVEL::float_kernels<double>, KERNEL_LEVEL::philox,
+    KERNEL_LEVEL::link_kernels};
+
+}  // namespace allreduce

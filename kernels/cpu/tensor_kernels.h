@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "chain.h"
-#include "reduce_kernels.h"
+#include "levels.h"
 
 namespace allreduce {
 
@@ -92,8 +92,13 @@ inline const FloatKernels<double>& TensorKernels::of<double>() const {
   return float64;
 }
 
-// The kernels of one level, or null where this processor lacks it; and those of the best level.
-const TensorKernels* tensor_kernels_at(Level level);
-const TensorKernels& tensor_kernels();
+template <>
+const TensorKernels LevelTable<TensorKernels, Level::baseline>::table;
+template <>
+const TensorKernels LevelTable<TensorKernels, Level::avx2>::table;
+template <>
+const TensorKernels LevelTable<TensorKernels, Level::avx512>::table;
+
+inline const TensorKernels& tensor_kernels() { return *table_in_use<TensorKernels>(); }
 
 }  // namespace allreduce

@@ -25,6 +25,8 @@ void check(bool condition, const std::string& what) {
   std::exit(1);
 }
 
+std::string name_of(Level level) { return "level " + std::to_string(static_cast<int>(level)); }
+
 // Any bits there are; for the larger floats rather numbers that round, and special ones.
 template <class T>
 T any(std::mt19937_64& random) {
@@ -72,9 +74,9 @@ void test_pair(Op op, Type type, const std::vector<std::vector<T>>& in) {
     wanted[i] = expected(op, values);
   }
   for (Level level : kLevels) {
-    const KernelTable* table = kernels_at(level);
+    const KernelTable* table = table_at<KernelTable>(level);
     if (table == nullptr) continue;
-    const std::string what = std::string(table->name) + ": operator " +
+    const std::string what = name_of(level) + ": operator " +
                              std::to_string(static_cast<int>(op)) + ", type " +
                              std::to_string(static_cast<int>(type)) + ", " +
                              std::to_string(in.size()) + " inputs, element ";
@@ -107,12 +109,12 @@ void test_every_word(Type type) {
   std::vector<T> words(1 << 16), out(1 << 16);
   for (std::size_t i = 0; i < words.size(); ++i) words[i].word = static_cast<std::uint16_t>(i);
   for (Level level : kLevels) {
-    const KernelTable* table = kernels_at(level);
+    const KernelTable* table = table_at<KernelTable>(level);
     if (table == nullptr) continue;
     const Reduce sum = table->reduce[static_cast<int>(Op::sum)][static_cast<int>(type)];
     const void* in[] = {words.data(), words.data()};
     void* outs[] = {out.data()};
-    const auto changed = std::string(table->name) + " changes the word ";
+    const auto changed = name_of(level) + " changes the word ";
     sum(in, 1, outs, 1, words.size());
     for (std::size_t i = 0; i < words.size(); ++i)
       if (nan(words[i]) ? !nan(out[i]) : out[i].word != words[i].word)
@@ -125,7 +127,7 @@ void test_every_word(Type type) {
 
 void test_copies() {
   for (Level level : kLevels) {
-    const KernelTable* table = kernels_at(level);
+    const KernelTable* table = table_at<KernelTable>(level);
     if (table == nullptr) continue;
     std::vector<unsigned char> from(5000), to(5000), next(5000, 0x77), own(5000, 0x55);
     for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<unsigned char>(i * 31);

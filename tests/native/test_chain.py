@@ -24,10 +24,10 @@ LENGTHS = [0, 1, 15, 63, 383, 384, 385, 2047, 2049, 5000, (1 << 20) + 3]
 
 @pytest.fixture(params=range(3))
 def level(request: pytest.FixtureRequest) -> Iterator[int]:
-    if not _native.use_tensor_level(request.param):
+    if not _native.use_level(request.param):
         pytest.skip("this processor has no such instructions")
     yield request.param
-    _native.use_tensor_level(-1)
+    _native.use_level(-1)
 
 
 def _array(dtype: str, shape: Any, seed: int = 0) -> np.ndarray:

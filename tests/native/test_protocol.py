@@ -78,12 +78,19 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Builder:
     return program
 
 
+def has_levels(sanitizer: str) -> bool:
+    """Say whether kernels are compiled for several instruction sets: for races one will do."""
+    return os.uname().machine == "x86_64" and sanitizer != "thread"
+
+
 def compiler_of(sanitizer: str, folder: Path) -> list[str]:
     """Return the command that compiles for a sanitizer, or skip the test."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
     flags = [compiler, *COMMON, f"-fsanitize={sanitizer}"]
+    if has_levels(sanitizer):
+        flags.append("-DALLREDUCE_X86_LEVELS")
     probe = folder / "probe.cpp"
     probe.write_text("int main() { return 0; }\n")
     if subprocess.run([*flags, probe, "-o", folder / "probe"], capture_output=True).returncode:
@@ -102,15 +109,12 @@ def precompiled(flags: list[str], folder: Path) -> list[str]:
 def kernel_commands(
     folder: Path, flags: list[str], sanitizer: str
 ) -> tuple[list[Path], list[Command]]:
-    """Return the kernels' objects and what compiles them: for races one instruction set will do."""
-    several = os.uname().machine == "x86_64" and sanitizer != "thread"
+    """Return the kernels' objects and what compiles them."""
     if sanitizer != "thread":  # 20 s of compiling instead of 64, and none more of running
         flags = [*flags, "-O0"]
-    objects = [folder / "kernel_table.o"]
-    dispatch = ["-DALLREDUCE_X86_LEVELS"] if several else []
+    objects: list[Path] = []
     commands: list[Command] = []
-    commands.append([*flags, *dispatch, "-c", CPU / "kernel_table.cpp", "-o", objects[0]])
-    for level, own in LEVELS.items() if several else [("baseline", [])]:
+    for level, own in LEVELS.items() if has_levels(sanitizer) else [("baseline", [])]:
         if level != "baseline":  # the same operations; checking them triples the time to compile
             own = [*own, "-fno-sanitize=undefined"]
         objects.append(folder / f"{level}.o")

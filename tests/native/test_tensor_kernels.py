@@ -106,8 +106,8 @@ def test_updates_do_not_depend_on_where_ranges_end(run: Callable[..., None], dty
 @pytest.fixture
 def levels() -> Iterator[list[int]]:
     """The instruction sets that this processor has, baseline first; restores the best."""
-    yield [level for level in range(3) if _native.use_tensor_level(level)]
-    _native.use_tensor_level(-1)
+    yield [level for level in range(3) if _native.use_level(level)]
+    _native.use_level(-1)
 
 
 def _every_kernel(dtype: str) -> list[np.ndarray]:
@@ -145,7 +145,7 @@ def _every_kernel(dtype: str) -> list[np.ndarray]:
 def test_all_levels_give_the_same_bits(levels: list[int], dtype: str) -> None:
     found = []
     for level in levels:
-        assert _native.use_tensor_level(level)
+        assert _native.use_level(level)
         found.append([result.tobytes() for result in _every_kernel(dtype)])
     assert all(results == found[0] for results in found)
 

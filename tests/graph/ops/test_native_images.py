@@ -28,10 +28,10 @@ LAID = [
 
 @pytest.fixture(params=range(3), ids=["baseline", "avx2", "avx512"])
 def level(request: pytest.FixtureRequest) -> Iterator[int]:
-    if not _native.use_image_level(request.param):
+    if not _native.use_level(request.param):
         pytest.skip("this processor lacks it")
     yield request.param
-    _native.use_image_level(-1)
+    _native.use_level(-1)
 
 
 def _whole(shape: tuple[int, ...], dtype: str) -> np.ndarray:
