@@ -254,8 +254,6 @@ class TcpMember:
     def abort(self, reason: str) -> None: ...
     def leave(self, seconds: float) -> TcpWork: ...
 
-TCP_EAGER_BYTES: int
-TCP_CHUNK_BYTES: int
 TCP_FIRST_DATA: int  # the number of the first connection for data
 
 # Elements of a chunk; staged chunks of a source at a time; of each stage: sources, elements,

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from allreduce.comm.long_lists import without_mark
 
-# Positions are the native enums' values (kernels/cpu/protocol.h, reduce_kernels.h).
+# Positions are the native enums' values (kernels/cpu/call.h, reduce_kernels.h).
 COLLECTIVES = (
     *("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "empty"),
     *("reduce", "gather", "scatter", "all_to_all", "send", "recv"),
@@ -46,7 +46,7 @@ DTYPES = (
     "complex64",
     "complex128",
 )
-PATHS = ("small", "direct", "staged", "pulled", "exchanged")
+PATHS = ("small", "direct", "staged", "pulled", "exchanged", "chain")
 COUNT_LIMIT = 1 << 36  # what a signature cannot count any more
 ANY = -1  # source or tag of a recv that takes every one
 

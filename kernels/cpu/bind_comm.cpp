@@ -86,10 +86,8 @@ nb::tuple told(const Group& group, int witness) {
 nb::object culprit(const Group& group) {
   const Culprit culprit = group.culprit();
   if (culprit.fault == Fault::none) return nb::none();
-  const char* names[] = {"none", "mismatch", "lost", "left", "aborted", "timeout"};
   const MemberState& state = group.control().state(culprit.witness);
-  return nb::make_tuple(names[static_cast<int>(culprit.fault)], culprit.member, culprit.witness,
-                        culprit.seq,
+  return nb::make_tuple(name_of(culprit.fault), culprit.member, culprit.witness, culprit.seq,
                         text_of({state.reason, strnlen(state.reason, sizeof(state.reason))}));
 }
 

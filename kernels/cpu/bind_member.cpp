@@ -15,15 +15,15 @@ namespace allreduce {
 namespace {
 
 // Whether both arrays are there where the call needs them, and as long as it needs them.
-bool arrays_fit(const Work& work, const View& in, const View& out, int members, int me) {
-  const Collective collective = work.call.collective;
-  const bool root = me == work.call.root;
+bool arrays_fit(const CallSpec& spec, const View& in, const View& out, int members, int me) {
+  const Collective collective = spec.call.collective;
+  const bool root = me == spec.call.root;
   const bool to_root = collective == Collective::reduce || collective == Collective::gather;
-  if (in.held() ? in.count() != input_elements(work, members, me)
+  if (in.held() ? in.count() != input_elements(spec, members, me)
                 : root || collective != Collective::scatter)
     return false;
   if (!out.held()) return to_root && !root;
-  return out.count() == output_elements(work, members, me);
+  return out.count() == output_elements(spec, members, me);
 }
 
 std::shared_ptr<Work> start(Member& member, std::uint32_t kind, nb::handle in, nb::handle out,
@@ -40,7 +40,7 @@ std::shared_ptr<Work> start(Member& member, std::uint32_t kind, nb::handle in, n
   if (call.type == Type::none || (target.held() && target.type() != call.type))
     throw nb::type_error("arrays must be C-contiguous, of one supported type, the output writable");
   const int members = member.group().members();
-  Work shape;
+  CallSpec shape;
   shape.details = {0, offsets_of(counts), offsets_of(receives)};
   call.count = count_of(call, shape.details, source, target, static_cast<std::uint64_t>(members));
   shape.call = call;

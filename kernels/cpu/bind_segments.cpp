@@ -13,25 +13,25 @@ namespace {
 
 using Counts = std::optional<std::vector<std::uint64_t>>;
 
-// The part of a started call that segments.h reads.
+// The part of a call that segments.h reads.
 class Segments {
  public:
   Segments(int collective, std::uint64_t count, int root, const Counts& counts,
            const Counts& receives, int members)
       : members_(members) {
-    work_.call.collective = static_cast<Collective>(collective);
-    work_.call.count = count;
-    work_.call.root = root;
-    work_.details.offsets = offsets_of(counts);
-    work_.details.receives = offsets_of(receives);
+    spec_.call.collective = static_cast<Collective>(collective);
+    spec_.call.count = count;
+    spec_.call.root = root;
+    spec_.details.offsets = offsets_of(counts);
+    spec_.details.receives = offsets_of(receives);
   }
 
-  std::uint64_t given_to(int from, int to) const { return given(work_, from, to).count; }
-  std::uint64_t taken_from(int me, int from) const { return taken(work_, me, from).count; }
-  std::uint64_t input(int member) const { return input_elements(work_, members_, member); }
+  std::uint64_t given_to(int from, int to) const { return given(spec_, from, to).count; }
+  std::uint64_t taken_from(int me, int from) const { return taken(spec_, me, from).count; }
+  std::uint64_t input(int member) const { return input_elements(spec_, members_, member); }
 
  private:
-  Work work_;
+  CallSpec spec_;
   int members_;
 };
 

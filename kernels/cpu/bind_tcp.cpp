@@ -109,9 +109,8 @@ bool wait(Work& work, double seconds) {
 
 nb::object culprit(const Handle& handle) {
   const auto found = ask(handle, [](Member& member) { return member.culprit(); });
-  if (found.fault == tcp::Fault::none) return nb::none();
-  const char* names[] = {"none", "mismatch", "lost", "left", "aborted", "timeout"};
-  return nb::make_tuple(names[static_cast<int>(found.fault)], found.member, found.witness,
+  if (found.fault == Fault::none) return nb::none();
+  return nb::make_tuple(name_of(found.fault), found.member, found.witness,
                         found.key & ~tcp::kMessage, text_of(found.reason));
 }
 
@@ -174,7 +173,7 @@ std::size_t staging_bytes(const Handle& handle) {
   return ask(handle, [](Member& member) { return member.staging_bytes(); });
 }
 
-void die(const Handle& handle, tcp::Fault fault, int member, std::uint64_t key,
+void die(const Handle& handle, Fault fault, int member, std::uint64_t key,
          const std::string& reason) {
   ask(handle, [&](Member& one) {
     const auto own = one.posted(one.index(), key);
@@ -185,11 +184,11 @@ void die(const Handle& handle, tcp::Fault fault, int member, std::uint64_t key,
 }
 
 void blame_timeout(const Handle& handle, int member, std::uint64_t key, const std::string& reason) {
-  die(handle, tcp::Fault::timeout, member, key, reason);
+  die(handle, Fault::timeout, member, key, reason);
 }
 
 void abort_member(const Handle& handle, const std::string& reason) {
-  die(handle, tcp::Fault::aborted, handle.member->index(), 0, reason);
+  die(handle, Fault::aborted, handle.member->index(), 0, reason);
 }
 
 std::shared_ptr<Work> leave(const Handle& handle, double seconds) {
@@ -239,11 +238,12 @@ void bind_work(nb::module_& m) {
       .def_prop_ro("failed", [](const Work& work) { return work.state() == tcp::State::failed; })
       .def_prop_ro("unmet",  // a recv without a message
                    [](const Work& work) {
-                     return work.request.collective == tcp::Collective::recv && !work.met.load();
+                     return work.request.call.collective == Collective::recv && !work.met.load();
                    })
-      .def_prop_ro("source", [](const Work& work) { return work.request.root; })
+      .def_prop_ro("source", [](const Work& work) { return work.request.call.root; })
       .def_prop_ro("tag", [](const Work& work) { return work.request.tag; })
-      .def_prop_ro("path", [](const Work& work) { return static_cast<int>(work.request.path); })
+      .def_prop_ro("path",
+                   [](const Work& work) { return static_cast<int>(work.request.call.path); })
       .def("wait", &wait, nb::arg("seconds"));
 }
 

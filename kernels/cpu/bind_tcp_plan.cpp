@@ -1,24 +1,28 @@
 // Calls of the tcp transport as Python describes them, and the plans that are made of them.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include "bind_tcp.h"
+#include "segments.h"
 #include "tcp_plan.h"
 
 namespace nb = nanobind;
 
 namespace allreduce {
 
+using Counts = std::optional<std::vector<std::uint64_t>>;
+
 tcp::Request tcp_request(const nb::tuple& words) {
   tcp::Request request;
-  request.collective = static_cast<tcp::Collective>(nb::cast<int>(words[0]));
-  request.path = static_cast<tcp::Path>(nb::cast<int>(words[1]));
-  request.op = static_cast<Op>(nb::cast<int>(words[2]));
-  request.type = static_cast<Type>(nb::cast<int>(words[3]));
-  request.root = nb::cast<int>(words[4]);
+  request.call.collective = static_cast<Collective>(nb::cast<int>(words[0]));
+  request.call.path = static_cast<Path>(nb::cast<int>(words[1]));
+  request.call.op = static_cast<Op>(nb::cast<int>(words[2]));
+  request.call.type = static_cast<Type>(nb::cast<int>(words[3]));
+  request.call.root = nb::cast<int>(words[4]);
   request.tag = nb::cast<std::int64_t>(words[5]);
-  request.count = nb::cast<std::uint64_t>(words[6]);
-  request.counts = nb::cast<std::vector<std::uint64_t>>(words[7]);
-  request.receives = nb::cast<std::vector<std::uint64_t>>(words[8]);
+  request.call.count = nb::cast<std::uint64_t>(words[6]);
+  request.details.offsets = offsets_of(nb::cast<Counts>(words[7]));
+  request.details.receives = offsets_of(nb::cast<Counts>(words[8]));
   request.chunk = nb::cast<std::uint64_t>(words[9]);
   return request;
 }
@@ -43,8 +47,6 @@ nb::tuple plan(const nb::tuple& words, int index, int members) {
 }  // namespace
 
 void bind_tcp_plan(nb::module_& m) {
-  m.attr("TCP_EAGER_BYTES") = tcp::kEager;
-  m.attr("TCP_CHUNK_BYTES") = tcp::kMaxChunk;
   m.attr("TCP_FIRST_DATA") = tcp::kData;
   m.def("tcp_plan", &plan, nb::arg("words"), nb::arg("index"), nb::arg("members"));
   m.def(

@@ -17,23 +17,12 @@ namespace allreduce {
 enum class Progress : std::uint8_t { blocked, moved, finished };
 enum class State : std::uint8_t { pending, done, failed };
 
-// What a call's signature does not hold. `offsets`: where each member's share begins in the joined
-// or cut array, and last where it ends; empty if all shares are `count` long. all_to_all cuts the
-// input at `offsets` and joins the output at `receives`.
-struct Details {
-  std::uint64_t hash = 0;  // what must agree beyond the signature
-  std::vector<std::uint64_t> offsets, receives;
-  std::string note = {};  // for the others' errors (Note); empty where none is known yet
-};
-
 // The number of a call that failed before it had one.
 inline constexpr std::uint64_t kUnstarted = kMessage - 1;
 
 // A started call of one member. Only the holder of the member's lock touches anything but `state`,
 // until that says done.
-struct Work {
-  Call call;
-  Details details;
+struct Work : CallSpec {
   std::uint64_t seq = kUnstarted;
   const std::byte* in = nullptr;
   std::byte* out = nullptr;

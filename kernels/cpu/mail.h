@@ -9,7 +9,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "reduce_kernels.h"
+#include "call.h"
 #include "words.h"
 
 namespace allreduce {
@@ -24,8 +24,6 @@ inline constexpr std::size_t kWindow = 32 << 10;
 inline constexpr int kWindowsPerReceiver = 4;
 // Small messages that one member has sent to another and that no recv has taken yet.
 inline constexpr int kUntaken = 32;
-// What a recv that takes every source, or tag, names.
-inline constexpr int kAny = -1;
 // In the numbers of messages; those of calls never come so far.
 inline constexpr std::uint64_t kMessage = 1ull << 62;
 

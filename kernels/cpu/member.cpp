@@ -265,6 +265,8 @@ Progress Member::advance() {
     case Path::exchanged:
       progress = step_exchanged(share_, head, ring_position_);
       break;
+    case Path::chain:  // of tcp
+      break;
   }
   if (progress != Progress::blocked) blocked_since_ = {};
   if (progress == Progress::finished) {

@@ -13,8 +13,8 @@
 #include <cstdint>
 #include <new>
 
+#include "call.h"
 #include "mail.h"
-#include "reduce_kernels.h"
 #include "slices.h"
 #include "words.h"
 
@@ -37,60 +37,6 @@ inline constexpr std::size_t kPlace = 4 << 10;
 inline constexpr std::size_t kLap = 16;
 // What a place takes: one line more, for a chunk may begin anywhere in its first one (staged.cpp).
 inline constexpr std::size_t kPlaceStride = kPlace + kLine;
-
-enum class Collective : std::uint8_t {
-  barrier,
-  all_reduce,
-  reduce_scatter,
-  all_gather,
-  broadcast,
-  allocate,
-  reduce,
-  gather,
-  scatter,
-  all_to_all,
-  send,
-  recv
-};
-// Whether it moves bytes as they are.
-inline bool copies(Collective collective) {
-  return collective == Collective::all_gather || collective == Collective::broadcast ||
-         collective == Collective::gather || collective == Collective::scatter ||
-         collective == Collective::all_to_all;
-}
-// small: through the slots; direct: symmetric memory, in place; staged: through the chunk rings;
-// pulled: out of each other's private memory; exchanged: through rings whose places change hands.
-enum class Path : std::uint8_t { small, direct, staged, pulled, exchanged };
-
-inline constexpr int kRootBits = 12;
-inline constexpr int kCountBits = 36;
-inline constexpr int kMaxMembers = 1 << kRootBits;
-
-struct Call {
-  Collective collective = Collective::barrier;
-  Op op = Op::none;
-  Type type = Type::none;
-  Path path = Path::small;
-  int root = 0;
-  // Elements: of the array for all_reduce, reduce and broadcast; otherwise of one member's share,
-  // or of all shares where they differ (nothing for all_to_all then).
-  std::uint64_t count = 0;
-
-  // The signature that stands beside the flag: the whole call, so that an error can show a peer's.
-  std::uint64_t pack() const {
-    return static_cast<std::uint64_t>(collective) | static_cast<std::uint64_t>(op) << 4 |
-           static_cast<std::uint64_t>(type) << 8 | static_cast<std::uint64_t>(path) << 12 |
-           static_cast<std::uint64_t>(root) << 16 | count << (16 + kRootBits);
-  }
-  static Call unpack(std::uint64_t word) {
-    return {static_cast<Collective>(word & 15),
-            static_cast<Op>(word >> 4 & 15),
-            static_cast<Type>(word >> 8 & 15),
-            static_cast<Path>(word >> 12 & 15),
-            static_cast<int>(word >> 16 & (kMaxMembers - 1)),
-            word >> (16 + kRootBits)};
-  }
-};
 
 // Where a call's arrays lie in symmetric memory: a region's id (0: none) and a byte offset.
 struct Placement {
@@ -147,8 +93,6 @@ struct MemberState {
   // the culprit's word, which names this member as the witness.
   Told told[2];
 };
-
-enum class Fault : std::uint8_t { none, mismatch, lost, left, aborted, timeout };
 
 // Why a communicator is dead: one word, set once, so that all members tell the same story.
 struct Culprit {

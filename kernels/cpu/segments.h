@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "collectives.h"
+#include "call.h"
 
 namespace allreduce {
 
@@ -39,8 +39,8 @@ inline Segment share_at(const std::vector<std::uint64_t>& offsets, std::uint64_t
 }
 
 // A member's share of the array that is joined or cut.
-inline Segment share_of(const Work& work, int member) {
-  return share_at(work.details.offsets, work.call.count, member);
+inline Segment share_of(const CallSpec& spec, int member) {
+  return share_at(spec.details.offsets, spec.call.count, member);
 }
 
 // Whether the input is cut into a part per member.
@@ -55,15 +55,15 @@ inline bool reduces(Collective collective) {
 }
 
 // Elements of a member's input, where it has one.
-inline std::uint64_t input_elements(const Work& work, int members, int member) {
-  const Call& call = work.call;
-  const auto& offsets = work.details.offsets;
+inline std::uint64_t input_elements(const CallSpec& spec, int members, int member) {
+  const Call& call = spec.call;
+  const auto& offsets = spec.details.offsets;
   if (personal(call.collective))
     return offsets.empty() ? call.count * static_cast<std::uint64_t>(members) : offsets.back();
   switch (call.collective) {
     case Collective::all_gather:
     case Collective::gather:
-      return share_of(work, member).count;
+      return share_of(spec, member).count;
     case Collective::barrier:
     case Collective::allocate:
       return 0;
@@ -79,8 +79,8 @@ inline bool from_root(Collective collective) {
 
 // What `from` gives to `to`, in the input of `from`. (In an all_to_all of unequal shares only
 // `from` itself knows.)
-inline Segment given(const Work& work, int from, int to) {
-  const Call& call = work.call;
+inline Segment given(const CallSpec& spec, int from, int to) {
+  const Call& call = spec.call;
   if (from_root(call.collective) && from != call.root) return {};
   switch (call.collective) {
     case Collective::all_reduce:
@@ -88,13 +88,13 @@ inline Segment given(const Work& work, int from, int to) {
     case Collective::broadcast:
       return {0, call.count};
     case Collective::all_gather:
-      return {0, share_of(work, from).count};
+      return {0, share_of(spec, from).count};
     case Collective::gather:
-      return {0, to == call.root ? share_of(work, from).count : 0};
+      return {0, to == call.root ? share_of(spec, from).count : 0};
     case Collective::scatter:
     case Collective::reduce_scatter:
     case Collective::all_to_all:
-      return share_of(work, to);
+      return share_of(spec, to);
     case Collective::barrier:
     case Collective::allocate:
     case Collective::send:
@@ -105,38 +105,45 @@ inline Segment given(const Work& work, int from, int to) {
 }
 
 // Where member `me` puts what `from` gives to it, in its output.
-inline Segment taken(const Work& work, int me, int from) {
-  const Call& call = work.call;
+inline Segment taken(const CallSpec& spec, int me, int from) {
+  const Call& call = spec.call;
   switch (call.collective) {
     case Collective::all_gather:
-      return share_of(work, from);
+      return share_of(spec, from);
     case Collective::gather:
-      return me == call.root ? share_of(work, from) : Segment{};
+      return me == call.root ? share_of(spec, from) : Segment{};
     case Collective::all_to_all:
-      if (work.details.receives.empty()) return share_of(work, from);
-      return share_at(work.details.receives, 0, from);
+      if (spec.details.receives.empty()) return share_of(spec, from);
+      return share_at(spec.details.receives, 0, from);
     default:
-      return {0, given(work, from, me).count};
+      return {0, given(spec, from, me).count};
   }
 }
 
+// What of its input `from` sends to `to` with a post to each member: for a reduce, to the root
+// only.
+inline Segment given_in_post(const CallSpec& spec, int from, int to) {
+  const bool unread = spec.call.collective == Collective::reduce && to != spec.call.root;
+  return unread ? Segment{} : given(spec, from, to);
+}
+
 // Elements of a member's output, where it has one.
-inline std::uint64_t output_elements(const Work& work, int members, int me) {
-  if (work.call.collective == Collective::all_reduce ||
-      work.call.collective == Collective::reduce || work.call.collective == Collective::broadcast)
-    return work.call.count;
-  if (personal(work.call.collective) && work.call.collective != Collective::all_to_all)
-    return share_of(work, me).count;
-  const Segment last = taken(work, me, members - 1);
+inline std::uint64_t output_elements(const CallSpec& spec, int members, int me) {
+  if (spec.call.collective == Collective::all_reduce ||
+      spec.call.collective == Collective::reduce || spec.call.collective == Collective::broadcast)
+    return spec.call.count;
+  if (personal(spec.call.collective) && spec.call.collective != Collective::all_to_all)
+    return share_of(spec, me).count;
+  const Segment last = taken(spec, me, members - 1);
   return last.low + last.count;
 }
 
 // Elements that the call's longest segment has, as far as member `me` knows.
-inline std::uint64_t longest_segment(const Work& work, int members, int me) {
+inline std::uint64_t longest_segment(const CallSpec& spec, int members, int me) {
   std::uint64_t longest = 0;
   for (int member = 0; member < members; ++member)
-    longest = std::max({longest, given(work, me, member).count, taken(work, me, member).count,
-                        given(work, member, member).count});
+    longest = std::max({longest, given(spec, me, member).count, taken(spec, me, member).count,
+                        given(spec, member, member).count});
   return longest;
 }
 

@@ -25,7 +25,7 @@ std::uint64_t word(std::string_view text, std::size_t index) {
 }
 
 bool one_hop_counts(const Request& request) {
-  return request.collective == Collective::all_to_all && !request.counts.empty();
+  return request.call.collective == Collective::all_to_all && !request.details.offsets.empty();
 }
 
 }  // namespace
@@ -57,7 +57,7 @@ void Member::compare(Pending& pending, int member) {
   const Post& post = peer(member).posts.at(key);
   if (differ(me_, request.signature, member, post.signature, n_)) return suspect(key, member);
   const std::size_t expected =
-      request.path == Path::small ? contribution(request, member, me_).second : 0;
+      request.call.path == Path::small ? contribution(request, member, me_).second : 0;
   if (post.payload.size() != expected) return blame(Fault::lost, member, key);
   ++pending.agreed;
 }
@@ -111,7 +111,7 @@ void Member::agree(std::uint64_t key) {
           return suspect(key, a);
   }
   pending.begun = true;
-  if (request.path == Path::small) {
+  if (request.call.path == Path::small) {
     std::vector<const std::byte*> parts(static_cast<std::size_t>(n_));
     for (int member = 0; member < n_; ++member)
       if (member != me_)

@@ -136,7 +136,8 @@ void Execution::fold_one(std::size_t index, std::uint64_t chunk, Block block) {
   std::byte* out = out_at(stage, chunk);
   std::byte* target = out != nullptr ? out : block.get();
   const void* in[] = {block.get(), in_at(stage, chunk)};
-  fold(request.op, request.type, in, 2, target, elements_of(stage, chunk), stage.last, members_);
+  fold(request.call.op, request.call.type, in, 2, target, elements_of(stage, chunk), stage.last,
+       members_);
   if (out != nullptr) block = nullptr;
   pass_on(index, {chunk, target, std::move(block)});
 }
@@ -160,8 +161,8 @@ void Execution::meet(std::size_t index, std::uint64_t chunk, int peer, Block blo
     kept = blocks[static_cast<std::size_t>(stage.from[0])];
     out = kept.get();
   }
-  fold(request.op, request.type, in.data(), members_, out, elements_of(stage, chunk), stage.last,
-       members_);
+  fold(request.call.op, request.call.type, in.data(), members_, out, elements_of(stage, chunk),
+       stage.last, members_);
   progress_[index].meeting.erase(chunk);
   pass_on(index, {chunk, out, std::move(kept)});
 }

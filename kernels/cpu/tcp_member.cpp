@@ -54,8 +54,7 @@ void Member::attach() {
 
 void Member::submit(const std::shared_ptr<Work>& work) {
   Engine& engine = Engine::instance();
-  const Collective collective = work->request.collective;
-  if (n_ > 1 || collective == Collective::send || collective == Collective::recv)
+  if (n_ > 1 || is_message(work->request.call.collective))
     return engine.post(shared_from_this(), [this, work] { start(work); });
   bool admitted = false;
   engine.run([&] { admitted = admit(work); });
@@ -76,8 +75,7 @@ void Member::start(const std::shared_ptr<Work>& work) {
 // Gives a call its number, or lets it fail: with a number where a death has ended all calls, as the
 // error tells it.
 bool Member::admit(const std::shared_ptr<Work>& work) {
-  const Collective collective = work->request.collective;
-  const bool message = collective == Collective::send || collective == Collective::recv;
+  const bool message = is_message(work->request.call.collective);
   if (dead() || !leaving_) work->key = message ? kMessage | messages_++ : started_++;
   if (dead() || leaving_) {
     work->settle(State::failed);
@@ -90,10 +88,10 @@ bool Member::admit(const std::shared_ptr<Work>& work) {
 void Member::begin(const std::shared_ptr<Work>& work) {
   if (!admit(work)) return;
   const Request& request = work->request;
-  if (request.collective == Collective::send) return start_send(work);
-  if (request.collective == Collective::recv) return start_receive(work);
+  if (request.call.collective == Collective::send) return start_send(work);
+  if (request.call.collective == Collective::recv) return start_receive(work);
   Pending pending{work, nullptr};
-  if (request.path != Path::small)
+  if (request.call.path != Path::small)
     pending.execution =
         std::make_shared<Execution>(work, make_plan(request, me_, n_), *this, me_, n_, work->key);
   const std::uint64_t key = work->key;
@@ -122,7 +120,7 @@ void Member::post(Pending& pending) {
     header.signature = static_cast<std::uint16_t>(request.signature.size());
     const auto* text = reinterpret_cast<const std::byte*>(request.signature.data());
     std::vector<std::byte> payload(text, text + request.signature.size());
-    if (request.path == Path::small) {
+    if (request.call.path == Path::small) {
       const auto [from, bytes] = contribution(request, me_, member);
       payload.insert(payload.end(), from, from + bytes);
     }

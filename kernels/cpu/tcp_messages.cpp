@@ -11,11 +11,11 @@ namespace allreduce::tcp {
 namespace {
 
 bool fits(const Request& receiver, int source, std::int64_t tag) {
-  return (receiver.root == kAny || receiver.root == source) &&
+  return (receiver.call.root == kAny || receiver.call.root == source) &&
          (receiver.tag == kAny || receiver.tag == tag);
 }
 
-std::size_t bytes_of(const Request& request) { return request.count * request.element(); }
+std::size_t bytes_of(const Request& request) { return request.call.count * request.element(); }
 
 void append(std::vector<std::byte>& payload, const void* from, std::size_t bytes) {
   const auto* data = static_cast<const std::byte*>(from);
@@ -26,10 +26,11 @@ void append(std::vector<std::byte>& payload, const void* from, std::size_t bytes
 
 void Member::start_send(const std::shared_ptr<Work>& work) {
   const Request& request = work->request;
-  const int to = request.root;
+  const int to = request.call.root;
   if (to == me_) {
-    Arrival arrival{me_, work->key, request.tag, request.type, request.count, request.signature,
-                    {},  true,      work};
+    Arrival arrival{
+        me_, work->key, request.tag, request.call.type, request.call.count, request.signature,
+        {},  true,      work};
     const auto receiver = std::find_if(receives_.begin(), receives_.end(), [&](const auto& one) {
       return fits(one->request, me_, request.tag);
     });
@@ -42,16 +43,16 @@ void Member::start_send(const std::shared_ptr<Work>& work) {
     offers_[work->key] = work;  // so that it fails with the rest
     return blame(Fault::left, to, work->key);
   }
-  const bool small = request.path == Path::small && peer(to).unaccepted < kUnaccepted;
+  const bool small = request.call.path == Path::small && peer(to).unaccepted < kUnaccepted;
   Header header{};
   header.kind = small ? Kind::message : Kind::offer;
   header.key = work->key;
   header.offset = static_cast<std::uint64_t>(request.tag);
-  header.stage = static_cast<std::uint32_t>(request.type);
+  header.stage = static_cast<std::uint32_t>(request.call.type);
   header.signature = static_cast<std::uint16_t>(request.signature.size());
   std::vector<std::byte> payload;
   append(payload, request.signature.data(), request.signature.size());
-  append(payload, &request.count, sizeof(request.count));
+  append(payload, &request.call.count, sizeof(request.call.count));
   if (small) append(payload, request.in, bytes_of(request));
   send_words(to, header, std::move(payload));
   if (!small) {
@@ -81,18 +82,20 @@ void Member::start_receive(const std::shared_ptr<Work>& work) {
 // A message that cannot be had because a member has left, or null.
 std::shared_ptr<Work> Member::message_needing(int member) const {
   for (const auto& [key, work] : offers_)
-    if (work->request.root == member) return work;
+    if (work->request.call.root == member) return work;
   // What it had sent when it left still comes, as long as a connection may bring it.
   for (const auto& [key, execution] : exchanges_) {
     const Request& request = execution->work()->request;
-    if (request.root == member && (request.collective == Collective::send || gone(member)))
+    if (request.call.root == member &&
+        (request.call.collective == Collective::send || gone(member)))
       return execution->work();
   }
   const bool all_left = std::all_of(peers_.begin(), peers_.end(), [this](const Peer& one) {
     return one.left || &one == &peer(me_);
   });
   for (const auto& work : receives_)
-    if (work->request.root == member || (work->request.root == kAny && all_left)) return work;
+    if (work->request.call.root == member || (work->request.call.root == kAny && all_left))
+      return work;
   return nullptr;
 }
 
@@ -145,13 +148,13 @@ bool Member::keep(Arrival arrival) {
 // A message has met its receiver.
 void Member::match(const std::shared_ptr<Work>& work, Arrival arrival) {
   Request& request = work->request;
-  if (arrival.type != request.type || arrival.count != request.count) {
+  if (arrival.type != request.call.type || arrival.count != request.call.count) {
     receives_.push_back(work);  // so that it fails with the rest
     if (arrival.own) offers_[arrival.key] = arrival.own;
     return die({Fault::mismatch, me_, arrival.source, work->key, request.signature,
                 arrival.signature, ""});
   }
-  request.root = arrival.source;
+  request.call.root = arrival.source;
   request.tag = arrival.tag;
   work->met.store(true, std::memory_order_release);
   if (arrival.own) {
@@ -180,7 +183,7 @@ void Member::match(const std::shared_ptr<Work>& work, Arrival arrival) {
 bool Member::take_accept(int from, const Header& header) {
   if (header.offset == 0) return --peer(from).unaccepted >= 0;  // of a small message
   const auto found = offers_.find(header.key);
-  if (found == offers_.end() || found->second->request.root != from) return false;
+  if (found == offers_.end() || found->second->request.call.root != from) return false;
   const auto work = found->second;
   offers_.erase(found);
   const auto execution = std::make_shared<Execution>(work, make_plan(work->request, me_, n_), *this,

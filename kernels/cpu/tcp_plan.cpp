@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "segments.h"
 #include "slices.h"
 
 namespace allreduce::tcp {
@@ -18,7 +19,7 @@ class Planner {
   // or, with `through`, sends it on as it comes. `in` is where the slice lies in each input.
   void reduce(std::uint32_t id, int end, std::uint64_t elements, std::uint64_t in, std::int64_t out,
               std::int64_t passing, const std::vector<Link>& onward) {
-    const bool direct = request_.path == Path::direct;
+    const bool direct = request_.call.path == Path::direct;
     const bool windowed = direct || passing == kNowhere;
     const int place = (me_ - end - 1 + n_) % n_;  // along the chain, which ends at n - 1
     Stage stage{.id = id, .from = {}, .to = {}, .elements = elements, .in = signed_of(in)};
@@ -45,7 +46,7 @@ class Planner {
   // What one member has goes to all others, who store it at `out`. The first stage is the caller's.
   std::vector<Link> spread_links(std::uint32_t id, int root) const {
     if (n_ == 1) return {};
-    if (request_.path == Path::chain) return {{(root + 1) % n_, id, false}};
+    if (request_.call.path == Path::chain) return {{(root + 1) % n_, id, false}};
     std::vector<Link> links;
     for (int step = 1; step < n_; ++step) links.push_back({(root + step) % n_, id, false});
     return links;
@@ -53,8 +54,8 @@ class Planner {
   void spread_to_me(std::uint32_t id, int root, std::uint64_t elements, std::uint64_t out) {
     Stage stage{.id = id, .from = {}, .to = {}, .elements = elements};
     stage.out = signed_of(out);
-    stage.from = {request_.path == Path::chain ? before() : root};
-    if (request_.path == Path::chain && after() != root) stage.to = {{after(), id, false}};
+    stage.from = {request_.call.path == Path::chain ? before() : root};
+    if (request_.call.path == Path::chain && after() != root) stage.to = {{after(), id, false}};
     stages.push_back(stage);
   }
   void origin(std::uint32_t id, std::vector<Link> to, std::uint64_t elements, std::uint64_t in,
@@ -90,7 +91,7 @@ class Planner {
 
 void plan_all_reduce(Planner& planner, const Request& r, int me, int n) {
   for (int s = 0; s < n; ++s) {
-    const auto [low, high] = slice_of(r.count, r.element(), n, s);
+    const auto [low, high] = slice_of(r.call.count, r.element(), n, s);
     const std::uint64_t size = high - low;
     const auto id = static_cast<std::uint32_t>(s), second = static_cast<std::uint32_t>(n + s);
     const std::int64_t out = Planner::signed_of(low);
@@ -100,82 +101,88 @@ void plan_all_reduce(Planner& planner, const Request& r, int me, int n) {
 }
 
 void plan_reduce(Planner& planner, const Request& r, int me, int n) {
-  if (r.path == Path::chain)
-    return planner.reduce(0, r.root, r.count, 0, me == r.root ? 0 : kNowhere, kNowhere, {});
+  if (r.call.path == Path::chain)
+    return planner.reduce(0, r.call.root, r.call.count, 0, me == r.call.root ? 0 : kNowhere,
+                          kNowhere, {});
   // Each member reduces its slice, and the root gathers them.
   for (int s = 0; s < n; ++s) {
-    const auto [low, high] = slice_of(r.count, r.element(), n, s);
+    const auto [low, high] = slice_of(r.call.count, r.element(), n, s);
     const std::uint64_t size = high - low;
     const auto id = static_cast<std::uint32_t>(s), second = static_cast<std::uint32_t>(n + s);
-    const bool at_root = s == r.root;
+    const bool at_root = s == r.call.root;
     planner.reduce(id, s, size, low, at_root ? Planner::signed_of(low) : kNowhere, kNowhere,
-                   at_root ? std::vector<Link>{} : std::vector<Link>{{r.root, second, false}});
-    if (me == r.root && !at_root) planner.store(second, s, size, low);
+                   at_root ? std::vector<Link>{} : std::vector<Link>{{r.call.root, second, false}});
+    if (me == r.call.root && !at_root) planner.store(second, s, size, low);
   }
 }
 
 void plan_reduce_scatter(Planner& planner, const Request& r, int n) {
-  for (int s = 0; s < n; ++s)
-    planner.reduce(static_cast<std::uint32_t>(s), s, r.share(s), r.begin(s), 0, kNowhere, {});
+  for (int s = 0; s < n; ++s) {
+    const Segment share = share_of(r, s);
+    planner.reduce(static_cast<std::uint32_t>(s), s, share.count, share.low, 0, kNowhere, {});
+  }
 }
 
 void plan_all_gather(Planner& planner, const Request& r, int me, int n) {
   for (int step = 0; step < n; ++step) {
     const int s = (me + n - step) % n;
     const auto id = static_cast<std::uint32_t>(s);
+    const Segment share = share_of(r, s);
     if (s == me)
-      planner.origin(id, planner.spread_links(id, s), r.share(s), 0,
-                     Planner::signed_of(r.begin(s)));
+      planner.origin(id, planner.spread_links(id, s), share.count, 0,
+                     Planner::signed_of(share.low));
     else
-      planner.spread_to_me(id, s, r.share(s), r.begin(s));
+      planner.spread_to_me(id, s, share.count, share.low);
   }
 }
 
 void plan_gather(Planner& planner, const Request& r, int me, int n) {
-  if (me != r.root)
-    return planner.origin(0, {{r.root, static_cast<std::uint32_t>(me), false}}, r.share(me), 0,
-                          kNowhere);
+  if (me != r.call.root)
+    return planner.origin(0, {{r.call.root, static_cast<std::uint32_t>(me), false}},
+                          share_of(r, me).count, 0, kNowhere);
   for (int s = 0; s < n; ++s) {
     const auto id = static_cast<std::uint32_t>(s);
+    const Segment share = share_of(r, s);
     if (s == me)
-      planner.origin(id, {}, r.share(s), 0, Planner::signed_of(r.begin(s)));
+      planner.origin(id, {}, share.count, 0, Planner::signed_of(share.low));
     else
-      planner.store(id, s, r.share(s), r.begin(s));
+      planner.store(id, s, share.count, share.low);
   }
 }
 
 void plan_scatter(Planner& planner, const Request& r, int me, int n) {
-  if (me != r.root) return planner.store(0, r.root, r.share(me), 0);
+  if (me != r.call.root) return planner.store(0, r.call.root, share_of(r, me).count, 0);
   for (int s = 0; s < n; ++s) {
     const std::vector<Link> to = s == me ? std::vector<Link>{} : std::vector<Link>{{s, 0, false}};
-    planner.origin(static_cast<std::uint32_t>(s), to, r.share(s), r.begin(s),
+    const Segment share = share_of(r, s);
+    planner.origin(static_cast<std::uint32_t>(s), to, share.count, share.low,
                    s == me ? 0 : kNowhere);
   }
 }
 
 void plan_broadcast(Planner& planner, const Request& r, int me) {
-  if (me == r.root)
-    planner.origin(0, planner.spread_links(0, r.root), r.count, 0, 0);
+  if (me == r.call.root)
+    planner.origin(0, planner.spread_links(0, r.call.root), r.call.count, 0, 0);
   else
-    planner.spread_to_me(0, r.root, r.count, 0);
+    planner.spread_to_me(0, r.call.root, r.call.count, 0);
 }
 
 void plan_all_to_all(Planner& planner, const Request& r, int me, int n) {
   for (int step = 0; step < n; ++step) {
     const int to = (me + step) % n, from = (me + n - step) % n;
     const auto id = static_cast<std::uint32_t>(n + to);
+    const Segment out = given(r, me, to), in = taken(r, me, from);
     if (step == 0) {
-      planner.origin(id, {}, r.share(me), r.begin(me), Planner::signed_of(r.receive_begin(me)));
+      planner.origin(id, {}, out.count, out.low, Planner::signed_of(in.low));
       continue;
     }
-    planner.origin(id, {{to, static_cast<std::uint32_t>(me), false}}, r.share(to), r.begin(to),
-                   kNowhere);
-    planner.store(static_cast<std::uint32_t>(from), from, r.received(from), r.receive_begin(from));
+    planner.origin(id, {{to, static_cast<std::uint32_t>(me), false}}, out.count, out.low, kNowhere);
+    planner.store(static_cast<std::uint32_t>(from), from, in.count, in.low);
   }
 }
 
 void plan_stages(Planner& planner, const Request& request, int me, int members) {
-  switch (request.collective) {
+  switch (request.call.collective) {
     case Collective::all_reduce:
       return plan_all_reduce(planner, request, me, members);
     case Collective::reduce:
@@ -193,11 +200,11 @@ void plan_stages(Planner& planner, const Request& request, int me, int members) 
     case Collective::all_to_all:
       return plan_all_to_all(planner, request, me, members);
     case Collective::send:
-      return planner.origin(0, {{request.root, 0, false}}, request.count, 0, kNowhere);
+      return planner.origin(0, {{request.call.root, 0, false}}, request.call.count, 0, kNowhere);
     case Collective::recv:
-      return planner.store(0, request.root, request.count, 0);
+      return planner.store(0, request.call.root, request.call.count, 0);
     case Collective::barrier:
-    case Collective::empty:
+    case Collective::allocate:
       return;
   }
 }
@@ -206,9 +213,9 @@ void plan_stages(Planner& planner, const Request& request, int me, int members) 
 // bounded. All members have to cut alike.
 void cut_chunks(Plan& plan, const Request& request, int members) {
   const bool staged =
-      request.collective == Collective::reduce ||
-      request.collective == Collective::reduce_scatter ||
-      (request.collective == Collective::all_reduce && request.path == Path::direct);
+      request.call.collective == Collective::reduce ||
+      request.call.collective == Collective::reduce_scatter ||
+      (request.call.collective == Collective::all_reduce && request.call.path == Path::direct);
   std::uint64_t bytes = request.chunk;
   plan.window = kWindow;
   if (staged) {

@@ -9,37 +9,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <vector>
 
-#include "reduce_kernels.h"
+#include "call.h"
 
 namespace allreduce::tcp {
-
-// COLLECTIVES in comm/tcp/calls.py stand in the same order.
-enum class Collective : std::uint8_t {
-  barrier,
-  all_reduce,
-  reduce,
-  reduce_scatter,
-  all_gather,
-  gather,
-  scatter,
-  broadcast,
-  all_to_all,
-  send,
-  recv,
-  empty
-};
-// small: contributions travel with the posts; direct: each goes to where it is reduced in one hop;
-// chain: from member to member. Python chooses (comm/choice/table.py), on all members alike.
-enum class Path : std::uint8_t { small, direct, chain };
 
 // The connections of a pair, by number; those for data follow the first of them.
 inline constexpr int kWords = 0;
 inline constexpr int kProbes = 1;
 inline constexpr int kData = 2;
 
-inline constexpr int kAny = -1;
 inline constexpr int kNobody = -1;
 // Room for a contribution that travels with a post or a message.
 inline constexpr std::size_t kEager = 4096;
@@ -94,8 +73,6 @@ struct Header {
 static_assert(sizeof(Header) == 32);
 inline constexpr std::uint32_t kMagic = 0x52415031;
 
-enum class Fault : std::uint8_t { none, mismatch, lost, left, aborted, timeout };
-
 // Why a communicator is dead, as its members tell it to each other.
 struct Culprit {
   Fault fault = Fault::none;
@@ -120,41 +97,14 @@ bool well_formed(const std::string& signature);
 bool differ(int a, const std::string& of_a, int b, const std::string& of_b, int members);
 
 // A call as one member makes it. Its arrays belong to it until it is settled.
-struct Request {
-  Collective collective = Collective::barrier;
-  Path path = Path::small;
-  Op op = Op::none;
-  Type type = Type::none;
-  int root = 0;  // also the peer of send and recv, or kAny
+struct Request : CallSpec {
   std::int64_t tag = 0;
-  std::uint64_t chunk = kLeastChunk;    // bytes of one transfer at most
-  std::uint64_t count = 0;              // elements, as Python's Call has it
-  std::vector<std::uint64_t> counts;    // of each member's share, where they differ
-  std::vector<std::uint64_t> receives;  // all_to_all with counts: what comes from each
-  std::string signature;                // what must agree, and what errors show
+  std::uint64_t chunk = kLeastChunk;  // bytes of one transfer at most
+  std::string signature;              // what must agree, and what errors show
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
 
-  std::size_t element() const { return size_of(type); }
-  // Elements of a member's share, and where it begins in the joined array.
-  std::uint64_t share(int member) const {
-    return counts.empty() ? count : counts[static_cast<std::size_t>(member)];
-  }
-  std::uint64_t begin(int member) const { return start_of(counts, member); }
-  std::uint64_t receive_begin(int member) const {
-    return receives.empty() ? begin(member) : start_of(receives, member);
-  }
-  std::uint64_t received(int member) const {
-    return receives.empty() ? share(member) : receives[static_cast<std::size_t>(member)];
-  }
-
- private:
-  std::uint64_t start_of(const std::vector<std::uint64_t>& shares, int member) const {
-    if (shares.empty()) return count * static_cast<std::uint64_t>(member);
-    std::uint64_t sum = 0;
-    for (int m = 0; m < member; ++m) sum += shares[static_cast<std::size_t>(m)];
-    return sum;
-  }
+  std::size_t element() const { return size_of(call.type); }
 };
 
 }  // namespace allreduce::tcp

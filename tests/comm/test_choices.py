@@ -59,13 +59,14 @@ def test_native_code_takes_the_table(members: int, crowded: bool, pulls: bool) -
 
 
 def test_the_table_fits_tcp() -> None:
+    """No row exceeds kEager and kMaxChunk in tcp_protocol.h."""
     for row in TABLE:
         if row.transport == "tcp" and row.algorithm == "small":
             assert row.bytes[1] is not None
-            assert row.bytes[1] <= _native.TCP_EAGER_BYTES
+            assert row.bytes[1] <= 4 << 10
         elif row.transport == "tcp":
             assert row.chunk is not None
-            assert row.chunk <= _native.TCP_CHUNK_BYTES
+            assert row.chunk <= 1 << 20
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])

@@ -14,7 +14,6 @@ from allreduce.comm.choice.choosing import choices_for
 from allreduce.comm.choice.table import Row
 from allreduce.comm.plan import Plan, Topology
 from allreduce.comm.planners import plan
-from allreduce.comm.tcp.calls import PATHS as TCP_PATHS
 from allreduce.errors import UnsupportedError, UsageError
 from tests.comm.tables import before_the_table
 from tests.harness import run_threads
@@ -90,7 +89,7 @@ def compare(comm: Communicator, symmetric: bool) -> list[str]:
 def differences(comm: Communicator, planned: Plan, work: Any) -> list[str]:
     native = work.native
     if comm.transport == "tcp":
-        happened: tuple[Any, ...] = (TCP_PATHS[native.path],)
+        happened: tuple[Any, ...] = (PATHS[native.path],)
         expected: tuple[Any, ...] = (planned.algorithm,)
     else:
         path, chunk, streaming, _ = native.way

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from allreduce import _native
-from allreduce.comm.call import Call
+from allreduce.comm.call import COLLECTIVES, PATHS, Call
 from allreduce.comm.choice.choosing import choices_for
 from allreduce.comm.tcp import calls as tcp_calls
 from tests.comm.test_tcp_frames import (
@@ -170,8 +170,8 @@ def test_calls_behind_a_death_have_their_numbers() -> None:
 
 def test_who_leaves_for_a_death_is_not_its_culprit() -> None:
     """The last data of a call and the end of who sent it come together, a death before them."""
-    broadcast = tcp_calls.COLLECTIVES.index("broadcast")
-    words: tuple[object, ...] = (broadcast, 1, 0, 1, 1, 0, COUNT, [], [], 1 << 18)
+    broadcast = COLLECTIVES.index("broadcast")
+    words: tuple[object, ...] = (broadcast, 1, 0, 1, 1, 0, COUNT, None, None, 1 << 18)
     post = frame(POST, 0, payload=SIGNATURE, signature=len(SIGNATURE))
     data = frame(DATA, 0, payload=bytes(4 * COUNT))
     for _ in range(20):
@@ -295,7 +295,8 @@ def test_staged_chunks_take_what_they_need() -> None:
         x = np.ones(4096, "float32")
         outs = [np.zeros(2048, "float32") for _ in range(2)]
         call = Call("reduce_scatter", "sum", "float32", 2048, None, "members")
-        words: tuple[object, ...] = (3, 1, 1, 1, 0, 0, 2048, [], [], 1 << 18)
+        index = COLLECTIVES.index("reduce_scatter")
+        words: tuple[object, ...] = (index, 1, 1, 1, 0, 0, 2048, None, None, 1 << 18)
         signature = signed(call)
         works = [
             member.start(words, signature, x.ctypes.data, out.ctypes.data)
@@ -308,13 +309,14 @@ def test_staged_chunks_take_what_they_need() -> None:
 
 
 @pytest.mark.parametrize("members", [2, 33, 300, 2000])
-@pytest.mark.parametrize("path", [1, 2])
+@pytest.mark.parametrize("path", ["direct", "chain"])
 @pytest.mark.parametrize("collective", ["all_reduce", "reduce", "reduce_scatter"])
 def test_staging_is_bounded_with_any_number_of_members(
-    collective: str, path: int, members: int
+    collective: str, path: str, members: int
 ) -> None:
-    index = tcp_calls.COLLECTIVES.index(collective)
-    words: tuple[object, ...] = (index, path, 1, 1, 0, 0, 1 << 32, [], [], _native.TCP_CHUNK_BYTES)
+    index = COLLECTIVES.index(collective)
+    way = PATHS.index(path)
+    words: tuple[object, ...] = (index, way, 1, 1, 0, 0, 1 << 32, None, None, 1 << 20)
     chunk, window, stages = _native.tcp_plan(words, 0, members)
     staged = sum(len(sources) for sources, *_, staged in stages if staged)
     assert 4 * chunk * window * staged <= 8 << 20

@@ -76,9 +76,8 @@ void test_pair(Op op, Type type, const std::vector<std::vector<T>>& in) {
   for (Level level : kLevels) {
     const KernelTable* table = table_at<KernelTable>(level);
     if (table == nullptr) continue;
-    const std::string what = name_of(level) + ": operator " +
-                             std::to_string(static_cast<int>(op)) + ", type " +
-                             std::to_string(static_cast<int>(type)) + ", " +
+    const std::string what = name_of(level) + ": operator " + std::to_string(static_cast<int>(op)) +
+                             ", type " + std::to_string(static_cast<int>(type)) + ", " +
                              std::to_string(in.size()) + " inputs, element ";
     const Reduce reduce = table->reduce[static_cast<int>(op)][static_cast<int>(type)];
     check((reduce != nullptr) == makes_sense<T>(op), what + "of any kind");

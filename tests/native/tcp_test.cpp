@@ -65,8 +65,9 @@ Members connect(int members, int channels) {
 }
 
 std::shared_ptr<Work> start(const std::shared_ptr<Member>& member, Request request) {
-  const std::string text = std::to_string(static_cast<int>(request.collective)) + " " +
-                           std::to_string(request.count) + " " + std::to_string(request.root);
+  const std::string text = std::to_string(static_cast<int>(request.call.collective)) + " " +
+                           std::to_string(request.call.count) + " " +
+                           std::to_string(request.call.root);
   const auto agreed = static_cast<std::uint16_t>(text.size() + 2);
   request.signature.assign(reinterpret_cast<const char*>(&agreed), 2);
   request.signature += text;
@@ -104,24 +105,26 @@ std::unique_ptr<Started> begin(const std::shared_ptr<Member>& member, int index)
                               Collective::all_gather, Collective::broadcast,
                               Collective::reduce,     Collective::all_to_all};
   Request request;
-  request.collective = kinds[index % 6];
-  request.count = std::vector<std::uint64_t>{5, 3000, 150001}[static_cast<std::size_t>(index) % 3];
-  request.path = request.count == 5 ? Path::small : (index % 2 == 0 ? Path::chain : Path::direct);
-  request.op = Op::sum;
-  request.type = Type::float32;
-  request.root = index % n;
-  const bool wide_in = request.collective == Collective::reduce_scatter ||
-                       request.collective == Collective::all_to_all;
-  const bool wide_out =
-      request.collective == Collective::all_gather || request.collective == Collective::all_to_all;
+  request.call.collective = kinds[index % 6];
+  request.call.count =
+      std::vector<std::uint64_t>{5, 3000, 150001}[static_cast<std::size_t>(index) % 3];
+  request.call.path =
+      request.call.count == 5 ? Path::small : (index % 2 == 0 ? Path::chain : Path::direct);
+  request.call.op = Op::sum;
+  request.call.type = Type::float32;
+  request.call.root = index % n;
+  const bool wide_in = request.call.collective == Collective::reduce_scatter ||
+                       request.call.collective == Collective::all_to_all;
+  const bool wide_out = request.call.collective == Collective::all_gather ||
+                        request.call.collective == Collective::all_to_all;
   auto started = std::make_unique<Started>();
-  started->in.assign(request.count * (wide_in ? width : 1), 1.0f);
-  started->out.assign(request.count * (wide_out ? width : 1), -1.0f);
-  const bool sums = request.collective != Collective::all_gather &&
-                    request.collective != Collective::broadcast &&
-                    request.collective != Collective::all_to_all;
+  started->in.assign(request.call.count * (wide_in ? width : 1), 1.0f);
+  started->out.assign(request.call.count * (wide_out ? width : 1), -1.0f);
+  const bool sums = request.call.collective != Collective::all_gather &&
+                    request.call.collective != Collective::broadcast &&
+                    request.call.collective != Collective::all_to_all;
   started->expected = sums ? static_cast<float>(n) : 1.0f;
-  if (request.collective == Collective::reduce && me != request.root) {
+  if (request.call.collective == Collective::reduce && me != request.call.root) {
     started->expected = -1.0f;  // untouched
   }
   request.in = bytes(started->in);
@@ -146,13 +149,13 @@ void messages(const std::shared_ptr<Member>& member) {
   for (const std::uint64_t count : {std::uint64_t{3}, std::uint64_t{200000}}) {
     std::vector<float> in(count, static_cast<float>(me)), out(count);
     Request send, receive;
-    send.collective = Collective::send;
-    receive.collective = Collective::recv;
-    send.type = receive.type = Type::float32;
-    send.count = receive.count = count;
-    send.path = receive.path = count == 3 ? Path::small : Path::direct;
-    send.root = (me + 1) % n;
-    receive.root = kAny;
+    send.call.collective = Collective::send;
+    receive.call.collective = Collective::recv;
+    send.call.type = receive.call.type = Type::float32;
+    send.call.count = receive.call.count = count;
+    send.call.path = receive.call.path = count == 3 ? Path::small : Path::direct;
+    send.call.root = (me + 1) % n;
+    receive.call.root = kAny;
     receive.tag = kAny;
     send.in = bytes(in);
     receive.out = bytes(out);

@@ -9,26 +9,10 @@ import struct
 from dataclasses import replace
 
 from allreduce import _native
-from allreduce.comm.call import DTYPES, OPERATORS, Call, item_bytes, remedy
+from allreduce.comm.call import COLLECTIVES, DTYPES, OPERATORS, PATHS, Call, item_bytes, remedy
 from allreduce.comm.choice.choosing import Choice, Choices
 from allreduce.errors import UnsupportedError
 
-# Positions are the native enums' values (kernels/cpu/tcp_protocol.h).
-COLLECTIVES = (
-    "barrier",
-    "all_reduce",
-    "reduce",
-    "reduce_scatter",
-    "all_gather",
-    "gather",
-    "scatter",
-    "broadcast",
-    "all_to_all",
-    "send",
-    "recv",
-    "empty",
-)
-PATHS = ("small", "direct", "chain")
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _AGREED = struct.Struct("<H")  # how many bytes of a signature must be equal, these included
 _MAX_SIGNATURE = 59000  # native kMaxSignature, less the longest note
@@ -82,8 +66,8 @@ def words(call: Call, size: int, choices: Choices) -> tuple[object, ...]:
         0 if call.root is None else call.root,
         0 if call.tag is None else call.tag,
         call.count,
-        list(call.counts or ()),
-        list(call.receives or ()),
+        call.counts,
+        call.receives,
         choice.chunk or choices.largest_chunk(),
     )
 
