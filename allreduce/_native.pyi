@@ -14,22 +14,20 @@ _Way = tuple[int, bool, int, bool]
 _Rules = tuple[int, int, list[tuple[int, _Way, _Way, _Way]]]
 
 LAYOUT: int
-SLOT_BYTES: int
-PLACE_BYTES: int
-RING_BYTES: int
-LAP_BYTES: int
-EAGER_BYTES: int
-WINDOW_BYTES: int
-WINDOWS_PER_RECEIVER: int
 _Message = tuple[int, int, int, int, int, bytes]  # collective, type, peer, count, tag, note
 
 MESSAGE: int  # in the numbers of sends and recvs
 MAX_MEMBERS: int
 
+class Choices:
+    """Which path each call of a communicator takes, and in what chunks."""
+
+    def __init__(self, members: int, rules: list[_Rules]) -> None: ...
+
 class Group:
     """One process's view of a communicator: its control region and its peers."""
 
-    def __init__(self, fd: int, members: int, cores: int, choices: list[_Rules]) -> None: ...
+    def __init__(self, fd: int, members: int, cores: int, choices: Choices) -> None: ...
     @staticmethod
     def control_bytes(members: int) -> int: ...
     @property
@@ -50,25 +48,18 @@ class Group:
     def last_call(self, member: int) -> tuple[int, _Call] | None: ...
     def note(self, member: int, seq: int) -> bytes | None: ...
 
-class Segments:
-    """Which elements members exchange in a call: counts of elements.
+# Collective, operator, type, root, count, counts, receives.
+_Spec = tuple[object, ...]
 
-    Unequal `counts` are each member's share; of an all_to_all what this member gives to each, and
-    `receives` what it gets from each.
-    """
+# What a member does in a call of the shared transport: path, bytes of a chunk, whether chunks are
+# stored past the caches, chunks, bytes of staging memory at most, and the steps: name, bytes read
+# and written, whether the output is written past the caches.
+def shared_plan(
+    words: _Spec, choices: Choices, me: int, members: int, symmetric: bool, in_place: bool
+) -> tuple[int, int, bool, int, int, list[tuple[str, int, int, bool]]]: ...
 
-    def __init__(
-        self,
-        collective: int,
-        count: int,
-        root: int,
-        counts: Sequence[int] | None,
-        receives: Sequence[int] | None,
-        members: int,
-    ) -> None: ...
-    def given(self, source: int, to: int) -> int: ...
-    def taken(self, me: int, source: int) -> int: ...
-    def input(self, member: int) -> int: ...
+# Elements of a member's input and of its output.
+def call_elements(words: _Spec, me: int, members: int) -> tuple[int, int]: ...
 
 # The elements [low, high) of `count`, each of `item` bytes, that a member reduces.
 def slice_bounds(count: int, item: int, members: int, member: int) -> tuple[int, int]: ...
@@ -263,6 +254,9 @@ _Stage = tuple[list[int], int, list[int], bool, bool, bool]
 def tcp_plan(
     words: tuple[object, ...], index: int, members: int
 ) -> tuple[int, int, list[_Stage]]: ...
+
+# Elements that a small call sends, gets from others, and takes from the own input.
+def tcp_small_plan(words: tuple[object, ...], me: int, members: int) -> tuple[int, int, int]: ...
 def tcp_carries(op: int, type: int) -> bool: ...
 def tcp_last_words(member: int, reason: str) -> bytes: ...
 

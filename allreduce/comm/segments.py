@@ -1,4 +1,4 @@
-"""Which elements of a call go from whom to whom, as the native code divides them."""
+"""How a call is described to native code, and where its arrays lie."""
 
 from __future__ import annotations
 
@@ -6,30 +6,23 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from allreduce import _native
-from allreduce.comm.call import COLLECTIVES, Call
+from allreduce.comm.call import COLLECTIVES, DTYPES, OPERATORS, Call
 
 Array = NDArray[Any]
+NativeCall = tuple[object, ...]  # collective, operator, type, root, count, counts, receives
 
 
-def segments(call: Call, size: int) -> _native.Segments:
-    """Return who gives how many elements to whom; pure, and without a communicator.
-
-    In an all_to_all of unequal shares, only the giver itself knows.
-
-    Args:
-        call: The call, as one of its members makes it.
-        size: How many members there are.
-    """
-    root = -1 if call.root is None else call.root
-    number = COLLECTIVES.index(call.collective)
-    return _native.Segments(number, call.count, root, call.counts, call.receives, size)
-
-
-def slice_of(count: int, item: int, size: int, member: int) -> int:
-    """Return how many of `count` elements, of `item` bytes each, a member reduces."""
-    low, high = _native.slice_bounds(count, item, size, member)
-    return high - low
+def native_words(call: Call) -> NativeCall:
+    """Return a call as native code takes it where there is no array to read it from."""
+    return (
+        COLLECTIVES.index(call.collective),
+        OPERATORS.index(call.op or "none"),
+        0 if call.dtype == "bytes" else DTYPES.index(call.dtype),
+        0 if call.root is None else call.root,
+        call.count,
+        call.counts,
+        call.receives,
+    )
 
 
 def in_place(call: Call, x: Array | None, out: Array | None, me: int) -> bool:

@@ -110,7 +110,7 @@ Way way_of(const WayWords& words) {
   return {chunk, streaming, past, exchanged};
 }
 
-Choices choices_of(const std::vector<RuleWords>& words, int members) {
+void make_choices(Choices* made, int members, const std::vector<RuleWords>& words) {
   Choices choices;
   for (const auto& [collective, small, bands] : words) {
     Rules rules{small, {}};
@@ -120,12 +120,11 @@ Choices choices_of(const std::vector<RuleWords>& words, int members) {
         choices.set(static_cast<Collective>(collective & 15), std::move(rules), members);
     if (!wrong.empty()) throw nb::value_error(wrong.c_str());
   }
-  return choices;
+  new (made) Choices(std::move(choices));
 }
 
-std::shared_ptr<Group> make_group(int fd, int members, int cores,
-                                  const std::vector<RuleWords>& choices) {
-  auto group = std::make_shared<Group>(fd, members, cores, choices_of(choices, members));
+std::shared_ptr<Group> make_group(int fd, int members, int cores, const Choices& choices) {
+  auto group = std::make_shared<Group>(fd, members, cores, choices);
   if (group->error() != 0) raise_errno(group->error());
   return group;
 }
@@ -208,18 +207,13 @@ void bind_group(nb::module_& m) {
 }  // namespace
 
 void bind_comm(nb::module_& m) {
+  nb::class_<Choices>(m, "Choices")
+      .def("__init__", &make_choices, nb::arg("members"), nb::arg("rules"));
   bind_group(m);
   m.attr("LAYOUT") = layout_number();
-  m.attr("SLOT_BYTES") = kSmall;
-  m.attr("PLACE_BYTES") = kPlace;
-  m.attr("RING_BYTES") = kRing * kPlace;
-  m.attr("LAP_BYTES") = kLap * kPlace;
-  m.attr("EAGER_BYTES") = kEager;
-  m.attr("WINDOW_BYTES") = kWindow;
-  m.attr("WINDOWS_PER_RECEIVER") = kWindowsPerReceiver;
   bind_updates(m);
   bind_member(m);
-  bind_segments(m);
+  bind_plan(m);
   bind_quick_method(m);
   m.attr("MESSAGE") = kMessage;
   m.attr("MAX_MEMBERS") = kMaxMembers;

@@ -1,7 +1,7 @@
 // Calls of the tcp transport as Python describes them, and the plans that are made of them.
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
+#include "bind_comm.h"
 #include "bind_tcp.h"
 #include "segments.h"
 #include "tcp_plan.h"
@@ -10,20 +10,12 @@ namespace nb = nanobind;
 
 namespace allreduce {
 
-using Counts = std::optional<std::vector<std::uint64_t>>;
-
 tcp::Request tcp_request(const nb::tuple& words) {
   tcp::Request request;
-  request.call.collective = static_cast<Collective>(nb::cast<int>(words[0]));
+  static_cast<CallSpec&>(request) = spec_of(nb::cast<nb::tuple>(words[0]));
   request.call.path = static_cast<Path>(nb::cast<int>(words[1]));
-  request.call.op = static_cast<Op>(nb::cast<int>(words[2]));
-  request.call.type = static_cast<Type>(nb::cast<int>(words[3]));
-  request.call.root = nb::cast<int>(words[4]);
-  request.tag = nb::cast<std::int64_t>(words[5]);
-  request.call.count = nb::cast<std::uint64_t>(words[6]);
-  request.details.offsets = offsets_of(nb::cast<Counts>(words[7]));
-  request.details.receives = offsets_of(nb::cast<Counts>(words[8]));
-  request.chunk = nb::cast<std::uint64_t>(words[9]);
+  request.tag = nb::cast<std::int64_t>(words[2]);
+  request.chunk = nb::cast<std::uint64_t>(words[3]);
   return request;
 }
 
@@ -44,9 +36,24 @@ nb::tuple plan(const nb::tuple& words, int index, int members) {
   return nb::make_tuple(made.chunk, made.window, stages);
 }
 
+// Elements that a member sends, gets from others and takes from its own input in a call whose
+// contributions travel with the posts.
+nb::tuple small_plan(const nb::tuple& words, int me, int members) {
+  const tcp::Request request = tcp_request(words);
+  const bool gets = request.call.collective != Collective::reduce || me == request.call.root;
+  std::uint64_t sent = 0, got = 0;
+  for (int member = 0; member < members; ++member) {
+    if (member == me) continue;
+    sent += given_in_post(request, me, member).count;
+    if (gets) got += taken(request, me, member).count;
+  }
+  return nb::make_tuple(sent, got, gets ? taken(request, me, me).count : 0);
+}
+
 }  // namespace
 
 void bind_tcp_plan(nb::module_& m) {
+  m.def("tcp_small_plan", &small_plan, nb::arg("words"), nb::arg("me"), nb::arg("members"));
   m.attr("TCP_FIRST_DATA") = tcp::kData;
   m.def("tcp_plan", &plan, nb::arg("words"), nb::arg("index"), nb::arg("members"));
   m.def(

@@ -62,11 +62,9 @@ class Choices {
     return "";
   }
 
-  // The largest input that travels with the post, for each collective.
-  std::array<std::uint64_t, kCollectives> small() const {
-    std::array<std::uint64_t, kCollectives> limits{};
-    for (std::size_t i = 0; i < kCollectives; ++i) limits[i] = rules_[i].small;
-    return limits;
+  // Bytes of the largest input that travels with the post.
+  std::uint64_t small(Collective collective) const {
+    return rules_[static_cast<std::size_t>(collective)].small;
   }
 
   const Band& band(Collective collective, std::uint64_t bytes) const {

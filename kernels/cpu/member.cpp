@@ -4,16 +4,14 @@
 #include <cstring>
 
 #include "engine.h"
+#include "paths.h"
 #include "segments.h"
 #include "utf8.h"
 
 namespace allreduce {
 
 Member::Member(std::shared_ptr<Group> group, int index)
-    : group_(std::move(group)),
-      small_(group_->choices().small()),
-      share_(*group_, index),
-      messages_(share_) {
+    : group_(std::move(group)), share_(*group_, index), messages_(share_) {
   Engine::instance().add(this);
 }
 
@@ -45,7 +43,7 @@ std::shared_ptr<Work> Member::start(Call call, const std::byte* in, std::byte* o
     copy_alone(*work);
     return work;
   }
-  place(*work);
+  choose_path(*work, group_->choices(), share_.members, [&] { return locate(*work); });
   work->seq = started_;
   queue_.push_back(work);
   ++started_;  // after what may throw
@@ -71,61 +69,6 @@ std::shared_ptr<Work> Member::start_message(const Call& call, std::int64_t tag, 
   }
   work->state.store(State::failed, std::memory_order_release);
   return work;
-}
-
-namespace {
-
-// Bytes of the largest input of any member.
-std::uint64_t largest_input(const Work& work, int members) {
-  std::uint64_t count = 0;
-  for (int member = 0; member < members; ++member)
-    count = std::max(count, input_elements(work, members, member));
-  return count * size_of(work.call.type);
-}
-
-// Whether a call on symmetric memory has a way of its own; the roots of the others decide alone
-// what arrays they pass, and unequal shares of all_to_all are not where others could compute them.
-// An array of nothing lies nowhere, so that where a share is empty everybody goes the other way.
-bool reads_in_place(const Work& work) {
-  const Collective collective = work.call.collective;
-  const auto& offsets = work.details.offsets;
-  if (std::adjacent_find(offsets.begin(), offsets.end()) != offsets.end()) return false;
-  if (collective == Collective::all_to_all) return work.details.receives.empty();
-  return collective != Collective::reduce && collective != Collective::scatter;
-}
-
-}  // namespace
-
-// Bytes that one step updates where the choices have no way in symmetric memory.
-constexpr std::uint64_t kUpdateStep = 256 << 10;
-
-// A small contribution goes the same way whatever memory it lies in; beyond, either all members
-// pass symmetric memory or none. All choose alike: what they choose by must agree, or is not known
-// to any of them.
-void Member::place(Work& work) {
-  const Collective collective = work.call.collective;
-  // An allocation's count is what it asks for: it carries nothing.
-  if (collective == Collective::allocate) return;
-  const std::uint64_t bytes =
-      work.details.receives.empty() ? largest_input(work, share_.members) : UINT64_MAX;
-  const Band& band = group_->choices().band(collective, bytes);
-  if (work.update) {  // there is no other way for it
-    locate(work);
-    work.call.path = Path::direct;
-    work.way = band.direct;
-    if (work.way.chunk == 0) work.way.chunk = kUpdateStep;
-    return;
-  }
-  if (bytes <= small_[static_cast<std::size_t>(collective)]) return;
-  work.call.path = band.staged.exchanged ? Path::exchanged : Path::staged;
-  work.way = work.rings = band.staged;
-  if (band.direct.chunk != 0 && reads_in_place(work) && locate(work)) {
-    work.call.path = Path::direct;
-    work.way = band.direct;
-  } else if (band.pulled.chunk != 0 && work.details.receives.empty()) {
-    work.call.path = Path::pulled;
-    work.way = band.pulled;
-  }
 }
 
 // Finds where in symmetric memory the arrays of a call lie, if they do.

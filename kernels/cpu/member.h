@@ -76,7 +76,6 @@ class Member {
   std::atomic<int> waiters{0};
 
  private:
-  void place(Work& work);
   bool locate(Work& work);
   void post_ready();
   bool finished_by_all(std::uint64_t calls);
@@ -87,7 +86,6 @@ class Member {
   void fail_all();
 
   const std::shared_ptr<Group> group_;
-  const std::array<std::uint64_t, kCollectives> small_;  // largest contribution with the post
   std::mutex mutex_;
   Share share_;
   Messages messages_;

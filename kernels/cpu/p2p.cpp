@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "paths.h"
+
 namespace allreduce {
 namespace {
 
@@ -43,7 +45,7 @@ void Messages::start_send(const std::shared_ptr<Work>& work) {
                 .tag = work->tag,
                 .count = work->call.count,
                 .send = work->seq};
-  const bool small = bytes_of(*work) <= kEager && untaken_[static_cast<std::size_t>(to)] < kUntaken;
+  const bool small = fits_letter(work->call) && untaken_[static_cast<std::size_t>(to)] < kUntaken;
   if (to == share_.me) {
     wait_for(work, Stage::offered);
     if (small) ++untaken_[static_cast<std::size_t>(to)];

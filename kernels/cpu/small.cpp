@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "collectives.h"
-#include "segments.h"
+#include "paths.h"
 #include "utf8.h"
 
 namespace allreduce {
@@ -23,15 +23,9 @@ bool Share::all_reached(Counter MemberState::* counter, std::uint64_t value) con
 
 namespace {
 
-// Bytes that a member's payload holds, on the small path.
-std::size_t contribution(const Share& share, const Work& work, int member) {
-  if (from_root(work.call.collective) && member != work.call.root) return 0;
-  return input_elements(work, share.members, member) * size_of(work.call.type);
-}
-
 // Which of the spare pages a member's payload lies in, from 1 on; 0 if in none.
 unsigned spare_of(const Share& share, const Work& work, int member) {
-  if (share.members != 2 || contribution(share, work, member) <= kInline) return 0;
+  if (share.members != 2 || payload_bytes(work, share.members, member) <= kInline) return 0;
   const auto page = std::to_integer<unsigned>(share.control().slot(member, work.seq).payload[0]);
   return page <= 2 ? page : 0;
 }
@@ -39,12 +33,12 @@ unsigned spare_of(const Share& share, const Work& work, int member) {
 std::byte* payload(const Share& share, const Work& work, int member) {
   const unsigned spare = spare_of(share, work, member);
   if (spare != 0) return share.control().spare(static_cast<int>(spare) - 1);
-  return share.control().payload(member, work.seq, contribution(share, work, member));
+  return share.control().payload(member, work.seq, payload_bytes(work, share.members, member));
 }
 
 // Puts the own contribution where the others will look for it.
 void put(Share& share, const Work& work) {
-  const std::size_t bytes = contribution(share, work, share.me);
+  const std::size_t bytes = payload_bytes(work, share.members, share.me);
   if (bytes == 0) return;
   if (share.members == 2 && bytes > kInline) {
     const unsigned spare = share.spares == 0 ? 0 : share.spares == 2 ? 2 : 1;
@@ -155,7 +149,7 @@ void reduce_payloads(Share& share, const Work& work) {
   share.out[0] = work.out;
   // A payload that only this member reads is taken, as in staged.cpp, unless its page changes
   // hands.
-  const bool take = share.members == 2 && contribution(share, work, share.me) > kInline &&
+  const bool take = share.members == 2 && payload_bytes(work, share.members, share.me) > kInline &&
                     spare_of(share, work, 1 - share.me) == 0;
   if (take) share.out[1] = payload(share, work, 1 - share.me) + offset;
   kernels().reduce[static_cast<int>(call.op)][static_cast<int>(call.type)](

@@ -16,7 +16,7 @@
 #include <cstring>
 
 #include "collectives.h"
-#include "segments.h"
+#include "paths.h"
 
 namespace allreduce {
 namespace {
@@ -29,16 +29,8 @@ std::uint64_t place_of(const Work& work, std::uint64_t chunk) {
   return work.base + chunk * places(work);
 }
 
-// Elements of a segment in a whole chunk.
-std::uint64_t chunk_elements(const Share& share, const Work& work) {
-  std::uint64_t bytes = work.way.chunk;
-  if (personal(work.call.collective))
-    bytes = bytes / static_cast<std::uint64_t>(share.members) / kLine * kLine;
-  return bytes / size_of(work.call.type);
-}
-
 std::uint64_t chunks(const Share& share, const Work& work) {
-  const std::uint64_t size = chunk_elements(share, work);
+  const std::uint64_t size = chunk_elements(work, share.members);
   return (work.longest + size - 1) / size;
 }
 
@@ -55,20 +47,8 @@ std::byte* ring(const Share& share, const Work& work, std::uint64_t chunk, int f
   std::byte* place = share.control().place(from, place_of(work, chunk)) +
                      lent_by(share, work, from).address % kLine;
   if (!personal(work.call.collective)) return place;
-  return place +
-         static_cast<std::uint64_t>(to) * chunk_elements(share, work) * size_of(work.call.type);
-}
-
-// Whether a reader overwrites what it has read: never where several read what one stages.
-bool takes(const Share& share, const Work& work) {
-  const Collective collective = work.call.collective;
-  const bool several = share.members > 2 && (collective == Collective::all_gather ||
-                                             collective == Collective::broadcast);
-  return !several && !work.way.streaming;
-}
-
-bool in_rings(const Call& call) {
-  return call.collective == Collective::all_reduce || call.collective == Collective::reduce;
+  return place + static_cast<std::uint64_t>(to) * chunk_elements(work, share.members) *
+                     size_of(work.call.type);
 }
 
 // Copies a chunk but for this member's slice of it.
@@ -101,7 +81,7 @@ void swap_others(const Share& share, Work& work, std::byte* out, std::byte* ring
 void stage(Share& share, Work& work, std::uint64_t chunk) {
   const Call& call = work.call;
   const std::size_t unit = size_of(call.type);
-  const std::uint64_t size = chunk_elements(share, work);
+  const std::uint64_t size = chunk_elements(work, share.members);
   const Copy copy = work.way.streaming ? kernels().stream_copy : kernels().copy;
   for (int to = 0; to < share.members; ++to) {
     const Segment part = part_of(given(work, share.me, to), chunk, size);
@@ -123,7 +103,8 @@ void stage(Share& share, Work& work, std::uint64_t chunk) {
 void reduce(Share& share, Work& work, std::uint64_t chunk) {
   const Call& call = work.call;
   const std::size_t unit = size_of(call.type);
-  Segment part = part_of(given(work, share.me, share.me), chunk, chunk_elements(share, work));
+  Segment part =
+      part_of(given(work, share.me, share.me), chunk, chunk_elements(work, share.members));
   Slice mine{0, part.count};
   if (in_rings(call)) mine = slice_of(part.count, size_of(call.type), share.members, share.me);
   std::size_t outs = 0;
@@ -132,11 +113,11 @@ void reduce(Share& share, Work& work, std::uint64_t chunk) {
     std::byte* theirs = ring(share, work, chunk, member, share.me) + mine.low * unit;
     share.in[static_cast<std::size_t>(member)] =
         own ? work.in + (part.low + mine.low) * unit : theirs;
-    if (!own && (in_rings(call) || takes(share, work))) share.out[outs++] = theirs;
+    if (!own && (in_rings(call) || takes(work, share.members))) share.out[outs++] = theirs;
   }
   if (work.out != nullptr) {
     const std::uint64_t low =
-        in_rings(call) ? part.low + mine.low : chunk * chunk_elements(share, work);
+        in_rings(call) ? part.low + mine.low : chunk * chunk_elements(work, share.members);
     share.out[outs++] = work.out + low * unit;
   }
   kernels().reduce[static_cast<int>(call.op)][static_cast<int>(call.type)](
@@ -150,7 +131,7 @@ void reduce(Share& share, Work& work, std::uint64_t chunk) {
 void gather(Share& share, Work& work, std::uint64_t chunk) {
   const Call& call = work.call;
   const std::size_t unit = size_of(call.type);
-  const std::uint64_t size = chunk_elements(share, work);
+  const std::uint64_t size = chunk_elements(work, share.members);
   if (in_rings(call)) {
     const Segment part = part_of({0, call.count}, chunk, size);
     return copy_others(share, work, kernels().copy, work.out + part.low * unit,
@@ -168,7 +149,7 @@ void gather(Share& share, Work& work, std::uint64_t chunk) {
       if (out == own) continue;
       copy(out, own, bytes);
       count(work, bytes, bytes);
-    } else if (takes(share, work)) {
+    } else if (takes(work, share.members)) {
       std::byte* theirs = ring(share, work, chunk, from, share.me);
       if (past)
         kernels().stream_take(out, theirs, bytes);
@@ -185,7 +166,7 @@ void gather(Share& share, Work& work, std::uint64_t chunk) {
 // Gathers a chunk of all_reduce, and stages the one that is due in its place if that is whole.
 void renew(Share& share, Work& work, std::uint64_t chunk) {
   const Call& call = work.call;
-  const std::uint64_t size = chunk_elements(share, work);
+  const std::uint64_t size = chunk_elements(work, share.members);
   const std::uint64_t due = chunk + kRing / places(work);
   if (work.way.streaming || work.staged != due || (due + 1) * size > call.count)
     return gather(share, work, chunk);

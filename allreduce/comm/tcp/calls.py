@@ -9,8 +9,9 @@ import struct
 from dataclasses import replace
 
 from allreduce import _native
-from allreduce.comm.call import COLLECTIVES, DTYPES, OPERATORS, PATHS, Call, item_bytes, remedy
+from allreduce.comm.call import DTYPES, OPERATORS, PATHS, Call, item_bytes, remedy
 from allreduce.comm.choice.choosing import Choice, Choices
+from allreduce.comm.segments import native_words
 from allreduce.errors import UnsupportedError
 
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
@@ -59,15 +60,9 @@ def words(call: Call, size: int, choices: Choices) -> tuple[object, ...]:
     """Return what the native side executes."""
     choice = choose(call, size, choices)
     return (
-        COLLECTIVES.index(call.collective),
+        native_words(call),
         PATHS.index(choice.algorithm),
-        OPERATORS.index(call.op or "none"),
-        0 if call.collective == "empty" else DTYPES.index(call.dtype),
-        0 if call.root is None else call.root,
         0 if call.tag is None else call.tag,
-        call.count,
-        call.counts,
-        call.receives,
         choice.chunk or choices.largest_chunk(),
     )
 
