@@ -77,7 +77,7 @@ std::shared_ptr<Work> start(const Handle& handle, const nb::tuple& words, nb::by
   request.out = reinterpret_cast<std::byte*>(out);
   auto work = std::make_shared<Work>(std::move(request));
   if (handle.member->inherited()) {
-    work->settle(tcp::State::failed);
+    work->settle(State::failed);
     return work;
   }
   const nb::gil_scoped_release release;
@@ -104,7 +104,7 @@ bool wait(Work& work, double seconds) {
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (tcp::Clock::now() >= end) break;
   }
-  return work.state() == tcp::State::done;
+  return work.state() == State::done;
 }
 
 nb::object culprit(const Handle& handle) {
@@ -234,8 +234,8 @@ void bind_work(nb::module_& m) {
   nb::class_<Work>(m, "TcpWork")
       .def_prop_ro("key", [](const Work& work) { return work.key.load(); })
       .def_prop_ro("seq", [](const Work& work) { return work.key & ~tcp::kMessage; })
-      .def_prop_ro("done", [](const Work& work) { return work.state() == tcp::State::done; })
-      .def_prop_ro("failed", [](const Work& work) { return work.state() == tcp::State::failed; })
+      .def_prop_ro("done", [](const Work& work) { return work.state() == State::done; })
+      .def_prop_ro("failed", [](const Work& work) { return work.state() == State::failed; })
       .def_prop_ro("unmet",  // a recv without a message
                    [](const Work& work) {
                      return work.request.call.collective == Collective::recv && !work.met.load();

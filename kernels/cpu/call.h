@@ -85,6 +85,9 @@ struct Details {
   std::string note = {};  // for the others' errors (Note); empty where none is known yet
 };
 
+// Of a started call.
+enum class State : std::uint8_t { pending, done, failed };
+
 struct CallSpec {
   Call call;
   Details details;

@@ -15,7 +15,6 @@
 namespace allreduce {
 
 enum class Progress : std::uint8_t { blocked, moved, finished };
-enum class State : std::uint8_t { pending, done, failed };
 
 // The number of a call that failed before it had one.
 inline constexpr std::uint64_t kUnstarted = kMessage - 1;

@@ -11,8 +11,6 @@
 
 namespace allreduce::tcp {
 
-enum class State : std::uint8_t { pending, done, failed };
-
 class Work {
  public:
   explicit Work(Request given) : request(std::move(given)) {}

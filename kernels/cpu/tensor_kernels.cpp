@@ -26,14 +26,6 @@ void relu_gradient(T* out, const T* dy, const T* y, std::size_t n) {
 
 // --- optimizers ---------------------------------------------------------------------------------
 
-template <class T>
-inline T root(T x) {
-  if constexpr (sizeof(T) == 4)
-    return __builtin_sqrtf(x);
-  else
-    return __builtin_sqrt(x);
-}
-
 // The gradient as the mean over samples; a compiler hoists `live` out of its loop.
 template <class T>
 inline T mean_gradient(T sum, T count, bool live) {
@@ -71,7 +63,7 @@ void adam(T* __restrict__ value, const T* __restrict__ gradient, T* __restrict__
     const T g = mean_gradient(gradient[i], count, live);
     m[i] = beta1 * m[i] + rest1 * g;
     v[i] = beta2 * v[i] + rest2 * (g * g);
-    value[i] -= rate * m[i] / (root(v[i]) + epsilon);
+    value[i] -= rate * m[i] / (square_root(v[i]) + epsilon);
   }
 }
 
