@@ -285,7 +285,7 @@ def test_the_end_of_a_smaller_communicator_is_told_as_it_was(interrupted: bool) 
     over = threading.Barrier(3)
 
     def call(comm: Communicator) -> None:
-        transport: Any = comm._transport
+        transport: Any = comm._dispatch.transport
         if comm.rank == 2:  # which shares its host with the first
             transport._levels["in"].transport.abort(reason, interrupted=interrupted)
         try:
