@@ -18,7 +18,7 @@ from allreduce.devices.options import (
     set_soft_device_placement,
 )
 from allreduce.errors import UsageError, unknown_name
-from allreduce.graph import passes as graph_passes
+from allreduce.graph import pass_switches
 
 __all__ = [
     "enable_check_numerics",
@@ -170,21 +170,21 @@ class _Passes(MutableMapping[str, bool]):
     """
 
     def __getitem__(self, name: str) -> bool:
-        if name not in graph_passes.OPTIONAL:
-            raise _UnknownPassError(str(unknown_name("pass", name, graph_passes.OPTIONAL)))
-        return name not in graph_passes.switched_off()
+        if name not in pass_switches.OPTIONAL:
+            raise _UnknownPassError(str(unknown_name("pass", name, pass_switches.OPTIONAL)))
+        return name not in pass_switches.switched_off()
 
     def __setitem__(self, name: str, on: bool) -> None:
-        graph_passes.switch(name, on)
+        pass_switches.switch(name, on)
 
     def __delitem__(self, name: str) -> None:
         raise UsageError(f'a pass cannot be deleted; ar.config.passes["{name}"] = False')
 
     def __iter__(self) -> Iterator[str]:
-        return iter(graph_passes.OPTIONAL)
+        return iter(pass_switches.OPTIONAL)
 
     def __len__(self) -> int:
-        return len(graph_passes.OPTIONAL)
+        return len(pass_switches.OPTIONAL)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self)})"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, cast
 
 from allreduce.cluster import World
-from allreduce.comm import engine
+from allreduce.comm import engine, living
+from allreduce.comm.base import Transport
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.group_factory import GroupFactory, StorePart
 from allreduce.errors import unknown_name
@@ -16,11 +17,11 @@ from allreduce.importing import importing
 
 
 class Opener(Protocol):
-    """Makes the communicators of this process's members; a collective call of the processes."""
+    """Opens this process's members of a transport; a collective call of the processes."""
 
     def __call__(
         self, world: World, local_members: int, *, name: str, timeout: float
-    ) -> list[Communicator]: ...
+    ) -> Sequence[Transport]: ...
 
 
 # Name -> module and function of its opener; imported when first used.
@@ -48,7 +49,7 @@ def opener(name: str | None, where: str = "") -> Opener:
     module, function = REGISTRY[name]
     with importing():
         room = importlib.import_module(module)
-    found: Callable[..., list[Communicator]] = getattr(room, function)
+    found: Callable[..., Sequence[Transport]] = getattr(room, function)
     return cast(Opener, found)
 
 
@@ -74,16 +75,34 @@ def open_members(
     part = StorePart(world, name, local_members)
     try:
         with engine.going_on():
-            made = opens(part.world, local_members, name=name, timeout=timeout)
+            transports = opens(part.world, local_members, name=name, timeout=timeout)
     except BaseException:
         part.world.close()
         raise
-    for comm in made:
+    made = []
+    for opened in transports:
+        living.add(opened)
+        comm = _communicator(world, opened, name)
+        made.append(comm)
         dispatch, group = comm._dispatch, partial(_open_group, transport)
         dispatch.store = part.world.store
         alive = dispatch.transport.check_alive
         comm._groups = GroupFactory(world, part, dispatch, timeout, group, alive)
     return made
+
+
+def _communicator(world: World, transport: Transport, name: str) -> Communicator:
+    size = len(transport.members)
+    per_process = size == world.size
+    return Communicator(
+        transport,
+        name=name,
+        label=str(transport.members[transport.index]),
+        rank=transport.index,
+        size=size,
+        local_rank=world.local_rank if per_process else transport.index,
+        local_size=world.local_size if per_process else size,
+    )
 
 
 def _open_group(
@@ -92,7 +111,9 @@ def _open_group(
     return open_members(transport or parents, world, 1, name=name, timeout=timeout)[0]
 
 
-def _by_world(world: World, local_members: int, *, name: str, timeout: float) -> list[Communicator]:
+def _by_world(
+    world: World, local_members: int, *, name: str, timeout: float
+) -> Sequence[Transport]:
     """Open what suits where the ranks are."""
     chosen = "shared" if len(world.hosts) == 1 else "hierarchical"
     return opener(chosen)(world, local_members, name=name, timeout=timeout)

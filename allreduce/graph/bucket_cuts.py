@@ -9,7 +9,7 @@ from allreduce import events
 from allreduce.comm import world
 from allreduce.devices import options
 from allreduce.errors import did_you_mean
-from allreduce.graph import passes
+from allreduce.graph import pass_switches
 from allreduce.graph.naming import own_part
 from allreduce.graph.rank_check import Fact, compare, mismatch
 from allreduce.graph.update import UpdateRule
@@ -27,7 +27,7 @@ def choose_buckets(host: Host, rule: UpdateRule, layout: Layout) -> tuple[Bucket
         rule: The optimizer.
         layout: Of the arena.
     """
-    if not passes.is_on("bucket"):
+    if not pass_switches.is_on("bucket"):
         return plan_buckets(layout, 0)
     chosen = options.current().buckets
     if not isinstance(chosen, tuple):
@@ -69,7 +69,7 @@ def agree_on_cuts(host: Host, buckets: Sequence[Bucket]) -> None:
         return
     chosen, here = options.current().buckets, world().rank
     how = f"ar.config.set_buckets({list(chosen) if isinstance(chosen, tuple) else chosen!r})"
-    if not passes.is_on("bucket"):
+    if not pass_switches.is_on("bucket"):
         how = 'ar.config.passes["bucket"] = False'
     cuts = str([each.first for each in buckets])
     facts = {"the choice of buckets": Fact(how, "choose alike on every rank", cuts)}

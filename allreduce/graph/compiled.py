@@ -8,7 +8,7 @@ from typing import Any
 
 from allreduce import events
 from allreduce.devices.logs import start_logging
-from allreduce.graph import passes
+from allreduce.graph import pass_switches, passes
 from allreduce.graph.agreement import Agreement, compare, synchronize
 from allreduce.graph.arena_plan import ArenaPlan, Host
 from allreduce.graph.arenas import plan_for
@@ -94,7 +94,7 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         )
         # Where an optimizer updates, the stamp in its first bucket tells of a difference.
         compared = shares and not any(node.op == "apply_gradients" for node in graph.nodes)
-        if passes.is_on("prune"):  # what only one rank returns may be a collective's value
+        if pass_switches.is_on("prune"):  # what only one rank returns may be a collective's value
             graph = passes.prune(graph)
         said = outline(graph) if several_ranks else None
         variables = involved(graph) if several_ranks else ()
@@ -225,7 +225,7 @@ def _updates(host: Host, graph: Graph) -> list[tuple[UpdateRule, ArenaPlan]]:
 
 def _program(graph: Graph) -> Program:
     program = schedule(graph)
-    if passes.is_on("plan_buffers"):
+    if pass_switches.is_on("plan_buffers"):
         program = passes.plan_buffers(program)
     events.logger.debug("each replica runs\n%s", program)
     return program

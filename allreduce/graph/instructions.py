@@ -17,8 +17,12 @@ from allreduce.graph.ops.base import located, lookup
 from allreduce.graph.ops.collective import contribution_of_none
 from allreduce.graph.printing import say
 from allreduce.graph.rendezvous import Key
-from allreduce.graph.slices import update_slices
-from allreduce.graph.spread import all_gather_bucket, reduce_scatter_bucket, update_own
+from allreduce.graph.sharded_instructions import (
+    all_gather_bucket,
+    reduce_scatter_bucket,
+    update_own,
+    update_slices,
+)
 from allreduce.graph.stamp import begin_update
 from allreduce.graph.streams import stream_of
 from allreduce.graph.watch import synchronized, watched

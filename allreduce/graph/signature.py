@@ -12,7 +12,7 @@ from allreduce.devices import options
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import nest, seed
 from allreduce.graph.fingerprint import Mark
-from allreduce.graph.passes import switched_off
+from allreduce.graph.pass_switches import switched_off
 from allreduce.graph.per_replica import PerReplica
 from allreduce.graph.replica import Moment
 from allreduce.graph.scope import surroundings, users_line

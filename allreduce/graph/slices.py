@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from allreduce.comm import Communicator, exchange
-from allreduce.comm.updating import part_of, update_init, updates
+from allreduce.comm.updating import part_of, updates
 from allreduce.devices import options
-from allreduce.graph import passes
-from allreduce.graph.node import Node
+from allreduce.graph import pass_switches
 from allreduce.graph.replica import Replica
 from allreduce.graph.spread import choose_way
 from allreduce.graph.update import UpdateRule
 from allreduce.reduction import Arena, Bucket, Layout, Way, is_large, slice_of
-
-if TYPE_CHECKING:
-    from allreduce.graph.frame import Frame
 
 _NATIVE = ("float32", "float64")
 
@@ -46,7 +42,7 @@ def agree_to_shard(
     if first is None:
         return {}
     chosen: dict[int, Way] = {}
-    wanted = passes.is_on("shard") and (updates(first) or options.current().shard_everywhere)
+    wanted = pass_switches.is_on("shard") and (updates(first) or options.current().shard_everywhere)
     if wanted and _has_native(rule, layout):
         for each in buckets:
             if is_large(each, layout):
@@ -115,54 +111,3 @@ class EveryonesSlots:
                 for name, array in slots.items():
                     found[name][part] = array[part]
         return found
-
-
-def update_slices(frame: Frame, node: Node) -> Callable[[], None]:
-    """Return what starts the update of a bucket by all members, each of its own slice."""
-    plan, bucket, rule = (node.attrs[name] for name in ("plan", "bucket", "rule"))
-    arena, communicator = frame.arena(node), frame.replica.communicator
-    assert communicator is not None, "a single replica has no collectives"
-    part, header = slice(bucket.start, bucket.stop), arena.gradients[: arena.layout.header]
-    slots = {name: array[part] for name, array in arena.slots.items()}
-    native = rule.native(header, slots)
-    gradients, parameters = arena.gradients[part], arena.parameters[part]
-    start = update_init(communicator, gradients, parameters, native.update, (header, slots))
-    keeps, summed = options.current().check_numerics, _header_of(frame, node)
-
-    def run() -> None:
-        if arena.loaded:
-            frame.end(summed)  # until then, others may look at what they are to find here
-            plan.settle(arena)
-        stamp = frame.stamps.get(id(plan))
-        native.prepare(arena.number)
-        native.update.expect(b"" if stamp is None else stamp.sums, keeps)
-        frame.works[node.id] = start()
-
-    return run
-
-
-def own_sums(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the names of a bucket's variables, and what this member has summed up of each."""
-    arena, communicator, bucket = (
-        frame.arena(node),
-        frame.replica.communicator,
-        node.attrs["bucket"],
-    )
-    assert communicator is not None, "a single replica has no collectives"
-    own = slice_of(bucket, arena.layout, communicator.size, communicator.rank)
-    for span in arena.layout.spans[bucket.first : bucket.last]:
-        low, high = max(own.start, span.start), min(own.stop, span.start + span.size)
-        if low < high:
-            yield span.name, arena.gradients[low:high]
-
-
-def _header_of(frame: Frame, node: Node) -> int:
-    """Find what reduces the header of an update's arena."""
-    made = (each.node for each in frame.program.instructions)
-    return next(
-        each.id
-        for each in made
-        if each.op == "all_reduce_bucket"
-        and each.attrs["plan"] is node.attrs["plan"]
-        and each.attrs["bucket"].has_header
-    )

@@ -5,21 +5,13 @@ Each member has the slots of its own slices alone, until all of them bring these
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
 from allreduce.comm import Communicator
 from allreduce.errors import UsageError
-from allreduce.graph.node import Node
-from allreduce.graph.stamp import begin_update
 from allreduce.reduction import Arena, Bucket, Layout, Way, slice_of
-
-if TYPE_CHECKING:
-    from allreduce.graph.frame import Frame
-
-Step = Callable[[], None]
 
 
 class Slices:
@@ -37,11 +29,6 @@ class Slices:
         self.whole = slice(bucket.parameters_start, bucket.stop)
         self.own = each[communicator.rank]
         self.counts = [part.stop - part.start for part in each]
-
-    @classmethod
-    def of(cls, frame: Frame, node: Node) -> Slices:
-        """Return those of an instruction's bucket."""
-        return cls(node.attrs["bucket"], frame.arena(node).layout, _members(frame))
 
 
 def choose_way(communicator: Communicator, layout: Layout, bucket: Bucket) -> Way:
@@ -63,63 +50,6 @@ def choose_way(communicator: Communicator, layout: Layout, bucket: Bucket) -> Wa
     }
     rings = communicator.transport == "tcp" and ways == {"chain"}
     return Way.SCATTERED if rings else Way.SUMMED
-
-
-def reduce_scatter_bucket(frame: Frame, node: Node) -> Step:
-    """Return what starts to sum a bucket up, each slice where it is updated."""
-    arena, slices, communicator = frame.arena(node), Slices.of(frame, node), _members(frame)
-    gradients, sums = arena.gradients[slices.whole], arena.sums[node.attrs["bucket"].index]
-
-    def run() -> None:
-        frame.works[node.id] = communicator.reduce_scatter(
-            gradients, counts=slices.counts, out=sums, async_op=True
-        )
-
-    return run
-
-
-def update_own(frame: Frame, node: Node) -> Step:
-    """Return the update of the own slice."""
-    arena, rule, bucket = frame.arena(node), node.attrs["rule"], node.attrs["bucket"]
-    own, count, stamp = Slices.of(frame, node).own, arena.count, frame.stamp(node)
-    scattered = node.attrs["way"] is Way.SCATTERED
-    sums = arena.sums[bucket.index] if scattered else arena.gradients[own]
-    parameters = arena.parameters[own]
-    slots = {name: array[own] for name, array in arena.slots.items()}
-
-    def run() -> None:
-        begin_update(arena, stamp, bucket.has_header)
-        rule.update(parameters, sums, slots, count, arena.iterations)
-
-    return run
-
-
-def _members(frame: Frame) -> Communicator:
-    assert frame.replica.communicator is not None, "a single replica has no collectives"
-    return frame.replica.communicator
-
-
-def all_gather_bucket(frame: Frame, node: Node) -> Step:
-    """Return what starts to give all members a bucket's new parameters."""
-    arena, slices, communicator = frame.arena(node), Slices.of(frame, node), _members(frame)
-    parameters, own = arena.parameters[slices.whole], arena.parameters[slices.own]
-
-    def run() -> None:
-        frame.works[node.id] = communicator.all_gather(
-            own, counts=slices.counts, out=parameters, async_op=True
-        )
-
-    return run
-
-
-def scattered_sums(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the names of a bucket's variables, and what this member has summed up of each."""
-    arena, bucket, own = frame.arena(node), node.attrs["bucket"], Slices.of(frame, node).own
-    sums = arena.sums[bucket.index]
-    for span in arena.layout.spans[bucket.first : bucket.last]:
-        low, high = max(own.start, span.start), min(own.stop, span.start + span.size)
-        if low < high:
-            yield span.name, sums[low - own.start : high - own.start]
 
 
 def spread_error() -> UsageError:

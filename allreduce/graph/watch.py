@@ -11,8 +11,7 @@ from allreduce.graph import numerics
 from allreduce.graph.canaries import beside
 from allreduce.graph.node import Node
 from allreduce.graph.ops.base import lookup
-from allreduce.graph.slices import own_sums
-from allreduce.graph.spread import scattered_sums
+from allreduce.graph.sharded_instructions import own_sums, scattered_sums
 
 if TYPE_CHECKING:
     from allreduce.graph.frame import Frame

@@ -19,7 +19,7 @@ from allreduce.graph import (
     device,
     function,
     ops,
-    passes,
+    pass_switches,
     scan,
     set_seed,
 )
@@ -30,11 +30,11 @@ from tests.nn.common import blobs
 @pytest.fixture(autouse=True)
 def _all_on() -> Iterator[None]:
     yield
-    for name in passes.OPTIONAL:
-        passes.switch(name, True)
+    for name in pass_switches.OPTIONAL:
+        pass_switches.switch(name, True)
 
 
-_SUBSETS = [c for n in range(7) for c in itertools.combinations(passes.OPTIONAL, n)]
+_SUBSETS = [c for n in range(7) for c in itertools.combinations(pass_switches.OPTIONAL, n)]
 
 
 def _cases(usual: Callable[[tuple[str, ...]], bool]) -> list[Any]:
@@ -189,7 +189,7 @@ def placed_apart() -> list[np.ndarray]:
 _HALVES = (
     ("prune", "simplify", "bucket"),
     ("fold", "narrow", "fuse", "plan_buffers"),
-    passes.OPTIONAL,
+    pass_switches.OPTIONAL,
 )
 
 
@@ -217,7 +217,7 @@ def test_a_switch_holds_for_new_traces() -> None:
     config.passes["fuse"] = True
     step(np.ones(3))
     assert len(traces) == 2
-    assert dict(config.passes) == dict.fromkeys(passes.OPTIONAL, True)
+    assert dict(config.passes) == dict.fromkeys(pass_switches.OPTIONAL, True)
 
 
 def test_a_pass_that_does_not_exist_is_refused() -> None:

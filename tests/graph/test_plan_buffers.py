@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 
 from allreduce import config, nn
 from allreduce.devices import DeviceName, lookup
-from allreduce.graph import Variable, device, function, minimize, ops, passes, scan, set_seed
+from allreduce.graph import (
+    Variable,
+    device,
+    function,
+    minimize,
+    ops,
+    pass_switches,
+    passes,
+    scan,
+    set_seed,
+)
 from allreduce.graph.arenas import plan_for
 from allreduce.graph.dispatch import as_tensor
 from allreduce.graph.memory import Memory, at_worst, pack
@@ -39,8 +49,8 @@ CPUS = [DeviceName.parse(f"CPU:{index}").complete() for index in range(2)]
 @pytest.fixture(autouse=True)
 def _all_on() -> Iterator[None]:
     yield
-    for name in passes.OPTIONAL:
-        passes.switch(name, True)
+    for name in pass_switches.OPTIONAL:
+        pass_switches.switch(name, True)
 
 
 def _planned(function: Callable[..., Sequence[Any]], *shapes: tuple[Any, ...]) -> Program:
@@ -221,7 +231,7 @@ def test_values_of_a_scans_step_share_memory_too() -> None:
         return h, None
 
     def takes(planned: bool) -> tuple[int, np.ndarray]:
-        passes.switch("plan_buffers", planned)
+        pass_switches.switch("plan_buffers", planned)
         run = function(lambda h: scan(step, h, length=3)[0])
         gc.collect()  # frames of other tests
         before = config.get_memory_info("CPU:0")["current"]

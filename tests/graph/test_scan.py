@@ -13,7 +13,7 @@ from allreduce.strategies import MirroredStrategy
 import allreduce as ar
 from allreduce import nn, optim
 from allreduce.errors import NumericsError, ShapeError, UsageError
-from allreduce.graph import Variable, function, gradients, ops, passes, scan
+from allreduce.graph import Variable, function, gradients, ops, pass_switches, passes, scan
 from allreduce.graph.gradient import backward
 from allreduce.graph.spec import BATCH, Spec
 from allreduce.graph.tensor import Tensor
@@ -197,13 +197,13 @@ def test_passes_go_inside_and_change_nothing() -> None:
     ar.set_seed(5)
     wanted = _fitted(Recurrent())
     try:
-        for name in passes.OPTIONAL:
-            passes.switch(name, False)
+        for name in pass_switches.OPTIONAL:
+            pass_switches.switch(name, False)
         ar.set_seed(5)
         np.testing.assert_allclose(_fitted(Recurrent()), wanted, rtol=1e-4)
     finally:
-        for name in passes.OPTIONAL:
-            passes.switch(name, True)
+        for name in pass_switches.OPTIONAL:
+            pass_switches.switch(name, True)
 
 
 def test_what_nobody_reads_is_not_computed() -> None:

@@ -15,7 +15,15 @@ import pytest
 
 from allreduce.devices import lookup
 from allreduce.errors import UsageError
-from allreduce.graph import PerReplica, Tensor, default_replicator, function, ops, passes, seed
+from allreduce.graph import (
+    PerReplica,
+    Tensor,
+    default_replicator,
+    function,
+    ops,
+    pass_switches,
+    seed,
+)
 
 
 @dataclass(frozen=True)
@@ -93,18 +101,20 @@ def test_a_call_is_compared_with_the_latest_one_in_all_that_counts() -> None:
 
     @function
     def step(x: Tensor, y: Any) -> Any:
-        traces.append((x.shape, x.dtype.name, isinstance(y, Tensor), len(passes.switched_off())))
+        traces.append(
+            (x.shape, x.dtype.name, isinstance(y, Tensor), len(pass_switches.switched_off()))
+        )
         return x * y
 
     ones, wide = np.ones(2, "float32"), np.ones((3, 2), "float32")
     for x, y in [(ones, ones), (ones, 2), (ones, ones), (wide, ones), (ones.astype("int64"), ones)]:
         for factor in (1, 2):  # new values each time, in an array of the same look
             np.testing.assert_array_equal(step(x * factor, y).numpy(), x * factor * y)
-    passes.switch("fuse", False)
+    pass_switches.switch("fuse", False)
     try:
         step(ones.astype("int64"), ones)
     finally:
-        passes.switch("fuse", True)
+        pass_switches.switch("fuse", True)
     assert traces == [
         *(((2,), "float32", True, 0), ((2,), "float32", False, 0), ((3, 2), "float32", True, 0)),
         *(((2,), "int64", True, 0), ((2,), "int64", True, 1)),
@@ -201,12 +211,12 @@ def test_what_was_switched_is_named(caplog: pytest.LogCaptureFixture) -> None:
         return x * 2
 
     try:
-        for name in passes.OPTIONAL:
-            passes.switch(name, False)
+        for name in pass_switches.OPTIONAL:
+            pass_switches.switch(name, False)
             step(np.ones(3))
     finally:
-        for name in passes.OPTIONAL:
-            passes.switch(name, True)
+        for name in pass_switches.OPTIONAL:
+            pass_switches.switch(name, True)
     (record,) = caplog.records
     assert record.getMessage().endswith("ar.config.passes were switched")
 

@@ -10,7 +10,7 @@ from allreduce.cluster import World
 from allreduce.comm.array import Array
 from allreduce.comm.call import Call
 from allreduce.comm.members import MemberInfo
-from allreduce.comm.mpi.opener import mpi_transport
+from allreduce.comm.mpi.opener import open_mpi
 from allreduce.comm.mpi.transport import MpiTransport
 from allreduce.comm.mpi.work import MpiWork
 from allreduce.comm.plan import Plan
@@ -19,12 +19,13 @@ _NAP_SECONDS = 50e-6  # a call's agreement needs several looks, and its bytes as
 
 
 def mpi_lanes(world: World, local_members: int, *, name: str, timeout: float) -> list[MpiLane]:
-    """As `tcp_transports`: this process's member, in a list.
+    """Open this process's member, as `open_tcp` does.
 
     Raises:
         UsageError, UnsupportedError: As for `open_mpi`.
     """
-    return [MpiLane(mpi_transport(world, local_members, name=name, timeout=timeout, quiet=True))]
+    opened = open_mpi(world, local_members, name=name, timeout=timeout, quiet=True)
+    return [MpiLane(each) for each in opened]
 
 
 class LaneWork:

@@ -11,15 +11,12 @@ from typing import TypeVar
 
 from allreduce import settings
 from allreduce.cluster import World
-from allreduce.comm.communicator import Communicator
 from allreduce.comm.hierarchical.layout import Layout
 from allreduce.comm.hierarchical.ledger import Ledger
 from allreduce.comm.hierarchical.levels import Level, LevelTransport
 from allreduce.comm.hierarchical.transport import HierarchicalTransport
-from allreduce.comm.opening import communicators
-from allreduce.comm.shared.opener import shared_transports
-from allreduce.comm.tcp.opener import tcp_transports
-from allreduce.comm.tcp.transport import TcpTransport
+from allreduce.comm.shared.opener import open_shared
+from allreduce.comm.tcp.opener import open_tcp
 from allreduce.errors import AllreduceError, UnsupportedError, UsageError, reworded
 
 _Opens = Callable[..., Sequence[LevelTransport]]
@@ -32,13 +29,13 @@ def open_hierarchical(
     name: str,
     timeout: float,
     hosts: Callable[[int], Hashable] | None = None,
-) -> list[Communicator]:
-    """Make this process's members of a communicator over all processes of the world.
+) -> list[HierarchicalTransport]:
+    """Open this process's members of a transport over all processes of the world.
 
     Args:
         world: Whose processes.
         local_members: How many members this process brings, each for a thread of its own.
-        name: Names the communicator; the same on all ranks, and new in this world.
+        name: The communicator's; the same on all ranks, and new in this world.
         timeout: Seconds that meeting, and later any wait, may last.
         hosts: Tells which host a member counts as on, in place of the evidence; for tests.
 
@@ -48,17 +45,16 @@ def open_hierarchical(
     """
     meeting = _meet(world, local_members, name, timeout, hosts)
     try:
-        transports = _transports(meeting)
+        return _transports(meeting)
     except BaseException as error:
         for opened in meeting.opened:
             opened.abort(f"it could not be made: {type(error).__name__}")
         raise
-    return communicators(world, transports, name)
 
 
 def _transports(meeting: _Meeting) -> list[HierarchicalTransport]:
     layout = meeting.layout
-    ledgers = meeting.open(partial(tcp_transports, Ledger), range(layout.size), "all")
+    ledgers = meeting.open(partial(open_tcp, kind=Ledger), range(layout.size), "all")
     levels: dict[int, dict[str, Level]] = {member: {} for member in ledgers}
 
     def add(level: str, members: Sequence[int], opens: _Opens, part: str) -> None:
@@ -69,7 +65,7 @@ def _transports(meeting: _Meeting) -> list[HierarchicalTransport]:
 
     for members in layout.hosts:
         for part in _parts(layout, members):
-            add(part, members, shared_transports, part)
+            add(part, members, open_shared, part)
     across = _carriers(meeting.across)
     for number in range(layout.lanes if len(layout.hosts) > 1 else 0):
         members = tuple(sorted(host[number] for host in layout.hosts))
@@ -85,7 +81,7 @@ def _transports(meeting: _Meeting) -> list[HierarchicalTransport]:
 def _carriers(across: str) -> _Opens:
     """Return what opens levels between hosts; mpi4py is imported where it is asked for."""
     if across == "tcp":
-        return partial(tcp_transports, TcpTransport)
+        return open_tcp
     lanes: _Opens = importlib.import_module("allreduce.comm.hierarchical.mpi_lane").mpi_lanes
     return lanes
 

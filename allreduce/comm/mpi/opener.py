@@ -12,40 +12,28 @@ from typing import Any
 from allreduce.cluster import World, mpi_library
 from allreduce.cluster.attendance import Attendance
 from allreduce.cluster.launchers import launcher
-from allreduce.comm.communicator import Communicator
 from allreduce.comm.mpi.news import News
 from allreduce.comm.mpi.progress import entered
 from allreduce.comm.mpi.transport import MpiTransport
 from allreduce.comm.mpi.types import Library
-from allreduce.comm.opening import communicators
 from allreduce.errors import AllreduceError, UnsupportedError, UsageError
 
 
-def open_mpi(world: World, local_members: int, *, name: str, timeout: float) -> list[Communicator]:
-    """Make this process's member of a communicator over all processes of the world.
+def open_mpi(
+    world: World, local_members: int, *, name: str, timeout: float, quiet: bool = False
+) -> list[MpiTransport]:
+    """Open this process's member of a transport over all processes of the world.
 
     Args:
         world: Whose processes; MPI's launcher must have started them.
         local_members: 1: a rank of MPI is one member.
-        name: Names the communicator; the same on all ranks, and new in this world.
+        name: The communicator's; the same on all ranks, and new in this world.
         timeout: Seconds that meeting, and later any wait, may last.
+        quiet: Whether a larger transport tells all members of ends.
 
     Raises:
         UsageError: A process was not started by MPI's launcher.
         UnsupportedError: A process brings several members.
-    """
-    transport = mpi_transport(world, local_members, name=name, timeout=timeout)
-    return communicators(world, [transport], name)
-
-
-def mpi_transport(
-    world: World, local_members: int, *, name: str, timeout: float, quiet: bool = False
-) -> MpiTransport:
-    """As `open_mpi`, for a larger transport.
-
-    Args:
-        world: As for `open_mpi`, like the others.
-        quiet: Whether the larger one tells all members of ends.
     """
     mpi, ranks = _meet(world, local_members, name, timeout)
     tag = zlib.crc32(name.encode()) % mpi.COMM_WORLD.Get_attr(mpi.TAG_UB)
@@ -57,7 +45,8 @@ def mpi_transport(
         data.Set_errhandler(mpi.ERRORS_RETURN)
         control = data.Dup()
     library = Library(mpi, sys.maxsize if mpi.Get_version() >= (4, 0) else 2**31 - 1)
-    return MpiTransport(library, data, control, world, News(world, name, quiet), timeout)
+    news = News(world, name, quiet)
+    return [MpiTransport(library, data, control, world, news, timeout)]
 
 
 def _meet(world: World, local_members: int, name: str, timeout: float) -> tuple[Any, list[int]]:

@@ -12,9 +12,7 @@ from allreduce import _native
 from allreduce.cluster import World
 from allreduce.comm import handshake
 from allreduce.comm.choice.choosing import Choices, choices_for
-from allreduce.comm.communicator import Communicator
 from allreduce.comm.members import MemberInfo
-from allreduce.comm.opening import communicators
 from allreduce.comm.shared import memory, pulling
 from allreduce.comm.shared.links import Links, Process
 from allreduce.comm.shared.local_group import LocalGroup
@@ -28,13 +26,13 @@ _REPORT = struct.Struct("!iI")  # an errno value, and the rank that got it
 
 def open_shared(
     world: World, local_members: int, *, name: str, timeout: float
-) -> list[Communicator]:
-    """Make this process's members of a communicator over all processes of the world.
+) -> list[SharedTransport]:
+    """Open this process's members of a transport over all processes of the world.
 
     Args:
         world: Whose processes; with a single one nothing of its store is used.
         local_members: How many members this process brings, each for a thread of its own.
-        name: Names the communicator; the same on all ranks, and new in this world.
+        name: The communicator's; the same on all ranks, and new in this world.
         timeout: Seconds that meeting, and later any wait, may last.
 
     Raises:
@@ -42,14 +40,6 @@ def open_shared(
         UnsupportedError: The system refuses to make shared memory; raised on all of them.
         PeerLostError: A process died meanwhile.
     """
-    transports = shared_transports(world, local_members, name=name, timeout=timeout)
-    return communicators(world, transports, name)
-
-
-def shared_transports(
-    world: World, local_members: int, *, name: str, timeout: float
-) -> list[SharedTransport]:
-    """As `open_shared`, for a larger transport: nobody but its caller ends these."""
     try:
         local = _meet(world, local_members, name, timeout)
     except AllreduceError:

@@ -7,25 +7,33 @@ from typing import TypeVar
 
 from allreduce.cluster import World
 from allreduce.comm.choice.choosing import choices_for
-from allreduce.comm.communicator import Communicator
 from allreduce.comm.handshake import Meeting
-from allreduce.comm.opening import communicators
 from allreduce.comm.tcp.failures import TcpMemberInfo
 from allreduce.comm.tcp.meeting import Mesh, Process, connect
 from allreduce.comm.tcp.transport import TcpTransport
 from allreduce.errors import JoinError
 
+T = TypeVar("T", bound=TcpTransport)
 
-def open_tcp(world: World, local_members: int, *, name: str, timeout: float) -> list[Communicator]:
-    """Make this process's members of a communicator over all processes of the world.
+
+def open_tcp(
+    world: World,
+    local_members: int,
+    *,
+    name: str,
+    timeout: float,
+    kind: type[T] = TcpTransport,  # type: ignore[assignment]
+) -> list[T]:
+    """Open this process's members of a transport over all processes of the world.
 
     Members of one process are connected over loopback, like any others.
 
     Args:
         world: Whose processes.
         local_members: How many members this process brings, each for a thread of its own.
-        name: Names the communicator; the same on all ranks, and new in this world.
+        name: The communicator's; the same on all ranks, and new in this world.
         timeout: Seconds that meeting, and later any wait, may last.
+        kind: The class of the transports; a larger transport passes its own.
 
     Raises:
         UsageError: There is no interface to meet on.
@@ -33,22 +41,6 @@ def open_tcp(world: World, local_members: int, *, name: str, timeout: float) -> 
             descriptors or threads.
         PeerLostError: A process died meanwhile.
         TimeoutError: Members did not come.
-    """
-    transports = tcp_transports(TcpTransport, world, local_members, name=name, timeout=timeout)
-    return communicators(world, transports, name)
-
-
-T = TypeVar("T", bound=TcpTransport)
-
-
-def tcp_transports(
-    kind: type[T], world: World, local_members: int, *, name: str, timeout: float
-) -> list[T]:
-    """As `open_tcp`, for a larger transport: nobody but its caller ends these.
-
-    Args:
-        kind: The class of the transports.
-        world: As for `open_tcp`, like the others.
     """
     if world.size * local_members == 1:
         alone = Process(world.rank, os.getpid(), 1, "", 0, 0)

@@ -1,0 +1,42 @@
+"""Turn optional passes on and off, to find out which one is to blame for a wrong result.
+
+An optional pass only makes a program quicker or smaller; results are the same to rounding.
+"""
+
+from __future__ import annotations
+
+from allreduce.devices import options
+from allreduce.errors import UsageError, unknown_name
+
+OPTIONAL = ("prune", "fold", "simplify", "narrow", "fuse", "bucket", "shard", "plan_buffers")
+
+_off: frozenset[str] = frozenset()
+
+
+def is_on(name: str) -> bool:
+    """Say whether an optional pass is to run."""
+    # A chain would hide which of its operations made a NaN, a constant that any did, and a value
+    # written over its input what that was.
+    chosen = options.current()
+    looks = chosen.check_numerics or chosen.sync_errors
+    hides = looks and name in ("fold", "fuse", "plan_buffers")
+    return name not in _off and not hides
+
+
+def switch(name: str, on: bool) -> None:
+    """Turn an optional pass on or off, for what is traced from now on.
+
+    Raises:
+        UsageError: There is no such pass, or `on` is no bool.
+    """
+    global _off
+    if name not in OPTIONAL:
+        raise unknown_name("pass", name, OPTIONAL)
+    if not isinstance(on, bool):
+        raise UsageError(f"pass {name!r} is on (True) or off (False), not {on!r}")
+    _off = _off - {name} if on else _off | {name}
+
+
+def switched_off() -> frozenset[str]:
+    """Give the names of the optional passes that are off."""
+    return _off
