@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from allreduce import openblas
 from allreduce.cluster.base import LocalStore, Member, World
 from allreduce.comm import Communicator, replica_communicators
 
@@ -160,7 +161,8 @@ def clean_environment() -> dict[str, str]:
     prefixes = ("ALLREDUCE_", "PMI", "OMPI_", "SLURM_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
     ours = {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return {**environment, **ours}
+    # Processes compute with the kernels that this one has, though they import NumPy first.
+    return {**environment, **ours, **openblas.choice(environment)}
 
 
 def explicit_ranks(size: int) -> list[dict[str, str]]:

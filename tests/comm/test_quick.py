@@ -117,9 +117,7 @@ class _LateError(Exception):
     pass
 
 
-@pytest.mark.parametrize(
-    ("of", "name"), [(shared.SharedTransport, "finish_quick"), (sites, "note")]
-)
+@pytest.mark.parametrize(("of", "name"), [(shared.SharedTransport, "finish_fast"), (sites, "note")])
 def test_whatever_raises_in_the_middle_leaves_no_array_to_a_step(
     of: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from allreduce import _native, errors
 from allreduce.comm import Communicator
+from allreduce.comm.call import COLLECTIVES
 from tests.comm import test_tcp_frames as frames
 from tests.comm.hosts import lay_out
 from tests.comm.test_tcp_frames import DATA, FAULT, GOODBYE, POST, SIGNATURE, WAITS, frame
@@ -20,8 +21,8 @@ from tests.comm.test_tcp_members import words_of
 from tests.harness import run_threads
 
 # A broadcast from member 1, one chunk, and a barrier: what one member does is all it has to know.
-BROADCAST: tuple[object, ...] = (7, 1, 0, 1, 1, 0, frames.COUNT, [], [], 1 << 18)
-BARRIER: tuple[object, ...] = (0, 0, 0, 0, 0, 0, 0, [], [], 1 << 18)
+BROADCAST = ((COLLECTIVES.index("broadcast"), 0, 1, 1, frames.COUNT, None, None), 1, 0, 1 << 18)
+BARRIER = ((COLLECTIVES.index("barrier"), 0, 0, 0, 0, None, None), 0, 0, 1 << 18)
 OTHER = SIGNATURE.replace(b"all_reduce", b"barrierish")
 
 

@@ -111,7 +111,7 @@ def _fails_in_steps(folder: str) -> None:
 
     import allreduce as ar
     from allreduce.comm.native import NativeTransport
-    from allreduce.graph import slices
+    from allreduce.graph import sharded_instructions
 
     def step(x: ar.Tensor) -> None:
         optimizer.minimize(ar.ops.sum(x @ w, axis=1), [w])
@@ -124,7 +124,7 @@ def _fails_in_steps(folder: str) -> None:
         return []
 
     updates = 0
-    real = vars(slices)["update_init"]
+    real = vars(sharded_instructions)["update_init"]
 
     def counting(*arguments: object) -> object:
         begin = real(*arguments)
@@ -146,7 +146,7 @@ def _fails_in_steps(folder: str) -> None:
 
         return counted
 
-    vars(slices)["update_init"], patient = counting, NativeTransport.complete
+    vars(sharded_instructions)["update_init"], patient = counting, NativeTransport.complete
     world = ar.init()
     rank, pid = world.rank, os.getpid()
     pids = [int(one) for one in world.all_gather(pid)]

@@ -96,6 +96,7 @@ def test_the_least_recently_used_go_and_so_does_their_memory(
 ) -> None:
     nbytes, memory = _measure(alone, 100), lookup("CPU:3").memory
     monkeypatch.setattr(executor, "KEPT_BYTES", 4 * nbytes)
+    memory.peak = memory.used  # other tests of this process had theirs
     for rows in (99, 98, 97, 100, 96):
         _run(alone, doubled, rows)
     assert _rows(alone, doubled) == [98, 97, 100, 96]

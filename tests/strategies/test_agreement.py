@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from allreduce import openblas
 
 SCRIPT = Path(__file__).with_name("steps.py")
 # 1,797 = 28 * 64 + 5: with 8 replicas the last batch leaves three of them without any rows.
@@ -34,7 +37,11 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
         command = [sys.executable, "-m", "allreduce.run", "-n", str(ranks)] if ranks else []
         command += [str(SCRIPT)] if ranks else [sys.executable, str(SCRIPT)]
         arguments = [which, dtype, str(BATCH), str(dropout), str(path)]
-        run = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=100)
+        # The launcher chooses these kernels of BLAS for its ranks; NumPy alone would not.
+        kernels = {**os.environ, **openblas.choice(os.environ)}
+        run = subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, timeout=100, env=kernels
+        )
         assert run.returncode == 0, run.stderr
         line = next(line for line in run.stdout.splitlines() if '"replicas"' in line)
         return json.loads(line[line.index("{") :])
