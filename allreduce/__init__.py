@@ -56,8 +56,10 @@ if TYPE_CHECKING:
         scan,
         set_seed,
     )
-    from allreduce.graph.function import function  # from the room, mypy would take the module
     from allreduce.graph.ops import functions as ops
+    from allreduce.graph.replicate.function import (
+        function,  # from the room, mypy would take the module
+    )
     from allreduce.strategies import MirroredStrategy, MultiWorkerMirroredStrategy, Strategy
 
     __version__: str

@@ -18,7 +18,7 @@ from allreduce.devices.options import (
     set_soft_device_placement,
 )
 from allreduce.errors import UsageError, unknown_name
-from allreduce.graph import pass_switches
+from allreduce.graph.core import pass_switches
 
 __all__ = [
     "enable_check_numerics",

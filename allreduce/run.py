@@ -19,15 +19,15 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_
 import typer
 
 from allreduce import settings
-from allreduce.cluster import job
-from allreduce.cluster.children import python
+from allreduce.cluster.launcher import job
+from allreduce.cluster.process.children import python
 from allreduce.errors import AllreduceError
 
 
 def _check_transport(name: str | None) -> None:
     """Refuse a transport that the ranks would refuse, each for itself."""
     if name is not None:
-        from allreduce.comm.transports import check_name  # the ranks need NumPy, we do not
+        from allreduce.comm.registry import check_name  # the ranks need NumPy, we do not
 
         check_name(name, "ALLREDUCE_TRANSPORT")
 

@@ -21,7 +21,7 @@ from trainers import ours
 from workloads import WORKLOADS
 
 import allreduce as ar
-from allreduce.graph.owner import current_replicator
+from allreduce.graph.replicate.owner import current_replicator
 
 _STEPS, _ROUNDS = 150, 5
 _COLUMNS = ("step", "user", "system", "left", "preempted")

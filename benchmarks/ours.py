@@ -9,7 +9,7 @@ from cases import Array, Case
 from contest import EMPTY, ORDINARY, Contestant
 
 from allreduce.comm import Communicator
-from allreduce.comm.call import DTYPES
+from allreduce.comm.calls.call import DTYPES
 
 
 def carries(dtype: str) -> bool:

@@ -23,14 +23,15 @@ from report import Row, summarize, write
 import allreduce as ar
 from allreduce.devices import DeviceName
 from allreduce.graph import passes
-from allreduce.graph.gradient import backward
-from allreduce.graph.node import Graph
-from allreduce.graph.partition import partition
-from allreduce.graph.placement import place
-from allreduce.graph.schedule import schedule
-from allreduce.graph.spec import BATCH, Spec
-from allreduce.graph.tensor import TracedTensor
-from allreduce.graph.trace import Trace, recording
+from allreduce.graph.autodiff.gradient import backward
+from allreduce.graph.core.node import Graph
+from allreduce.graph.core.spec import BATCH, Spec
+from allreduce.graph.core.tensor import TracedTensor
+from allreduce.graph.partition.partition import partition
+from allreduce.graph.placement.placement import place
+from allreduce.graph.schedule.plan_buffers import plan_buffers
+from allreduce.graph.schedule.schedule import schedule
+from allreduce.graph.trace.trace import Trace, recording
 from allreduce.reduction import Way, lay_out, plan_buckets
 
 SIZES = (1000, 2000, 5000, 10_000)
@@ -114,7 +115,7 @@ def stages(shape: str, nodes: int) -> tuple[int, dict[str, float]]:
     optimized = timed("passes", lambda: rewrite(placed, plans))
     cut = timed("partition", lambda: partition(optimized))
     program = timed("schedule", lambda: schedule(cut))
-    timed("buffers", lambda: passes.plan_buffers(program))
+    timed("buffers", lambda: plan_buffers(program))
     return len(graph.nodes), {TOTAL: sum(seconds.values()), **seconds}
 
 

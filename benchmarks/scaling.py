@@ -21,9 +21,9 @@ from trainers import ours
 from workloads import WORKLOADS
 
 import allreduce as ar
-from allreduce.graph.frame import Frame
-from allreduce.graph.owner import current_replicator
-from allreduce.graph.replicator import Replicator
+from allreduce.graph.execute.bound_program import Frame
+from allreduce.graph.replicate.owner import current_replicator
+from allreduce.graph.replicate.replicator import Replicator
 
 _STEPS, _SKIPPED, _ROUNDS = 15, 2, 8
 

@@ -14,9 +14,11 @@ from allreduce.devices import DeviceName, blas_threads, limit_blas_threads
 from allreduce.devices.integers import integer
 from allreduce.errors import MismatchError, ShapeError, UsageError, unknown_name
 from allreduce.events import counted
-from allreduce.graph import PerReplica, Replicator, nest, scope_of, tracebacks
-from allreduce.graph.rank_check import Fact
-from allreduce.graph.trace import check_outside
+from allreduce.graph import PerReplica, Replicator, scope_of
+from allreduce.graph.consistency import trace_failure
+from allreduce.graph.consistency.rank_check import Fact
+from allreduce.graph.core import pytree
+from allreduce.graph.trace.trace import check_outside
 from allreduce.training.facts import check_equal, option, telling
 from allreduce.training.ranks import everyones, gather_rows
 
@@ -69,7 +71,7 @@ class Strategy(Replicator):
             try:
                 exchange(self.communicator, "the first step", np.zeros(0, np.int64))
             except MismatchError as error:  # as a rank may have raised in place of it
-                tracebacks.add(self.communicator, error)
+                trace_failure.add(self.communicator, error)
                 raise
         return replica_communicators(world(), self.local_replicas, name="replicas")
 
@@ -119,13 +121,13 @@ class Strategy(Replicator):
                 raise unknown_name("reduction", op, REDUCTIONS)
             if axis is not None:
                 axis = integer("reduce's axis", axis, None)
-            value = nest.map_leaves(self._per_replica, value)
-            for leaf in nest.leaves(value):
+            value = pytree.map_leaves(self._per_replica, value)
+            for leaf in pytree.leaves(value):
                 _check_parts(leaf.values, axis)
         # In every call: who remembers what was agreed on would not meet a rank that differs.
         facts = {"op": option(op), "axis": option(axis), "the value": _kind(value, axis)}
         check_equal(self, "reduce", facts)
-        return nest.map_leaves(lambda leaf: self._reduce(op, leaf, axis), value)
+        return pytree.map_leaves(lambda leaf: self._reduce(op, leaf, axis), value)
 
     def _per_replica(self, leaf: Any) -> PerReplica:
         if isinstance(leaf, PerReplica):
@@ -172,7 +174,7 @@ class Strategy(Replicator):
                 that can be gathered; on all ranks.
         """
         check_outside("gather", "use ar.all_gather there")
-        return nest.map_leaves(lambda leaf: self._gather(leaf, axis), value)
+        return pytree.map_leaves(lambda leaf: self._gather(leaf, axis), value)
 
     def _gather(self, leaf: Any, axis: int) -> np.ndarray:
         with telling(self, "gather"):
@@ -198,8 +200,8 @@ def _rows(rows: np.ndarray) -> Fact:
 
 def _kind(value: Any, axis: int | None) -> Fact:
     """Make a fact of what the parts of a structure must have in common to be added up."""
-    paths = nest.paths(value)
-    parts = [leaf.values[0] for leaf in nest.leaves(value)]
+    paths = pytree.paths(value)
+    parts = [leaf.values[0] for leaf in pytree.leaves(value)]
     shown = ", ".join(
         f"{''.join(f'[{key!r}]' for key in path)} {part.dtype} {_without(part.shape, axis)}".strip()
         for path, part in zip(paths, parts, strict=True)

@@ -9,7 +9,7 @@ from allreduce.strategies.mirrored import deal_out, local_devices
 from allreduce import events
 from allreduce.comm import Communicator, exchange, init
 from allreduce.errors import MismatchError
-from allreduce.graph import seed
+from allreduce.graph.core import seed
 from allreduce.training.facts import check_equal, option, telling
 
 _NAME = "MultiWorkerMirroredStrategy"

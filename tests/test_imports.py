@@ -48,7 +48,7 @@ class Import:
 
     importer: str
     imported: str
-    place: str  # "allreduce/comm/call.py:12"
+    place: str  # "allreduce/comm/calls/call.py:12"
     at_load: bool  # executed when the importer is loaded
 
 

@@ -75,7 +75,8 @@ clean = process()
 import allreduce as ar
 assert process() == clean, "import"
 ar.Communicator, ar.nn, ar.MirroredStrategy
-import allreduce.cluster.meeting, allreduce.cluster.service, allreduce.cluster.mpi
+import allreduce.cluster.leader.meeting, allreduce.cluster.leader.service
+import allreduce.cluster.resolvers.mpi
 import allreduce._native, mpi4py
 clean = process()
 for _ in range(2):
@@ -197,7 +198,7 @@ def test_an_unknown_name_is_an_attribute_error_that_suggests_the_nearest() -> No
     assert "ImportError: cannot import name 'nothing_of_ours' from 'allreduce'" in err
 
 
-@pytest.mark.parametrize("moment", ["typer", "allreduce.cluster.job"])
+@pytest.mark.parametrize("moment", ["typer", "allreduce.cluster.launcher.job"])
 def test_ctrl_c_while_the_launcher_is_imported_leaves_no_traceback(
     tmp_path: Path, moment: str
 ) -> None:
@@ -228,7 +229,7 @@ def test_an_interrupt_waits_for_what_is_being_imported() -> None:
         "class Finder:\n"
         "    @staticmethod\n"
         "    def find_spec(name, *_):\n"
-        "        if name == 'allreduce.comm.base': os.kill(os.getpid(), signal.SIGINT)\n"
+        "        if name == 'allreduce.comm.core.transport': os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Finder)\n"
         "try:\n"
         "    ar.init\n"

@@ -12,11 +12,11 @@ import threading
 from typing import Any
 
 from allreduce import settings
-from allreduce.cluster import launchers, lineage
-from allreduce.cluster.base import LeaderLeftError, Member, Store, World, generations
-from allreduce.cluster.endings import failure
-from allreduce.cluster.resolver import Request, Resolver
+from allreduce.cluster.host import launchers, process_ancestry
+from allreduce.cluster.process.exit_hooks import failure
+from allreduce.cluster.resolvers.resolver import Request, Resolver
 from allreduce.cluster.store import SilentError
+from allreduce.cluster.world import LeaderLeftError, Member, Store, World, generations
 from allreduce.errors import AllreduceError, InternalError, UsageError
 from allreduce.events import configure_logging, logger
 
@@ -33,10 +33,10 @@ __all__ = [
 
 # Module and class of each resolver; the order is the precedence.
 PRECEDENCE: tuple[tuple[str, str], ...] = (
-    ("explicit", "Explicit"),
-    ("mpi", "Mpi"),
-    ("slurm", "Slurm"),
-    ("alone", "Alone"),
+    ("allreduce.cluster.resolvers.explicit", "Explicit"),
+    ("allreduce.cluster.resolvers.mpi", "Mpi"),
+    ("allreduce.cluster.resolvers.slurm", "Slurm"),
+    ("allreduce.cluster.resolvers.single", "Alone"),
 )
 
 _joining = threading.Lock()
@@ -78,7 +78,7 @@ def join(
         UnsupportedError: The job spans hosts in a way that nothing here carries.
     """
     with _joining:
-        lineage.check(os.environ)
+        process_ancestry.check(os.environ)
         read = settings.load()
         named = {"rank": rank, "size": size, "leader": leader, "secret": secret, "timeout": timeout}
         request = _request(read, named)
@@ -140,6 +140,6 @@ def _wants(loser: Resolver, request: Request) -> str | None:
 
 
 def _load(module: str, name: str) -> Resolver:
-    found = getattr(importlib.import_module(f"{__name__}.{module}"), name)()
+    found = getattr(importlib.import_module(module), name)()
     assert isinstance(found, Resolver)
     return found

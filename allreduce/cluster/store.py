@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from allreduce.cluster.waiting import Wait
+from allreduce.cluster.host.waiting import Wait
 from allreduce.errors import ClosedError, TimeoutError
 
 # The key under which a rank says that it is ending, or may be saving because another is lost.

@@ -10,11 +10,17 @@ from typing import Any
 
 from allreduce import settings
 from allreduce.cluster import World, join
-from allreduce.comm.base import Work
-from allreduce.comm.call import ANY, Call
+from allreduce.comm.calls.call import ANY, Call
 from allreduce.comm.communicator import Communicator
-from allreduce.comm.internal import adopt, begin_exchange, exchange, exchange_plain, total
-from allreduce.comm.transports import open_members, opener
+from allreduce.comm.control_collectives import (
+    adopt,
+    begin_exchange,
+    exchange,
+    exchange_plain,
+    total,
+)
+from allreduce.comm.core.transport import Work
+from allreduce.comm.registry import open_members, opener
 from allreduce.errors import UsageError
 
 __all__ = [

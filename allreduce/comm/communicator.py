@@ -13,16 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from allreduce.comm import checks, living, objects
-from allreduce.comm.arguments import prepare, result_shape
-from allreduce.comm.arrays import borrow
-from allreduce.comm.base import Transport, Work
-from allreduce.comm.call import ANY, OPERATORS
-from allreduce.comm.checks import UNSCALED, Options
+from allreduce.comm import objects
+from allreduce.comm.arguments import checks
+from allreduce.comm.arguments.arrays import borrow
+from allreduce.comm.arguments.checks import UNSCALED, Options
+from allreduce.comm.arguments.prepare import prepare, result_shape
+from allreduce.comm.calls.call import ANY, OPERATORS
+from allreduce.comm.calls.plan import Plan
+from allreduce.comm.core import lifecycle
+from allreduce.comm.core.transport import Transport, Work
 from allreduce.comm.dispatch import Dispatcher
 from allreduce.comm.fast_path import fast_path
 from allreduce.comm.group_factory import GroupFactory, several_per_process
-from allreduce.comm.plan import Plan
 from allreduce.errors import OutOfMemoryError, UsageError, everywhere
 
 _FIXED = frozenset({"rank", "size", "local_rank", "local_size", "transport"})
@@ -493,7 +495,7 @@ class Communicator:
         dispatch = self._dispatch
         dispatch.closed, dispatch.fast_path = True, None
         with contextlib.ExitStack() as stack:  # all of them, whichever fails
-            stack.callback(living.remove, dispatch.transport)
+            stack.callback(lifecycle.remove, dispatch.transport)
             for group in self._groups.cached if self._groups is not None else ():
                 if not group.closed:
                     stack.callback(group._close, drain)

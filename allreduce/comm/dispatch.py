@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from allreduce.cluster import Store
-from allreduce.comm import messages
-from allreduce.comm.arguments import Prepared, prepare
-from allreduce.comm.base import FastTransport, Transport, Work
-from allreduce.comm.call import Call
-from allreduce.comm.checks import Context, Options
-from allreduce.comm.failures import group_text
+from allreduce.comm.arguments import messages
+from allreduce.comm.arguments.checks import Context, Options
+from allreduce.comm.arguments.prepare import Prepared, prepare
+from allreduce.comm.calls.call import Call
+from allreduce.comm.core.transport import FastTransport, Transport, Work
+from allreduce.comm.failures.reporter import group_text
 from allreduce.errors import AllreduceError, ClosedError, UnsupportedError, is_interrupt
 
 T = TypeVar("T")

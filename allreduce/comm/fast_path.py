@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from allreduce import _native
-from allreduce.comm.call import kind
+from allreduce.comm.calls.call import kind
 
 F = TypeVar("F", bound=Callable[..., Any])
 

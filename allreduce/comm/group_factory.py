@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from allreduce.cluster import World
-from allreduce.comm import engine, objects
-from allreduce.comm.checks import Context, is_whole
+from allreduce.comm import objects
+from allreduce.comm.arguments.checks import Context, is_whole
+from allreduce.comm.calls.call_site import place, text
+from allreduce.comm.core import progress
 from allreduce.comm.dispatch import Dispatcher
 from allreduce.comm.group_rendezvous import Rendezvous
-from allreduce.comm.sites import place, text
 from allreduce.errors import MismatchError, UnsupportedError, UsageError, everywhere
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class GroupFactory:
         while not met:
             name = self._fresh(ranks, kind)
             group = self._world.subset(ranks, name)
-            with engine.going_on():
+            with progress.going_on():
                 rendezvous = Rendezvous(
                     where, self._world, group, ranks, call, transport, self._check_alive
                 )

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from allreduce.cluster import SilentError, World
-from allreduce.cluster.machine import process_state
-from allreduce.cluster.waiting import Wait
-from allreduce.comm import engine
-from allreduce.comm.failures import advice
+from allreduce.cluster.host.machine import process_state
+from allreduce.cluster.host.waiting import Wait
+from allreduce.comm.core import progress
+from allreduce.comm.failures.reporter import advice
 from allreduce.errors import AllreduceError, ClosedError, MismatchError, PeerLostError, TimeoutError
 
 _LOOK_SECONDS = 0.5  # between two looks at who has come; and for the store to answer
@@ -134,7 +134,7 @@ class Rendezvous:
         """Raise if there is nothing to wait for any more, and go on with other calls."""
         self._have_all_come(0)
         self._check_alive()
-        engine.go_on()  # what only this thread may, as of some MPIs
+        progress.go_on()  # what only this thread may, as of some MPIs
         if not wait.quiet:
             absent = self._absent()
             if not wait.goes_on(f"{absent} in {self._call}; {_REMEDY}"):

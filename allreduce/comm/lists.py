@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from allreduce.cluster import SilentError
-from allreduce.comm import checks, scaling, typed
-from allreduce.comm.arguments import Prepared, prepare, room
-from allreduce.comm.array import Array
-from allreduce.comm.arrays import Lent, borrow, borrow_out
-from allreduce.comm.base import Work
-from allreduce.comm.call import ROOTED
-from allreduce.comm.checks import UNSCALED, Context, Options
+from allreduce.comm.arguments import call_text, checks, scaling
+from allreduce.comm.arguments.arrays import Lent, borrow, borrow_out
+from allreduce.comm.arguments.checks import UNSCALED, Context, Options
+from allreduce.comm.arguments.overlap import check_apart
+from allreduce.comm.arguments.prepare import Prepared, prepare, room
+from allreduce.comm.calls.array import Array
+from allreduce.comm.calls.call import ROOTED
+from allreduce.comm.core.transport import Work
 from allreduce.comm.dispatch import Dispatcher
-from allreduce.comm.overlap import check_apart
 from allreduce.errors import AllreduceError, MismatchError, ShapeError, UsageError, reworded
 
 # An array of this size or more is not packed. One call more takes about 20 us, besides what its
@@ -117,7 +117,7 @@ def _item_named(comm: Dispatcher, request: Request) -> Iterator[None]:
         if not error.lists or comm.store is None:
             raise
         store = comm.store
-        own = json.dumps([typed.array_text(each.dtype, each.shape) for each in request.arrays])
+        own = json.dumps([call_text.array_text(each.dtype, each.shape) for each in request.arrays])
         found: list[list[str]] = []
         with contextlib.suppress(AllreduceError, SilentError):  # the mismatch is what to raise
             store.tell(f"lists/{comm.rank}", own.encode())
@@ -219,7 +219,7 @@ def _checked(context: Context, arrays: Sequence[Array], options: Options) -> Opt
         for array in arrays:
             factors = scaling.check_factors(context, options.scale, options.op, array.dtype)
             options = replace(options, scale=factors)
-    return replace(options, typed=typed.of_list(context, arrays, options))
+    return replace(options, typed=call_text.of_list(context, arrays, options))
 
 
 def _borrow(context: Context, i: int, x: Any, options: Options) -> Lent:

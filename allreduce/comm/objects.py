@@ -9,12 +9,12 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from allreduce.comm import checks
-from allreduce.comm.arguments import room
-from allreduce.comm.array import Array
-from allreduce.comm.arrays import borrow, borrow_out, dtype_named
-from allreduce.comm.base import Work
-from allreduce.comm.checks import Context, Options
+from allreduce.comm.arguments import checks
+from allreduce.comm.arguments.arrays import borrow, borrow_out, dtype_named
+from allreduce.comm.arguments.checks import Context, Options
+from allreduce.comm.arguments.prepare import room
+from allreduce.comm.calls.array import Array
+from allreduce.comm.core.transport import Work
 from allreduce.comm.dispatch import Dispatcher
 from allreduce.errors import UnsupportedError, UsageError
 

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm import lists, messages, scaling, typed
-from allreduce.comm.arguments import Prepared, prepare
-from allreduce.comm.arrays import borrow
-from allreduce.comm.base import Transport
-from allreduce.comm.call import ANY, ROOTED, Call
-from allreduce.comm.checks import UNSCALED, Context, Options
-from allreduce.comm.long_lists import without_mark
-from allreduce.comm.plan import Plan
+from allreduce.comm import lists
+from allreduce.comm.arguments import call_text, messages, scaling
+from allreduce.comm.arguments.arrays import borrow
+from allreduce.comm.arguments.checks import UNSCALED, Context, Options
+from allreduce.comm.arguments.prepare import Prepared, prepare
+from allreduce.comm.calls.call import ANY, ROOTED, Call
+from allreduce.comm.calls.list_text import without_mark
+from allreduce.comm.calls.plan import Plan
+from allreduce.comm.core.transport import Transport
 from allreduce.errors import UsageError, unknown_name
 from allreduce.events import counted
 
@@ -102,7 +103,7 @@ def _describe_array(
         scale = scaling.check_factors(context, options.scale, options.op, array.dtype)
         options = replace(options, scale=scale)
     ready = prepare(context, x, options, out, whole)
-    said = typed.of_array(context.collective, array.dtype, array.shape, options, always=True)
+    said = call_text.of_array(context.collective, array.dtype, array.shape, options, always=True)
     return _scaled(_plan(transport, ready, said), ready, options)
 
 

@@ -11,11 +11,11 @@ from allreduce.data.prefetch import Note, ahead, in_turn
 from allreduce.data.sharding import Piece, Plan, split_rows, starts
 from allreduce.data.staging import Stager
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.fingerprint import Mark
-from allreduce.graph.nest import leaves, map_leaves
-from allreduce.graph.per_replica import PerReplica
-from allreduce.graph.replicator import Replicator
-from allreduce.graph.reports import Fed
+from allreduce.graph.core.pytree import leaves, map_leaves
+from allreduce.graph.execute.reports import Fed
+from allreduce.graph.replicate.replicator import Replicator
+from allreduce.graph.trace.per_replica import PerReplica
+from allreduce.graph.trace.rank_digest import Mark
 
 # Below this a batch is gathered where it is used: handing it over from a thread costs more than
 # making it. Measured on 2 busy Zen 4 cores: a hand-over 58 us, gathering 257 KiB of rows 33 us,

@@ -9,8 +9,8 @@ import numpy as np
 
 from allreduce import events
 from allreduce.devices import lookup
-from allreduce.graph.replicator import Replicator
-from allreduce.graph.streams import TO_DEVICE
+from allreduce.graph.replicate.replicator import Replicator
+from allreduce.graph.schedule.streams import TO_DEVICE
 
 
 class Stager:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from allreduce.graph.tensor import Tensor
+from allreduce.graph.core.tensor import Tensor
 from allreduce.nn import activations
 from allreduce.nn.layer import Layer
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from allreduce.errors import UsageError, unknown_name
-from allreduce.graph.dispatch import as_tensor
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.tensor import Tensor
+from allreduce.graph.trace.dispatch import as_tensor
 
 Function = Callable[[Any], Tensor]
 

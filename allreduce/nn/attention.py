@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.core.scope import users_line
+from allreduce.graph.core.spec import broadcasts_to, show
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.scope import users_line
-from allreduce.graph.spec import broadcasts_to, show
-from allreduce.graph.tensor import Tensor
 from allreduce.nn.checks import between, whole
 from allreduce.nn.dense import Dense
 from allreduce.nn.layer import Layer

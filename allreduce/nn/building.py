@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from allreduce.errors import ShapeError
-from allreduce.graph.spec import BATCH, Shape, Spec
-from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import Trace, recording
+from allreduce.graph.core.spec import BATCH, Shape, Spec
+from allreduce.graph.core.tensor import Tensor
+from allreduce.graph.trace.trace import Trace, recording
 from allreduce.nn import checks
 from allreduce.nn.weights import Weights
 

@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from allreduce.errors import UsageError
-from allreduce.graph.scope import users_line
+from allreduce.graph.core.scope import users_line
 
 if TYPE_CHECKING:
     from allreduce.nn.layer import Layer

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.ops.windows import PADDINGS
-from allreduce.graph.owner import default_replicator
-from allreduce.graph.scope import users_line
-from allreduce.graph.spec import show
-from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import Trace
-from allreduce.graph.variable import Variable
+from allreduce.graph.core.scope import users_line
+from allreduce.graph.core.spec import show
+from allreduce.graph.core.tensor import Tensor
+from allreduce.graph.ops.array.windows import PADDINGS
+from allreduce.graph.replicate.owner import default_replicator
+from allreduce.graph.trace.trace import Trace
+from allreduce.graph.trace.variable import Variable
 from allreduce.nn import activations, losses
 from allreduce.nn.layer import Layer
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from allreduce.errors import UsageError
-from allreduce.graph.calls import NAMED
+from allreduce.graph.trace.calls import NAMED
 
 # What every layer has, and its type.
 OPTIONS: Mapping[str, type] = {"name": str, "dtype": str, "trainable": bool}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from allreduce.errors import ShapeError
+from allreduce.graph.core.spec import show
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.ops.windows import Pair, as_pair
-from allreduce.graph.spec import show
-from allreduce.graph.tensor import Tensor
-from allreduce.graph.variable import Variable
+from allreduce.graph.ops.array.windows import Pair, as_pair
+from allreduce.graph.trace.variable import Variable
 from allreduce.nn import activations, initializers
 from allreduce.nn.checks import check_features, known_padding, whole
 from allreduce.nn.layer import Layer

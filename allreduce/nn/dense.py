@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from allreduce.errors import ShapeError
+from allreduce.graph.core.spec import show
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.spec import show
-from allreduce.graph.tensor import Tensor
-from allreduce.graph.variable import Variable
+from allreduce.graph.trace.variable import Variable
 from allreduce.nn import activations, initializers
 from allreduce.nn.checks import check_features, whole
 from allreduce.nn.layer import Layer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.tensor import Tensor
 from allreduce.nn.checks import between
 from allreduce.nn.layer import Layer
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from allreduce.errors import UsageError
+from allreduce.graph.core.scope import users_line
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.scope import users_line
-from allreduce.graph.tensor import Tensor
-from allreduce.graph.variable import Variable
+from allreduce.graph.trace.variable import Variable
 from allreduce.nn import initializers
 from allreduce.nn.checks import whole
 from allreduce.nn.layer import Layer

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.tensor import Tensor
 from allreduce.nn.layer import Layer
 
 

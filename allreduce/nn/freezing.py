@@ -7,7 +7,7 @@ from os import PathLike
 from typing import Any
 
 from allreduce.errors import UsageError
-from allreduce.graph.variable import Variable
+from allreduce.graph.trace.variable import Variable
 from allreduce.nn.checks import inner_layers
 from allreduce.nn.layer import Layer
 

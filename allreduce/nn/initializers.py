@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import UsageError, unknown_name
-from allreduce.graph.seed import get_seed
+from allreduce.graph.core.seed import get_seed
 
 # (shape, dtype, the variable's path) -> values
 Initializer = Callable[[tuple[int, ...], np.dtype[Any], str], np.ndarray]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.scope import users_line
-from allreduce.graph.spec import BATCH, show
-from allreduce.graph.tensor import Tensor
+from allreduce.graph.core.scope import users_line
+from allreduce.graph.core.spec import BATCH, show
+from allreduce.graph.core.tensor import Tensor
 from allreduce.nn.layer import Layer
 
 

@@ -11,16 +11,16 @@ import numpy as np
 
 from allreduce.devices import options
 from allreduce.errors import UsageError, unknown_name
-from allreduce.graph.dispatch import as_tensor
-from allreduce.graph.naming import snake_case, unique_name
-from allreduce.graph.nest import map_leaves
+from allreduce.graph.core.naming import snake_case, unique_name
+from allreduce.graph.core.pytree import map_leaves
+from allreduce.graph.core.scope import asked_for, part, surroundings, users_line, within
+from allreduce.graph.core.spec import Shape
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.owner import current_replicator, scope_of
-from allreduce.graph.placement import check_exists
-from allreduce.graph.scope import asked_for, part, surroundings, users_line, within
-from allreduce.graph.spec import Shape
-from allreduce.graph.tensor import Tensor
-from allreduce.graph.variable import Variable
+from allreduce.graph.placement.placement import check_exists
+from allreduce.graph.replicate.owner import current_replicator, scope_of
+from allreduce.graph.trace.dispatch import as_tensor
+from allreduce.graph.trace.variable import Variable
 from allreduce.nn import calls, configs, initializers
 from allreduce.nn.tracking import parts_in
 

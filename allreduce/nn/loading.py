@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import AllreduceError, UsageError
-from allreduce.graph.owner import current_replicator
+from allreduce.graph.replicate.owner import current_replicator
 from allreduce.nn import calls, freezing, registry, saving, steps
 from allreduce.nn.model import Model
 from allreduce.training import naming_rank

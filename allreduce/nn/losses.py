@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError, unknown_name
-from allreduce.graph.dispatch import as_tensor
+from allreduce.graph.core.scope import users_line
+from allreduce.graph.core.spec import show
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.scope import users_line
-from allreduce.graph.spec import show
-from allreduce.graph.tensor import Tensor
+from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.nn import objects
 
 EPSILON = 1e-7  # Keras's

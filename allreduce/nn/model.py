@@ -12,8 +12,8 @@ from allreduce import training
 from allreduce.devices import options
 from allreduce.errors import ShapeError, UsageError
 from allreduce.events import logger
-from allreduce.graph.naming import snake_case, unique_name
-from allreduce.graph.spec import Shape
+from allreduce.graph.core.naming import snake_case, unique_name
+from allreduce.graph.core.spec import Shape
 from allreduce.nn import checks, facts, freezing, saving
 from allreduce.nn.building import Built
 from allreduce.nn.calls import check_made

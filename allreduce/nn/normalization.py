@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.core.spec import show
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.spec import show
-from allreduce.graph.tensor import Tensor
-from allreduce.graph.variable import Variable
+from allreduce.graph.trace.variable import Variable
 from allreduce.nn import calls
 from allreduce.nn.checks import between, check_features
 from allreduce.nn.layer import Layer

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.ops.windows import Pair, as_pair
-from allreduce.graph.tensor import Tensor
+from allreduce.graph.ops.array.windows import Pair, as_pair
 from allreduce.nn.checks import known_padding
 from allreduce.nn.layer import Layer
 

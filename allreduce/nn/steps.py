@@ -7,12 +7,12 @@ from typing import Any
 
 from allreduce import optim
 from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.core.spec import BATCH, Dim, show
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.spec import BATCH, Dim, show
-from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import line_of
-from allreduce.graph.update import warn_of_reduced
-from allreduce.graph.variable import Variable
+from allreduce.graph.trace.trace import line_of
+from allreduce.graph.trace.variable import Variable
+from allreduce.graph.update.update import warn_of_reduced
 from allreduce.nn import losses, metrics
 from allreduce.nn.layer import Layer
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from allreduce.graph.naming import snake_case
-from allreduce.graph.spec import show
+from allreduce.graph.core.naming import snake_case
+from allreduce.graph.core.spec import show
 
 if TYPE_CHECKING:
     from allreduce.nn.layer import Layer

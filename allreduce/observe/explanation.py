@@ -14,17 +14,17 @@ from rich.table import Table
 from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
 from allreduce.events import counted
-from allreduce.graph.compiled import Compiled
-from allreduce.graph.frame import Frame
-from allreduce.graph.node import Node
-from allreduce.graph.ops.base import lookup
-from allreduce.graph.program import Program
-from allreduce.graph.replicator import Replicator
-from allreduce.graph.reports import nbytes_of
-from allreduce.graph.sections import amount, units
-from allreduce.graph.spec import show
-from allreduce.graph.step_graph import StepGraph, name_of
-from allreduce.graph.streams import StreamName
+from allreduce.graph.core.node import Node
+from allreduce.graph.core.op_table import lookup
+from allreduce.graph.core.spec import show
+from allreduce.graph.execute.bound_program import Frame
+from allreduce.graph.execute.reports import nbytes_of
+from allreduce.graph.inspect.sections import amount, units
+from allreduce.graph.inspect.step_graph import StepGraph, name_of
+from allreduce.graph.replicate.compiled import Compiled
+from allreduce.graph.replicate.replicator import Replicator
+from allreduce.graph.schedule.program import Program
+from allreduce.graph.schedule.streams import StreamName
 from allreduce.training.ranks import rank_of
 
 # The transport whose calls go on only while a thread of the process waits for one: to have started

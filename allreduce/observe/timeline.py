@@ -20,7 +20,7 @@ import numpy as np
 from allreduce import comm, events
 from allreduce.comm import Communicator, exchange, exchange_plain
 from allreduce.errors import AllreduceError, UsageError
-from allreduce.graph.rank_check import Fact
+from allreduce.graph.consistency.rank_check import Fact
 from allreduce.training.facts import check_equal, telling
 
 _ROUNDS = 8  # of comparing clocks between hosts; the one in which ranks met fastest counts

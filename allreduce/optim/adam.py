@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from allreduce import _native
-from allreduce.graph.update import NativeUpdate
+from allreduce.graph.update.update import NativeUpdate
 from allreduce.optim.base import Optimizer, checked
 
 

@@ -17,9 +17,9 @@ from allreduce.graph import (
     minimize,
     optimizer_state,
 )
-from allreduce.graph.tensor import Tensor
-from allreduce.graph.update import NativeUpdate
-from allreduce.graph.variable import Variable
+from allreduce.graph.core.tensor import Tensor
+from allreduce.graph.trace.variable import Variable
+from allreduce.graph.update.update import NativeUpdate
 
 
 class Optimizer(ABC):

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from allreduce.errors import UsageError, unknown_name
-from allreduce.graph.calls import NAMED
+from allreduce.graph.trace.calls import NAMED
 from allreduce.optim.base import Optimizer
 
 # name -> (module, class)

@@ -9,7 +9,7 @@ import numpy as np
 
 from allreduce import _native
 from allreduce.errors import UsageError
-from allreduce.graph.update import NativeUpdate
+from allreduce.graph.update.update import NativeUpdate
 from allreduce.optim.base import Optimizer, checked
 
 

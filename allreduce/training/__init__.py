@@ -1,6 +1,6 @@
 """The fit loop: exact means over all ranks, progress for people, agreement between ranks."""
 
-from allreduce.graph.rank_check import Fact
+from allreduce.graph.consistency.rank_check import Fact
 from allreduce.training.facts import check_equal, telling
 from allreduce.training.fit import evaluate, fit, predict
 from allreduce.training.history import History

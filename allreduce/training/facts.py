@@ -11,11 +11,11 @@ import numpy as np
 
 from allreduce.comm import Communicator
 from allreduce.errors import AllreduceError, MismatchError, everywhere
-from allreduce.graph import rank_check
-from allreduce.graph.fingerprint import sample
-from allreduce.graph.rank_check import Fact, Facts
-from allreduce.graph.replicator import Replicator
-from allreduce.graph.spec import show
+from allreduce.graph.consistency import rank_check
+from allreduce.graph.consistency.rank_check import Fact, Facts
+from allreduce.graph.core.spec import show
+from allreduce.graph.replicate.replicator import Replicator
+from allreduce.graph.trace.rank_digest import sample
 from allreduce.training.ranks import name_rank
 
 SAME_SAMPLES = "load the same on every rank, in the same order"

@@ -9,8 +9,8 @@ import numpy as np
 
 from allreduce.data import shuffled
 from allreduce.events import logger
-from allreduce.graph.rank_check import Fact
-from allreduce.graph.seed import chosen, get_seed
+from allreduce.graph.consistency.rank_check import Fact
+from allreduce.graph.core.seed import chosen, get_seed
 from allreduce.training import loop
 from allreduce.training.arrays import as_pair, as_samples, as_validation
 from allreduce.training.facts import (

@@ -11,9 +11,9 @@ import numpy as np
 
 from allreduce.data import ArrayBatches, Plan, Replicated, Sharded, check_batch_size
 from allreduce.errors import UsageError
-from allreduce.graph import nest
-from allreduce.graph.per_replica import PerReplica
-from allreduce.graph.replicator import Replicator
+from allreduce.graph.core import pytree
+from allreduce.graph.replicate.replicator import Replicator
+from allreduce.graph.trace.per_replica import PerReplica
 from allreduce.training.facts import check_equal, telling
 from allreduce.training.progress import Epoch
 from allreduce.training.ranks import everyones, gather_rows
@@ -125,7 +125,7 @@ def predict(model: Trainable, rows: Rows, shown: Epoch) -> Any:
     with _batches(rows, replicator) as batches:
         for step, batch in enumerate(batches):
             structure = _run(model, model.predict_step, batch)
-            found = nest.leaves(structure)
+            found = pytree.leaves(structure)
             parts = parts or [[] for _ in found]
             for kept, result in zip(parts, found, strict=True):
                 kept.append(result)
@@ -135,7 +135,7 @@ def predict(model: Trainable, rows: Rows, shown: Epoch) -> Any:
         outputs = [_rows_of(kept) for kept in parts]
     check_equal(replicator, "predict", {})
     whole = iter([_in_order(replicator, rows.plan, each) for each in outputs])
-    return nest.replace_leaves(structure, whole)
+    return pytree.replace_leaves(structure, whole)
 
 
 def _rows_of(results: Sequence[PerReplica]) -> np.ndarray:

@@ -11,8 +11,8 @@ import numpy as np
 from allreduce import comm
 from allreduce.comm import Communicator
 from allreduce.errors import AllreduceError, ClosedError, UsageError
-from allreduce.graph.owner import default_replicator
-from allreduce.graph.replicator import Replicator
+from allreduce.graph.replicate.owner import default_replicator
+from allreduce.graph.replicate.replicator import Replicator
 
 
 def rank_of(replicator: Replicator) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from allreduce.errors import NumericsError
-from allreduce.graph.per_replica import PerReplica
-from allreduce.graph.replicator import Replicator
+from allreduce.graph.replicate.replicator import Replicator
+from allreduce.graph.trace.per_replica import PerReplica
 from allreduce.training.ranks import everyones, rank_of, size_of
 
 _READ_STEPS = 16  # between reads of what is still copied; a divisor of LossWatch.every

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from allreduce.graph.replicator import Replicator
-from allreduce.graph.variable import Variable
+from allreduce.graph.replicate.replicator import Replicator
+from allreduce.graph.trace.variable import Variable
 
 
 class Trainable(Protocol):

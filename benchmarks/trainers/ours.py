@@ -8,7 +8,7 @@ from typing import Any
 
 import allreduce as ar
 import numpy as np
-from allreduce.graph.owner import current_replicator
+from allreduce.graph.replicate.owner import current_replicator
 from workloads import adam, chain, conv, digits, transformer
 from workloads.base import BETA_1, BETA_2, EPSILON, LEARNING_RATE, Array, Workload
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from allreduce.cluster import waiting
-from allreduce.cluster.attendance import REMEDY, Attendance, Seat
+from allreduce.cluster.host import waiting
+from allreduce.cluster.mpi.arrival_tracker import REMEDY, Attendance, Seat
 from tests.cluster.processes import running
 
 STOPPED = "is stopped, by a signal: kill -CONT lets it go on"
@@ -92,7 +92,7 @@ def test_a_wait_does_not_count_how_long_its_process_was_stopped(tmp_path: Path) 
     path = tmp_path / "waits.py"
     path.write_text(
         "import time\n"
-        "from allreduce.cluster.attendance import Attendance, Seat\n"
+        "from allreduce.cluster.mpi.arrival_tracker import Attendance, Seat\n"
         f"seat = Seat(0, 2, 'A_RANK', '{uuid.uuid4()}')\n"
         "with Attendance(seat, 'meeting').watch(1.5):\n"
         "    print('waits', flush=True)\n"

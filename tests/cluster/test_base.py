@@ -11,7 +11,7 @@ import time
 import pytest
 
 from allreduce import cluster, settings
-from allreduce.cluster.base import LocalStore, Member, World
+from allreduce.cluster.world import LocalStore, Member, World
 from allreduce.errors import ClosedError, TimeoutError
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from allreduce import cluster
-from allreduce.cluster import meeting
-from allreduce.cluster.service import Leader
+from allreduce.cluster.leader import meeting
+from allreduce.cluster.leader.service import Leader
 from allreduce.errors import JoinError, UsageError
 from tests.cluster.conftest import Write
 from tests.cluster.processes import Result, free_address, run_together, running, wait_gone

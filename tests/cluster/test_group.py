@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from allreduce.cluster import leader_pb2 as pb
-from allreduce.cluster.base import Member
-from allreduce.cluster.group import Group
+from allreduce.cluster.leader import leader_pb2 as pb
+from allreduce.cluster.leader.group import Group
 from allreduce.cluster.store import VICTIM
+from allreduce.cluster.world import Member
 
 
 class Room:

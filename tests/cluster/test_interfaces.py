@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from allreduce.cluster import interfaces
-from allreduce.cluster.interfaces import Interface, leaders_address, reachable
+from allreduce.cluster.host import interfaces
+from allreduce.cluster.host.interfaces import Interface, leaders_address, reachable
 from allreduce.errors import UsageError
 
 DOCKER = Interface("docker0", "172.17.0.1", "255.255.0.0")  # every host has it

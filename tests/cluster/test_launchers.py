@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allreduce import cluster
-from allreduce.cluster.launchers import launcher
+from allreduce.cluster.host.launchers import launcher
 from allreduce.errors import JoinError
 
 PLACE = {"PMI_RANK": "1", "PMI_SIZE": "4"}

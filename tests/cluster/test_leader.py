@@ -16,13 +16,13 @@ from typing import TypeVar
 
 import pytest
 
-from allreduce.cluster import line, rpc
-from allreduce.cluster.base import LeaderLeftError, World
-from allreduce.cluster.client import LeaderStore
-from allreduce.cluster.meeting import PATIENCE, Meeting
-from allreduce.cluster.rpc import MAX_VALUE_BYTES
-from allreduce.cluster.service import Leader
+from allreduce.cluster.leader import channel, rpc
+from allreduce.cluster.leader.client import LeaderStore
+from allreduce.cluster.leader.meeting import PATIENCE, Meeting
+from allreduce.cluster.leader.rpc import MAX_VALUE_BYTES
+from allreduce.cluster.leader.service import Leader
 from allreduce.cluster.store import SilentError
+from allreduce.cluster.world import LeaderLeftError, World
 from allreduce.errors import ClosedError, JoinError, PeerLostError, TimeoutError, UsageError
 from tests.cluster.conftest import Write
 from tests.cluster.processes import free_address, running
@@ -264,7 +264,7 @@ def test_a_look_does_not_wait_for_a_leader_that_is_busy() -> None:
 
 
 def test_who_asks_often_notices_that_the_leader_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "BEAT_SECONDS", 0.3)
+    monkeypatch.setattr(channel, "BEAT_SECONDS", 0.3)
     monkeypatch.setattr(rpc, "_SILENCE_SECONDS", 0.5)
     with hosting(1) as leader:
         world = meeting(leader.address, 0, 1, timeout=0.5).join()

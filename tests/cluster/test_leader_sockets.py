@@ -6,8 +6,8 @@ import contextlib
 import os
 import socket
 
-from allreduce.cluster.line import Line
-from allreduce.cluster.service import Leader
+from allreduce.cluster.leader.channel import Line
+from allreduce.cluster.leader.service import Leader
 
 
 def user_timeouts(port: int) -> list[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from allreduce.cluster import mpi_library
+from allreduce.cluster.mpi import library
 from tests.cluster.conftest import Write
 from tests.cluster.processes import mpirun, run, running, wait_gone
 
@@ -26,7 +26,7 @@ SHOW = "print(world.rank, world.size, world.source, world.exchange('k', b'%d' % 
     ],
 )
 def test_libraries_are_told_by_their_version(version: str, family: str) -> None:
-    assert mpi_library.family(version) == family
+    assert library.family(version) == family
 
 
 @pytest.mark.parametrize("size", [2, 4])  # 3 join again, below

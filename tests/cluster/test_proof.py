@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allreduce.cluster.proof import nonce, prove, proves
+from allreduce.cluster.leader.proof import nonce, prove, proves
 
 NONCES = (b"a" * 32, b"b" * 32)
 CLAIM = (1, 4, 1, 4711)

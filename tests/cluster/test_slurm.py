@@ -13,9 +13,9 @@ from collections.abc import Mapping
 import pytest
 
 from allreduce import cluster
-from allreduce.cluster import rendezvous, slurm, slurm_hosts
-from allreduce.cluster.base import generations
-from allreduce.cluster.interfaces import interfaces
+from allreduce.cluster.host.interfaces import interfaces
+from allreduce.cluster.resolvers import rendezvous, slurm, slurm_hosts
+from allreduce.cluster.world import generations
 from allreduce.errors import JoinError, TimeoutError, UsageError
 from tests.cluster.conftest import Write
 from tests.cluster.processes import run_together, running

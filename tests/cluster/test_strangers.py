@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from allreduce.cluster import leader_pb2 as pb
-from allreduce.cluster import proof, rendezvous
-from allreduce.cluster.rpc import MAX_VALUE_BYTES, PROTOCOL, grpc, leader_pb2_grpc
-from allreduce.cluster.service import Leader
-from allreduce.cluster.session import GREETING_BYTES, STRANGERS
+from allreduce.cluster.leader import leader_pb2 as pb
+from allreduce.cluster.leader import proof
+from allreduce.cluster.leader.rpc import MAX_VALUE_BYTES, PROTOCOL, grpc, leader_pb2_grpc
+from allreduce.cluster.leader.service import Leader
+from allreduce.cluster.leader.session import GREETING_BYTES, STRANGERS
+from allreduce.cluster.resolvers import rendezvous
 from allreduce.errors import JoinError
 from tests.cluster.processes import running
 from tests.cluster.test_leader import SECRET, hosting, meeting
@@ -221,7 +222,7 @@ def test_a_beacon_shows_nothing_to_another_user(
 
 FEW_FILES = """
 import os, resource, socket, sys, time
-from allreduce.cluster.service import Leader
+from allreduce.cluster.leader.service import Leader
 
 most = len(os.listdir("/proc/self/fd")) + 48
 resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from allreduce.cluster.base import LocalStore, Member, World
+from allreduce.cluster.world import LocalStore, Member, World
 from allreduce.errors import ClosedError, TimeoutError, UsageError
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from allreduce.cluster import traces
+from allreduce.cluster.process import traces
 from allreduce.errors import UsageError
 from allreduce.events import logger
 from tests.harness import clean_environment, run_commands, script_of
@@ -124,7 +124,7 @@ def no_name() -> None:
     import numpy as np
 
     import allreduce as ar
-    from allreduce.cluster.endings import Watch
+    from allreduce.cluster.process.exit_hooks import Watch
 
     @ar.function
     def step(x: ar.Tensor) -> ar.Tensor:

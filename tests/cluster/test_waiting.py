@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from allreduce.cluster import waiting
+from allreduce.cluster.host import waiting
 from tests.cluster.processes import free_address, mpirun, run, run_together, running
 from tests.cluster.test_explicit import said
 from tests.cluster.test_slurm import task

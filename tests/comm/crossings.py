@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import Communicator
-from allreduce.comm.array import Array
-from allreduce.comm.base import Work
-from allreduce.comm.call import Call
-from allreduce.comm.hierarchical.transport import HierarchicalTransport
+from allreduce.comm.calls.array import Array
+from allreduce.comm.calls.call import Call
+from allreduce.comm.core.transport import Work
+from allreduce.comm.transports.hierarchical.transport import HierarchicalTransport
 
 SMALL, MEDIUM, LARGE = 100, 20_000, 600_000  # elements: with the posts; one chunk; several
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import Communicator
-from allreduce.comm.arrays import dtype_named
+from allreduce.comm.arguments.arrays import dtype_named
 from allreduce.errors import AllreduceError
 from tests.comm.cases import Array
 from tests.comm.exchanges import Exported

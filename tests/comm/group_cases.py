@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from allreduce import errors
-from allreduce.cluster.client import LeaderStore
+from allreduce.cluster.leader.client import LeaderStore
 from allreduce.cluster.store import LocalStore
 from allreduce.comm import Communicator, world
 from tests.comm.cases import Array

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from allreduce.comm.hierarchical import opener
+from allreduce.comm.transports.hierarchical import opener
 
 _OPEN = opener.open_hierarchical
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import Communicator, Work
-from allreduce.comm.updating import update_init, updates
+from allreduce.comm.fused_update import update_init, updates
 from tests.comm.cases import Array
 from tests.comm.updates import Side
 from tests.harness import clean_environment, script_of

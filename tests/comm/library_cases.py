@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from allreduce.comm import Communicator
-from allreduce.comm.arrays import dtype_named
+from allreduce.comm.arguments.arrays import dtype_named
 from allreduce.errors import UsageError
 from tests.comm.drawn import lend, read
 from tests.comm.operator_cases import assert_same, exact, fold

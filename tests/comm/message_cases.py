@@ -8,7 +8,7 @@ import numpy as np
 
 from allreduce import ANY
 from allreduce.comm import Communicator
-from allreduce.comm.messages import Receive
+from allreduce.comm.arguments.messages import Receive
 from tests.comm.cases import Array, whole
 from tests.comm.exchanges import Exported
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from allreduce.comm import Communicator
-from allreduce.comm.hierarchical.transport import HierarchicalTransport
-from allreduce.comm.mpi import converted, progress
-from allreduce.comm.mpi.transport import MpiTransport
-from allreduce.comm.mpi.types import Library
+from allreduce.comm.transports.hierarchical.transport import HierarchicalTransport
+from allreduce.comm.transports.mpi import converted, mpi_progress
+from allreduce.comm.transports.mpi.transport import MpiTransport
+from allreduce.comm.transports.mpi.types import Library
 from allreduce.errors import MismatchError, OutOfMemoryError
 from tests.comm.exchanges import everybody_to_everybody, rooted, unequal, unequal_exchange
 from tests.comm.message_cases import many
@@ -107,7 +107,7 @@ def collected(comm: Communicator) -> None:
     assert mpi is not None
     assert lanes is not None
     lanes.all_reduce(np.ones(1000))
-    left, advance = len(progress._open), MpiTransport.advance
+    left, advance = len(mpi_progress._open), MpiTransport.advance
 
     def collecting(self: MpiTransport) -> None:
         MpiTransport.advance = advance  # type: ignore[method-assign]
@@ -121,7 +121,7 @@ def collected(comm: Communicator) -> None:
         del lanes, cycle
         MpiTransport.advance = collecting  # type: ignore[method-assign]
         assert (mpi.all_reduce(np.ones(3)) == comm.size).all()
-        assert len(progress._open) < left
+        assert len(mpi_progress._open) < left
     finally:
         gc.enable()
     mpi.close()

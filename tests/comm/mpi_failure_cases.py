@@ -16,7 +16,7 @@ import pytest
 
 from allreduce import errors
 from allreduce.comm import Communicator, init
-from allreduce.comm.mpi import converted
+from allreduce.comm.transports.mpi import converted
 from tests.comm.mpi_cases import transport
 
 PAIRS = ("something_else", "own_timeout", "interrupted")  # those of two ranks

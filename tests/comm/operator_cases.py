@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from allreduce.comm import Communicator
-from allreduce.comm.array import Array
-from allreduce.comm.arrays import dtype_named
-from allreduce.comm.call import CARRIES, DTYPES, OPERATORS
+from allreduce.comm.arguments.arrays import dtype_named
+from allreduce.comm.calls.array import Array
+from allreduce.comm.calls.call import CARRIES, DTYPES, OPERATORS
 from allreduce.errors import ShapeError, UnsupportedError
 
 PAIRS = tuple((op, dtype) for dtype, op in itertools.product(DTYPES[1:], OPERATORS[1:]))

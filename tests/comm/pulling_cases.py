@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm import Communicator, native
+from allreduce.comm import Communicator
+from allreduce.comm.transports import native
 from allreduce.events import logger
 from tests.comm.cases import Array, whole
 from tests.comm.tables import SOON, before_the_table

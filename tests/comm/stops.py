@@ -14,8 +14,8 @@ import numpy as np
 
 from allreduce import _native, errors
 from allreduce.comm import Communicator, Work, init, world
-from allreduce.comm.shared import memory
-from allreduce.comm.updating import part_of, update_init
+from allreduce.comm.fused_update import part_of, update_init
+from allreduce.comm.transports.shared import memory
 from tests.comm.cases import Array
 
 _CATCH_SECONDS = 20.0

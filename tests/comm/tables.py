@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from allreduce.comm.choice import choosing
-from allreduce.comm.choice.table import TABLE, Row
+from allreduce.comm.selection import choosing
+from allreduce.comm.selection.table import TABLE, Row
 
 KIB = 1 << 10
 COPYING = ("all_gather", "gather", "scatter", "broadcast", "all_to_all")

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import Communicator
-from allreduce.comm.array import Array
-from allreduce.comm.base import Work
-from allreduce.comm.call import Call
+from allreduce.comm.calls.array import Array
+from allreduce.comm.calls.call import Call
+from allreduce.comm.core.transport import Work
 from tests.comm.cases import whole
 
 SIZES = (1, 2, 3, 5)

@@ -16,8 +16,8 @@ os.environ.update({f"ALLREDUCE_{name}": value for name, value in own.items()})
 import numpy as np
 from allreduce import errors
 from allreduce.comm import init
-from allreduce.comm.hierarchical import progress
-from allreduce.comm.mpi.progress import entered
+from allreduce.comm.transports.hierarchical import level_progress
+from allreduce.comm.transports.mpi.mpi_progress import entered
 
 warnings.simplefilter("ignore")  # of forks beside threads
 mpi = init(transport="mpi", timeout=20)
@@ -76,7 +76,8 @@ for comm in (mpi, lanes, tcp, plain):
             assert of_child(attempt), comm
             assert comm in (tcp, plain) or of_thread(attempt), comm
         later.__dict__["_waiting"] = threading.RLock()  # as a thread has made it that waits
-        locks = [later._waiting, comm._dispatch.lock, comm._groups._making, progress._lock, entered]
+        locks = [later._waiting, comm._dispatch.lock, comm._groups._making]
+        locks += [level_progress._lock, entered]
         locks += [comm._dispatch.transport._lock] if comm is not mpi else []
         for attempt in (later.wait, lambda: (finished.wait(), comm.barrier()), lambda: comm.local):
             assert of_child_beside(locks, attempt), comm

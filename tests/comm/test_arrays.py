@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from allreduce.comm import arrays
+from allreduce.comm.arguments import arrays
 from allreduce.errors import UsageError
 
 

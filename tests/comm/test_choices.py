@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from allreduce import _native
-from allreduce.comm.choice.choosing import Choice, choices_for
-from allreduce.comm.choice.table import TABLE, Row
+from allreduce.comm.selection.choosing import Choice, choices_for
+from allreduce.comm.selection.table import TABLE, Row
 from tests.comm.tables import before_the_table
 
 KIB = 1 << 10

@@ -13,8 +13,8 @@ import pytest
 
 from allreduce import errors
 from allreduce.comm import Communicator, objects, replica_communicators
-from allreduce.comm.base import FastTransport
-from allreduce.comm.locks import taken
+from allreduce.comm.core.locks import taken
+from allreduce.comm.core.transport import FastTransport
 from tests.harness import run_ranks, run_threads, world_of_one
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["shared", "tcp", "hierarchical"])
@@ -257,7 +257,7 @@ def _forked_in_the_middle() -> None:
 
     from allreduce import errors
     from allreduce.comm import init
-    from allreduce.comm.locks import taken
+    from allreduce.comm.core.locks import taken
 
     warnings.simplefilter("ignore")
     comm = init()

@@ -13,9 +13,9 @@ import pytest
 
 from allreduce import errors
 from allreduce.comm import Communicator, adopt, total
-from allreduce.comm.call import Call
-from allreduce.comm.disagreement import Side, story
-from allreduce.comm.sites import Note
+from allreduce.comm.calls.call import Call
+from allreduce.comm.calls.call_site import Note
+from allreduce.comm.failures.mismatch import Side, story
 from tests.harness import settle_threads
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from allreduce.comm.call import CARRIES, DTYPES
+from allreduce.comm.calls.call import CARRIES, DTYPES
 from tests.comm.drawn import CUT, KINDS, LAYOUTS, WHOLE, Drawn
 from tests.comm.operator_cases import REDUCING
 from tests.comm.pool import ranks_of

@@ -69,7 +69,8 @@ def _dies_in_the_meeting() -> None:
     from typing import Any
 
     from allreduce import errors
-    from allreduce.comm import handshake, init, world
+    from allreduce.comm import init, world
+    from allreduce.comm.transports import handshake
 
     joined = world()
     if joined.rank == 2:

@@ -8,7 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from allreduce.comm import engine, replica_communicators
+from allreduce.comm import replica_communicators
+from allreduce.comm.core import progress
 from allreduce.events import logger
 from tests.harness import world_of_one
 
@@ -18,7 +19,7 @@ def test_a_look_takes_all_steps_that_can_be_taken() -> None:
     works = [comm.all_reduce(np.ones(2_000_000, "f4"), async_op=True) for comm in comms]
     looks = 0
     while not all(work.settled for work in works):  # which takes hundreds of steps
-        engine.go_on()
+        progress.go_on()
         looks += 1
         assert looks <= 50
     assert all((work.wait() == 2).all() for work in works)
@@ -28,16 +29,16 @@ def test_a_look_takes_all_steps_that_can_be_taken() -> None:
 
 def test_calls_go_on_in_a_thread_while_this_one_waits_for_something_else() -> None:
     comms = replica_communicators(world_of_one(), 2, name="engine", timeout=10)
-    with engine.going_on():
+    with progress.going_on():
         works = [comm.all_reduce(np.ones(2_000_000, "f4"), async_op=True) for comm in comms]
         end = time.monotonic() + 10
         while not all(work.settled for work in works) and time.monotonic() < end:
             time.sleep(0.001)
         assert all(work.settled for work in works)
-        (thread,) = engine._helpers
+        (thread,) = progress._helpers
     thread.join(5)
     assert not thread.is_alive()
-    assert not engine._helpers
+    assert not progress._helpers
     for comm in comms:
         comm.close()
 
@@ -52,7 +53,7 @@ def test_without_a_thread_more_it_says_that_calls_wait(
 
     monkeypatch.setattr(threading.Thread, "start", refused)
     monkeypatch.setattr(logger, "propagate", True)
-    with caplog.at_level("WARNING"), engine.going_on():
+    with caplog.at_level("WARNING"), progress.going_on():
         pass
     monkeypatch.undo()
     assert "calls under way do not go on here" in caplog.text

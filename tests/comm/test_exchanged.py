@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from allreduce.comm import Communicator
-from allreduce.comm.choice.table import Row
+from allreduce.comm.selection.table import Row
 from tests.comm.tables import before_the_table
 from tests.harness import run_threads
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from allreduce import errors
-from allreduce.comm import Communicator, native
+from allreduce.comm import Communicator
+from allreduce.comm.transports import native
 from allreduce.events import logger
 from tests.harness import settle_threads
 

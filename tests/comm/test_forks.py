@@ -130,7 +130,7 @@ def _forked_while_joining() -> None:
     import warnings
 
     from allreduce import errors
-    from allreduce.cluster import meeting
+    from allreduce.cluster.leader import meeting
     from allreduce.comm import init
 
     meeting.PATIENCE = 2.5

@@ -65,7 +65,7 @@ def _late() -> None:
     import time
 
     import allreduce as ar
-    from allreduce.cluster import waiting
+    from allreduce.cluster.host import waiting
     from allreduce.comm import world
 
     waiting.WARN_SECONDS = 0.3
@@ -134,7 +134,8 @@ def _busy() -> None:
     import subprocess
 
     import allreduce as ar
-    from allreduce.cluster import client, waiting
+    from allreduce.cluster.host import waiting
+    from allreduce.cluster.leader import client
 
     comm = ar.init(timeout=20)
     client._ANSWER_MARGIN, waiting.WARN_SECONDS = 0.1, 1.0
@@ -230,8 +231,8 @@ def _dies_while_a_group_is_made(transport: str, folder: str) -> None:
 
     os.environ["ALLREDUCE_HOST"] = f"host{int(os.environ['ALLREDUCE_RANK']) // 2}"
     import allreduce as ar
-    from allreduce.comm.shared import opener
-    from allreduce.comm.tcp.calling import Calling
+    from allreduce.comm.transports.shared import opener
+    from allreduce.comm.transports.tcp.dispatch import Calling
 
     comm = ar.init(transport=transport)
     if comm.rank == 1:  # they have met, and begin to connect, or to share memory

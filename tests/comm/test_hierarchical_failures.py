@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 
 from allreduce import errors
-from allreduce.comm import Communicator, native
-from allreduce.comm.hierarchical import progress
-from allreduce.comm.hierarchical.runs import Runs
-from allreduce.comm.hierarchical.vigil import Vigil
-from allreduce.comm.native import NativeTransport
-from allreduce.comm.shared.transport import SharedTransport
+from allreduce.comm import Communicator
+from allreduce.comm.transports import native
+from allreduce.comm.transports.hierarchical import level_progress
+from allreduce.comm.transports.hierarchical.runs import Runs
+from allreduce.comm.transports.hierarchical.wait_monitor import Vigil
+from allreduce.comm.transports.native import NativeTransport
+from allreduce.comm.transports.shared.transport import SharedTransport
 from tests.comm import test_disagreement, test_failures
 from tests.comm.hosts import lay_out
 from tests.harness import run_ranks, settle_threads
@@ -311,11 +312,11 @@ def test_communicators_may_be_made_while_others_are_driven() -> None:
     over = threading.Event()
     many = [Idle() for _ in range(2000)]  # which it takes a while to look at
     for one in many:
-        progress.add(one)
+        level_progress.add(one)
 
     def make() -> None:
         while not over.is_set():
-            progress.add(Idle())
+            level_progress.add(Idle())
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -323,7 +324,7 @@ def test_communicators_may_be_made_while_others_are_driven() -> None:
     thread.start()
     try:
         for _ in range(30):
-            progress.drive()
+            level_progress.drive()
     finally:
         over.set()
         thread.join()

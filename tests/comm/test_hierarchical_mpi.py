@@ -8,7 +8,7 @@ import re
 import pytest
 
 from allreduce import errors
-from allreduce.comm.hierarchical.opener import open_hierarchical
+from allreduce.comm.transports.hierarchical.opener import open_hierarchical
 from tests.comm import pool
 from tests.comm.contract import ContractOfProcesses, rows
 from tests.comm.pool import Ranks, Runner

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from allreduce.comm.call import Call
-from allreduce.comm.hierarchical import steps as hierarchical_steps
-from allreduce.comm.hierarchical.chains import make_chains
-from allreduce.comm.hierarchical.layout import Layout
-from allreduce.comm.hierarchical.steps import Chain, Division, Part, Step
+from allreduce.comm.calls.call import Call
+from allreduce.comm.transports.hierarchical import steps as hierarchical_steps
+from allreduce.comm.transports.hierarchical.chains import make_chains
+from allreduce.comm.transports.hierarchical.layout import Layout
+from allreduce.comm.transports.hierarchical.steps import Chain, Division, Part, Step
 
 Array = NDArray[Any]
 HOSTS = ("aabb", "aab", "aaabb", "abab", "abba", "abbba", "abc", "aaa", "a")
@@ -213,7 +213,7 @@ def test_plans_do_what_the_call_means(
 ) -> None:
     if large:  # as if each of these few elements were thousands
         monkeypatch.setattr(hierarchical_steps, "CHUNK", 3 * 8)
-        monkeypatch.setattr("allreduce.comm.hierarchical.whole.ONE_LANE", 0)
+        monkeypatch.setattr("allreduce.comm.transports.hierarchical.whole.ONE_LANE", 0)
     layout = Layout.of(hosts)
     for count in (0, 1, 7, 16):
         make_chains.cache_clear()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from allreduce import comm, errors
-from allreduce.comm.handshake import Meeting
+from allreduce.comm.transports.handshake import Meeting
 from tests.harness import run_ranks
 
 
@@ -90,7 +90,7 @@ def _after_a_failure() -> None:
     import pytest
 
     from allreduce import comm, errors
-    from allreduce.cluster import meeting
+    from allreduce.cluster.leader import meeting
 
     meeting.PATIENCE = 0.5
     for name in ("RANK", "SIZE", "LEADER", "SECRET"):

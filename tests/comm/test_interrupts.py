@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from allreduce import errors
-from allreduce.comm import Communicator, replica_communicators, scaling
-from allreduce.comm.base import Work
-from allreduce.comm.locks import within
+from allreduce.comm import Communicator, replica_communicators
+from allreduce.comm.arguments import scaling
+from allreduce.comm.core.locks import within
+from allreduce.comm.core.transport import Work
 from tests.harness import run_threads, world_of_one
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["shared", "tcp", "hierarchical"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allreduce.comm.transports import REGISTRY
+from allreduce.comm.registry import REGISTRY
 from tests.comm.kills import kill_all, kill_one
 
 LIMIT_SECONDS = 0.5  # from the kill to the error on each survivor: of 100, 99 make it

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from allreduce import errors
-from allreduce.cluster.base import LocalStore, Member, World
-from allreduce.comm import handshake
-from allreduce.comm.handshake import HandshakeError, Meeting, answer, call
-from allreduce.comm.shared import meeting
-from allreduce.comm.shared.links import PROCESS_BYTES, Links, Process
-from allreduce.comm.shared.meeting import connect
+from allreduce.cluster.world import LocalStore, Member, World
+from allreduce.comm.transports import handshake
+from allreduce.comm.transports.handshake import HandshakeError, Meeting, answer, call
+from allreduce.comm.transports.shared import meeting
+from allreduce.comm.transports.shared.links import PROCESS_BYTES, Links, Process
+from allreduce.comm.transports.shared.meeting import connect
 from tests.harness import run_ranks
 
 MEETING = Meeting("job", "1/comm/world", b"secret")
@@ -240,7 +240,8 @@ def _dies_when_it_should_prove_itself() -> None:
     import signal
 
     from allreduce import errors
-    from allreduce.comm import handshake, init
+    from allreduce.comm import init
+    from allreduce.comm.transports import handshake
 
     def die(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

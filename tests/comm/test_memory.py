@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from allreduce.comm.shared import memory
+from allreduce.comm.transports.shared import memory
 from tests.harness import run_ranks
 
 GIB = 1 << 30

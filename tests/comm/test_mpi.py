@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from allreduce.comm.call import Call
-from allreduce.comm.mpi.news import signature
-from allreduce.comm.mpi.opener import open_mpi
-from allreduce.comm.transports import REGISTRY, opener
+from allreduce.comm.calls.call import Call
+from allreduce.comm.registry import REGISTRY, opener
+from allreduce.comm.transports.mpi.opener import open_mpi
+from allreduce.comm.transports.mpi.status_board import signature
 from allreduce.errors import UnsupportedError, UsageError
 from tests.comm import pool
 from tests.comm.contract import ContractOfProcesses, rows
@@ -70,7 +70,7 @@ def test_a_signature_holds_what_has_to_agree() -> None:
 
 def test_an_interrupt_in_done_does_not_carry_a_call_out_twice() -> None:
     said = failing("""
-from allreduce.comm.mpi.calls import Collective
+from allreduce.comm.transports.mpi.calls import Collective
 posted = []
 real = Collective.post
 
@@ -103,7 +103,7 @@ say("fine")
 def test_who_has_completed_its_calls_and_does_something_else_keeps_nobody_waiting() -> None:
     said = failing(
         """
-from allreduce.comm.mpi.progress import entered
+from allreduce.comm.transports.mpi.mpi_progress import entered
 store, large, small = world().store, np.ones(50_000), np.ones(1)
 if rank == 0:
     sent = [comm.send(small, 1, tag=tag, async_op=True) for tag in range(100)]  # its cells are full

@@ -105,7 +105,7 @@ class TestDisagreement:
 FAIL = """
 import json, os, traceback
 from allreduce.comm import init
-from allreduce.comm.mpi import vigil as mpi_vigil
+from allreduce.comm.transports.mpi import vigil as mpi_vigil
 from tests.comm import mpi_failure_cases as cases
 
 mpi_vigil._GRACE_SECONDS = 0.5
@@ -200,7 +200,7 @@ def test_who_keeps_the_store_may_be_stopped_for_a_while() -> None:
     program = """
 import os, signal, subprocess
 from allreduce.cluster import client
-from allreduce.comm.mpi import vigil as mpi_vigil
+from allreduce.comm.transports.mpi import vigil as mpi_vigil
 client._ANSWER_MARGIN, mpi_vigil.WARN_SECONDS = 0.3, 1.0
 comm.all_reduce(1)
 if rank == 0:
@@ -219,7 +219,7 @@ assert comm.all_reduce(1) == 2
 def test_a_long_wait_is_reported_once() -> None:
     program = """
 import threading
-from allreduce.comm.mpi import vigil as mpi_vigil
+from allreduce.comm.transports.mpi import vigil as mpi_vigil
 mpi_vigil._ANNOUNCE_SECONDS = 0.4
 mpi_vigil.WARN_SECONDS = 0.3 + rank * 9
 for message in (False, True):
@@ -247,7 +247,7 @@ for message in (False, True):
 def test_a_call_that_all_had_begun_completes_before_a_mismatch_is_raised() -> None:
     said = failing(
         """
-from allreduce.comm.mpi import converted
+from allreduce.comm.transports.mpi import converted
 converted._PIECE_BYTES = 64
 comm.barrier()
 halves = np.ones(1 << 13, np.float16)  # 512 pieces
@@ -266,7 +266,7 @@ def test_a_call_that_all_had_begun_completes_though_another_rank_has_aborted() -
     """Rank 0 hears of it at each look, while rank 2 does not drive its part of the call."""
     said = failing(
         """
-from allreduce.comm.mpi import transport as mpi_transport, vigil as mpi_vigil
+from allreduce.comm.transports.mpi import transport as mpi_transport, vigil as mpi_vigil
 mpi_vigil._LOOK_SECONDS = 0.01
 x = np.full(1 << 20, rank + 1.0)
 comm.barrier()

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from allreduce.comm import Communicator
-from allreduce.comm.array import Array
-from allreduce.comm.arrays import dtype_named
-from allreduce.comm.call import DTYPES
+from allreduce.comm.arguments.arrays import dtype_named
+from allreduce.comm.calls.array import Array
+from allreduce.comm.calls.call import DTYPES
 from tests.comm.operator_cases import SENSE, assert_same, fold
 from tests.harness import run_threads
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from allreduce.comm import Communicator
-from allreduce.comm.call import PATHS, Call
-from allreduce.comm.choice.choosing import choices_for
-from allreduce.comm.choice.table import Row
-from allreduce.comm.plan import Plan, Topology
-from allreduce.comm.planners import plan
+from allreduce.comm.calls.call import PATHS, Call
+from allreduce.comm.calls.plan import Plan, Topology
+from allreduce.comm.selection.choosing import choices_for
+from allreduce.comm.selection.table import Row
+from allreduce.comm.transports.planners import plan
 from allreduce.errors import UnsupportedError, UsageError
 from tests.comm.tables import before_the_table
 from tests.harness import run_threads

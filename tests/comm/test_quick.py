@@ -16,8 +16,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from allreduce.comm import Communicator, sites
-from allreduce.comm.shared import transport as shared
+from allreduce.comm import Communicator
+from allreduce.comm.calls import call_site
+from allreduce.comm.transports.shared import transport as shared
 from allreduce.errors import (
     AllreduceError,
     ClosedError,
@@ -117,7 +118,9 @@ class _LateError(Exception):
     pass
 
 
-@pytest.mark.parametrize(("of", "name"), [(shared.SharedTransport, "finish_fast"), (sites, "note")])
+@pytest.mark.parametrize(
+    ("of", "name"), [(shared.SharedTransport, "finish_fast"), (call_site, "note")]
+)
 def test_whatever_raises_in_the_middle_leaves_no_array_to_a_step(
     of: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

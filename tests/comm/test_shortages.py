@@ -129,7 +129,7 @@ def _short_of_memory() -> None:
 
     from allreduce import errors
     from allreduce.comm import init
-    from allreduce.comm.shared import memory
+    from allreduce.comm.transports.shared import memory
 
     comm = init().split(0)
     assert comm is not None

@@ -11,7 +11,7 @@ import pytest
 
 from allreduce import errors
 from allreduce.comm import Communicator
-from allreduce.comm.members import MemberInfo
+from allreduce.comm.calls.members import MemberInfo
 from tests.cluster.processes import mpirun
 from tests.harness import run_ranks, run_threads
 
@@ -27,8 +27,9 @@ def _waits(folder: str, transport: str, stops: bool) -> None:
     import pytest
 
     from allreduce import errors
-    from allreduce.comm import init, native, world
-    from allreduce.comm.mpi import vigil as mpi_vigil
+    from allreduce.comm import init, world
+    from allreduce.comm.transports import native
+    from allreduce.comm.transports.mpi import wait_monitor as mpi_vigil
 
     native.WARN_SECONDS = mpi_vigil.WARN_SECONDS = 0.5
     comm = init(transport=transport, timeout=30)
@@ -96,7 +97,8 @@ def _pauses(*transports: str) -> None:
 
     import numpy as np
 
-    from allreduce.comm import init, native, world
+    from allreduce.comm import init, world
+    from allreduce.comm.transports import native
 
     native.WARN_SECONDS = 6.5  # until then no wait has anything to say
     comm = init(transport=transports[0], timeout=7)

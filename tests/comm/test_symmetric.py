@@ -11,7 +11,7 @@ def _dies_while_rank_0_allocates() -> None:
 
     from allreduce import errors
     from allreduce.comm import init
-    from allreduce.comm.shared import memory, symmetric
+    from allreduce.comm.transports.shared import memory, symmetric
 
     comm = init()
     if comm.rank == 1:
@@ -44,7 +44,7 @@ def _slow_to_allocate() -> None:
 
     from allreduce import errors
     from allreduce.comm import init
-    from allreduce.comm.shared import memory
+    from allreduce.comm.transports.shared import memory
 
     comm = init(timeout=1)
     allocate, delays = memory.allocate, [1.3, 0.0]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from allreduce.comm.call import Call
-from allreduce.comm.choice.choosing import choices_for
-from allreduce.comm.tcp import calls as tcp_calls
+from allreduce.comm.calls.call import Call
+from allreduce.comm.selection.choosing import choices_for
+from allreduce.comm.transports.tcp import calls as tcp_calls
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from allreduce.comm import Communicator
-from allreduce.comm.base import Work
+from allreduce.comm.core.transport import Work
 from allreduce.errors import MismatchError, UnsupportedError
 from tests.comm.cases import whole
 from tests.comm.tcp_cases import (

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from allreduce import errors
-from allreduce.comm import Communicator, native
+from allreduce.comm import Communicator
+from allreduce.comm.transports import native
 from allreduce.events import logger
 from tests.comm import test_disagreement, test_endings, test_failures, test_forks
 from tests.harness import run_ranks, settle_threads, world_of_one

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 from allreduce import _native, errors
-from allreduce.comm.array import Array
-from allreduce.comm.call import DTYPES, PATHS, Call
-from allreduce.comm.choice.choosing import choices_for
-from allreduce.comm.tcp import calls as tcp_calls
-from allreduce.comm.tcp.failures import TcpMemberInfo
-from allreduce.comm.tcp.transport import TcpTransport
+from allreduce.comm.calls.array import Array
+from allreduce.comm.calls.call import DTYPES, PATHS, Call
+from allreduce.comm.selection.choosing import choices_for
+from allreduce.comm.transports.tcp import calls as tcp_calls
+from allreduce.comm.transports.tcp.failures import TcpMemberInfo
+from allreduce.comm.transports.tcp.transport import TcpTransport
 
 HEADER = struct.Struct("<IBBHQQII")
 MAGIC = 0x52415031

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from allreduce import errors
-from allreduce.cluster.base import World
-from allreduce.cluster.proof import PROOF_BYTES
-from allreduce.comm import handshake
-from allreduce.comm.handshake import Challenge, HandshakeError, Meeting, receive
-from allreduce.comm.tcp import interface as tcp_interface
-from allreduce.comm.tcp import reception as tcp_reception
-from allreduce.comm.tcp.calling import HELLO_BYTES, Calling, Hello
-from allreduce.comm.tcp.meeting import Mesh, Process, connect
+from allreduce.cluster.leader.proof import PROOF_BYTES
+from allreduce.cluster.world import World
+from allreduce.comm.transports import handshake
+from allreduce.comm.transports.handshake import Challenge, HandshakeError, Meeting, receive
+from allreduce.comm.transports.tcp import interface as tcp_interface
+from allreduce.comm.transports.tcp import reception as tcp_reception
+from allreduce.comm.transports.tcp.dispatch import HELLO_BYTES, Calling, Hello
+from allreduce.comm.transports.tcp.meeting import Mesh, Process, connect
 from tests.comm.test_links import worlds
 
 MEETING = Meeting("job", "1/tcp/world", b"secret")

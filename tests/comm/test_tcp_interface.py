@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from allreduce.comm.tcp import interface
+from allreduce.comm.transports.tcp import interface
 
 
 def _congestion_control(sock: socket.socket) -> str:

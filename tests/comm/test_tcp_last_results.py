@@ -13,7 +13,7 @@ import pytest
 
 from allreduce import _native, errors
 from allreduce.comm import Communicator
-from allreduce.comm.call import COLLECTIVES
+from allreduce.comm.calls.call import COLLECTIVES
 from tests.comm import test_tcp_frames as frames
 from tests.comm.hosts import lay_out
 from tests.comm.test_tcp_frames import DATA, FAULT, GOODBYE, POST, SIGNATURE, WAITS, frame

@@ -20,13 +20,13 @@ def _dies_half_connected(folder: str) -> None:
 
     from allreduce import errors
     from allreduce.comm import init
-    from allreduce.comm.tcp import calling, meeting, opener
+    from allreduce.comm.transports.tcp import dispatch, meeting, opener
 
     comm = init(transport="tcp", timeout=20)
     comm.barrier()
     gave_up = Path(folder, "gave up")
 
-    def die(calls: calling.Calling, *_: Any) -> None:
+    def die(calls: dispatch.Calling, *_: Any) -> None:
         channels = range(calls._mesh.channels)
         while not all((1, 2, channel) in calls._mesh.sockets for channel in channels):
             time.sleep(0.01)
@@ -40,7 +40,7 @@ def _dies_half_connected(folder: str) -> None:
 
     patch = pytest.MonkeyPatch()
     if comm.rank == 1:
-        patch.setattr(calling.Calling, "_call", die)
+        patch.setattr(dispatch.Calling, "_call", die)
     elif comm.rank == 2:
         patch.setattr(opener, "connect", connect_late)
     try:

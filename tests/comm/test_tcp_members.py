@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from allreduce import _native
-from allreduce.comm.call import COLLECTIVES, PATHS, Call
-from allreduce.comm.choice.choosing import choices_for
-from allreduce.comm.tcp import calls as tcp_calls
+from allreduce.comm.calls.call import COLLECTIVES, PATHS, Call
+from allreduce.comm.selection.choosing import choices_for
+from allreduce.comm.transports.tcp import calls as tcp_calls
 from tests.comm.test_tcp_frames import (
     ACCEPT,
     CHAIN,
@@ -331,9 +331,7 @@ def _short_of_everything() -> None:
 
     from allreduce import _native, errors
     from allreduce.comm import init
-    from allreduce.comm.tcp import (
-        opener as tcp_opener,
-    )  # the latter so that nothing is loaded in need
+    from allreduce.comm.transports.tcp import opener as tcp_opener
 
     with open("/proc/self/statm") as statm:
         pages = int(statm.read().split()[0])

@@ -10,11 +10,11 @@ import time
 import pytest
 
 from allreduce import errors
-from allreduce.comm.handshake import Meeting
-from allreduce.comm.tcp import reception as tcp_reception
-from allreduce.comm.tcp.calling import Calling
-from allreduce.comm.tcp.meeting import Mesh, Process
-from allreduce.comm.tcp.reception import Reception
+from allreduce.comm.transports.handshake import Meeting
+from allreduce.comm.transports.tcp import reception as tcp_reception
+from allreduce.comm.transports.tcp.dispatch import Calling
+from allreduce.comm.transports.tcp.meeting import Mesh, Process
+from allreduce.comm.transports.tcp.reception import Reception
 from tests.comm.test_links import worlds
 
 

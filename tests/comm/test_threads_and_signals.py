@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from allreduce.comm import Communicator
-from allreduce.comm.native import NativeTransport
-from allreduce.comm.native_work import NativeWork
-from allreduce.comm.shared.message_failures import MessageWitness
+from allreduce.comm.transports.native import NativeTransport
+from allreduce.comm.transports.native_work import NativeWork
+from allreduce.comm.transports.shared.message_failures import MessageWitness
 from allreduce.errors import AllreduceError, ClosedError, PeerLostError
 from tests.comm.hosts import lay_out
 from tests.harness import run_ranks, run_threads
@@ -164,7 +164,8 @@ def _holds_the_gil() -> None:
     import threading
     import time
 
-    from allreduce.comm import init, native
+    from allreduce.comm import init
+    from allreduce.comm.transports import native
 
     native._ANNOUNCE_SECONDS = 9.0  # until then a wait does not return to Python
     comm = init(transport="shared", timeout=20)

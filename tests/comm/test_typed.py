@@ -4,45 +4,46 @@ from __future__ import annotations
 
 import numpy as np
 
-from allreduce.comm import long_lists, typed
-from allreduce.comm.checks import Context, Options
+from allreduce.comm.arguments import call_text
+from allreduce.comm.arguments.checks import Context, Options
+from allreduce.comm.calls import list_text
 
 CONTEXT = Context("all_reduce", "[shared] rank 0", "group", 0, 2)
 
 
 def test_a_call_of_one_array_without_factors_needs_none() -> None:
-    assert not typed.of_array("all_reduce", np.dtype("f4"), (2, 3), Options("sum"))
+    assert not call_text.of_array("all_reduce", np.dtype("f4"), (2, 3), Options("sum"))
 
 
 def test_a_call_reads_as_it_was_written() -> None:
     options = Options("mean", 1, scale=(0.5, 1.0))
-    text = typed.of_array("reduce", np.dtype("f4"), (2, 3), options)
+    text = call_text.of_array("reduce", np.dtype("f4"), (2, 3), options)
     assert text == "reduce(float32[2, 3], op='mean', root=1, prescale=0.5)"
     items = [np.ones((2, 2), "i4"), np.array(1.0)]
-    text = typed.of_list(CONTEXT, items, Options("sum"))
+    text = call_text.of_list(CONTEXT, items, Options("sum"))
     assert text == "all_reduce([int32[2, 2], float64[]], op='sum')"
 
 
 def test_long_lists_are_told_apart_in_few_bytes() -> None:
     items = [np.ones(n) for n in range(500)]
-    texts = {typed.of_list(CONTEXT, items[:n], Options("sum")) for n in (498, 499, 500)}
-    texts.add(typed.of_list(CONTEXT, items[::-1], Options("sum")))
+    texts = {call_text.of_list(CONTEXT, items[:n], Options("sum")) for n in (498, 499, 500)}
+    texts.add(call_text.of_list(CONTEXT, items[::-1], Options("sum")))
     assert len(texts) == 4
-    assert all(len(text) <= long_lists.TEXT_BYTES for text in texts)
+    assert all(len(text) <= list_text.TEXT_BYTES for text in texts)
 
 
 def test_a_long_list_is_cut_and_keeps_its_number_of_arrays_and_its_options() -> None:
     kinds = ["float32[10]"] * 50
-    texts = [long_lists.spell("all_reduce", kinds, f", op='sum', prescale={n}") for n in (0.5, 1.5)]
-    assert [long_lists.items(text) for text in texts] == [50, 50]
-    assert long_lists.without_mark(texts[0]).endswith("... 50 arrays], op='sum', prescale=0.5)")
-    assert all(len(text) <= long_lists.TEXT_BYTES for text in texts)
+    texts = [list_text.spell("all_reduce", kinds, f", op='sum', prescale={n}") for n in (0.5, 1.5)]
+    assert [list_text.items(text) for text in texts] == [50, 50]
+    assert list_text.without_mark(texts[0]).endswith("... 50 arrays], op='sum', prescale=0.5)")
+    assert all(len(text) <= list_text.TEXT_BYTES for text in texts)
 
 
 def test_factors_that_a_text_has_no_room_for_are_told_apart() -> None:
     items = [np.ones(10, "c16")] * 50
     third = complex(1 / 3, 2 / 3)
     scales = [(third, factor) for factor in (1, third, 2 * third)]
-    texts = [typed.of_list(CONTEXT, items, Options("sum", scale=scale)) for scale in scales]
+    texts = [call_text.of_list(CONTEXT, items, Options("sum", scale=scale)) for scale in scales]
     assert len(set(texts)) == 3
-    assert all(len(text) <= long_lists.TEXT_BYTES for text in texts)
+    assert all(len(text) <= list_text.TEXT_BYTES for text in texts)

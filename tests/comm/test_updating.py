@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from allreduce import _native
-from allreduce.comm import Communicator, replica_communicators, updating
+from allreduce.comm import Communicator, fused_update, replica_communicators
 from allreduce.errors import MismatchError
 from tests.comm.updates import Side
 from tests.harness import run_ranks, world_of_one
@@ -45,7 +45,7 @@ def test_every_member_has_what_all_gradients_make_of_the_values() -> None:
     def act(comm: Communicator) -> list[float]:
         side = Side(comm)
         update = side.momentum()
-        start = updating.update_init(comm, side.gradients, side.values, update, side.velocity)
+        start = fused_update.update_init(comm, side.gradients, side.values, update, side.velocity)
         start().wait()
         comm.barrier()
         return [float(each) for each in np.unique(side.values)]
@@ -59,7 +59,7 @@ def test_what_a_dropped_work_needs_lives_until_it_is_done() -> None:
         side = Side(comm)
         if comm.rank == 1:
             time.sleep(0.3)  # the other one's call waits
-        start = updating.update_init(
+        start = fused_update.update_init(
             comm, side.gradients, side.values, side.momentum(), side.velocity
         )
         start()
@@ -77,7 +77,7 @@ def test_members_with_other_rules_are_told() -> None:
     def act(comm: Communicator) -> None:
         side = Side(comm)
         update = side.momentum() if comm.rank else side.adam()
-        updating.update_init(comm, side.gradients, side.values, update, side.velocity)().wait()
+        fused_update.update_init(comm, side.gradients, side.values, update, side.velocity)().wait()
 
     for error in _on_two("rules", act):
         assert isinstance(error, MismatchError)
@@ -110,8 +110,8 @@ def _fails_in_steps(folder: str) -> None:
     import numpy as np
 
     import allreduce as ar
-    from allreduce.comm.native import NativeTransport
-    from allreduce.graph import sharded_instructions
+    from allreduce.comm.transports.native import NativeTransport
+    from allreduce.graph.execute import sharded_instructions
 
     def step(x: ar.Tensor) -> None:
         optimizer.minimize(ar.ops.sum(x @ w, axis=1), [w])

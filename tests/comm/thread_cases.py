@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import Communicator
-from allreduce.comm.locks import taken
+from allreduce.comm.core.locks import taken
 
 Call = Callable[[Communicator, int], None]  # makes a call in a round, and looks at what it gives
 _SECONDS = 20

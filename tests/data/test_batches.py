@@ -18,8 +18,8 @@ from allreduce.data import (
 )
 from allreduce.data import batches as batches_module
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.replicator import Replicator
-from allreduce.graph.trace import HOST
+from allreduce.graph.replicate.replicator import Replicator
+from allreduce.graph.trace.trace import HOST
 
 
 def replicator(local: int = 1, first: int = 0, total: int = 1) -> Replicator:

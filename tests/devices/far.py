@@ -16,7 +16,7 @@ import pytest
 import allreduce.devices as devices
 from allreduce.devices import Buffer, Device, DeviceName, Event, Stream, registry
 from allreduce.devices.base import ALIGNMENT, Runtime
-from allreduce.graph.ops.base import Op
+from allreduce.graph.core.op_table import Op
 
 DEADLINE = 10.0  # seconds that anything may take
 POISON = 0xFF  # of floats, a NaN; of integers -1

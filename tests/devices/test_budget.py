@@ -16,7 +16,7 @@ import allreduce as ar
 from allreduce.devices import Device, lookup
 from allreduce.devices.inventory import Inventory
 from allreduce.errors import OutOfMemoryError, UsageError
-from allreduce.graph.ops import base
+from allreduce.graph.core import op_table
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_kernel_without_memory_says_what_has_it(
     def kernel(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Any) -> None:
         np.empty(1 << 50)
 
-    monkeypatch.setattr(base, "_TABLE", dict(base._TABLE))
+    monkeypatch.setattr(op_table, "_TABLE", dict(op_table._TABLE))
     vast = ar.register_op("vast", shape=lambda specs, attrs: specs[0], cpu=kernel)
     strategy = ar.MirroredStrategy(["CPU:2"])
     with pytest.raises(OutOfMemoryError, match="Unable to allocate") as caught:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.graph.body import Body
-from allreduce.graph.dispatch import as_tensor
-from allreduce.graph.node import Graph
-from allreduce.graph.ops.base import lookup
-from allreduce.graph.spec import Spec, concrete
-from allreduce.graph.tensor import Tensor, TracedTensor
-from allreduce.graph.trace import Trace, recording
+from allreduce.graph.core.node import Graph
+from allreduce.graph.core.op_table import lookup
+from allreduce.graph.core.spec import Spec, concrete
+from allreduce.graph.core.tensor import Tensor, TracedTensor
+from allreduce.graph.trace.dispatch import as_tensor
+from allreduce.graph.trace.subgraph import Body
+from allreduce.graph.trace.trace import Trace, recording
 
 
 def record(function: Callable[..., Sequence[Tensor]], *specs: Spec) -> Graph:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import allreduce as ar
-from allreduce.graph import arenas
+from allreduce.graph.update import arenas
 from allreduce.reduction import sharding
 
 SHAPES = [(300, 701), (701, 37), (37, 301), (301, 300), (300, 3)]

@@ -10,7 +10,7 @@ import pytest
 from allreduce.comm import Communicator
 from allreduce.errors import MismatchError
 from allreduce.graph import Variable
-from allreduce.graph.agreement import check_same
+from allreduce.graph.update.program_check import check_same
 from tests.harness import run_ranks, run_threads, settle_threads
 
 KERNEL = ("m/0/kernel", (5, 8), "float32")

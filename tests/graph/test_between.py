@@ -12,7 +12,7 @@ import pytest
 
 from allreduce.comm import Communicator, Work, replica_communicators
 from allreduce.errors import AllreduceError, MismatchError
-from allreduce.graph import between
+from allreduce.graph.consistency import rank_exchange
 from tests.harness import run_threads, world_of_one
 
 
@@ -29,8 +29,8 @@ def communicators(size: int, timeout: float = 20) -> Iterator[list[Communicator]
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(between, "_LOOKED_AT_SECONDS", 0.0)
-    monkeypatch.setattr(between, "_LISTEN_SECONDS", 0.01)
+    monkeypatch.setattr(rank_exchange, "_LOOKED_AT_SECONDS", 0.0)
+    monkeypatch.setattr(rank_exchange, "_LISTEN_SECONDS", 0.01)
 
 
 def test_one_that_comes_late_to_a_step_ends_the_others_wait_though_it_goes_on() -> None:
@@ -43,7 +43,7 @@ def test_one_that_comes_late_to_a_step_ends_the_others_wait_though_it_goes_on() 
                 steps[1].all_reduce(np.ones(3))
             else:
                 threading.Timer(0.05, waits.wait, (10,)).start()
-                between.exchange_between_steps(comm, [steps[comm.rank]], "this", np.ones(2))
+                rank_exchange.exchange_between_steps(comm, [steps[comm.rank]], "this", np.ones(2))
         except MismatchError as error:
             told.wait(10)  # it has not left
             return str(error)
@@ -66,7 +66,7 @@ def _messages(
         timeout: Seconds after which they give up.
         instead: What rank 1 does with its communicator of steps.
     """
-    look_at, here, told = between._look_at, threading.local(), threading.Barrier(4)
+    look_at, here, told = rank_exchange._look_at, threading.local(), threading.Barrier(4)
 
     def looks(works: Sequence[Work]) -> bool:
         time.sleep(here.rank / 50)  # they do not hear of an end at once
@@ -78,7 +78,7 @@ def _messages(
             if comm.rank == 1:
                 instead(steps[1])
             else:
-                between.exchange_between_steps(comm, [steps[comm.rank]], "this", np.ones(2))
+                rank_exchange.exchange_between_steps(comm, [steps[comm.rank]], "this", np.ones(2))
         except AllreduceError as error:
             return f"{type(error).__name__}: {error}"
         finally:
@@ -86,8 +86,8 @@ def _messages(
         return ""
 
     with pytest.MonkeyPatch.context() as patch, communicators(4, timeout) as steps:
-        patch.setattr(between, "_LOOKED_AT_SECONDS", 9.0)
-        patch.setattr(between, "_look_at", looks)
+        patch.setattr(rank_exchange, "_LOOKED_AT_SECONDS", 9.0)
+        patch.setattr(rank_exchange, "_look_at", looks)
         found = run_threads(member, 4, comm_timeout=timeout)
     return [found[0], *found[2:]]
 
@@ -119,7 +119,7 @@ def test_one_that_comes_late_to_the_exchange_is_waited_for() -> None:
     def member(comm: Communicator) -> float:
         if comm.rank == 1:
             time.sleep(0.05)
-        found = between.exchange_between_steps(comm, [steps[comm.rank]], "this", np.ones(2))
+        found = rank_exchange.exchange_between_steps(comm, [steps[comm.rank]], "this", np.ones(2))
         assert (found.shape, steps[comm.rank].all_reduce(1), comm.all_reduce(1)) == ((2, 2), 2, 2)
         return float(found.sum())
 

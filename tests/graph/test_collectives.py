@@ -9,8 +9,8 @@ import pytest
 
 import allreduce as ar
 from allreduce.errors import ShapeError, UnsupportedError, UsageError
-from allreduce.graph.replica import Moment
-from allreduce.graph.signature import take_apart
+from allreduce.graph.trace.replica import Moment
+from allreduce.graph.trace.signature import take_apart
 
 X = np.random.default_rng(5).normal(size=(7, 3))
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import allreduce as ar
 from allreduce import ops
 from allreduce.errors import OutOfMemoryError
-from allreduce.graph.ops import base
-from allreduce.graph.owner import current_replicator
+from allreduce.graph.core import op_table
 from allreduce.graph.passes.copy_reshapes import can_look
+from allreduce.graph.replicate.owner import current_replicator
 
 
 @st.composite
@@ -105,7 +105,7 @@ def test_shapes_that_memory_can_be_seen_in_stay_views() -> None:
 
 
 def test_a_shortage_names_what_a_reshape_has_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_TABLE", dict(base._TABLE))
+    monkeypatch.setattr(op_table, "_TABLE", dict(op_table._TABLE))
 
     def kernel(out: np.ndarray, inputs: Any, attrs: Any) -> None:
         raise MemoryError("none left")

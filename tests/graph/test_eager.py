@@ -11,7 +11,7 @@ import pytest
 import allreduce as ar
 from allreduce.devices import options
 from allreduce.errors import MismatchError, NumericsError, ShapeError, UsageError
-from allreduce.graph.ops import base
+from allreduce.graph.core import op_table
 from tests.graph.eager_cases import NETWORKS, X, trained
 from tests.harness import run_ranks
 
@@ -276,7 +276,7 @@ def test_what_a_trace_refuses_is_refused(pair: ar.Strategy) -> None:
 
 
 def test_a_users_operator_and_check_numerics_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_TABLE", dict(base._TABLE))
+    monkeypatch.setattr(op_table, "_TABLE", dict(op_table._TABLE))
     cube = ar.register_op(
         "eager_cube",
         shape=lambda specs, attrs: specs[0],

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 
 import allreduce as ar
 from allreduce.devices import options
-from allreduce.graph import executor
-from allreduce.graph.streams import KINDS
+from allreduce.graph.execute import executor
+from allreduce.graph.schedule.streams import KINDS
 from mpi_examples import model_parallel, train
 from tests.devices import far
 from tests.graph.test_hazards import check_events, programs_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from allreduce.graph.fingerprint import Fingerprint, Mark
-from allreduce.graph.rank_check import difference
-from allreduce.graph.variable import Variable
+from allreduce.graph.consistency.rank_check import difference
+from allreduce.graph.trace.rank_digest import Fingerprint, Mark
+from allreduce.graph.trace.variable import Variable
 
 
 def _kept(*variables: Variable) -> Fingerprint:

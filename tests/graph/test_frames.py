@@ -12,8 +12,8 @@ import pytest
 import allreduce as ar
 from allreduce.devices import lookup
 from allreduce.errors import OutOfMemoryError
-from allreduce.graph import executor
-from allreduce.graph.frame import Frame
+from allreduce.graph.execute import executor
+from allreduce.graph.execute.bound_program import Frame
 
 COLUMNS = 500
 WEIGHTS = np.ones((COLUMNS, COLUMNS), np.float32)

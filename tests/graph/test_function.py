@@ -26,7 +26,7 @@ from allreduce.graph import (
     ops,
     optimizer_state,
 )
-from allreduce.graph.tensor import ConcreteTensor
+from allreduce.graph.core.tensor import ConcreteTensor
 
 
 class Descent:

@@ -11,7 +11,7 @@ import pytest
 
 import allreduce as ar
 from allreduce.errors import UnsupportedError, UsageError
-from allreduce.graph.ops import base
+from allreduce.graph.core import op_table
 
 ops = ar.ops
 
@@ -73,7 +73,7 @@ def test_what_there_are_no_gradients_by_is_refused(name: str) -> None:
 def test_the_argument_without_a_gradient_is_named(
     lacking: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "_TABLE", dict(base._TABLE))
+    monkeypatch.setattr(op_table, "_TABLE", dict(op_table._TABLE))
 
     def gradient(dy: Any, y: Any, inputs: Any, attrs: Any) -> Any:
         return [None if i == lacking else dy for i in range(2)]

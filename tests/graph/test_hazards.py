@@ -11,11 +11,11 @@ import pytest
 
 import allreduce as ar
 from allreduce.devices import options
-from allreduce.graph import executor
-from allreduce.graph.frame import Frame
-from allreduce.graph.hazards import hazards
-from allreduce.graph.program import Program
-from allreduce.graph.program_facts import ProgramFacts
+from allreduce.graph.execute import executor
+from allreduce.graph.execute.bound_program import Frame
+from allreduce.graph.schedule.hazards import hazards
+from allreduce.graph.schedule.program import Program
+from allreduce.graph.schedule.program_facts import ProgramFacts
 from allreduce.reduction import sharding
 from tests.graph.eager_cases import NETWORKS, trained
 from tests.graph.test_parallel import Split

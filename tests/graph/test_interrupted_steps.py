@@ -10,8 +10,8 @@ import pytest
 import allreduce as ar
 from allreduce.comm import replica_communicators
 from allreduce.devices import lookup
-from allreduce.graph.replica import Replica
-from allreduce.graph.replicas import Replicas
+from allreduce.graph.replicate.replicas import Replicas
+from allreduce.graph.trace.replica import Replica
 from tests.harness import run_ranks, world_of_one
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from allreduce.graph.line import users_line
+from allreduce.graph.core.source_location import users_line
 
 
 @pytest.mark.parametrize("name", ["allreduce.strategies.elsewhere", "numpy.elsewhere"])

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from allreduce.graph import ops
-from allreduce.graph.gradient import backward
-from allreduce.graph.node import Graph
+from allreduce.graph.autodiff.gradient import backward
+from allreduce.graph.core.node import Graph
+from allreduce.graph.core.spec import BATCH, Spec
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.passes.narrow import narrow
 from allreduce.graph.passes.prune import prune
-from allreduce.graph.spec import BATCH, Spec
-from allreduce.graph.tensor import Tensor
 from tests.graph.interpret import interpret, record
 
 # Windows that share pixels, leave some out, reach into padding; and those with a path of their own.

@@ -15,14 +15,14 @@ import pytest
 import allreduce as ar
 from allreduce.devices import options
 from allreduce.errors import UsageError
-from allreduce.graph.ops import base
-from allreduce.graph.replicator import Replicator
+from allreduce.graph.core import op_table
+from allreduce.graph.replicate.replicator import Replicator
 
 
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(options, "_current", options.Options())
-    monkeypatch.setattr(base, "_TABLE", dict(base._TABLE))
+    monkeypatch.setattr(op_table, "_TABLE", dict(op_table._TABLE))
     before = signal.getsignal(signal.SIGUSR1)
     yield
     signal.signal(signal.SIGUSR1, before)

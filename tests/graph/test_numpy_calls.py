@@ -11,8 +11,8 @@ import pytest
 import allreduce as ar
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import Variable, function, ops
-from allreduce.graph.numpy_calls import OPERATOR_OF
-from allreduce.graph.tensor import ConcreteTensor
+from allreduce.graph.core.numpy_calls import OPERATOR_OF
+from allreduce.graph.core.tensor import ConcreteTensor
 
 X = np.random.default_rng(3).normal(size=(4, 3))
 W = np.random.default_rng(4).normal(size=(3, 2))

@@ -9,13 +9,13 @@ import pytest
 
 from allreduce.errors import UsageError
 from allreduce.graph import device, function, ops, passes
-from allreduce.graph.gradient import backward
-from allreduce.graph.node import Graph
+from allreduce.graph.autodiff.gradient import backward
+from allreduce.graph.core.node import Graph
+from allreduce.graph.core.spec import BATCH, Spec
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.passes.fold import fold
 from allreduce.graph.passes.fuse import fuse
 from allreduce.graph.passes.simplify import simplify
-from allreduce.graph.spec import BATCH, Spec
-from allreduce.graph.tensor import Tensor
 from tests.graph.interpret import interpret, record
 
 FLOAT = np.dtype(np.float64)

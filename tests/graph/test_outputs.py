@@ -11,8 +11,9 @@ import pytest
 
 import allreduce as ar
 from allreduce import ops
-from allreduce.graph import frame, nest
-from allreduce.graph.outputs import Room
+from allreduce.graph.core import pytree
+from allreduce.graph.execute import bound_program
+from allreduce.graph.execute.outputs import Room
 
 SHAPE = (200, 300)  # large enough not to be copied
 
@@ -25,11 +26,11 @@ def _inputs(count: int) -> list[np.ndarray]:
 def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Run a function as a step; returns what it returned as arrays."""
     if request.param == "in Python":
-        monkeypatch.setattr(frame, "_MOST_REPLAYS", 0)
+        monkeypatch.setattr(bound_program, "_MOST_REPLAYS", 0)
     strategy = ar.MirroredStrategy(["CPU:0"])
 
     def called(step: Any, *args: np.ndarray) -> Any:
-        return nest.map_leaves(lambda each: each.values[0], strategy.run(step, args=args))
+        return pytree.map_leaves(lambda each: each.values[0], strategy.run(step, args=args))
 
     return called
 

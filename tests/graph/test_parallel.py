@@ -13,8 +13,8 @@ import pytest
 import allreduce as ar
 from allreduce.devices import options
 from allreduce.errors import UsageError
-from allreduce.graph import frame, team
-from allreduce.graph.ops import base
+from allreduce.graph.core import inter_op_pool, op_table
+from allreduce.graph.execute import bound_program
 from tests.graph.eager_cases import NETWORKS, trained
 from tests.harness import run_ranks
 
@@ -25,7 +25,7 @@ THREADS = 3
 def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     ar.config.set_logical_devices("CPU", 4)
     monkeypatch.setattr(options, "_current", options.Options())
-    monkeypatch.setattr(base, "_TABLE", dict(base._TABLE))
+    monkeypatch.setattr(op_table, "_TABLE", dict(op_table._TABLE))
 
 
 def _use(threads: int) -> None:
@@ -86,7 +86,7 @@ def test_training_gives_the_same_bits(
     strategy = ar.MirroredStrategy(owned, devices_per_replica=2 if split else 1)
     wanted = trained(make, strategy, eagerly=False)
     if any_order:
-        monkeypatch.setattr(frame, "Team", _AnyOrder)
+        monkeypatch.setattr(bound_program, "Team", _AnyOrder)
     _use(THREADS)
     for one, other in zip(trained(make, strategy, eagerly=False), wanted, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -121,7 +121,7 @@ def interrupted() -> None:
     import numpy as np
 
     import allreduce as ar
-    from allreduce.graph import team
+    from allreduce.graph.core import inter_op_pool
     from tests.graph.test_parallel import _meeting
 
     ar.config.threading.set_inter_op_parallelism_threads(3)
@@ -139,7 +139,7 @@ def interrupted() -> None:
 
     def handler(_: int, frame: FrameType | None) -> None:
         nonlocal left
-        if left and (anywhere or (frame and frame.f_code.co_filename == team.__file__)):
+        if left and (anywhere or (frame and frame.f_code.co_filename == inter_op_pool.__file__)):
             left -= 1
             raise KeyboardInterrupt
 
@@ -182,7 +182,7 @@ def test_threads_that_come_together_start_no_more_helpers_than_asked_for() -> No
     def count() -> int:
         return sum(thread.name == "allreduce-op" for thread in threading.enumerate())
 
-    helpers, together, before = team._Helpers(), threading.Barrier(4), count()
+    helpers, together, before = inter_op_pool._Helpers(), threading.Barrier(4), count()
 
     def start() -> None:
         together.wait(timeout=10)

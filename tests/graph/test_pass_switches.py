@@ -19,11 +19,11 @@ from allreduce.graph import (
     device,
     function,
     ops,
-    pass_switches,
     scan,
     set_seed,
 )
-from allreduce.graph.gradient import backward
+from allreduce.graph.autodiff.gradient import backward
+from allreduce.graph.core import pass_switches
 from tests.nn.common import blobs
 
 

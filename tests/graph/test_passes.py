@@ -11,16 +11,16 @@ import pytest
 from allreduce.devices import DeviceName, options
 from allreduce.errors import DeviceError
 from allreduce.graph import Variable, device, minimize, ops
-from allreduce.graph.node import Graph, Node
-from allreduce.graph.null import null_program
-from allreduce.graph.partition import partition
+from allreduce.graph.core.node import Graph, Node
+from allreduce.graph.core.spec import BATCH, Spec
+from allreduce.graph.core.tensor import Tensor
+from allreduce.graph.partition.partition import partition
 from allreduce.graph.passes import bucket, order_reads, prune
-from allreduce.graph.placement import place
-from allreduce.graph.program import Program
-from allreduce.graph.schedule import schedule
-from allreduce.graph.spec import BATCH, Spec
-from allreduce.graph.streams import stream_of
-from allreduce.graph.tensor import Tensor
+from allreduce.graph.placement.placement import place
+from allreduce.graph.schedule.empty_shard import null_program
+from allreduce.graph.schedule.program import Program
+from allreduce.graph.schedule.schedule import schedule
+from allreduce.graph.schedule.streams import stream_of
 from allreduce.reduction import Bucket, Layout, Way, lay_out, plan_buckets
 from tests.graph.interpret import trace_of
 

@@ -10,7 +10,7 @@ import pytest
 
 import allreduce as ar
 from allreduce.devices import options
-from allreduce.graph.reports import Clock
+from allreduce.graph.execute.reports import Clock
 from allreduce.reduction import sharding
 from tests.graph.eager_cases import NETWORKS, trained
 

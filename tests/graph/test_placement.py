@@ -16,11 +16,11 @@ import allreduce as ar
 from allreduce.devices import DeviceName, options
 from allreduce.errors import DeviceError, UsageError
 from allreduce.events import logger
-from allreduce.graph.node import Node
-from allreduce.graph.ops import base
-from allreduce.graph.placement import Placed, place
-from allreduce.graph.places import Places
-from allreduce.graph.spec import BATCH
+from allreduce.graph.core import op_table
+from allreduce.graph.core.node import Node
+from allreduce.graph.core.spec import BATCH
+from allreduce.graph.placement.device_map import Places
+from allreduce.graph.placement.placement import Placed, place
 from tests.graph.interpret import trace_of
 
 
@@ -163,7 +163,7 @@ def test_what_has_no_kernel_for_a_kind_stays_on_the_cpu_of_its_task() -> None:
 
 
 def test_what_has_a_kernel_for_gpus_goes_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_TABLE", dict(base._TABLE))
+    monkeypatch.setattr(op_table, "_TABLE", dict(op_table._TABLE))
 
     def kernel(out: Any, inputs: Any, attrs: Any) -> None:
         out[...] = inputs[0]
@@ -180,7 +180,7 @@ def test_what_has_a_kernel_for_gpus_goes_there(monkeypatch: pytest.MonkeyPatch) 
     assert (found["both_for_a_test"].device, found["exp"].device) == (GPU, CPUS[0])
     asked = _where(fn, available=[*CPUS, GPU])["both_for_a_test"]
     assert (asked.device, asked.reason) == (GPU, "ar.device('/device:GPU:0')")
-    row = base.lookup("both_for_a_test")
+    row = op_table.lookup("both_for_a_test")
     assert row.kernel("GPU") is row.cuda
     assert row.kernel("GPU") is not row.kernel("CPU")
     np.testing.assert_array_equal(ar.function(both)(np.ones(3)), np.ones(3))

@@ -14,30 +14,21 @@ from hypothesis import strategies as st
 
 from allreduce import config, nn
 from allreduce.devices import DeviceName, lookup
-from allreduce.graph import (
-    Variable,
-    device,
-    function,
-    minimize,
-    ops,
-    pass_switches,
-    passes,
-    scan,
-    set_seed,
-)
-from allreduce.graph.arenas import plan_for
-from allreduce.graph.dispatch import as_tensor
-from allreduce.graph.memory import Memory, at_worst, pack
+from allreduce.graph import Variable, device, function, minimize, ops, passes, scan, set_seed
+from allreduce.graph.core import pass_switches
+from allreduce.graph.core.spec import BATCH, Spec, concrete
+from allreduce.graph.core.tensor import Tensor
+from allreduce.graph.execute.memory import Memory, at_worst, pack
 from allreduce.graph.ops.collective import all_reduce
-from allreduce.graph.owner import default_replicator
-from allreduce.graph.partition import partition
-from allreduce.graph.passes import plan_buffers
-from allreduce.graph.placement import place
-from allreduce.graph.program import Program
-from allreduce.graph.schedule import schedule
-from allreduce.graph.spec import BATCH, Spec, concrete
-from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import Trace, recording
+from allreduce.graph.partition.partition import partition
+from allreduce.graph.placement.placement import place
+from allreduce.graph.replicate.owner import default_replicator
+from allreduce.graph.schedule.plan_buffers import plan_buffers
+from allreduce.graph.schedule.program import Program
+from allreduce.graph.schedule.schedule import schedule
+from allreduce.graph.trace.dispatch import as_tensor
+from allreduce.graph.trace.trace import Trace, recording
+from allreduce.graph.update.arenas import plan_for
 from allreduce.optim import SGD
 from tests.graph.interpret import record
 from tests.nn.common import blobs

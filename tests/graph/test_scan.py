@@ -13,10 +13,11 @@ from allreduce.strategies import MirroredStrategy
 import allreduce as ar
 from allreduce import nn, optim
 from allreduce.errors import NumericsError, ShapeError, UsageError
-from allreduce.graph import Variable, function, gradients, ops, pass_switches, passes, scan
-from allreduce.graph.gradient import backward
-from allreduce.graph.spec import BATCH, Spec
-from allreduce.graph.tensor import Tensor
+from allreduce.graph import Variable, function, gradients, ops, passes, scan
+from allreduce.graph.autodiff.gradient import backward
+from allreduce.graph.core import pass_switches
+from allreduce.graph.core.spec import BATCH, Spec
+from allreduce.graph.core.tensor import Tensor
 from tests.graph.interpret import interpret, record
 from tests.graph.ops.test_gradients import numeric_gradients
 

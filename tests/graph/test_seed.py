@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allreduce.events import logger
-from allreduce.graph import seed
+from allreduce.graph.core import seed
 
 
 @pytest.fixture(autouse=True)

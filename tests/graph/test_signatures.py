@@ -15,15 +15,8 @@ import pytest
 
 from allreduce.devices import lookup
 from allreduce.errors import UsageError
-from allreduce.graph import (
-    PerReplica,
-    Tensor,
-    default_replicator,
-    function,
-    ops,
-    pass_switches,
-    seed,
-)
+from allreduce.graph import PerReplica, Tensor, default_replicator, function, ops
+from allreduce.graph.core import pass_switches, seed
 
 
 @dataclass(frozen=True)

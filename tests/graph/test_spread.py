@@ -15,7 +15,8 @@ import pytest
 import allreduce as ar
 from allreduce.comm import Communicator
 from allreduce.devices import options
-from allreduce.graph import executor, slices, spread
+from allreduce.graph.execute import executor
+from allreduce.graph.update import sharded_update, zero_update
 from allreduce.reduction import Way, lay_out, plan_buckets, sharding
 from tests.graph.eager_cases import NETWORKS, trained
 from tests.graph.test_hazards import check_events, programs_of
@@ -32,8 +33,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     ar.config.set_logical_devices("CPU", 4)
     monkeypatch.setattr(options, "_current", options.Options(buckets=2000, shard_everywhere=True))
     monkeypatch.setattr(sharding, "SHARDED_BYTES", 3000)
-    monkeypatch.setattr(slices, "updates", lambda _: False)
-    monkeypatch.setattr(slices, "choose_way", lambda *_: request.param)
+    monkeypatch.setattr(sharded_update, "updates", lambda _: False)
+    monkeypatch.setattr(sharded_update, "choose_way", lambda *_: request.param)
     yield request.param
     ar.config.passes["shard"] = True
 
@@ -101,7 +102,9 @@ def test_the_count_is_added_up_as_in_the_plain_way(monkeypatch: pytest.MonkeyPat
     layout = lay_out([("m/0", (1 << 19,)), ("m/1", (1 << 19,))], np.float32)
 
     def choose(comm: Communicator) -> list[Way]:
-        return [spread.choose_way(comm, layout, each) for each in plan_buckets(layout, 1 << 20)]
+        return [
+            zero_update.choose_way(comm, layout, each) for each in plan_buckets(layout, 1 << 20)
+        ]
 
     # By itself, it would go in another order than a ring's, and fractions add up to another number.
     assert run_threads(choose, 4) == [[Way.SUMMED, Way.SCATTERED]] * 4

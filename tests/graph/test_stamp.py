@@ -13,14 +13,14 @@ import pytest
 
 import allreduce as ar
 from allreduce.graph import gradients, scan
-from allreduce.graph.dispatch import apply
-from allreduce.graph.fingerprint import Fingerprint
+from allreduce.graph.consistency.rank_check import Fact, Facts, difference
+from allreduce.graph.core.spec import BATCH, Spec
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.outline import outline
-from allreduce.graph.rank_check import Fact, Facts, difference
-from allreduce.graph.spec import BATCH, Spec
-from allreduce.graph.stamp import Stamp
-from allreduce.graph.tensor import Tensor
+from allreduce.graph.trace.dispatch import apply
+from allreduce.graph.trace.rank_digest import Fingerprint
+from allreduce.graph.update.program_summary import outline
+from allreduce.graph.update.step_checksum import Stamp
 from allreduce.reduction import lay_out
 from tests.graph.interpret import record
 from tests.harness import run_ranks, script_of

@@ -11,10 +11,10 @@ import pytest
 
 import allreduce as ar
 from allreduce.errors import UsageError
-from allreduce.graph import drawing
-from allreduce.graph.sections import amount, sections
-from allreduce.graph.spec import BATCH, Spec
-from allreduce.graph.step_graph import StepGraph
+from allreduce.graph.core.spec import BATCH, Spec
+from allreduce.graph.inspect import drawing
+from allreduce.graph.inspect.sections import amount, sections
+from allreduce.graph.inspect.step_graph import StepGraph
 
 
 class Block(ar.nn.Model):

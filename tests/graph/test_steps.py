@@ -12,7 +12,8 @@ import pytest
 
 import allreduce as ar
 from allreduce.errors import DeviceError, NumericsError, ShapeError, UsageError
-from allreduce.graph import load_optimizer_state, nest, optimizer_state
+from allreduce.graph import load_optimizer_state, optimizer_state
+from allreduce.graph.core import pytree
 
 
 class Descent(ar.optim.SGD):
@@ -263,7 +264,7 @@ def test_a_weight_that_is_none_is_refused(weight: float) -> None:
 
 
 def test_signatures_tell_apart_what_looks_alike() -> None:
-    assert nest.outline([1]) != nest.outline((1,))
+    assert pytree.outline([1]) != pytree.outline((1,))
 
     @ar.function
     def scaled(x: ar.Tensor, by: object) -> ar.Tensor:

@@ -15,11 +15,11 @@ import pytest
 
 import allreduce as ar
 from allreduce.devices import options
-from allreduce.graph import executor
-from allreduce.graph.footprint import footprints
-from allreduce.graph.frame import Frame
-from allreduce.graph.program_facts import ProgramFacts
-from allreduce.graph.streams import StreamName
+from allreduce.graph.execute import executor
+from allreduce.graph.execute.bound_program import Frame
+from allreduce.graph.schedule.footprint import footprints
+from allreduce.graph.schedule.program_facts import ProgramFacts
+from allreduce.graph.schedule.streams import StreamName
 from allreduce.reduction import sharding
 from tests.graph.eager_cases import NETWORKS, trained
 from tests.graph.test_hazards import Recurrent

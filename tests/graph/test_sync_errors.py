@@ -12,7 +12,7 @@ import pytest
 import allreduce as ar
 from allreduce.devices import options
 from allreduce.errors import UsageError
-from allreduce.graph.ops import base
+from allreduce.graph.core import op_table
 from tests.graph.eager_cases import NETWORKS, trained
 from tests.graph.test_parallel import Split
 
@@ -21,7 +21,7 @@ from tests.graph.test_parallel import Split
 def _on(monkeypatch: pytest.MonkeyPatch) -> None:
     ar.config.set_logical_devices("CPU", 4)
     monkeypatch.setattr(options, "_current", options.Options())
-    monkeypatch.setattr(base, "_TABLE", dict(base._TABLE))
+    monkeypatch.setattr(op_table, "_TABLE", dict(op_table._TABLE))
     ar.config.enable_sync_errors()
 
 

@@ -13,8 +13,8 @@ import pytest
 
 import allreduce as ar
 from allreduce import events, ops
-from allreduce.graph import frame
-from allreduce.graph.owner import default_replicator
+from allreduce.graph.execute import bound_program
+from allreduce.graph.replicate.owner import default_replicator
 
 
 def _batches(count: int, rows: int = 16) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -28,7 +28,7 @@ def _batches(count: int, rows: int = 16) -> list[tuple[np.ndarray, np.ndarray]]:
 @contextmanager
 def _in_numpy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
-        patch.setattr(frame, "_MOST_REPLAYS", 0)
+        patch.setattr(bound_program, "_MOST_REPLAYS", 0)
         yield
 
 

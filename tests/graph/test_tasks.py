@@ -15,17 +15,17 @@ import allreduce as ar
 from allreduce.devices import DeviceName
 from allreduce.errors import PeerLostError, TimeoutError, UsageError
 from allreduce.graph import PerReplica, Replicator, scope_of
-from allreduce.graph.executor import Executor
-from allreduce.graph.null import null_program
-from allreduce.graph.partition import partition, task_of
-from allreduce.graph.placement import place
-from allreduce.graph.places import Places
-from allreduce.graph.program import Program
-from allreduce.graph.rendezvous import Key, LocalRendezvous
-from allreduce.graph.replica import Moment
-from allreduce.graph.schedule import schedule
-from allreduce.graph.spec import BATCH, Spec
-from allreduce.graph.tasks import split
+from allreduce.graph.core.spec import BATCH, Spec
+from allreduce.graph.execute.executor import Executor
+from allreduce.graph.partition.partition import partition, task_of
+from allreduce.graph.partition.rendezvous import Key, LocalRendezvous
+from allreduce.graph.partition.tasks import split
+from allreduce.graph.placement.device_map import Places
+from allreduce.graph.placement.placement import place
+from allreduce.graph.schedule.empty_shard import null_program
+from allreduce.graph.schedule.program import Program
+from allreduce.graph.schedule.schedule import schedule
+from allreduce.graph.trace.replica import Moment
 from tests.graph.interpret import interpret, record
 
 HERE, HERE_TOO, OTHER, OTHER_TOO = (

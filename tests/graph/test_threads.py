@@ -17,8 +17,8 @@ import pytest
 import allreduce as ar
 from allreduce.devices import options
 from allreduce.errors import UsageError
-from allreduce.graph import threads as threads_module
-from allreduce.graph.threads import Threads
+from allreduce.graph.replicate import threads as threads_module
+from allreduce.graph.replicate.threads import Threads
 
 
 def test_each_does_its_part_at_the_same_time_and_all_end_with_their_owner() -> None:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from allreduce.graph.turns import Meet, take_turns
+from allreduce.graph.eager.lockstep import Meet, take_turns
 
 
 def test_replicas_that_never_had_their_turn_end_with_the_others() -> None:

@@ -10,7 +10,7 @@ import pytest
 from allreduce.errors import UsageError
 from allreduce.graph import Tensor, Variable, function, ops
 from allreduce.graph.passes import prune
-from allreduce.graph.wellformed import check_order
+from allreduce.graph.passes.validate import check_order
 from tests.graph.interpret import interpret, trace_of
 
 HERE = r"test_wellformed\.py:\d+"

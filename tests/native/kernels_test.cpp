@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "reduce_kernels.h"
+#include "cpu/reduce/reduce_kernels.h"
 #include "reference.h"
 
 using namespace allreduce;

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine.h"
-#include "member.h"
+#include "shm/engine.h"
+#include "shm/member.h"
 
 namespace allreduce {
 

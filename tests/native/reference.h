@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "reduce_kernels.h"
+#include "cpu/reduce/reduce_kernels.h"
 
 namespace allreduce {
 

@@ -12,7 +12,7 @@
 #include <random>
 #include <thread>
 
-#include "tcp_engine.h"
+#include "tcp/engine.h"
 
 using namespace allreduce;
 using namespace allreduce::tcp;

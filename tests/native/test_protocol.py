@@ -13,16 +13,14 @@ import pytest
 
 from tests.harness import ROOT
 
-CPU = ROOT / "kernels" / "cpu"
-_SHARED = "direct engine exchanged group member p2p p2p_mail pulled region remote small staged"
-SOURCES = {  # of each test program, besides the kernels
-    "protocol_test": _SHARED,
-    "p2p_test": _SHARED,
-    "endings_test": _SHARED,
-    "bounds_test": _SHARED,
-    "update_test": _SHARED,
-    "tcp_test": "tcp_agreement tcp_connection tcp_diagnostics tcp_endings tcp_engine tcp_execution "
-    "tcp_fold tcp_member tcp_messages tcp_plan tcp_small tcp_staging tcp_words",
+KERNELS = ROOT / "kernels"
+FOLDER = {  # whose sources each test program needs, besides the kernels
+    "protocol_test": "shm",
+    "p2p_test": "shm",
+    "endings_test": "shm",
+    "bounds_test": "shm",
+    "update_test": "shm",
+    "tcp_test": "tcp",
 }
 STANDARD = (
     "algorithm array atomic chrono condition_variable cstring deque functional map memory mutex "
@@ -34,7 +32,7 @@ LEVELS = {
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mf16c"],
 }
 COMMON = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-psabi"]
-COMMON += ["-ffp-contract=off", "-fwrapv", f"-I{CPU}", "-pthread", "-fno-sanitize-recover=all"]
+COMMON += ["-ffp-contract=off", "-fwrapv", f"-I{KERNELS}", "-pthread", "-fno-sanitize-recover=all"]
 SANITIZERS = ("thread", "address,undefined")
 LINES = "-g1"  # for the reports; more would take half as long again
 # Checks for undefined behaviour take twice as long to compile where they are then optimized, and
@@ -51,27 +49,27 @@ Command = list[str | Path]
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Builder:
     """Compile a test program with the native sources; skips if this machine cannot."""
-    made: dict[tuple[str, str], Path] = {}  # of sanitizer and source
+    made: dict[tuple[str, Path], Path] = {}  # of sanitizer and source
     parts: dict[str, list[Path]] = {}
 
     def program(name: str, sanitizer: str) -> Path:
         folder = tmp_path_factory.mktemp("native")
         flags = compiler_of(sanitizer, folder)
-        sources = [CPU / f"{one}.cpp" for one in SOURCES.get(name, "").split()]
-        missing = [one for one in sources if (sanitizer, one.name) not in made]
+        sources = sorted((KERNELS / FOLDER[name]).rglob("*.cpp")) if name in FOLDER else []
+        missing = [one for one in sources if (sanitizer, one) not in made]
         for one in missing:
-            made[sanitizer, one.name] = folder / f"{one.stem}.o"
+            made[sanitizer, one] = folder / f"{one.stem}.o"
         target = folder / f"{name}.o"
         source = Path(__file__).parent / f"{name}.cpp"
         commands: list[Command] = [[*flags, *TEST[sanitizer], "-c", source, "-o", target]]
         if missing:
             standard = precompiled([*flags, *LIBRARY[sanitizer]], folder)
-            commands += [[*standard, "-c", one, "-o", made[sanitizer, one.name]] for one in missing]
+            commands += [[*standard, "-c", one, "-o", made[sanitizer, one]] for one in missing]
         if sanitizer not in parts:
             parts[sanitizer], kernels = kernel_commands(folder, flags, sanitizer)
             commands = [*kernels, *commands]
         run_together(commands)
-        objects = [*(made[sanitizer, one.name] for one in sources), target, *parts[sanitizer]]
+        objects = [*(made[sanitizer, one] for one in sources), target, *parts[sanitizer]]
         run([*flags, *objects, "-o", folder / name])
         return folder / name
 
@@ -118,7 +116,7 @@ def kernel_commands(
         if level != "baseline":  # the same operations; checking them triples the time to compile
             own = [*own, "-fno-sanitize=undefined"]
         objects.append(folder / f"{level}.o")
-        source = CPU / "reduce_kernels.cpp"
+        source = KERNELS / "cpu/reduce/reduce_kernels.cpp"
         commands.append([*flags, *own, f"-DKERNEL_LEVEL={level}", "-c", source, "-o", objects[-1]])
     return objects, commands
 

@@ -10,7 +10,7 @@ import pytest
 
 from allreduce import nn, optim
 from allreduce.graph import Variable, function, gradients
-from allreduce.graph.tensor import Tensor
+from allreduce.graph.core.tensor import Tensor
 
 torch: Any = pytest.importorskip("torch", reason="needs torch: pip install torch")
 F: Any = torch.nn.functional

@@ -12,7 +12,7 @@ from allreduce.strategies import MirroredStrategy
 from allreduce import config, nn, optim
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import Tensor, function, ops, set_seed
-from allreduce.graph.spec import BATCH
+from allreduce.graph.core.spec import BATCH
 
 RANDOM = np.random.default_rng(7)
 SEQUENCE = np.ones((2, 3, 4))

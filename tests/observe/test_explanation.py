@@ -14,10 +14,11 @@ import allreduce as ar
 from allreduce.comm import Work
 from allreduce.devices import options
 from allreduce.errors import UsageError
-from allreduce.graph import reports, slices
-from allreduce.graph.frame import Frame
-from allreduce.graph.node import Node
-from allreduce.graph.reports import Clock, Took
+from allreduce.graph.core.node import Node
+from allreduce.graph.execute import reports
+from allreduce.graph.execute.bound_program import Frame
+from allreduce.graph.execute.reports import Clock, Took
+from allreduce.graph.update import sharded_update
 from allreduce.observe import explanation
 from allreduce.reduction import sharding
 
@@ -115,7 +116,7 @@ def test_slices_that_are_sent_are_explained(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharding, "SHARDED_BYTES", 1)
-    monkeypatch.setattr(slices, "updates", lambda _: False)  # as over a network
+    monkeypatch.setattr(sharded_update, "updates", lambda _: False)  # as over a network
     ar.config.set_shard_everywhere(True)
     _explain_an_update()
     said = capsys.readouterr().out
@@ -187,7 +188,7 @@ def test_what_another_replica_did_before_a_wait_was_hidden(monkeypatch: pytest.M
             time.sleep(1e-4)
         reports.wait_for(frame, node, work)
 
-    monkeypatch.setattr("allreduce.graph.frame.wait_for", wait_late)
+    monkeypatch.setattr("allreduce.graph.execute.bound_program.wait_for", wait_late)
     _, _, frame = _two_buckets()
     assert frame.took is not None
     first, last = frame.took.clocks.values()

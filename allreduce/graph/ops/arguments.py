@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError, did_you_mean
-from allreduce.graph.scope import users_line
-from allreduce.graph.spec import Dim, Shape, Size, normal, normalize_axes, show
-from allreduce.graph.tensor import Tensor
+from allreduce.graph.core.scope import users_line
+from allreduce.graph.core.spec import Dim, Shape, Size, normal, normalize_axes, show
+from allreduce.graph.core.tensor import Tensor
 
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:

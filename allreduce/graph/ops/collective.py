@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError, unknown_name
-from allreduce.graph.dispatch import apply, as_tensor, runtime
-from allreduce.graph.node import Node
-from allreduce.graph.ops.base import Attrs, Op, register
+from allreduce.graph.core.node import Node
+from allreduce.graph.core.op_table import Attrs, Op, register
+from allreduce.graph.core.scope import users_line
+from allreduce.graph.core.spec import GLOBAL_BATCH, Dim, Size, Spec, own_axes, show
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.common import same_spec
-from allreduce.graph.scope import users_line
-from allreduce.graph.spec import GLOBAL_BATCH, Dim, Size, Spec, own_axes, show
-from allreduce.graph.tensor import Tensor
-from allreduce.graph.trace import current_trace
+from allreduce.graph.trace.dispatch import apply, as_tensor, runtime
+from allreduce.graph.trace.trace import current_trace
 
 _REDUCED = "fiu"  # kinds of dtypes
 

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.dispatch import apply, as_tensor
-from allreduce.graph.ops.arguments import as_dtype
-from allreduce.graph.ops.base import Attrs, Gradient, Kernel, Op, ShapeRule, register
-from allreduce.graph.scope import users_line
-from allreduce.graph.spec import (
+from allreduce.graph.core.op_table import Attrs, Gradient, Kernel, Op, ShapeRule, register
+from allreduce.graph.core.scope import users_line
+from allreduce.graph.core.spec import (
     BATCH,
     GLOBAL_BATCH,
     Dim,
@@ -26,7 +24,9 @@ from allreduce.graph.spec import (
     normal,
     show,
 )
-from allreduce.graph.tensor import Tensor
+from allreduce.graph.core.tensor import Tensor
+from allreduce.graph.ops.arguments import as_dtype
+from allreduce.graph.trace.dispatch import apply, as_tensor
 
 # A Python number adapts to the dtype of what it meets (NumPy's NEP 50); all else has its own.
 _WEAK = (int, float)

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.dispatch import apply, as_tensor
+from allreduce.graph.core.op_table import Attrs, Gradient, Kernel, Op, ShapeRule, names, register
+from allreduce.graph.core.scope import users_line
+from allreduce.graph.core.spec import Spec, show
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops.arguments import as_dtype, as_shape
-from allreduce.graph.ops.base import Attrs, Gradient, Kernel, Op, ShapeRule, names, register
 from allreduce.graph.ops.common import cast
-from allreduce.graph.scope import users_line
-from allreduce.graph.spec import Spec, show
-from allreduce.graph.tensor import Tensor
+from allreduce.graph.trace.dispatch import apply, as_tensor
 
 
 class Operator(Protocol):

@@ -4,12 +4,30 @@ Importing this module fills the operator table and gives tensors their Python op
 """
 
 from allreduce.errors import did_you_mean
-from allreduce.graph.ops import numpy_names, numpy_shapes, state  # noqa: F401  (their rows)
-from allreduce.graph.ops.activation import erf, gelu, relu, sigmoid, tanh
-from allreduce.graph.ops.attention import scaled_dot_product_attention
+from allreduce.graph.core.python_operators import OPERATORS
+from allreduce.graph.core.tensor import METHODS
+from allreduce.graph.ops.array.conversion import stop_gradient
+from allreduce.graph.ops.array.gather import embedding, take, take_along_axis, top_k
+from allreduce.graph.ops.array.indexing import argmax, argmin, one_hot
+from allreduce.graph.ops.array.joining import concatenate, pad, split, stack, tile
+from allreduce.graph.ops.array.shape import (
+    broadcast_to,
+    expand_dims,
+    flatten,
+    full,
+    ones,
+    ones_like,
+    reshape,
+    size,
+    squeeze,
+    transpose,
+    zeros,
+    zeros_like,
+)
+from allreduce.graph.ops.array.slicing import getitem
 from allreduce.graph.ops.collective import all_gather, all_reduce, replica_id
 from allreduce.graph.ops.common import cast
-from allreduce.graph.ops.comparison import (
+from allreduce.graph.ops.math.comparison import (
     bitwise_and,
     bitwise_or,
     bitwise_xor,
@@ -29,11 +47,8 @@ from allreduce.graph.ops.comparison import (
     not_equal,
     where,
 )
-from allreduce.graph.ops.conversion import stop_gradient
-from allreduce.graph.ops.convolution import conv2d
-from allreduce.graph.ops.cumulative import cumsum
-from allreduce.graph.ops.drawing import normal, permutation, uniform
-from allreduce.graph.ops.elementwise import (
+from allreduce.graph.ops.math.cumulative import cumsum
+from allreduce.graph.ops.math.elementwise import (
     absolute,
     add,
     clip,
@@ -57,38 +72,25 @@ from allreduce.graph.ops.elementwise import (
     square,
     subtract,
 )
-from allreduce.graph.ops.gather import embedding, take, take_along_axis, top_k
-from allreduce.graph.ops.indexing import argmax, argmin, one_hot
-from allreduce.graph.ops.joining import concatenate, pad, split, stack, tile
-from allreduce.graph.ops.losses import softmax_cross_entropy, sparse_softmax_cross_entropy
-from allreduce.graph.ops.matmul import matmul
-from allreduce.graph.ops.normalization import group_norm, layer_norm, normalize
-from allreduce.graph.ops.pooling import (
+from allreduce.graph.ops.math.matmul import matmul
+from allreduce.graph.ops.math.reduce import max, mean, min, std, sum, sum_to, var
+from allreduce.graph.ops.nn.activation import erf, gelu, relu, sigmoid, tanh
+from allreduce.graph.ops.nn.attention import scaled_dot_product_attention
+from allreduce.graph.ops.nn.convolution import conv2d
+from allreduce.graph.ops.nn.dropout import dropout
+from allreduce.graph.ops.nn.losses import softmax_cross_entropy, sparse_softmax_cross_entropy
+from allreduce.graph.ops.nn.normalization import group_norm, layer_norm, normalize
+from allreduce.graph.ops.nn.pooling import (
     average_pool2d,
     global_average_pool2d,
     global_max_pool2d,
     max_pool2d,
 )
-from allreduce.graph.ops.random import dropout
-from allreduce.graph.ops.reduce import max, mean, min, std, sum, sum_to, var
-from allreduce.graph.ops.shape import (
-    broadcast_to,
-    expand_dims,
-    flatten,
-    full,
-    ones,
-    ones_like,
-    reshape,
-    size,
-    squeeze,
-    transpose,
-    zeros,
-    zeros_like,
+from allreduce.graph.ops.nn.softmax import log_softmax, logits_of, softmax
+from allreduce.graph.ops.numpy import (
+    shapes,  # noqa: F401  (their rows)
 )
-from allreduce.graph.ops.slicing import getitem
-from allreduce.graph.ops.softmax import log_softmax, logits_of, softmax
-from allreduce.graph.python_operators import OPERATORS
-from allreduce.graph.tensor import METHODS
+from allreduce.graph.ops.random import normal, permutation, uniform
 
 for _operator in (
     add,

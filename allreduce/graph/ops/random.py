@@ -1,83 +1,170 @@
-"""Dropout, drawn from a counter-based generator.
+"""Random tensors, drawn from a counter-based generator.
 
-A draw is a function of seed, operator, step and global row, not of what was drawn before. So it
-does not depend on how many replicas share the rows.
-Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), section 3.3.
+Each element has its place in the global batch, and so its counter: what is drawn depends on seed,
+operator, step and place, not on how many replicas share the rows.
+Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), section 3.3 (the
+generator is NumPy's Philox); Box and Muller, "A note on the generation of random normal deviates"
+(1958).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
-from allreduce import _native
-from allreduce.errors import UsageError
-from allreduce.graph.dispatch import apply, as_tensor, next_draw, runtime
-from allreduce.graph.ops.arguments import as_number
-from allreduce.graph.ops.base import Attrs, Op, register
-from allreduce.graph.ops.common import as_floats, floats_only, same_spec, swap_axes, through_float32
-from allreduce.graph.scope import users_line
-from allreduce.graph.seed import checked, get_seed
-from allreduce.graph.spec import Spec, own_axes
-from allreduce.graph.tensor import Tensor
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.core.op_table import Attrs, Op, register
+from allreduce.graph.core.scope import users_line
+from allreduce.graph.core.seed import checked, get_seed
+from allreduce.graph.core.spec import Size, Spec, own_axes, show
+from allreduce.graph.core.tensor import Tensor
+from allreduce.graph.ops.arguments import as_dtype, as_number, as_shape
+from allreduce.graph.ops.array.gather import take
+from allreduce.graph.ops.common import swap_axes
+from allreduce.graph.ops.nn.dropout import key_of
+from allreduce.graph.trace.dispatch import apply, as_tensor, next_draw, runtime
+
+_PER_COUNTER = 4  # 64-bit numbers that the generator makes of one counter
 
 
-def dropout(x: Any, rate: float, seed: int | None = None) -> Tensor:
-    """Set a share of the elements to 0 and scale the rest up, so that the expectation stays.
-
-    Source: Srivastava et al., "Dropout" (JMLR 2014), section 4, with the scaling moved to training.
+def uniform(
+    shape: Sequence[Size],
+    low: float = 0.0,
+    high: float = 1.0,
+    dtype: Any = "float32",
+    seed: int | None = None,
+) -> Tensor:
+    """Draw evenly from `low` to below `high`.
 
     Args:
-        x: `(batch, …)`, or with the batch on another axis, or merged with other axes as in
-            `(4*batch, …)`. What is dropped depends on the index in the global batch; in a tensor
-            without a batch axis, such as a variable, all replicas drop the same.
-        rate: The share to drop, in [0, 1).
+        shape: Any size may be a named one, as `x.shape[0]`: each sample has its own numbers then.
+            Without one all replicas draw the same.
+        low: A Python number, and so is `high`.
+        high: …
+        dtype: A floating type.
         seed: Decides the draw, with the operator's place in the step and the step's number; by
             default what `ar.set_seed` was given.
 
     Raises:
-        UsageError: The rate is not a number in [0, 1).
+        UsageError: The dtype is no floating type, a number is not finite, `high` is below `low`,
+            or the seed is none that `ar.set_seed` takes.
+        ShapeError: Two sizes are named: how wide a row is would depend on how the batch is shared.
     """
-    if not 0 <= as_number("the rate of a dropout", rate) < 1:
-        raise UsageError(f"{users_line()}: the rate of a dropout is in [0, 1), got {rate}")
-    tensor = as_floats(x)
-    if rate == 0:
-        return tensor
-    key = key_of(get_seed() if seed is None else checked(seed), "dropout", next_draw())
-    for axis, factor in own_axes(tensor.shape):
-        rows = swap_axes(tensor, 0, axis)
-        attrs = {"rate": rate, "key": key, "rows_per_sample": factor}
-        kept = apply("dropout", rows, runtime("row_offset"), runtime("step"), **attrs)
-        return swap_axes(kept, 0, axis)
-    nowhere = as_tensor(0, np.int64)
-    attrs = {"rate": rate, "key": key, "rows_per_sample": 1}
-    return apply("dropout", tensor, nowhere, runtime("step"), **attrs)
+    _finite("uniform", low=low, high=high)
+    if low > high:
+        raise UsageError(f"{users_line()}: uniform draws from low to high, not {low} to {high}")
+    return _draw("uniform", shape, dtype, seed, low=float(low), high=float(high))
 
 
-@through_float32
-def _dropout(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
-    x, row_offset, step = inputs
-    first_row = int(row_offset) * attrs["rows_per_sample"]
-    _native.dropout(out, x, attrs["rate"], attrs["key"], first_row, int(step))
+def normal(
+    shape: Sequence[Size],
+    mean: float = 0.0,
+    stddev: float = 1.0,
+    dtype: Any = "float32",
+    seed: int | None = None,
+) -> Tensor:
+    """Draw from a normal distribution; arguments as for `uniform`.
+
+    Raises:
+        UsageError: As there, and the deviation is negative.
+        ShapeError: As there.
+    """
+    _finite("normal", mean=mean, stddev=stddev)
+    if stddev < 0:
+        raise UsageError(f"{users_line()}: the stddev of normal is not negative: {stddev}")
+    return _draw("normal", shape, dtype, seed, mean=float(mean), stddev=float(stddev))
 
 
-def _dropout_shape(specs: Sequence[Spec], attrs: Attrs) -> Spec:
-    return floats_only(same_spec)(specs[:1], attrs)
+def permutation(x: Any, seed: int | None = None) -> Tensor:
+    """Shuffle the rows of a tensor, or the numbers below an integer; the same on all replicas.
+
+    Args:
+        x: An integer, or a tensor whose first size is known.
+        seed: As for `uniform`.
+    """
+    whole = isinstance(x, int | np.integer) and not isinstance(x, bool) and x >= 0
+    tensor = as_tensor(np.arange(x)) if whole else as_tensor(x)
+    count = tensor.shape[0] if tensor.ndim else None
+    if not isinstance(count, int):
+        raise UsageError(
+            f"{users_line()}: permutation shuffles the numbers below an integer that is 0 or more, "
+            f"or rows of a known count, not {x!r:.60}"
+        )
+    keys = _draw("uniform", (count,), "float64", seed, low=0.0, high=1.0)
+    return take(tensor, apply("order", keys), axis=0)
 
 
-def _dropout_gradient(
-    dy: Tensor, y: Tensor, x: Sequence[Tensor], attrs: Attrs
-) -> list[Tensor | None]:
-    return [apply("dropout", dy, x[1], x[2], **attrs), None, None]
+def _finite(name: str, **numbers: Any) -> None:
+    for what, number in numbers.items():
+        if not math.isfinite(as_number(f"the {what} of {name}", number)):
+            raise UsageError(f"{users_line()}: the {what} of {name} is a finite number: {number}")
 
 
-register(Op("dropout", _dropout_shape, _dropout, _dropout_gradient))
+def _draw(name: str, shape: Any, dtype: Any, seed: int | None, **attrs: float) -> Tensor:
+    sizes, kind = as_shape(name, shape), as_dtype(dtype)
+    if kind.kind != "f":
+        raise UsageError(f"{users_line()}: {name} draws floats, not {kind}")
+    own = own_axes(tuple(sizes))
+    if len(own) > 1:
+        raise ShapeError(
+            f"{users_line()}: {name} of {show(sizes)}: each sample's numbers would depend on how "
+            "many share its replica; only one size may be named"
+        )
+    axis, factor = own[0] if own else (0, 1)
+    turned = list(sizes)
+    if own:
+        turned[0], turned[axis] = turned[axis], turned[0]
+    offset = runtime("row_offset") if own else as_tensor(0, np.int64)
+    drawn = apply(
+        name,
+        offset,
+        runtime("step"),
+        shape=tuple(turned),
+        dtype=kind,
+        key=key_of(get_seed() if seed is None else checked(seed), name, next_draw()),
+        rows_per_sample=factor,
+        **attrs,
+    )
+    return swap_axes(drawn, 0, axis) if own else drawn
 
 
-def key_of(seed: int, what: str, draw: int) -> int:
-    """Hash what is drawn into a generator's 64-bit key."""
-    digest = blake2b(f"{seed} {what} {draw}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+def _numbers(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs, each: int) -> np.ndarray:
+    """Draw `each` numbers in [0, 1) for every element, in float64: `(elements, each)`."""
+    offset, step = (int(x) for x in inputs)
+    row = out[0].size if out.ndim and len(out) else 1
+    first = offset * attrs["rows_per_sample"] * row * each
+    generator = np.random.Philox(key=[attrs["key"], step], counter=first // _PER_COUNTER)
+    skipped = first % _PER_COUNTER
+    drawn: np.ndarray = np.random.Generator(generator).random(skipped + out.size * each)
+    return drawn[skipped:].reshape(-1, each)
+
+
+def _uniform(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    low, high = attrs["low"], attrs["high"]
+    numbers = low + _numbers(out, inputs, attrs, 1) * (high - low)
+    out[...] = numbers.reshape(out.shape)
+    if high > low:  # which rounding may have reached
+        np.minimum(out, np.nextafter(out.dtype.type(high), out.dtype.type(low)), out=out)
+
+
+def _normal(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    numbers = _numbers(out, inputs, attrs, 2)
+    radius = np.sqrt(-2 * np.log1p(-numbers[:, 0]))
+    deviates = radius * np.cos(2 * math.pi * numbers[:, 1])
+    out[...] = (attrs["mean"] + attrs["stddev"] * deviates).reshape(out.shape)
+
+
+def _given(specs: Sequence[Spec], attrs: Attrs) -> Spec:
+    return Spec(attrs["shape"], attrs["dtype"])
+
+
+def _order(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    out[...] = np.argsort(inputs[0], kind="stable")
+
+
+register(Op("uniform", _given, _uniform))
+register(Op("normal", _given, _normal))
+register(Op("order", lambda specs, attrs: Spec(specs[0].shape, np.dtype(np.int64)), _order))

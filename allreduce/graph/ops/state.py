@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from allreduce.graph.ops.base import Attrs, Kind, Op, register
-from allreduce.graph.spec import Spec
+from allreduce.graph.core.op_table import Attrs, Kind, Op, register
+from allreduce.graph.core.spec import Spec
 
 
 def _as_recorded(specs: Sequence[Spec], attrs: Attrs) -> Spec:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from allreduce.graph.node import Graph
-from allreduce.graph.pass_switches import is_on
+from allreduce.graph.core.node import Graph
+from allreduce.graph.core.pass_switches import is_on
 from allreduce.graph.passes.bucket import bucket
 from allreduce.graph.passes.copy_reshapes import copy_reshapes
 from allreduce.graph.passes.fold import fold
 from allreduce.graph.passes.fuse import fuse
-from allreduce.graph.passes.inside import inside
 from allreduce.graph.passes.narrow import narrow
 from allreduce.graph.passes.order_collectives import order_collectives
 from allreduce.graph.passes.order_reads import order_reads
-from allreduce.graph.passes.plan_buffers import plan_buffers
 from allreduce.graph.passes.prune import prune
+from allreduce.graph.passes.scan_bodies import inside
 from allreduce.graph.passes.simplify import simplify
 
 # In the order in which they run. Pruned is what nothing needs, also after another pass.
@@ -47,6 +46,5 @@ __all__ = [
     "optimize",
     "order_collectives",
     "order_reads",
-    "plan_buffers",
     "prune",
 ]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from allreduce.graph.node import Graph, Node, Rewriter
-from allreduce.graph.ops.base import lookup
+from allreduce.graph.core.node import Graph, Node, Rewriter
+from allreduce.graph.core.op_table import lookup
 from allreduce.reduction import Bucket, Layout, Way, header_alone
 
 _SENT = (Way.SCATTERED, Way.SUMMED)

@@ -9,10 +9,10 @@ from math import prod
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from allreduce.graph.node import Graph, Node, Rewriter
-from allreduce.graph.ops.base import lookup
-from allreduce.graph.passes.inside import inside
-from allreduce.graph.spec import Spec, concrete
+from allreduce.graph.core.node import Graph, Node, Rewriter
+from allreduce.graph.core.op_table import lookup
+from allreduce.graph.core.spec import Spec, concrete
+from allreduce.graph.passes.scan_bodies import inside
 
 _ROWS = 1000  # to lay values out with; those of a batch are not known
 

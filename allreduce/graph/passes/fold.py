@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.graph.node import Graph, Node, Rewriter
-from allreduce.graph.ops.base import lookup
+from allreduce.graph.core.node import Graph, Node, Rewriter
+from allreduce.graph.core.op_table import lookup
 
 # Bytes of a value that is kept for as long as the program lives; a larger one is made when needed.
 _LARGEST = 1 << 16

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from allreduce.graph.fused_ends import SUMS, Epilogue, Reduction
-from allreduce.graph.fusion import Chain, Link
-from allreduce.graph.node import Graph, Node, Rewriter
-from allreduce.graph.ops.base import lookup
+from allreduce.graph.core.node import Graph, Node, Rewriter
+from allreduce.graph.core.op_table import lookup
+from allreduce.graph.ops.fused_ends import SUMS, Epilogue, Reduction
+from allreduce.graph.ops.fusion import Chain, Link
 
 
 def fuse(graph: Graph) -> Graph:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from allreduce.graph.node import Graph, Node, Rewriter
+from allreduce.graph.core.node import Graph, Node, Rewriter
 
 
 def narrow(graph: Graph) -> Graph:

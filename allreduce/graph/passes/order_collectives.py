@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from allreduce.graph.node import Graph, Rewriter
-from allreduce.graph.ops.base import lookup
+from allreduce.graph.core.node import Graph, Rewriter
+from allreduce.graph.core.op_table import lookup
 
 
 def order_collectives(graph: Graph) -> Graph:

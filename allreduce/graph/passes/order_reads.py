@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from allreduce.graph.node import Graph, Node, Rewriter
-from allreduce.graph.ops.base import lookup
+from allreduce.graph.core.node import Graph, Node, Rewriter
+from allreduce.graph.core.op_table import lookup
 
 
 def order_reads(graph: Graph) -> Graph:

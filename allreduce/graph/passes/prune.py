@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from allreduce.graph.node import Graph, Rewriter
-from allreduce.graph.wellformed import check_fed
+from allreduce.graph.core.node import Graph, Rewriter
+from allreduce.graph.passes.validate import check_fed
 
 
 def prune(graph: Graph, feeds: Collection[int] = ()) -> Graph:

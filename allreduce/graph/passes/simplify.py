@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.graph.node import Graph, Node, Rewriter
-from allreduce.graph.ops.base import lookup
+from allreduce.graph.core.node import Graph, Node, Rewriter
+from allreduce.graph.core.op_table import lookup
 
 # Operators that give one operand unchanged where the other is this number: on either side, or on
 # the right one only. Of floats, -0.0 + 0.0 is 0.0, and so is no -0.0.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from allreduce.graph.tensor import Tensor
+from allreduce.graph.core.tensor import Tensor
 
 Shapes = tuple[tuple[int, ...], ...]
 

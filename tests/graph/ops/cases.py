@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from allreduce.graph.dispatch import apply
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.ops.windows import Windows
-from allreduce.graph.tensor import Tensor
+from allreduce.graph.ops.array.windows import Windows
+from allreduce.graph.trace.dispatch import apply
 from tests.graph.ops.case import ROWS, TWO, Case, Shapes
 
 

@@ -10,14 +10,14 @@ import pytest
 
 import allreduce as ar
 from allreduce.errors import UnsupportedError, UsageError
-from allreduce.graph.ops import base
-from allreduce.graph.scope import part
+from allreduce.graph.core import op_table
+from allreduce.graph.core.scope import part
 from tests.graph.ops.test_docs import PAGE
 
 
 @pytest.fixture(autouse=True)
 def _own_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_TABLE", dict(base._TABLE))
+    monkeypatch.setattr(op_table, "_TABLE", dict(op_table._TABLE))
 
 
 def test_the_pages_example_runs_and_is_differentiated() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from allreduce.graph.core.op_table import lookup, names
 from allreduce.graph.ops import functions
-from allreduce.graph.ops.base import lookup, names
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "operators.md"
 

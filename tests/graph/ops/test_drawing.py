@@ -10,9 +10,9 @@ import pytest
 
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import function, set_seed
+from allreduce.graph.core.spec import BATCH, Spec
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.spec import BATCH, Spec
-from allreduce.graph.tensor import Tensor
 from tests.graph.interpret import interpret, record
 
 FLOAT = np.dtype(np.float64)

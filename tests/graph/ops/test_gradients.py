@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from allreduce.graph.gradient import backward
-from allreduce.graph.node import Graph
+from allreduce.graph.autodiff.gradient import backward
+from allreduce.graph.core.node import Graph
+from allreduce.graph.core.op_table import cut, lookup, names
+from allreduce.graph.core.spec import BATCH, Spec
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.ops.base import cut, lookup, names
-from allreduce.graph.spec import BATCH, Spec
-from allreduce.graph.tensor import Tensor
 from tests.graph.interpret import interpret, record
 from tests.graph.ops.case import Case, Shapes
 from tests.graph.ops.cases import CASES

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.gradient import backward
-from allreduce.graph.ops import convolution
+from allreduce.graph.autodiff.gradient import backward
+from allreduce.graph.core.spec import BATCH, Spec
+from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.spec import BATCH, Spec
-from allreduce.graph.tensor import Tensor
+from allreduce.graph.ops.nn import convolution
 from tests.graph.interpret import interpret, record
 
 RANDOM = np.random.default_rng(11)

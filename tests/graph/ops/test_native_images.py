@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from allreduce import _native
-from allreduce.graph.ops import base, convolution, pooling
-from allreduce.graph.ops.windows import Windows
+from allreduce.graph.core import op_table
+from allreduce.graph.ops.array.windows import Windows
+from allreduce.graph.ops.nn import convolution, pooling
 
 RANDOM = np.random.default_rng(5)
 IMAGE = (11, 13)
@@ -44,7 +45,7 @@ def _in_python(
 ) -> np.ndarray:
     out = np.empty_like(like)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "_NATIVE", ())
+        patch.setattr(op_table, "_NATIVE", ())
         kernel(out, inputs, attrs)
     return out
 

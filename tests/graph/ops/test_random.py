@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from allreduce import _native
-from allreduce.graph.gradient import backward
-from allreduce.graph.node import Graph
+from allreduce.graph.autodiff.gradient import backward
+from allreduce.graph.core.node import Graph
+from allreduce.graph.core.spec import BATCH, Spec
+from allreduce.graph.core.tensor import ConcreteTensor, Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.spec import BATCH, Spec
-from allreduce.graph.tensor import ConcreteTensor, Tensor
 from tests.graph.interpret import interpret, record
 
 FLOAT = np.dtype(np.float64)

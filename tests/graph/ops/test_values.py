@@ -11,10 +11,10 @@ import pytest
 
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import function
-from allreduce.graph.gradient import backward
+from allreduce.graph.autodiff.gradient import backward
+from allreduce.graph.core.spec import BATCH, Dim, Spec
+from allreduce.graph.core.tensor import ConcreteTensor, Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.graph.spec import BATCH, Dim, Spec
-from allreduce.graph.tensor import ConcreteTensor, Tensor
 from tests.graph.interpret import interpret, record
 
 FLOAT = np.dtype(np.float64)

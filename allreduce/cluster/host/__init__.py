@@ -1,0 +1,1 @@
+"""This host: machine, addresses, descriptors, launchers' variables."""

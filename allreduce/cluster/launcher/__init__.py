@@ -1,0 +1,1 @@
+"""`allreduce.run`: start ranks on this host and watch them."""

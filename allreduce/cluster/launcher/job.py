@@ -1,0 +1,351 @@
+"""The ranks of one launch: their output, their signals, and that they end together."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from allreduce import settings
+from allreduce.cluster.host import fd_limits
+from allreduce.cluster.host.address import LOOPBACK
+from allreduce.cluster.host.machine import debugger_of_dead
+from allreduce.cluster.launcher.relay import Relay
+from allreduce.cluster.launcher.sink import Sink, Told
+from allreduce.cluster.process.children import ALONE, FILES, Child, environment, spawn
+from allreduce.cluster.process.signals import Signals
+from allreduce.cluster.process.stopped import Stopped
+from allreduce.cluster.store import ranks_text
+from allreduce.errors import JoinError
+from allreduce.events import logger
+
+if TYPE_CHECKING:
+    from allreduce.cluster.leader.service import Leader
+
+_BLAME_SECONDS = 0.1  # until the leader knows of what broke when a rank has ended
+# After a rank has failed, until SIGTERM goes to the ranks that have not noticed. On two idle cores,
+# ranks that wait for a dead one had ended after 0.8 to 1.1 s.
+_NOTICE_SECONDS = 1.5
+_PROGRESS_SECONDS = 3.0  # until the ranks are named that take longer to end
+_UNREAD_SECONDS = 1.5  # after a signal and the last rank's end, for the output to be read
+_HELD_SECONDS = 0.2  # after SIGKILL, until it is asked whether a debugger keeps what is dead
+_LOOK_SECONDS = 1.5  # between looks at what keeps the last ranks; the second one tells of it
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # they end the job
+_HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # the ranks' own affair
+_PAUSING = (signal.SIGTSTP, signal.SIGCONT)
+
+
+class Job:
+    """The ranks of one launch.
+
+    Args:
+        command: What each rank executes.
+        size: How many ranks.
+        grace: Seconds for which ranks may go on after a rank has failed, or a signal has come.
+    """
+
+    def __init__(self, command: list[str], size: int, grace: float) -> None:
+        self._grace = grace
+        self._secret = os.environ.get("ALLREDUCE_SECRET") or secrets.token_hex(32)
+        self._size = size
+        leading = fd_limits.leader_files(size) if size > 1 else 0
+        fd_limits.check(size * FILES + Signals.FILES + leading, f"cannot start {size} ranks")
+        try:
+            self._children = [
+                spawn(rank, command, environment(rank, size, self._secret, grace))
+                for rank in range(size)
+            ]
+        except OSError as error:
+            raise JoinError(f"cannot start {size} ranks: {error}; see ulimit -a") from error
+        self._out, self._err = Sink(sys.stdout.fileno()), Sink(sys.stderr.fileno())
+        self._relays: dict[int, Relay] = {}
+        self._plan: list[tuple[float, Callable[[], None]]] = []  # what to do when, in this order
+        self._stop: signal.Signals | None = None
+        self._ending = False  # whether all are to end, and will be killed after the grace
+        self._unread = False  # whether all have ended, and only their output waits
+        self._failed: list[Child] = []  # who ended with an error of their own, the first one first
+        self._known = 0.0  # when the leader will have seen whose connection broke
+        self._culprit: Child | None = None  # who has been named
+        self._waited_for = False  # whether some ranks have ended, or wait for others to join
+        self._stopped: Stopped | None = None  # since then
+        self._leader: Leader | None = None
+
+    def run(self) -> int:
+        """Run to the end; returns the exit code."""
+        for child in self._children:
+            for source, sink in ((child.stdout, self._out), (child.stderr, self._err)):
+                self._relays[source] = Relay(source, sink, child.rank)
+        self._signals = Signals((*_FORWARDED, *_HANDED_ON, *_PAUSING))
+        try:
+            word = self._host()
+            for child in self._children:
+                child.start(word)
+            while self._busy():
+                self._turn()
+        finally:
+            self._send(signal.SIGKILL)
+            if self._leader is not None:
+                self._leader.close()
+        return self._code()
+
+    def _host(self) -> bytes:
+        """Start the leader; returns its address, as the word for the children."""
+        if self._size == 1:
+            return ALONE
+        from allreduce.cluster.leader.service import Leader
+
+        timeout = settings.load().timeout
+        logger.addHandler(Told(self._hear))
+        logger.propagate = False
+        self._leader = Leader(f"{LOOPBACK}:0", self._size, self._secret.encode(), timeout)
+        return self._leader.address.encode()
+
+    def _busy(self) -> bool:
+        """Say whether a rank lives, or its output waits: after a signal until all are killed."""
+        if any(child.code is None for child in self._children):
+            return True
+        if self._failed and self._culprit is None and self._stop is None:
+            return True
+        waiting = self._out.waiting or self._err.waiting
+        return waiting and (self._stop is None or bool(self._plan))
+
+    def _poll(self) -> list[int]:
+        """Wait for something to happen, or the plan's next moment; returns what can be read."""
+        poll = select.poll()
+        poll.register(self._signals.fd, select.POLLIN)
+        for sink in (self._out, self._err):
+            if sink.waiting:
+                poll.register(sink.fd, select.POLLOUT)
+        for source, relay in self._relays.items():
+            if not relay.sink.full:
+                poll.register(source, select.POLLIN)
+        wait = max(0.0, self._plan[0][0] - time.monotonic()) * 1000 if self._plan else None
+        return [fd for fd, _ in poll.poll(wait)]
+
+    def _turn(self) -> None:
+        """Wait for something to happen, and act on it."""
+        for fd in self._poll():
+            if fd in self._relays:
+                self._relays[fd].pump()
+                self._forget_ended(fd)
+            elif fd == self._signals.fd:
+                self._signals.clear()
+        for child in self._children:
+            if child.reap():
+                self._note_end(child)
+        self._stop_waiting_for_readers()
+        if self._waited_for:
+            self._begin_to_look()
+        for sink in (self._out, self._err):
+            sink.flush()
+            if sink.broken and self._stop is None:  # as if it had killed us: nobody reads
+                self._forward(signal.SIGPIPE)
+        while (number := self._signals.take()) is not None:
+            self._act(number)
+        if self._plan and time.monotonic() >= self._plan[0][0]:
+            self._plan.pop(0)[1]()
+
+    def _note_end(self, child: Child) -> None:
+        """Write the last of its output, and tell whom its end concerns."""
+        for source in {child.stdout, child.stderr} & self._relays.keys():
+            self._relays[source].drain()
+            self._relays[source].ended = True
+            self._forget_ended(source)
+        if child.code == 0:
+            if self._leader is not None:
+                self._leader.end(child.rank, child.pid)
+            self._waited_for = True
+        if child.code and not child.told:
+            if not self._failed and self._stop is None:
+                self._end_after(self._grace)
+                self._known = self._after(_BLAME_SECONDS if self._leader else 0.0, self._blame)
+            self._failed.append(child)
+        self._blame()
+
+    def _hear(self, text: str) -> None:
+        """Pass on what the leader warns of: ranks that have not joined."""
+        self._waited_for = True
+        self._tell(text)
+
+    def _begin_to_look(self) -> None:
+        if self._stopped is None and not self._failed and self._stop is None:
+            self._stopped = Stopped(self._children)
+            self._after(_LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """Say which ranks are stopped while others wait for them, which would go unseen."""
+        assert self._stopped is not None, "some wait"
+        text = self._stopped.news()
+        if text:
+            self._tell(text)
+        self._after(_LOOK_SECONDS, self._look)
+
+    def _forget_ended(self, source: int) -> None:
+        if self._relays[source].ended:
+            del self._relays[source]
+            os.close(source)
+
+    def _act(self, number: signal.Signals) -> None:
+        """Do for the ranks what a signal to us is meant to do."""
+        if number in _HANDED_ON:  # not to what they have started, which may not expect it
+            for child in self._children:
+                if child.code is None:
+                    os.kill(child.pid, number)
+        elif number == signal.SIGTSTP:  # which the kernel ignores for them: no shell is above
+            self._send(signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif number == signal.SIGCONT:
+            self._send(number)
+        else:
+            self._forward(number)
+
+    def _forward(self, number: signal.Signals) -> None:
+        if self._stop is not None:  # the second time: at once
+            self._plan.clear()
+            self._kill()
+            return
+        self._stop = number
+        polite = number == signal.SIGINT
+        if polite:
+            self._tell("interrupted")
+            for relay in self._relays.values():
+                relay.interrupted = True
+        elif number in _FORWARDED:
+            living = sum(child.code is None for child in self._children)
+            self._tell(f"got {number.name}; ending {living} rank{'s' * (living != 1)}")
+        for child in self._children:
+            if number in (signal.SIGTERM, signal.SIGPIPE):
+                child.end()
+            else:
+                child.signal(number)
+                child.signal(signal.SIGCONT)  # one that is stopped would not act on it
+        self._end_after(self._grace)
+
+    def _blame(self, last: bool = False) -> None:
+        """Name the rank that has failed by itself, once its end is known, or at `last`.
+
+        A rank that ends for want of another says so to the leader, which knows besides whose
+        connection broke first. The first to end may have failed for want of one that is still about
+        to.
+        """
+        if not self._failed or self._culprit is not None or self._stop is not None:
+            return
+        if time.monotonic() < self._known and not last:
+            return
+        victims = self._leader.victims if self._leader is not None else set()
+        lost = self._leader.culprit if self._leader is not None else None
+        own = [child for child in self._failed if child.rank not in victims]
+        child = self._children[lost] if lost is not None else (own or self._failed)[0]
+        living = [other for other in self._children if other.code is None]
+        if living and not last and (child.code is None or child.rank in victims):
+            return
+        self._culprit = child
+        others = len([other for other in living if other is not child])
+        ending = f"; ending the other {others}" if others else ""
+        self._tell(f"rank {child.rank} (process {child.pid}) {child.fate}{ending}")
+
+    def _tell(self, text: str) -> None:
+        """Write a line of our own, from any thread."""
+        self._err.write(line(text))
+        self._signals.wake()
+
+    def _end_after(self, seconds: float) -> None:
+        """Kill whoever lives after the grace, which begins once."""
+        if self._ending:
+            return
+        self._ending = True
+        self._after(seconds, self._kill)
+        self._after(min(_NOTICE_SECONDS, seconds), self._end_unaware)
+        if seconds > _PROGRESS_SECONDS:
+            self._after(_PROGRESS_SECONDS, self._tell_progress)
+
+    def _end_unaware(self) -> None:
+        """Send SIGTERM to the ranks that do not end, and SIGKILL to those that a debugger stops.
+
+        The ranks that end by themselves, or have learnt of a failure and may be saving, have told
+        the leader so.
+        """
+        aware = self._leader.ending if self._leader is not None else set()
+        if self._stop is None:
+            lost = self._leader.culprit if self._leader is not None else None
+            if lost not in aware:  # else its own end will tell how it failed
+                self._blame(last=True)
+            for child in self._children:
+                if child.rank not in aware:
+                    child.end()
+        held = [child for child in self._children if child.code is None and child.debugged]
+        for child in held:
+            child.signal(signal.SIGKILL)
+        if held:
+            self._after(_HELD_SECONDS, self._let_go)
+
+    def _tell_progress(self) -> None:
+        living = [child.rank for child in self._children if child.code is None]
+        if living:
+            remaining = self._grace - _PROGRESS_SECONDS
+            remedy = "a second signal kills" if self._stop is not None else "Ctrl-C twice kills"
+            self._tell(
+                f"waiting for {ranks_text(living)} to end, for up to {remaining:g} s more "
+                f"(--grace); {remedy} them"
+            )
+
+    def _stop_waiting_for_readers(self) -> None:
+        """After a signal, give whoever reads the output a moment once all ranks have ended."""
+        living = any(child.code is None for child in self._children)
+        if self._stop is not None and not living and not self._unread:
+            self._unread = True
+            self._plan.clear()
+            self._after(_UNREAD_SECONDS, lambda: None)
+
+    def _after(self, seconds: float, do: Callable[[], None]) -> float:
+        """Plan something; returns when it will be."""
+        moment = time.monotonic() + seconds
+        self._plan = sorted([*self._plan, (moment, do)], key=itemgetter(0))
+        return moment
+
+    def _kill(self) -> None:
+        self._blame(last=True)
+        self._send(signal.SIGKILL)
+        self._after(_HELD_SECONDS, self._let_go)
+
+    def _let_go(self) -> None:
+        """Wait no more for the dead whom a debugger keeps: they end when it is told to go on."""
+        living = [child for child in self._children if child.code is None]
+        for child in living:
+            debugger = debugger_of_dead(child.pid)
+            if debugger:
+                child.code = 128 + signal.SIGKILL
+                self._tell(
+                    f"rank {child.rank} (process {child.pid}) is dead, but process {debugger}, "
+                    "which debugs it, has not let it go"
+                )
+                self._note_end(child)
+        self._err.flush()  # there may be no other turn
+        if any(child.code is None for child in living):
+            self._after(_HELD_SECONDS, self._let_go)
+
+    def _send(self, number: signal.Signals) -> None:
+        for child in self._children:
+            child.told = child.told or number in (signal.SIGTERM, signal.SIGKILL)
+            child.signal(number)
+
+    def _code(self) -> int:
+        """Return the exit code: a forwarded signal's, or that of the rank that has failed.
+
+        It is 0 where every rank has ended with 0, also after a signal: they have handled it.
+        """
+        if self._stop is not None and any(child.code for child in self._children):
+            return 128 + self._stop
+        failed = [child for child in self._failed if child is self._culprit] or self._failed
+        return (failed[0].code or 0) if failed else 0
+
+
+def line(text: str) -> bytes:
+    """Return a line of the launcher's own."""
+    return f"[allreduce.run] {text}\n".encode()

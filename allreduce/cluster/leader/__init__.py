@@ -1,0 +1,1 @@
+"""The group leader: a gRPC service through which ranks meet."""

@@ -1,0 +1,176 @@
+"""A member's connection to the group leader."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Iterator
+
+from allreduce.cluster.host.address import unresolved
+from allreduce.cluster.leader import leader_pb2 as pb
+from allreduce.cluster.leader.rpc import BEAT_SECONDS, CHANNEL_OPTIONS, LEFT, grpc, leader_pb2_grpc
+from allreduce.cluster.process import forks
+from allreduce.cluster.store import SilentError
+
+_ASK_SECONDS = 0.5  # after which a channel is asked again to connect
+_GOODBYE_SECONDS = 2.0
+
+
+class Line:
+    """One open call to the leader: answers find their requests, silence sends heartbeats.
+
+    Args:
+        address: The leader's `host:port`.
+        patience: Seconds within which it must be reachable.
+        silence: Seconds without a word from the leader after which it counts as gone.
+
+    Raises:
+        ConnectionError: It is not reachable.
+    """
+
+    def __init__(self, address: str, patience: float, silence: float) -> None:
+        self.address, self._silence = address, silence
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        forks.hold(self)
+        if not self._reached(patience):
+            self._channel.close()
+            forks.release(self)
+            raise ConnectionError(unresolved(address) or f"nothing answers at {address}")
+        forks.hold(self)  # again: a name may not have resolved before
+        self.greetings: queue.SimpleQueue[pb.ToMember | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[pb.FromMember | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._pending: dict[int, queue.SimpleQueue[pb.ToMember | None]] = {}
+        self._numbers = itertools.count(1)
+        self.broken: str | None = None
+        self.left = False  # whether it is broken because the leader's host left in good order
+        self._heard = time.monotonic()
+        stub = leader_pb2_grpc.LeaderStub(self._channel)  # type: ignore[no-untyped-call]
+        self._call = stub.Attend(self._requests())
+        self._reader = threading.Thread(target=self._read, name="allreduce-member", daemon=True)
+        self._reader.start()
+
+    def _reached(self, patience: float) -> bool:
+        """Wait until the leader answers; says whether it does."""
+        until = time.monotonic() + patience
+        while (remaining := until - time.monotonic()) > 0:
+            # A connection that a leader ends as it comes, because it closes, leaves the channel
+            # idle: it does not connect to the next leader until it is asked again.
+            states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
+            self._channel.subscribe(states.put, try_to_connect=True)
+            try:
+                if _becomes_ready(states, min(remaining, _ASK_SECONDS)):
+                    return True
+            finally:
+                self._channel.unsubscribe(states.put)
+        return False
+
+    def send(self, message: pb.FromMember) -> None:
+        """Send without awaiting an answer."""
+        self._outbox.put(message)
+
+    def ask(self, message: pb.FromMember, timeout: float, margin: float) -> pb.ToMember:
+        """Send and wait for the answer.
+
+        Args:
+            message: The request.
+            timeout: Seconds for which the leader may hold the answer back.
+            margin: How many more it may take.
+
+        Raises:
+            SilentError: It takes longer.
+            ConnectionError: The leader is gone.
+        """
+        # Not a Future: an interrupt within its Condition.wait may surface as a RuntimeError.
+        answer: queue.SimpleQueue[pb.ToMember | None] = queue.SimpleQueue()
+        message.timeout = timeout
+        with self._lock:
+            if self.broken is not None:
+                raise ConnectionError(self.broken)
+            message.request = next(self._numbers)
+            self._pending[message.request] = answer
+        self._outbox.put(message)
+        try:
+            found = answer.get(timeout=timeout + margin)
+        except queue.Empty:
+            raise SilentError("it does not answer") from None
+        finally:
+            with self._lock:
+                self._pending.pop(message.request, None)
+        if found is None:
+            raise ConnectionError(self.broken)
+        return found
+
+    def hang_up(self) -> None:
+        """Say goodbye and close; the leader then knows that nothing went wrong."""
+        self.send(pb.FromMember(leave=pb.Leave()))
+        self._outbox.put(None)
+        self._reader.join(_GOODBYE_SECONDS)
+        self.cut()
+
+    def cut(self) -> None:
+        """Close without a word, as a death would."""
+        self._outbox.put(None)
+        self._call.cancel()
+        self._channel.close()
+        forks.release(self)
+
+    def _requests(self) -> Iterator[pb.FromMember]:
+        while True:
+            asked = time.monotonic()
+            try:
+                message = self._outbox.get(timeout=BEAT_SECONDS)
+            except queue.Empty:
+                message = pb.FromMember(beat=pb.Beat())
+            if message is None:
+                return
+            now = time.monotonic()
+            if now - asked > 5 * BEAT_SECONDS:  # we were stopped or starved
+                self._heard = now
+            if now - self._heard > self._silence:
+                self._break(f"it has been silent for {self._silence:g} s")
+                self._call.cancel()
+                return
+            yield message
+
+    def _read(self) -> None:
+        reason = "it ended the connection"
+        try:
+            for message in self._call:
+                self._heard = time.monotonic()
+                self._dispatch(message)
+            self.left = any(key == LEFT for key, _ in self._call.trailing_metadata())
+        except grpc.RpcError:
+            reason = self._call.details() or reason
+        self._break(reason)
+
+    def _dispatch(self, message: pb.ToMember) -> None:
+        if message.request:
+            with self._lock:
+                answer = self._pending.pop(message.request, None)
+            if answer is not None:
+                answer.put(message)
+        elif message.WhichOneof("content") != "beat":
+            self.greetings.put(message)
+
+    def _break(self, reason: str) -> None:
+        with self._lock:
+            self.broken = self.broken or reason
+            pending, self._pending = self._pending, {}
+        for answer in pending.values():
+            answer.put(None)
+        self.greetings.put(None)
+
+
+def _becomes_ready(states: queue.SimpleQueue[grpc.ChannelConnectivity], seconds: float) -> bool:
+    """Say whether a channel with these states becomes ready within `seconds`."""
+    until = time.monotonic() + seconds
+    while (remaining := until - time.monotonic()) > 0:
+        try:
+            if states.get(timeout=remaining) is grpc.ChannelConnectivity.READY:
+                return True
+        except queue.Empty:
+            break
+    return False

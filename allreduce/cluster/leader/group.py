@@ -1,0 +1,267 @@
+"""One generation of a job, as its leader sees it: who is there, what they set, who waits for what.
+
+No socket, no thread, no clock: messages go in, answers go out through each member's `send`, and the
+caller says when a wait has expired. Everything runs on the leader's event loop.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from allreduce.cluster.leader import leader_pb2 as pb
+from allreduce.cluster.store import ENDING, VICTIM, remove
+from allreduce.cluster.world import Member
+
+Send = Callable[[pb.ToMember], None]
+
+
+@dataclass
+class _Barrier:
+    """Who is waiting; a rank is several times in line when its threads enter one after another."""
+
+    waiting: dict[int, deque[int]] = field(default_factory=dict)
+
+
+@dataclass
+class Group:
+    """The state of one generation of a job of `size` ranks."""
+
+    size: int
+    job: str = field(default_factory=lambda: secrets.token_hex(16))
+    assembled: bool = False
+    reported: bool = False  # whether it was said who is absent
+    first_lost: int | None = (
+        None  # the rank whose death came first: the others' are its consequence
+    )
+    culprit: int | None = None  # the first that was lost and has not said that it is a victim
+    victims: set[int] = field(default_factory=set)
+    ending: set[int] = field(default_factory=set)  # who has said that it ends, or saves
+    ended: dict[int, Member] = field(default_factory=dict)  # whose processes cannot join any more
+    _members: dict[int, Member] = field(default_factory=dict)
+    _send: dict[int, Send] = field(default_factory=dict)  # the members that are connected
+    _gone: dict[int, str] = field(default_factory=dict)  # rank → reason, of an assembled group
+    _lost: set[int] = field(default_factory=set)
+    _values: dict[str, bytes] = field(default_factory=dict)
+    _using: dict[str, set[int]] = field(default_factory=dict)  # prefix → who has yet to forget it
+    _getting: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
+    _barriers: dict[str, _Barrier] = field(default_factory=dict)
+    _assembling: set[tuple[int, int]] = field(default_factory=set)
+
+    @property
+    def connected(self) -> list[int]:
+        """The ranks that are there now."""
+        return sorted(self._send)
+
+    @property
+    def absent(self) -> list[int]:
+        """The ranks that have not joined, while others wait for them."""
+        return [rank for rank in range(self.size) if rank not in self._send and self._assembling]
+
+    def refusal(self, member: Member, size: int) -> str | None:
+        """Say why `member`, who thinks the job has `size` ranks, cannot take part."""
+        rank = member.rank
+        if size != self.size:
+            return (
+                f"rank {rank} says that the job has {size} ranks, but its leader expects "
+                f"{self.size}; start every process with the same size"
+            )
+        if rank >= self.size:
+            return (
+                f"rank {rank} is out of range: the job has {self.size} ranks, 0 to {self.size - 1}"
+            )
+        holder = self._members.get(rank)
+        if holder is None:
+            return None
+        if rank in self._gone:
+            return f"rank {rank} has already taken part (process {holder.pid} on {holder.host})"
+        return (
+            f"rank {rank} is claimed twice: by process {holder.pid} on {holder.host}, which came "
+            f"first, and by process {member.pid} on {member.host}; give each process a rank of "
+            "its own"
+        )
+
+    def enter(self, member: Member, send: Send) -> None:
+        """Admit a member that was not refused."""
+        self._members[member.rank] = member
+        self._send[member.rank] = send
+        if len(self._send) == self.size:
+            self.assembled = True
+            roll = self._roll()
+            for rank, request in self._assembling:
+                self._answer(rank, pb.ToMember(request=request, members=roll))
+            self._assembling.clear()
+
+    def leave(self, rank: int, reason: str, *, lost: bool) -> None:
+        """Note that a member's connection ended: it said goodbye, or it is `lost`.
+
+        While the group still assembles, the place becomes free again.
+        """
+        if self._send.pop(rank, None) is None:
+            return
+        self._drop_requests(rank)
+        if not self.assembled:
+            del self._members[rank]
+            return
+        self._gone[rank] = reason
+        for prefix in list(self._using):
+            self._forget(rank, prefix)
+        if not self._send:
+            self._values.clear()  # nobody is left to ask
+        if lost:
+            self._lost.add(rank)
+            self.first_lost = rank if self.first_lost is None else self.first_lost
+            if self.culprit is None and rank not in self.victims:
+                self.culprit = rank
+            for key in list(self._getting):
+                for waiter, request in self._getting.pop(key):
+                    self._answer(waiter, self._gone_answer(request))
+        for name in list(self._barriers):
+            for waiter, requests in self._barriers.pop(name).waiting.items():
+                for request in requests:
+                    self._answer(waiter, self._gone_answer(request, rank))
+
+    def handle(self, rank: int, message: pb.FromMember) -> bool:
+        """Act on a member's request; returns whether it waits, so that it can expire."""
+        content = message.WhichOneof("content")
+        if content == "set":
+            if message.set.key == VICTIM:
+                self.victims.add(rank)
+            if message.set.key in (ENDING, VICTIM):
+                self.ending.add(rank)
+            self._set(message.set.key, message.set.value)
+            if message.request:
+                self._answer(rank, pb.ToMember(request=message.request, done=pb.Done()))
+            return False
+        if content == "forget":
+            users = set(message.forget.ranks).difference(self._gone)
+            self._using.setdefault(message.forget.prefix, users)
+            self._forget(rank, message.forget.prefix)
+            return False
+        if content == "get":
+            return self._get(rank, message.request, message.get.key)
+        if content == "enter":
+            return self._enter_barrier(rank, message.request, message.enter.barrier)
+        if content == "assemble":
+            return self._assemble(rank, message.request)
+        self._answer(rank, pb.ToMember(beat=pb.Beat()))
+        return False
+
+    def expire(self, rank: int, message: pb.FromMember) -> None:
+        """End a request's wait, if it is still waiting; the answer names the missing ranks."""
+        content, waiter = message.WhichOneof("content"), (rank, message.request)
+        if content == "get" and waiter in self._getting.get(message.get.key, ()):
+            self._getting[message.get.key].discard(waiter)
+            if not self._getting[message.get.key]:
+                del self._getting[message.get.key]
+            self._miss(*waiter, ())
+        elif content == "assemble" and waiter in self._assembling:
+            # All who wait are told: one that gives up leaves, and would be named as missing next.
+            missing = [r for r in range(self.size) if r not in self._send]
+            for one in self._assembling:
+                self._miss(*one, missing)
+            self._assembling.clear()
+        elif content == "enter":
+            self._expire_barrier(message.enter.barrier, waiter)
+
+    def _set(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+        for rank, request in self._getting.pop(key, ()):
+            self._answer(rank, pb.ToMember(request=request, value=pb.Value(value=value)))
+
+    def _forget(self, rank: int, prefix: str) -> None:
+        """Remove keys of which `rank` was the last who might use them."""
+        self._using[prefix].discard(rank)
+        if not self._using[prefix]:
+            del self._using[prefix]
+            remove(self._values, prefix)
+
+    def _get(self, rank: int, request: int, key: str) -> bool:
+        if key in self._values:
+            value = pb.Value(value=self._values[key])
+            self._answer(rank, pb.ToMember(request=request, value=value))
+            return False
+        if self._lost:
+            self._answer(rank, self._gone_answer(request))
+            return False
+        self._getting.setdefault(key, set()).add((rank, request))
+        return True
+
+    def _assemble(self, rank: int, request: int) -> bool:
+        if self.assembled:
+            self._answer(rank, pb.ToMember(request=request, members=self._roll()))
+            return False
+        self._assembling.add((rank, request))
+        self.give_up()
+        return bool(self._assembling)
+
+    def give_up(self) -> None:
+        """Tell those who wait for others to join of one that has `ended` without doing so."""
+        never = [rank for rank in self.absent if rank in self.ended]
+        if never:
+            reason = "it ended with exit code 0 before it called allreduce.init()"
+            lost = pb.Lost(identity=_identity(self.ended[never[0]]), reason=reason)
+            for rank, request in self._assembling:
+                self._answer(rank, pb.ToMember(request=request, lost=lost))
+            self._assembling.clear()
+
+    def _enter_barrier(self, rank: int, request: int, name: str) -> bool:
+        if self._gone:
+            self._answer(rank, self._gone_answer(request))
+            return False
+        waiting = self._barriers.setdefault(name, _Barrier()).waiting
+        waiting.setdefault(rank, deque()).append(request)
+        if len(waiting) < self.size:
+            return True
+        for waiter in list(waiting):
+            self._answer(waiter, pb.ToMember(request=waiting[waiter].popleft(), done=pb.Done()))
+            if not waiting[waiter]:
+                del waiting[waiter]
+        if not waiting:
+            del self._barriers[name]
+        return False
+
+    def _expire_barrier(self, name: str, waiter: tuple[int, int]) -> None:
+        """Fail the barrier for all who wait: one has given up, so it cannot complete.
+
+        Those who gave up a moment ago would otherwise be named as missing to those who follow.
+        """
+        barrier = self._barriers.get(name)
+        if barrier is None or waiter[1] not in barrier.waiting.get(waiter[0], ()):
+            return
+        missing = [rank for rank in range(self.size) if rank not in barrier.waiting]
+        for rank, requests in self._barriers.pop(name).waiting.items():
+            for request in requests:
+                self._miss(rank, request, missing)
+
+    def _drop_requests(self, rank: int) -> None:
+        for waiters in (*self._getting.values(), self._assembling):
+            waiters -= {waiter for waiter in waiters if waiter[0] == rank}
+        for barrier in self._barriers.values():
+            barrier.waiting.pop(rank, None)
+
+    def _roll(self) -> pb.Members:
+        return pb.Members(members=[_identity(self._members[rank]) for rank in range(self.size)])
+
+    def _gone_answer(self, request: int, rank: int | None = None) -> pb.ToMember:
+        """Answer a request that a gone member makes impossible, naming the first that went."""
+        if self.first_lost is not None:
+            rank = self.first_lost
+        elif rank is None:
+            rank = next(iter(self._gone))
+        lost = pb.Lost(identity=_identity(self._members[rank]), reason=self._gone[rank])
+        return pb.ToMember(request=request, lost=lost)
+
+    def _miss(self, rank: int, request: int, missing: Sequence[int]) -> None:
+        self._answer(rank, pb.ToMember(request=request, missing=pb.Missing(ranks=missing)))
+
+    def _answer(self, rank: int, message: pb.ToMember) -> None:
+        send = self._send.get(rank)
+        if send is not None:
+            send(message)
+
+
+def _identity(member: Member) -> pb.Identity:
+    return pb.Identity(rank=member.rank, host=member.host, pid=member.pid, machine=member.machine)

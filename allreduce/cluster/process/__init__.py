@@ -1,0 +1,1 @@
+"""This process: exit, signals, forks, children."""

@@ -1,0 +1,423 @@
+"""Hooks for the end of this process: an error of one rank ends the job on all ranks.
+
+While a communicator is open, or this process joins a job, `sys.excepthook` and one atexit function
+are ours. An uncaught exception prints its traceback and tells the other ranks at once. This process
+then ends as any program does: threads end, atexit functions run. That may take `ALLREDUCE_GRACE`
+seconds. Under MPI the job is aborted after that, because finalising MPI would wait for the other
+ranks. Python tells no atexit function of an exit code: the launcher acts on it. In a notebook or an
+interactive session `sys.excepthook` is left alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from allreduce import settings
+from allreduce.cluster.host import process_ancestry
+from allreduce.cluster.mpi import pmi
+from allreduce.cluster.process import traces
+from allreduce.cluster.store import ENDING, VICTIM
+from allreduce.cluster.world import World
+from allreduce.errors import AllreduceError, PeerLostError, UsageError, is_interrupt
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+INTERRUPT = "an interrupt"  # what a program says to have ended by
+
+# A death elsewhere shows here before its own traceback is out, and an interrupt of the whole job
+# may show as a peer's death first: a victim waits this long before it reports.
+_AFTER_YOU_SECONDS = 0.5
+Hook = Callable[[type[BaseException], BaseException, "TracebackType | None"], object]
+_LOOK_SECONDS = 0.05  # between looks whether other ranks of this host still end
+
+
+class Watch:
+    """Ends the job when this rank ends abnormally.
+
+    Args:
+        rank: This process's rank.
+        launched: Whether the launcher watches the ranks; it then reports interrupts.
+        abort: Ends all ranks with an exit code, where the world has such a means (MPI). It returns
+            where it has none any more.
+        job: What the ranks of this host have in common before there is a world.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        *,
+        launched: bool = False,
+        abort: Callable[[int], None] | None = None,
+        job: str = "",
+    ) -> None:
+        self._rank, self._launched, self._abort, self._job = rank, launched, abort, job
+        self._pid = os.getpid()
+        self._who = f"rank {rank} (process {self._pid})"
+        self._world: World | None = None
+        self._code = 0  # with which this process ends, once the others have been told
+        self._until = 0.0  # when it ends at the latest, from then on
+        self._sign: socket.socket | None = None  # shows other ranks of this host that it is ending
+        _watches.append(self)
+        _install()
+
+    def over(self, world: World) -> World:
+        """Watch over `world`: closing it ends the watch."""
+        self._world = dataclasses.replace(world, farewell=self.end)
+        # Leaves the job at the end of a program that has closed its communicators, and our hooks.
+        self._leave = weakref.finalize(self, world.store.close)
+        self.rest(False)
+        return self._world
+
+    def end(self) -> None:
+        """Stop watching; harmless when it has stopped."""
+        if os.getpid() != self._pid:
+            return
+        if self._world is not None:
+            process_ancestry.unmark()
+            self._leave.detach()
+            self._world = None
+        if self in _watches:
+            _watches.remove(self)
+        if not _watches and not _open:
+            _restore()
+
+    def rest(self, rests: bool) -> None:
+        """Note whether the hooks are gone; the world then leaves by itself at the program's end."""
+        if self._world is None:
+            return
+        self._leave.atexit = rests
+        if rests:
+            process_ancestry.unmark()
+        else:
+            process_ancestry.mark(self._world.rank)
+
+    def on_exception(
+        self,
+        kind: type[BaseException],
+        error: BaseException,
+        show: Callable[[], None],
+    ) -> None:
+        """End the job by an uncaught exception, which `show` prints."""
+        try:
+            if isinstance(error, PeerLostError):
+                if self._launched and self._world is not None:  # it waits for what is told here
+                    self._world.store.tell(VICTIM, b"")
+                time.sleep(_AFTER_YOU_SECONDS)
+            if not issubclass(kind, KeyboardInterrupt):
+                self._show_ending()
+                if is_interrupt(error):
+                    _say(str(error))
+                else:
+                    show()
+                self._say_victim(error)
+                self._begin_to_end(1, _named(error))
+                self._end_within_grace()
+                return
+        except KeyboardInterrupt:
+            pass  # then it was that, all along
+        self._say_interrupted()
+        self._begin_to_end(INTERRUPTED, INTERRUPT)
+        self._end_within_grace()
+
+    def _say_interrupted(self) -> None:
+        self._show_ending()
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would end in a traceback
+        if not self._launched:
+            if self._is_first("interrupted"):  # rank 0 may be deaf: it is in MPI_Init
+                _say(f"interrupted: {self._who}")
+            _flush()
+            time.sleep(_AFTER_YOU_SECONDS)  # ending frees the claim, and mpirun then kills the rest
+
+    @property
+    def _job_id(self) -> str:
+        return self._world.job if self._world is not None else self._job
+
+    def _is_first(self, event: str) -> bool:
+        """Say whether no other rank of this host, which still lives, has asked the same."""
+        claimed = _claim(f"{event}.{self._job_id}")
+        if claimed is not None:
+            _claims.append(claimed)
+        return claimed is not None
+
+    def _show_ending(self) -> None:
+        """Show the other ranks of this host that this one may be busy with its end."""
+        if self._abort is not None and self._world is not None and self._sign is None:
+            self._sign = _claim(f"ending.{self._job_id}.{self._world.rank}")
+
+    def _await_others(self) -> None:
+        """Wait for the other ranks of this host that end, too: an abort would cut them short."""
+        if self._sign is None or self._world is None:
+            return
+        self._sign.close()
+        others = [rank for rank in range(self._world.size) if rank != self._world.rank]
+        while time.monotonic() < self._until and any(
+            _is_claimed(f"ending.{self._job_id}.{rank}") for rank in others
+        ):
+            time.sleep(_LOOK_SECONDS)
+
+    def _say_victim(self, error: BaseException | None) -> None:
+        """Tell the launcher where this rank ends for want of another: that one has failed."""
+        if not self._launched or self._world is None:
+            return
+        told = [] if error is None else traces.causes(error)
+        if any(isinstance(each, PeerLostError) for each in told):
+            with contextlib.suppress(AllreduceError):  # the leader is gone, too
+                self._world.store.set(VICTIM, b"")
+
+    def _begin_to_end(self, code: int, reason: str) -> None:
+        """Tell the others that this process ends, which has a grace to do so from now on."""
+        global _failure
+        _flush()
+        self._code, self._until = code, time.monotonic() + _grace()
+        _failure = _failure or reason
+        for tell in _told_of_failure:
+            tell(reason)
+        if self._launched and self._world is not None:
+            with contextlib.suppress(AllreduceError):  # the leader is gone
+                self._world.store.set(ENDING, b"")
+        # The connection's end tells the others of this rank's loss.
+        abandon: Any = getattr(self._world and self._world.store, "abandon", None)
+        if abandon is not None:
+            abandon()
+
+    def _end_within_grace(self) -> None:
+        last = threading.Timer(self._until - time.monotonic(), self._end_now)
+        last.daemon = True
+        last.start()
+
+    def _end_now(self) -> None:
+        self.end_job()
+        _exit_now(self._code)
+
+    def begin_to_exit(self) -> None:
+        """Tell the others of an exception that another hook in the place of ours has printed."""
+        reason = self.ending()
+        if not reason or self._code:
+            return
+        self._show_ending()
+        self._say_victim(None)
+        self._begin_to_end(1, reason)
+        with contextlib.suppress(RuntimeError):  # Python 3.12 starts no threads at its end
+            self._end_within_grace()
+
+    def ending(self) -> str:
+        """Return the uncaught exception that ends this process; "" for none."""
+        error = getattr(sys, "last_value", None)
+        if error is None or interactive() or os.getpid() != self._pid:
+            return ""
+        return _named(error)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether this process ends by an interrupt of its own."""
+        return self._code == INTERRUPTED
+
+    def end_job(self) -> None:
+        """End all ranks where MPI would wait for them, if this process ends abnormally."""
+        if not self._code or self._abort is None or os.getpid() != self._pid:
+            return
+        self._await_others()
+        _flush()
+        time.sleep(pmi.REPORT_SECONDS)
+        self._abort(self._code)
+
+    def note_failure(self, elsewhere: bool) -> None:
+        """Tell the launcher that this rank has learnt of a failure, perhaps of another rank."""
+        if self._launched and self._world is not None:
+            self._world.store.tell(VICTIM if elsewhere else ENDING, b"")
+
+    def close_world(self) -> None:
+        """Leave in good order, at the end of a program that did not."""
+        if self._world is None or os.getpid() != self._pid:
+            return
+        try:
+            self._world.close()
+        except KeyboardInterrupt:
+            self._say_interrupted()
+            self._begin_to_end(INTERRUPTED, INTERRUPT)
+            self._end_now()
+
+
+_watches: list[Watch] = []
+_failure = ""
+_told_of_failure: list[Callable[[str], None]] = []
+
+
+def on_failure(tell: Callable[[str], None]) -> None:
+    """Have `tell` called at once with the error by which this process ends."""
+    _told_of_failure.append(tell)
+
+
+def note_failure(elsewhere: bool) -> None:
+    """Tell the launcher that this rank has learnt of a failure, and may be saving now.
+
+    Args:
+        elsewhere: Whether another rank has failed, so that this one is not to blame for its end.
+    """
+    for watch in list(_watches):
+        watch.note_failure(elsewhere)
+
+
+def failure() -> str:
+    """Say by what error this process is ending, if it is: then it must not say goodbye to anybody.
+
+    Returns:
+        "ValueError: ..."; nothing if it is well.
+    """
+    return _failure or next(filter(None, (watch.ending() for watch in _watches)), "")
+
+
+def interrupted() -> bool:
+    """Return whether this process ends by an interrupt, of its own or of another rank."""
+    own = any(watch.interrupted for watch in _watches)
+    return own or is_interrupt(getattr(sys, "last_value", None))
+
+
+def _named(error: BaseException) -> str:
+    """Say an error as the end of its traceback does, in a line."""
+    return traceback.format_exception_only(error)[0].partition("\n")[0]
+
+
+_before_exit: list[Callable[[], None]] = []
+_hooked = 0  # the process in which the hooks are set
+_open = False  # whether communicators are open
+_hook_before: Hook = sys.__excepthook__
+
+
+def before_exit(leave: Callable[[], None]) -> None:
+    """Have `leave` called at the end of the program if the hooks are set, the last one first."""
+    _before_exit.append(leave)
+
+
+def hook() -> None:
+    """Set `sys.excepthook` and the atexit function: a communicator is open."""
+    global _open
+    _open = True
+    _install()
+
+
+def unhook() -> None:
+    """Restore what `hook` has changed: no communicator is open."""
+    global _open
+    _open = False
+    _restore()
+
+
+def _install() -> None:
+    global _hooked, _hook_before
+    if _hooked == os.getpid():
+        return
+    if not interactive() and sys.excepthook is not _on_exception:
+        _hook_before, sys.excepthook = sys.excepthook, _on_exception
+    atexit.unregister(_at_exit)  # inherited from the parent
+    atexit.register(_at_exit)
+    _hooked = os.getpid()
+    for watch in _watches:
+        watch.rest(False)
+
+
+def _restore() -> None:
+    global _hooked
+    if _hooked != os.getpid():
+        return
+    if sys.excepthook is _on_exception:
+        sys.excepthook = _hook_before
+    atexit.unregister(_at_exit)
+    _hooked = 0
+    for watch in _watches:
+        watch.rest(True)
+
+
+def _on_exception(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    ours = _hook_before is sys.__excepthook__
+    if _hooked != os.getpid() or not _watches:
+        (traces.on_uncaught if ours else _hook_before)(kind, error, trace)
+        return
+
+    def show() -> None:
+        if ours:
+            print(traces.text(error), end="", file=sys.stderr)
+        else:
+            _hook_before(kind, error, trace)
+
+    _watches[-1].on_exception(kind, error, show)
+
+
+def _at_exit() -> None:
+    if _hooked != os.getpid():
+        return
+    watches = list(_watches)
+    with contextlib.ExitStack() as last:  # what was pushed last comes first, whatever fails
+        for watch in watches:
+            last.callback(watch.close_world)
+            last.callback(watch.end_job)
+        for leave in _before_exit:
+            last.callback(leave)
+        for watch in watches:
+            last.callback(watch.begin_to_exit)
+
+
+def _grace() -> float:
+    """Return for how many seconds this process may go on after it has begun to end."""
+    try:
+        return settings.load().grace
+    except UsageError:  # of any variable, which what reads it has to tell
+        return settings.GRACE
+
+
+_claims: list[socket.socket] = []
+
+
+def _claim(name: str) -> socket.socket | None:
+    """Claim a name on this host, until the socket is closed; None if a living process has it."""
+    claimed = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claimed.bind(f"\0allreduce.{name}")
+    except OSError:
+        claimed.close()
+        return None
+    return claimed
+
+
+def _is_claimed(name: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as visitor:
+        return visitor.connect_ex(f"\0allreduce.{name}") == 0
+
+
+def interactive() -> bool:
+    """Say whether a person sits before this interpreter, whom an error must not throw out."""
+    if hasattr(sys, "ps1") or sys.flags.interactive or "ipykernel" in sys.modules:
+        return True
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and ipython.get_ipython() is not None
+
+
+def _say(text: str) -> None:
+    print(f"[allreduce] {text}", file=sys.stderr)
+    _flush()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+            stream.flush()
+
+
+def _exit_now(code: int) -> None:
+    _flush()
+    os._exit(code)

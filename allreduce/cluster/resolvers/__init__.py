@@ -1,0 +1,1 @@
+"""Find the world: one file per source."""

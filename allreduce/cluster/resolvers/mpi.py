@@ -1,0 +1,267 @@
+"""Worlds that MPI knows: ranks from its launcher and library, the store from a leader on rank 0."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from allreduce.cluster.host.address import joined
+from allreduce.cluster.host.interfaces import Interface, interfaces, leaders_address
+from allreduce.cluster.host.launchers import Launcher, check_one, launcher
+from allreduce.cluster.host.machine import identity
+from allreduce.cluster.host.waiting import Wait
+from allreduce.cluster.mpi import library, pmi
+from allreduce.cluster.mpi.arrival_tracker import REMEDY, Attendance
+from allreduce.cluster.process.exit_hooks import INTERRUPTED, Watch
+from allreduce.cluster.resolvers.resolver import Request, Resolver, explain
+from allreduce.cluster.resolvers.single import world_of_one
+from allreduce.cluster.world import World
+from allreduce.errors import AllreduceError, JoinError, TimeoutError
+from allreduce.importing import importing
+
+if TYPE_CHECKING:  # gRPC is imported when a leader is needed
+    from allreduce.cluster.leader.service import Leader
+
+# Ranks may share a core while they start: 32 that ask every 2 ms take an eighth of two cores from
+# those that are late. So who has waited for long asks less often. Who has not asks soon: a barrier
+# of 32 takes five rounds, in each of which all have to ask (0.2 s with pauses that double).
+_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.001, 0.032
+_POLLS = 8  # the next pause, as a part of the time waited
+
+_joining: Watch | None = None  # while this process joins, and when that has failed
+
+
+def _begin(watch: Watch) -> None:
+    """Watch this process while it joins, in place of an earlier step's or attempt's watch."""
+    global _joining
+    if _joining is not None:
+        _joining.end()
+    _joining = watch
+
+
+class _Wait:
+    """A wait for all MPI ranks to join.
+
+    Args:
+        timeout: Seconds that it may last.
+        attendance: Knows who has begun to.
+    """
+
+    def __init__(self, timeout: float, attendance: Attendance) -> None:
+        self.timeout, self._attendance = timeout, attendance
+        self._wait = Wait(timeout)
+
+    def late(self) -> str:
+        return self._attendance.late() or "some of the MPI ranks"
+
+    def goes_on(self) -> bool:
+        """Say whether there is time left; reports the wait when it has become long."""
+        if self._wait.quiet:
+            return True
+        return self._wait.goes_on(f"{self.late()}; {REMEDY}")
+
+
+class Mpi(Resolver):
+    """Claims a process that `mpirun` or `mpiexec` started."""
+
+    name = "mpi"
+
+    def claim(self, request: Request) -> str | None:
+        found = launcher(request.environ)
+        return str(found) if found is not None else None
+
+    def join(self, request: Request, ignored: str) -> World:
+        found = launcher(request.environ)
+        assert found is not None  # it has claimed the process
+        if found.size == 1:
+            check_one(request.environ)
+            return world_of_one(request, self.name, str(found), ignored)
+        if find_spec("mpi4py") is None:
+            raise JoinError(
+                f"[cluster] rank {found.rank}: {library.launcher_path(found.family)} started "
+                f"this process as one of {found.size} ranks, but mpi4py is not installed: "
+                'pip install "allreduce[mpich]" (with an MPI of its own) or "allreduce[mpi]" (for '
+                "the MPI of this machine)"
+            )
+        if pmi.severed():
+            raise JoinError(
+                f"[cluster] process {os.getpid()} has inherited the variables of rank {found.rank} "
+                "of a job, but not its connection to the launcher: a rank's children cannot take "
+                "its place; do not call allreduce.init() in workers and helpers"
+            )
+        if pmi.connected():
+            _begin(Watch(found.rank, abort=_abort_unjoined, job=str(pmi.proxy())))
+        with Attendance(library.seat(found), "join") as attendance:
+            return self._join(request, found, attendance, ignored)
+
+    def _join(
+        self, request: Request, found: Launcher, attendance: Attendance, ignored: str
+    ) -> World:
+        mpi = library.load(found.family, attendance, request.timeout)
+        if mpi.COMM_WORLD.Get_size() != found.size:
+            raise library.mismatch(
+                found.family,
+                found.rank,
+                f"the launcher says {found.size} ranks, the library {mpi.COMM_WORLD.Get_size()} "
+                f"({found})",
+            )
+        version = " ".join(mpi.Get_library_version().split("\n")[0].split(",")[0].split())
+        evidence = f"{found}; the library is {version}"
+        return join_through(mpi, attendance, request, evidence, ignored)
+
+
+def join_through(
+    mpi: Any, attendance: Attendance, request: Request, evidence: str, ignored: str
+) -> World:
+    """Join all ranks of `mpi.COMM_WORLD`, which is initialised."""
+    comm = mpi.COMM_WORLD
+    rank, size = comm.Get_rank(), comm.Get_size()
+    global _joining
+    watch = Watch(rank, abort=partial(_abort, comm))
+    _begin(watch)  # uncaught, an error has to end the job
+    hosted: Leader | None = None
+    invitation = ""
+    try:
+        wait = _Wait(request.timeout, attendance)
+        told = _whereabouts(mpi, comm, wait)
+        # All ranks have initialised MPI, and so mapped what has these names: after a SIGKILL nobody
+        # could remove them.
+        library.unlink_segments(library.MAPPED_BY_ALL)
+        if rank == 0:
+            secret = request.secret or secrets.token_hex(32).encode()
+            invitation, hosted = _host(request, told, secret)
+        with importing():  # gRPC: by all ranks, while rank 0 starts the leader
+            import_module("allreduce.cluster.leader.meeting")
+        share = _share(comm, invitation, wait)
+        why = explain(size, Mpi.name, evidence, ignored)
+        world = watch.over(_meet(comm, request, share, why, hosted))
+        # The leader in rank 0 has answered everybody when rank 0 goes on: a script that finalises
+        # MPI at once would otherwise keep the interpreter's lock from it until all have done so.
+        # Polled: MPI's own wait keeps the core busy, which the ranks that are late would need.
+        _complete(comm, comm.Ibarrier(), wait)
+    except BaseException:
+        if hosted is not None:
+            hosted.close()
+        raise
+    _joining = None
+    return world
+
+
+def _meet(comm: Any, request: Request, share: tuple[str, str], why: str, hosted: Any) -> World:
+    """Join at rank 0's leader; `share` is its address and the secret."""
+    from allreduce.cluster.leader.meeting import PATIENCE, Meeting
+
+    address, hexed = share
+    meeting = Meeting(
+        rank=comm.Get_rank(),
+        size=comm.Get_size(),
+        addresses=(address,),
+        secret=bytes.fromhex(hexed),
+        generation=request.generation,
+        timeout=request.timeout,
+        source=Mpi.name,
+        why=why,
+        whereabouts="rank 0's process",
+        patience=PATIENCE,
+        hosted=hosted,
+    )
+    return meeting.join()
+
+
+def _abort(comm: Any, code: int) -> None:
+    if library.finalized():  # then nothing waits for this rank in MPI, and leaving is enough
+        return
+    library.unlink_segments()
+    if code == INTERRUPTED:  # every rank has the signal: Abort would report it once for each
+        if pmi.connected():
+            pmi.abort(code)
+            time.sleep(pmi.KILL_SECONDS)
+        os._exit(code)
+    comm.Abort(code)
+
+
+def _abort_unjoined(code: int) -> None:
+    if library.finalized() or not pmi.connected():  # the line may be somebody else's by now
+        return
+    # A library that does not know the launcher has made names of its own on each rank.
+    library.unlink_segments(processes=pmi.siblings())
+    pmi.abort(code)
+
+
+def _whereabouts(mpi: Any, comm: Any, wait: _Wait) -> list[Any]:
+    """Return every rank's host identity and interfaces, by rank; a collective call."""
+    mine = json.dumps([identity(), interfaces()]).encode()
+    lengths = bytearray(8 * comm.Get_size())
+    _complete(comm, comm.Iallgather(len(mine).to_bytes(8, "big"), lengths), wait)
+    counts = [int.from_bytes(lengths[at : at + 8], "big") for at in range(0, len(lengths), 8)]
+    ends = list(accumulate(counts))
+    told = bytearray(ends[-1])
+    starts = [0, *ends[:-1]]
+    into = [told, counts, starts, mpi.BYTE]
+    _complete(comm, comm.Iallgatherv([mine, mpi.BYTE], into), wait)
+    return [json.loads(told[start:end]) for start, end in zip(starts, ends, strict=True)]
+
+
+def _host(request: Request, told: list[Any], secret: bytes) -> tuple[str, Any]:
+    """Start the leader on a free port; returns the text for the others, too if that failed.
+
+    Args:
+        request: What the caller wants.
+        told: Every rank's host identity and interfaces.
+        secret: The job's.
+    """
+    with importing():
+        from allreduce.cluster.leader.service import Leader
+
+    machines = [machine for machine, _ in told]
+    hosts = [[Interface(*one) for one in listed] for _, listed in told]
+    try:
+        address = joined(leaders_address(machines, hosts), 0)
+        leader = Leader(address, len(told), secret, request.timeout, request.generation)
+    except AllreduceError as error:
+        return f"!{str(error).removeprefix('[cluster] ')}", None
+    return f"{leader.address} {secret.hex()}", leader
+
+
+def _share(comm: Any, invitation: str, wait: _Wait) -> tuple[str, str]:
+    """Broadcast rank 0's address and secret.
+
+    Raises:
+        JoinError: Rank 0 could not start the leader.
+        TimeoutError: Rank 0 did not tell.
+    """
+    told = invitation.encode()
+    length = _broadcast(comm, len(told).to_bytes(8, "big"), wait)
+    told = told.ljust(int.from_bytes(length, "big"), b"\0")
+    text = _broadcast(comm, told, wait).decode()
+    if text.startswith("!"):
+        raise JoinError(f"[cluster] rank {comm.Get_rank()}: rank 0 could not start: {text[1:]}")
+    address, _, hexed = text.partition(" ")
+    return address, hexed
+
+
+def _broadcast(comm: Any, data: bytes, wait: _Wait) -> bytes:
+    """Return rank 0's `data`, which has the same length on all ranks."""
+    buffer = bytearray(data)
+    _complete(comm, comm.Ibcast(buffer, root=0), wait)
+    return bytes(buffer)
+
+
+def _complete(comm: Any, pending: Any, wait: _Wait) -> None:
+    """Wait for a request of MPI's; a rank that never comes is a timeout, not a hang."""
+    began = time.monotonic()
+    while not pending.Test():
+        if not wait.goes_on():
+            raise TimeoutError(
+                f"[cluster] rank {comm.Get_rank()}: the MPI ranks did not all join within "
+                f"{wait.timeout:g} s: {wait.late()} did not; {REMEDY}"
+            )
+        waited = time.monotonic() - began
+        time.sleep(min(max(_POLL_SECONDS, waited / _POLLS), _LONGEST_POLL_SECONDS))

@@ -1,0 +1,1 @@
+"""Check and prepare the arguments of calls."""

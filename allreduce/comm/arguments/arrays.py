@@ -1,0 +1,210 @@
+"""Arrays of other libraries: lent to a collective without a copy, and answered in kind."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from allreduce.comm.calls.array import Array
+from allreduce.errors import UsageError
+
+_NUMBERS = (bool, int, float, complex)
+_CPU = 1  # DLPack's kDLCPU
+
+
+class Lent(NamedTuple):
+    """A caller's array as NumPy sees it, and how a result becomes what the caller works with."""
+
+    array: Array
+    answer: Callable[[Array], Any]
+
+
+def borrow(where: str, x: Any, takes: str = "takes an array or a number") -> Lent:
+    """View a caller's array, or number, as a NumPy array that shares its memory.
+
+    Args:
+        where: Who is calling what, for errors.
+        x: A NumPy array or scalar, a Python number, an array on the CPU of a library that speaks
+            DLPack (PyTorch, JAX, ...), or anything with the buffer protocol, which is answered with
+            NumPy arrays.
+        takes: What is expected, for errors.
+
+    Raises:
+        UsageError: It is none of these, lies on another device, or is of a kind whose memory is not
+            simply its values.
+    """
+    try:
+        lent = _view(where, x)
+    except UsageError:
+        raise
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{where} cannot read this {type(x).__name__}: {error}; pass a plain copy of it, "
+            "of a type that NumPy has"
+        ) from error
+    if lent is None:
+        hint = "" if x is None else "; convert it with numpy.asarray"
+        if isinstance(x, str | bytes | dict):
+            hint = "; broadcast_object and all_gather_object take plain data"
+        raise UsageError(f"{where} {takes}, but got {_named(x)}{hint}")
+    return lent
+
+
+def borrow_out(where: str, out: Any) -> Array:
+    """View an array that a result goes to.
+
+    Raises:
+        UsageError: It is no array; a number is none.
+    """
+    takes = "must be an array"
+    if isinstance(out, np.generic | int | float | complex):
+        raise UsageError(f"{where} {takes}, but got {_named(out)}")
+    return borrow(where, out, takes).array
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """Return the dtype whose `str` it is.
+
+    Raises:
+        TypeError: There is none, or it is bfloat16 and the package that has it is not there.
+    """
+    if name == "bfloat16":  # a type that NumPy knows only with this library
+        try:
+            import ml_dtypes
+        except ModuleNotFoundError as error:
+            raise TypeError(
+                "NumPy has it by the package ml_dtypes: pip install ml_dtypes"
+            ) from error
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return found
+    return np.dtype(name)
+
+
+def _view(where: str, x: Any) -> Lent | None:
+    """Return None of what is neither an array nor a number."""
+    if isinstance(x, np.ndarray):
+        return _numpy(where, x)
+    if isinstance(x, np.generic):
+        return Lent(np.asarray(x), lambda result: result if result.ndim else result[()])
+    if type(x) in _NUMBERS:
+        return _number(where, x)
+    for kind in type(x).__mro__:  # a subclass may be the caller's own
+        library = kind.__module__.partition(".")[0]
+        if library in _LIBRARIES:
+            return _LIBRARIES[library](where, x)
+    if hasattr(x, "__dlpack__"):
+        _check_device(where, x)
+        return Lent(np.from_dlpack(x), _by_namespace(x))
+    try:
+        memory = memoryview(x)
+    except TypeError:
+        return None
+    return Lent(np.asarray(memory), _same)
+
+
+def _numpy(where: str, x: Array) -> Lent:
+    """View an array, of a subclass as a plain one: its memory is not the values of a masked one."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise UsageError(
+            f"{where} got a masked array, whose mask would be lost; fill it first, as by filled()"
+        )
+    return Lent(np.asarray(x), _same)
+
+
+def _named(x: Any) -> str:
+    return "None" if x is None else type(x).__name__
+
+
+def _same(result: Array) -> Array:
+    return result
+
+
+def _number(where: str, x: bool | int | float | complex) -> Lent:
+    try:
+        array = np.asarray(x, np.int64 if type(x) is int else None)
+    except OverflowError as error:
+        raise UsageError(f"{where}: {x} does not fit into 64 bits") from error
+    return Lent(array, lambda result: result if result.ndim else result.item())
+
+
+def _check_device(where: str, x: Any) -> None:
+    kind, index = x.__dlpack_device__()
+    if kind != _CPU:
+        raise UsageError(
+            f"{where} takes arrays in the memory of the CPU, but this {type(x).__name__} lies on "
+            f"device {int(index)} of DLPack's kind {int(kind)}; copy it to the CPU first"
+        )
+
+
+def _by_namespace(x: Any) -> Callable[[Array], Any]:
+    find = getattr(x, "__array_namespace__", None)
+    return _same if find is None else find().from_dlpack
+
+
+def _torch(where: str, x: Any) -> Lent | None:
+    """View a tensor; NumPy has no bfloat16 of its own, so that goes as 16 bits."""
+    torch = importlib.import_module("torch")
+    if not isinstance(x, torch.Tensor):
+        return None
+    _check_tensor(where, torch, x)
+    if x.dtype != torch.bfloat16:
+        return Lent(x.detach().numpy(), torch.from_numpy)
+    try:
+        bfloat16 = dtype_named("bfloat16")
+    except TypeError as error:
+        raise UsageError(f"{where} got a tensor of bfloat16: {error}") from error
+    return Lent(
+        x.detach().view(torch.int16).numpy().view(bfloat16),
+        lambda result: torch.from_numpy(result.view(np.int16)).view(torch.bfloat16),
+    )
+
+
+def _check_tensor(where: str, torch: Any, x: Any) -> None:
+    """Refuse tensors whose values do not lie in the CPU's memory as they are."""
+    if x.device.type == "meta":
+        raise UsageError(f"{where} got a meta tensor, which has no values; give it a device first")
+    kinds = {
+        "nested": (x.is_nested, "to_padded_tensor()"),
+        "sparse": (x.layout != torch.strided, "to_dense()"),
+        "quantized": (x.is_quantized, "dequantize() or int_repr()"),
+    }
+    for kind, (found, remedy) in kinds.items():
+        if found:
+            raise UsageError(f"{where} takes no {kind} tensor; pass that of {remedy}")
+    _check_device(where, x)
+    for found, kind, remedy in (
+        (x.is_conj(), "conjugate", "resolve_conj()"),
+        (x.is_neg(), "negative", "resolve_neg()"),
+    ):
+        if found:
+            raise UsageError(
+                f"{where} got a view that stands for the {kind} of its memory; pass that of "
+                f"{remedy}"
+            )
+
+
+def _jax(where: str, x: Any) -> Lent | None:
+    """View a JAX array, which cannot be written."""
+    jax = importlib.import_module("jax")
+    if isinstance(x, jax.core.Tracer):
+        raise UsageError(
+            f"{where} is called while JAX traces a function, where arrays have no values; call it "
+            "outside jax.jit and the like"
+        )
+    if not isinstance(x, jax.Array):
+        return None
+    if x.is_deleted():
+        raise UsageError(f"{where} got a JAX array that was deleted or donated; pass a live one")
+    _check_device(where, x)
+    return Lent(np.asarray(x), importlib.import_module("jax.numpy").asarray)
+
+
+# Libraries whose arrays need more than DLPack gives: its arrays come read-only, or lack a type.
+_LIBRARIES: dict[str, Callable[[str, Any], Lent | None]] = {
+    "torch": _torch,
+    "jax": _jax,
+    "jaxlib": _jax,
+}

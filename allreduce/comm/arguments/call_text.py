@@ -1,0 +1,90 @@
+"""How callers wrote a call that is more than its arrays: a list, factors, plain data.
+
+Such a text has to agree on all members, as part of the call, and stands in errors for the call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from allreduce.comm.arguments.checks import Context, Options
+from allreduce.comm.arguments.scaling import Factor
+from allreduce.comm.calls import list_text
+from allreduce.comm.calls.array import Array
+from allreduce.comm.calls.list_text import TEXT_BYTES
+
+_DIGEST_BYTES = 6
+
+_Kind = tuple[np.dtype[np.generic], tuple[int, ...]]
+
+
+def of_array(
+    collective: str,
+    dtype: np.dtype[np.generic],
+    shape: tuple[int, ...],
+    options: Options,
+    always: bool = False,
+) -> str:
+    """Say a call of one array, if it has factors: `all_reduce(float64[3], op='sum', prescale=2.0)`.
+
+    Args:
+        collective: Its name.
+        dtype: The array's.
+        shape: The array's.
+        options: The call's, checked.
+        always: Say it without factors, too.
+    """
+    if options.scale == (1, 1) and not always:
+        return ""
+    rows = (options.counts, options.receives)
+    shares = tuple(None if each is None else tuple(each) for each in rows)
+    kinds = ((dtype, shape),)
+    return _spell(collective, kinds, False, options.op, options.root, options.scale, shares)
+
+
+def of_list(context: Context, arrays: Sequence[Array], options: Options) -> str:
+    """Say a call of a list: `all_reduce([float64[8], int32[2, 2]], op='sum')`."""
+    kinds = tuple((array.dtype, array.shape) for array in arrays)
+    scale, root = options.scale, options.root
+    return _spell(context.collective, kinds, True, options.op, root, scale)
+
+
+@lru_cache(maxsize=256)
+def _spell(
+    collective: str,
+    kinds: tuple[_Kind, ...],
+    listed: bool,
+    op: str | None,
+    root: int | None,
+    scale: tuple[Factor, Factor],
+    shares: tuple[tuple[int, ...] | None, ...] = (None, None),
+) -> str:
+    arrays = [array_text(dtype, shape) for dtype, shape in kinds]
+    options = {"op": op, "root": root}
+    factors = {"prescale": scale[0], "postscale": scale[1]}
+    said = [f"{name}={value!r}" for name, value in options.items() if value is not None]
+    said += [f"{name}={value!r}" for name, value in factors.items() if value != 1]
+    if listed:
+        options_text = "".join(f", {each}" for each in said)
+        return list_text.spell(collective, arrays, options_text)
+    named = zip(("counts", "receives"), shares, strict=True)
+    said += [f"{name}={list(rows)}" for name, rows in named if rows is not None]
+    return _bounded(f"{collective}({', '.join([*arrays, *said])})")
+
+
+def array_text(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+    """Write an array's dtype and shape: `float64[2, 3]`."""
+    return f"{dtype}[{', '.join(map(str, shape))}]"
+
+
+def _bounded(text: str) -> str:
+    if len(text) <= TEXT_BYTES:
+        return text
+    mark = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+    end = f"... #{mark})"
+    return text[: TEXT_BYTES - len(end)] + end

@@ -1,1 +1,0 @@
-"""Which algorithm, chunk and stores a call takes: one table."""

@@ -1,0 +1,83 @@
+"""What members tell each other of the library's own accord, between the calls of a program.
+
+Each has a purpose, in a few words that stand in errors and are the same on all members. It pairs
+with no call of a program and with nothing for another purpose, however alike the arrays are: those
+who have come to different places get a `MismatchError` instead of each other's bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from allreduce.comm import objects
+from allreduce.comm.arguments.checks import Options
+from allreduce.comm.calls.array import Array
+from allreduce.comm.communicator import Communicator
+from allreduce.comm.core.transport import Work
+
+
+def exchange(comm: Communicator, purpose: str, mine: Array) -> Array:
+    """Gather an array of every member's; a collective call.
+
+    Args:
+        comm: Whose members take part.
+        purpose: What it is for.
+        mine: `(n, ...)`, of one shape on all members.
+
+    Returns:
+        `(members, n, ...)`.
+
+    Raises:
+        MismatchError: A member makes another call.
+    """
+    told = _called(comm, "all_gather", mine, Options(typed=f"exchange({purpose})"))
+    return np.asarray(told).reshape(comm.size, *mine.shape)
+
+
+def begin_exchange(comm: Communicator, purpose: str, mine: Array) -> Work:
+    """Start an `exchange`; the work's result is `(members * n, ...)`."""
+    options = Options(typed=f"exchange({purpose})")
+    work: Work = comm._dispatch.call(
+        functools.partial(comm._dispatch.start, "all_gather", mine, options, None), async_op=True
+    )
+    return work
+
+
+def exchange_plain(comm: Communicator, purpose: str, mine: Any) -> list[Any]:
+    """Gather every member's plain data, as `all_gather_object` does; a collective call.
+
+    Raises:
+        MismatchError: A member makes another call.
+    """
+    context = comm._dispatch.context("exchange")
+    calls = functools.partial(objects.all_gather, comm._dispatch, context, mine, purpose)
+    return comm._dispatch.compound(context, calls)
+
+
+def total(comm: Communicator, purpose: str, mine: Array) -> Array:
+    """Add up an array of every member's, of one shape and type on all; a collective call.
+
+    Raises:
+        MismatchError: A member makes another call.
+    """
+    return np.asarray(_called(comm, "all_reduce", mine, Options("sum", typed=f"total({purpose})")))
+
+
+def adopt(comm: Communicator, purpose: str, array: Array) -> None:
+    """Give every member's array the values of member 0's; a collective call.
+
+    Raises:
+        MismatchError: A member makes another call.
+    """
+    _called(comm, "broadcast", array, Options(root=0, typed=f"adopt({purpose})"), array)
+
+
+def _called(
+    comm: Communicator, collective: str, x: Array, options: Options, out: Any = None
+) -> Any:
+    return comm._dispatch.call(
+        functools.partial(comm._dispatch.start, collective, x, options, out), False
+    )

@@ -1,0 +1,1 @@
+"""Transports' interface, and the progress of started calls."""

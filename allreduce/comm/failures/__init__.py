@@ -1,0 +1,1 @@
+"""Turn what ended a communicator into errors."""

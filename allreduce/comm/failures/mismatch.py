@@ -1,0 +1,131 @@
+"""What the error of members that made different calls says: both calls, where, and what to do."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from allreduce.comm.calls.call import MESSAGES, Call, shaped
+from allreduce.comm.calls.call_site import Note
+from allreduce.comm.calls.list_text import items, without_mark
+from allreduce.errors import Finding, MismatchError
+
+_EQUAL = "must be equal on all ranks"
+_ORDER = "every rank must make the same calls in the same order"
+_KINDS = "every rank must pass one array, or every rank a list of them"
+_INTERNAL = ("exchange", "total", "adopt")  # made of the library's own accord, for a purpose
+
+
+class Side(NamedTuple):
+    """One of two members that disagree."""
+
+    member: str  # "rank 2"
+    call: Call
+    note: Note
+    here: bool = False
+    rank: int = -1  # the member's, of a collective
+
+    def __str__(self) -> str:
+        """Say its call, with the shape where that is known, the caller's line, and whose it is."""
+        shape = self.note.shape
+        text = without_mark(self.typed) or (shaped(self.call, shape) if shape else str(self.call))
+        site = self.note.site or "(call site not known yet)"
+        place = f"at {site}" if self.note.site else site
+        return f"{text} {place} {self.whose}"
+
+    @property
+    def whose(self) -> str:
+        """Say who made it: "here", or "on rank 2"."""
+        return "here" if self.here else f"on {self.member}"
+
+    @property
+    def typed(self) -> str:
+        """What the caller wrote, where it is more than the call."""
+        return self.call.typed or self.note.typed
+
+    @property
+    def name(self) -> str:
+        """What the caller called."""
+        return self.typed.partition("(")[0] or self.call.collective
+
+
+def mismatch(where: str, what: str, first: Side, second: Side, hidden: str = "") -> MismatchError:
+    """Build the error of two members that disagree; the arguments are those of `story`."""
+    text = story(what, first, second, hidden)
+    error = MismatchError(f"{where}: {text}")
+    error.finding = Finding("mismatch", text)
+    error.calls = first.typed, second.typed
+    if _lists_differ(first, second):
+        low, high = (second, first) if second.here else (first, second)
+        error.lists = ((low.rank, low.whose), (high.rank, high.whose))
+    return error
+
+
+def _lists_differ(first: Side, second: Side) -> bool:
+    """Say whether the calls are of lists, as long as each other, that differ in an array."""
+    numbers = [items(side.typed) for side in (first, second)]
+    alike = (first.call.op, first.call.root) == (second.call.op, second.call.root)
+    same = first.name == second.name and None not in numbers and numbers[0] == numbers[1]
+    return same and alike and first.typed != second.typed
+
+
+def story(what: str, first: Side, second: Side, hidden: str = "") -> str:
+    """Say what two members have called, the reader's own call first, and how to mend it.
+
+    Args:
+        what: "call #41", or "a message".
+        first: One side.
+        second: The other one.
+        hidden: What differs though the calls look alike.
+    """
+    low, high = (second, first) if second.here else (first, second)
+    same = first.note.shape == second.note.shape
+    rest = f"{'counts' if same else 'shapes'} {_EQUAL}"
+    mend = _remedy_of(first, second) or hidden or rest
+    return f"{what} differs: {low}, but {high}; {mend}"
+
+
+def _remedy_of(first: Side, second: Side) -> str:
+    message = {first.name, second.name} == set(MESSAGES)
+    if first.name != second.name and not message:
+        return _ORDER
+    if first.name in _INTERNAL and first.typed != second.typed:
+        return _ORDER
+    if first.name == "empty":
+        return f"shapes and types {_EQUAL}"
+    arguments = f"arrays, counts and factors {_EQUAL}"
+    numbers = [items(side.typed) for side in (first, second)]
+    if bool(first.typed) != bool(second.typed):
+        if first.name == "scatter":  # without `out` it begins with another call
+            return "every rank must make the same call: all pass out=, or none do"
+        lists = numbers != [None, None]
+        return _KINDS if lists else arguments
+    if None not in numbers and numbers[0] != numbers[1]:
+        told = ", ".join(
+            f"{side.member}: {number}"
+            for side, number in zip((first, second), numbers, strict=True)
+        )
+        return f"lists must have the same number of arrays on all ranks ({told})"
+    if first.call.collective != second.call.collective and not message:
+        return arguments
+    if _lists_differ(first, second):
+        return f"each array's shape and type, and the factors, {_EQUAL}"
+    return _remedy(first.call, second.call) or (arguments if first.typed != second.typed else "")
+
+
+def _remedy(a: Call, b: Call) -> str:
+    if a.dtype != b.dtype:
+        return f"types {_EQUAL}: cast before the call"
+    if a.op != b.op:
+        return "every rank must name the same operator"
+    if a.collective == b.collective and a.root != b.root:
+        return "every rank must name the same root"
+    if {a.collective, b.collective} == set(MESSAGES):
+        return "both must have as many elements"
+    if a.receives is not None and b.receives is not None:
+        return ""  # what each sends may differ
+    if a.counts != b.counts:
+        return "every rank must name the same counts"
+    if a.count == b.count:
+        return ""
+    joined = a.collective in ("all_gather", "gather")
+    return f"shapes {_EQUAL}{', or counts= must tell the rows of each' if joined else ''}"

@@ -1,0 +1,78 @@
+"""An optimizer's update where gradients are reduced: every member does its own slice, for all.
+
+Only the members of the shared transport can do so: they reach into each other's memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
+
+from allreduce import _native
+from allreduce.comm.calls.call import Call
+from allreduce.comm.communicator import Communicator
+from allreduce.comm.core.transport import MappedTransport, Work
+
+
+def updates(comm: Communicator) -> bool:
+    """Say whether a communicator's members can update for each other."""
+    return comm.size > 1 and isinstance(comm._dispatch.transport, MappedTransport)
+
+
+def update_init(
+    comm: Communicator,
+    gradients: NDArray[Any],
+    values: NDArray[Any],
+    update: _native.Update,
+    keep: object,
+) -> Callable[[], Work]:
+    """Prepare an update of the same arrays in every step; not a collective call.
+
+    Each call of what it returns starts a collective: every member adds up its own slice of all
+    members' gradients, in their order, changes that slice of its values with it, and stores these
+    in all members' values. Before the next call, wait for its work. The sums are handed to nobody.
+
+    Args:
+        comm: One that `updates`.
+        gradients: In symmetric memory, the same on all members.
+        values: The same; of their length and dtype. Nobody may read them until it is done.
+        update: What changes a slice.
+        keep: What the update's memory belongs to.
+    """
+    context = comm._dispatch.context("update")
+    dtype = str(values.dtype)
+    typed = f"update({dtype}[{values.size}], {type(update).__name__})"
+    call = Call("all_reduce", "sum", dtype, values.size, None, comm._dispatch.name, typed=typed)
+    start = _mapped(comm).bind_update(call, gradients, values, update, keep)
+
+    def begin() -> Work:
+        comm._dispatch.check_open()
+        work: Work = comm._dispatch.call(
+            functools.partial(comm._dispatch.in_order, context, start), True
+        )
+        return work
+
+    return begin
+
+
+def part_of(comm: Communicator, array: NDArray[Any], member: int) -> NDArray[Any]:
+    """Return what a member has where an array of symmetric memory lies here; it can be changed.
+
+    It stays there as long as the array that is returned, whatever becomes of the communicator.
+
+    Args:
+        comm: One that `updates`, which has made the memory.
+        array: Contiguous.
+        member: Whose.
+    """
+    part = _mapped(comm).part_of(array, member)
+    return part.view(array.dtype).reshape(array.shape)
+
+
+def _mapped(comm: Communicator) -> MappedTransport:
+    transport = comm._dispatch.transport
+    assert isinstance(transport, MappedTransport), "callers ask `updates` first"
+    return transport

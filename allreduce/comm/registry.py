@@ -1,0 +1,119 @@
+"""The transports there are, and how the members of a world become members of a communicator."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol, cast
+
+from allreduce.cluster import World
+from allreduce.comm.communicator import Communicator
+from allreduce.comm.core import lifecycle, progress
+from allreduce.comm.core.transport import Transport
+from allreduce.comm.group_factory import GroupFactory, StorePart
+from allreduce.errors import unknown_name
+from allreduce.importing import importing
+
+
+class Opener(Protocol):
+    """Opens this process's members of a transport; a collective call of the processes."""
+
+    def __call__(
+        self, world: World, local_members: int, *, name: str, timeout: float
+    ) -> Sequence[Transport]: ...
+
+
+# Name -> module and function of its opener; imported when first used.
+REGISTRY: dict[str, tuple[str, str]] = {
+    "shared": ("allreduce.comm.transports.shared.opener", "open_shared"),
+    "tcp": ("allreduce.comm.transports.tcp.opener", "open_tcp"),
+    "mpi": ("allreduce.comm.transports.mpi.opener", "open_mpi"),
+    "hierarchical": ("allreduce.comm.transports.hierarchical.opener", "open_hierarchical"),
+}
+
+
+def opener(name: str | None, where: str = "") -> Opener:
+    """Look a transport up; without a name it is the world's to choose.
+
+    Args:
+        name: A row's.
+        where: Who names it, for the message.
+
+    Raises:
+        UsageError: There is none of this name; the message says which exist.
+    """
+    if name is None:
+        return _by_world
+    check_name(name, where)
+    module, function = REGISTRY[name]
+    with importing():
+        room = importlib.import_module(module)
+    found: Callable[..., Sequence[Transport]] = getattr(room, function)
+    return cast(Opener, found)
+
+
+def check_name(name: str, where: str = "") -> None:
+    """Refuse a name that no transport has; as `opener`, which imports what it finds."""
+    if name not in REGISTRY:
+        raise unknown_name("transport", name, REGISTRY, where)
+
+
+def open_members(
+    transport: str | None, world: World, local_members: int, *, name: str, timeout: float
+) -> list[Communicator]:
+    """Make this process's members of a communicator from which others can be made.
+
+    Args:
+        transport: As for `opener`.
+        world: Whose processes; this is a collective call of them.
+        local_members: How many members this process brings.
+        name: Names the communicator; the same on all ranks, and new in this world.
+        timeout: Seconds that meeting, and later any wait, may last.
+    """
+    opens = opener(transport, f"[comm] {world.called()}")
+    part = StorePart(world, name, local_members)
+    try:
+        with progress.going_on():
+            transports = opens(part.world, local_members, name=name, timeout=timeout)
+    except BaseException:
+        part.world.close()
+        raise
+    made = []
+    for opened in transports:
+        lifecycle.add(opened)
+        comm = _communicator(world, opened, name)
+        made.append(comm)
+        dispatch, group = comm._dispatch, partial(_open_group, transport)
+        dispatch.store = part.world.store
+        alive = dispatch.transport.check_alive
+        comm._groups = GroupFactory(world, part, dispatch, timeout, group, alive)
+    return made
+
+
+def _communicator(world: World, transport: Transport, name: str) -> Communicator:
+    size = len(transport.members)
+    per_process = size == world.size
+    return Communicator(
+        transport,
+        name=name,
+        label=str(transport.members[transport.index]),
+        rank=transport.index,
+        size=size,
+        local_rank=world.local_rank if per_process else transport.index,
+        local_size=world.local_size if per_process else size,
+    )
+
+
+def _open_group(
+    parents: str | None, world: World, *, name: str, timeout: float, transport: str | None
+) -> Communicator:
+    return open_members(transport or parents, world, 1, name=name, timeout=timeout)[0]
+
+
+def _by_world(
+    world: World, local_members: int, *, name: str, timeout: float
+) -> Sequence[Transport]:
+    """Open what suits where the ranks are."""
+    chosen = "shared" if len(world.hosts) == 1 else "hierarchical"
+    return opener(chosen)(world, local_members, name=name, timeout=timeout)

@@ -1,0 +1,1 @@
+"""Choose the algorithm of a call by its size."""

@@ -1,0 +1,142 @@
+"""Look up which way a call takes: the table's rows that hold for one communicator."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from allreduce import _native
+from allreduce.comm.calls.call import COLLECTIVES
+from allreduce.comm.selection.table import TABLE, Row
+
+_NO_LIMIT = (1 << 64) - 1  # as the native side has it
+_IN_RINGS = ("staged", "exchanged")
+_Way = tuple[int, bool, int, bool]
+_Band = tuple[int, _Way, _Way, _Way]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How one call is carried out."""
+
+    algorithm: str
+    chunk: int = 0  # bytes that one step moves at most; 0 where all goes at once
+    stores: str = "ordinary"
+    past: int | None = None
+
+    @classmethod
+    def of(cls, row: Row) -> Choice:
+        """Return what a row chooses."""
+        return cls(row.algorithm, row.chunk or 0, row.stores or "ordinary", row.past)
+
+    def streams(self, nbytes: int) -> bool:
+        """Say whether so much from one member is copied to the output past the caches."""
+        return self.past is not None and nbytes >= self.past
+
+
+class Choices:
+    """The rows that hold for one communicator."""
+
+    def __init__(self, members: int, rows: Iterable[Row]) -> None:
+        self._members = members
+        self._rows: dict[str, list[Row]] = {}
+        for row in rows:
+            for collective in row.collectives:
+                self._rows.setdefault(collective, []).append(row)
+
+    def choose(
+        self,
+        collective: str,
+        nbytes: int | None,
+        *,
+        symmetric: bool = False,
+        pulled: bool = True,
+    ) -> Choice:
+        """Look a call up.
+
+        Args:
+            collective: Its name.
+            nbytes: Its bytes, as the table counts them; None if no member knows them all.
+            symmetric: Whether it has arrays in symmetric memory, on the shared transport.
+            pulled: Whether its arrays can be read by other members, there.
+        """
+        size = _NO_LIMIT if nbytes is None else nbytes
+        held = [row for row in self._rows[collective] if _within(size, row.bytes)]
+        assert held, f"no row holds for {collective}: the table's last rows hold for all"
+        held = [row for row in held if pulled or row.algorithm != "pulled"]
+        if held[0].transport == "shared" and held[0].algorithm != "small":
+            # In place nothing is copied: what is best for ordinary arrays does not matter there.
+            in_place = [row for row in held if row.algorithm == "direct"]
+            ordinary = [row for row in held if row.algorithm != "direct"]
+            held = (in_place if symmetric else []) + ordinary
+        return Choice.of(held[0])
+
+    def largest_chunk(self) -> int:
+        """Return the bytes of the longest chunk of any call."""
+        return max(row.chunk or 0 for rows in self._rows.values() for row in rows)
+
+    @functools.cached_property
+    def native(self) -> _native.Choices:
+        """The same for native code: each collective's rules, its bands in rising order."""
+        rules = []
+        for collective, rows in self._rows.items():
+            if collective == "barrier":  # which is always small
+                continue
+            small, bands = 0, list[_Band]()
+            for limit in _limits(rows):
+                plain = self.choose(collective, limit)
+                if plain.algorithm == "small":
+                    small = limit
+                    continue
+                best = self.choose(collective, limit, symmetric=True)
+                rings = self.choose(collective, limit, pulled=False)
+                bands.append(
+                    (limit, _way(best, "direct"), _way(plain, "pulled"), _way(rings, *_IN_RINGS))
+                )
+            rules.append((COLLECTIVES.index(collective), small, bands))
+        return _native.Choices(self._members, rules)
+
+
+def choices_for(
+    transport: str, members: int, crowded: bool = False, *, pulls: bool = False
+) -> Choices:
+    """Return what holds for a communicator.
+
+    Args:
+        transport: Its transport.
+        members: How many members it has.
+        crowded: Whether they outnumber their cores, on the shared transport.
+        pulls: Whether they may read each other's memory, on the shared transport.
+    """
+    rows = (
+        row
+        for row in TABLE
+        if row.transport == transport
+        and _within(members, row.members)
+        and row.crowded in (None, crowded)
+        and (pulls or row.algorithm != "pulled")
+    )
+    return Choices(members, rows)
+
+
+def _way(choice: Choice, *algorithms: str) -> _Way:
+    """Return how the native side goes a way; with 0 bytes at a time it does not."""
+    if choice.algorithm not in algorithms:
+        return 0, False, _NO_LIMIT, False
+    past = _NO_LIMIT if choice.past is None else choice.past
+    return choice.chunk, choice.stores == "streaming", past, choice.algorithm == "exchanged"
+
+
+def _limits(rows: Iterable[Row]) -> list[int]:
+    """Return the numbers of bytes up to which the same rows hold, in rising order."""
+    found = {_NO_LIMIT}
+    for row in rows:
+        low, high = row.bytes
+        found |= {low - 1} if low else set()
+        found |= set() if high is None else {high}
+    return sorted(found)
+
+
+def _within(number: int, limits: tuple[int, int | None]) -> bool:
+    return limits[0] <= number and (limits[1] is None or number <= limits[1])

@@ -1,0 +1,1 @@
+"""The transports, one folder each, and what they share."""

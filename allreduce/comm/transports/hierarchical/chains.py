@@ -1,0 +1,99 @@
+"""What each member does in a call of the hierarchical transport: pure, call and layout in.
+
+A call becomes chains of steps. Every level of every member gets its steps in the order of calls,
+chains and steps, which is the same on all members of the level: none can wait for another's call.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from allreduce import _native
+from allreduce.comm.calls.call import Call
+from allreduce.comm.calls.segments import native_words
+from allreduce.comm.transports.hierarchical import rooted, shares, whole
+from allreduce.comm.transports.hierarchical.layout import Layout
+from allreduce.comm.transports.hierarchical.steps import (
+    Builder,
+    Chain,
+    Part,
+    Step,
+    chunks,
+    cut,
+    starts,
+)
+
+_WHOLE = {
+    "all_reduce": whole.all_reduce,
+    "reduce": whole.reduce,
+    "broadcast": whole.broadcast,
+}
+_SHARES = {
+    "reduce_scatter": shares.reduce_scatter,
+    "all_gather": shares.all_gather,
+    "gather": rooted.gather,
+    "scatter": rooted.scatter,
+}
+_CUTTING = ("reduce_scatter", "scatter")  # their `x` is the joined array
+
+
+@lru_cache(maxsize=256)
+def make_chains(call: Call, layout: Layout, me: int) -> tuple[Chain, ...]:
+    """Plan a call for one member; the chains of different chunks are independent."""
+    if call.collective == "barrier":
+        return ()  # that all have posted the call is all there is to it
+    if level := _only_level(call, layout):
+        return (_alone(call, layout, me, level),)
+    if call.collective in _WHOLE:
+        made = []
+        for start, stop in cut(call.count, chunks(call.count, call.dtype)):
+            build = Builder(call, layout, me)
+            _WHOLE[call.collective](build, Part("out", start, stop))
+            made.append(build.chain())
+        return tuple(made)
+    return _of_shares(call, layout, me)
+
+
+def _only_level(call: Call, layout: Layout) -> str | None:
+    """Return the level that carries a call alone, if one does.
+
+    Each pair has something else to exchange in an all_to_all: no detour makes that less.
+    """
+    if len(layout.hosts) == 1:
+        return "in"
+    if call.collective == "all_to_all":
+        return "every"
+    return "across" if layout.size == len(layout.hosts) else None
+
+
+def _alone(call: Call, layout: Layout, me: int, level: str) -> Chain:
+    inputs, outputs = _native.call_elements(native_words(call), me, layout.size)
+    source: Part | None = Part("x", 0, inputs)
+    target: Part | None = Part("out", 0, outputs)
+    if me != call.root:
+        source = {"scatter": None, "broadcast": target}.get(call.collective, source)
+        target = None if call.collective in ("reduce", "gather") else target
+    return Chain((Step(level, call, source, target),), call.dtype, {})
+
+
+def _of_shares(call: Call, layout: Layout, me: int) -> tuple[Chain, ...]:
+    counts = call.counts or (call.count,) * layout.size
+    pieces = chunks(sum(counts), call.dtype)
+    joined, single = ("x", "out") if call.collective in _CUTTING else ("out", "x")
+    made = []
+    for piece in range(pieces):
+        build = Builder(call, layout, me)
+        shares = _piece(joined, counts, piece, pieces)
+        own = Part(single, *cut(counts[me], pieces)[piece])
+        _SHARES[call.collective](build, shares, own)
+        made.append(build.chain())
+    return tuple(made)
+
+
+def _piece(array: str, counts: tuple[int, ...], piece: int, pieces: int) -> list[Part]:
+    """Return one piece of every member's share."""
+    found = []
+    for start, count in zip(starts(counts), counts, strict=True):
+        low, high = cut(count, pieces)[piece]
+        found.append(Part(array, start + low, start + high))
+    return found

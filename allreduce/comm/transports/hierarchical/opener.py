@@ -1,0 +1,162 @@
+"""How members come to talk in two levels: all meet, then those of each host, then the lanes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from allreduce import settings
+from allreduce.cluster import World
+from allreduce.comm.transports.hierarchical.control_channel import Ledger
+from allreduce.comm.transports.hierarchical.layout import Layout
+from allreduce.comm.transports.hierarchical.levels import Level, LevelTransport
+from allreduce.comm.transports.hierarchical.transport import HierarchicalTransport
+from allreduce.comm.transports.shared.opener import open_shared
+from allreduce.comm.transports.tcp.opener import open_tcp
+from allreduce.errors import AllreduceError, UnsupportedError, UsageError, reworded
+
+_Opens = Callable[..., Sequence[LevelTransport]]
+
+
+def open_hierarchical(
+    world: World,
+    local_members: int,
+    *,
+    name: str,
+    timeout: float,
+    hosts: Callable[[int], Hashable] | None = None,
+) -> list[HierarchicalTransport]:
+    """Open this process's members of a transport over all processes of the world.
+
+    Args:
+        world: Whose processes.
+        local_members: How many members this process brings, each for a thread of its own.
+        name: The communicator's; the same on all ranks, and new in this world.
+        timeout: Seconds that meeting, and later any wait, may last.
+        hosts: Tells which host a member counts as on, in place of the evidence; for tests.
+
+    Raises:
+        UnsupportedError: Processes that seem to share a host cannot share memory.
+        UsageError, JoinError, TimeoutError: As for tcp, and for mpi where that carries.
+    """
+    meeting = _meet(world, local_members, name, timeout, hosts)
+    try:
+        return _transports(meeting)
+    except BaseException as error:
+        for opened in meeting.opened:
+            opened.abort(f"it could not be made: {type(error).__name__}")
+        raise
+
+
+def _transports(meeting: _Meeting) -> list[HierarchicalTransport]:
+    layout = meeting.layout
+    ledgers = meeting.open(partial(open_tcp, kind=Ledger), range(layout.size), "all")
+    levels: dict[int, dict[str, Level]] = {member: {} for member in ledgers}
+
+    def add(level: str, members: Sequence[int], opens: _Opens, part: str) -> None:
+        for member, transport in meeting.open(opens, members, part).items():
+            levels[member][level] = Level(transport, tuple(members))
+            known = ledgers[member].members
+            transport.rename(tuple(known[number] for number in members))
+
+    for members in layout.hosts:
+        for part in _parts(layout, members):
+            add(part, members, open_shared, part)
+    across = _carriers(meeting.across)
+    for number in range(layout.lanes if len(layout.hosts) > 1 else 0):
+        members = tuple(sorted(host[number] for host in layout.hosts))
+        add("across", members, across, f"lane {number}")
+    if meeting.across != "tcp" and len(layout.hosts) > 1:  # otherwise the ledger serves
+        add("every", range(layout.size), across, "every")
+    return [
+        HierarchicalTransport(ledger, levels[member], layout, meeting.timeout)
+        for member, ledger in ledgers.items()
+    ]
+
+
+def _carriers(across: str) -> _Opens:
+    """Return what opens levels between hosts; mpi4py is imported where it is asked for."""
+    if across == "tcp":
+        return open_tcp
+    lanes: _Opens = importlib.import_module(
+        "allreduce.comm.transports.hierarchical.mpi_lane"
+    ).mpi_lanes
+    return lanes
+
+
+def _parts(layout: Layout, members: Sequence[int]) -> tuple[str, ...]:
+    """Return what levels a host has."""
+    if len(layout.hosts) == 1:
+        return ("in",)  # it carries calls whole
+    return ("in", "out") if len(members) > 1 else ()
+
+
+T = TypeVar("T", bound=LevelTransport)
+
+
+@dataclass(frozen=True)
+class _Meeting:
+    """What a smaller communicator is made from."""
+
+    world: World
+    owners: tuple[int, ...]  # the rank of each member
+    layout: Layout
+    name: str
+    timeout: float
+    across: str  # what carries between hosts
+    opened: list[LevelTransport] = field(default_factory=list)
+
+    def open(
+        self, opens: Callable[..., Sequence[T]], members: Sequence[int], part: str
+    ) -> dict[int, T]:
+        """Make this process's members of a smaller communicator; called by all, in one order."""
+        mine = [member for member in members if self.owners[member] == self.world.rank]
+        if not mine:
+            return {}
+        name = f"{self.name}/{part}"
+        world = self.world.subset(sorted({self.owners[member] for member in members}), name)
+        try:
+            made = opens(world, len(mine), name=name, timeout=self.timeout)
+        except AllreduceError as error:  # which begins with what carries this part
+            where = f"[hierarchical] {self.world.called()}"
+            raise reworded(error, f"{where}: its part {part!r} failed: {error}") from error
+        self.opened.extend(made)
+        return dict(zip(mine, made, strict=True))
+
+
+def _meet(
+    world: World,
+    local_members: int,
+    name: str,
+    timeout: float,
+    hosts: Callable[[int], Hashable] | None,
+) -> _Meeting:
+    key = f"{world.generation}/hierarchical/{name}"
+    mine = json.dumps([local_members, settings.load().across]).encode()
+    told = [json.loads(text) for text in world.exchange(key, mine, timeout)]
+    across = _agreed(world, told)
+    owners = tuple(rank for rank, (count, *_) in enumerate(told) for _ in range(count))
+    machines = [world.members[rank].machine for rank in owners]
+    layout = Layout.of(machines if hosts is None else [hosts(m) for m in range(len(owners))])
+    return _Meeting(world, owners, layout, name, timeout, across)
+
+
+def _agreed(world: World, told: Sequence[tuple[int, str]]) -> str:
+    """Return what carries between hosts, after looking whether all ranks want and can do that."""
+    where, (_, across) = f"[hierarchical] {world.called()}", told[0]
+    for rank, (count, other) in enumerate(told):
+        if other != across:
+            raise UsageError(
+                f"{where}: ALLREDUCE_ACROSS is {across} on {world.called(0)} but {other} on "
+                f"{world.called(rank)}; set the same everywhere"
+            )
+        if across == "mpi" and count > 1:
+            raise UnsupportedError(
+                f"{where}: ALLREDUCE_ACROSS=mpi has one member per process, but "
+                f"{world.called(rank)} brings {count}; start one process per replica, or set tcp"
+            )
+    return across

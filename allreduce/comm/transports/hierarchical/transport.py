@@ -1,0 +1,317 @@
+"""The transport of two levels: shared memory within hosts, tcp or mpi between them.
+
+A call's plan (chains.py) is chains of steps, each a call of a smaller communicator: the
+host's members before and after ("in", "out": two communicators, so that neither's order depends on
+when the other's calls are done), and the member's lane in between. A member starts the steps of a
+level in the order of calls, which is the same on all; that excludes waiting in a circle. Nothing
+advances between steps by itself: whoever waits, for whatever call, drives all of this process.
+
+Results are equal on all members to the bit: every element is reduced once, in one lane, and then
+distributed. They need not be equal to what `shared` gives, which adds in another order.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allreduce.comm.calls.array import Array
+from allreduce.comm.calls.call import Call
+from allreduce.comm.calls.members import MemberInfo
+from allreduce.comm.calls.plan import Plan
+from allreduce.comm.core import progress
+from allreduce.comm.core.locks import within
+from allreduce.comm.core.transport import Transport, Work
+from allreduce.comm.transports.hierarchical import level_progress
+from allreduce.comm.transports.hierarchical.accounts import Accounts
+from allreduce.comm.transports.hierarchical.chains import make_chains
+from allreduce.comm.transports.hierarchical.control_channel import Ledger
+from allreduce.comm.transports.hierarchical.layout import Layout
+from allreduce.comm.transports.hierarchical.levels import Level, LevelError, guarded
+from allreduce.comm.transports.hierarchical.runs import Run, Runs
+from allreduce.comm.transports.hierarchical.wait_monitor import Vigil
+from allreduce.comm.transports.hierarchical.work import HierarchicalWork
+from allreduce.errors import ClosedError, UsageError
+
+# Who waits for mpi drives the host's calls, too, which need this thread; tcp's need none.
+_URGENCY = ("mpi", "shared", "tcp")
+_LOOK_SECONDS = 0.005  # between looks at whether all is well
+_YIELD_SECONDS = 2.0  # for another to give up first, who can tell more
+_END = "the hierarchical communicator that this belongs to has ended"
+_LATER = ("mismatch", "left")  # faults that end no call that all members have posted before
+
+
+class HierarchicalTransport(Transport):
+    """One member.
+
+    Args:
+        ledger: All members.
+        levels: The smaller communicators that this member is in, by what steps call them.
+        layout: Which members share hosts.
+        timeout: Seconds that any wait may last.
+    """
+
+    name = "hierarchical"
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        levels: dict[str, Level],
+        layout: Layout,
+        timeout: float,
+    ) -> None:
+        self.index = ledger.index
+        self.layout, self._ledger = layout, ledger
+        self._levels, self._runs = levels, Runs(levels)
+        self.any_thread = all(level.transport.any_thread for level in levels.values())
+        self.accounts = Accounts(ledger, levels, layout)
+        self._works: set[HierarchicalWork] = set()
+        self._timeout = timeout
+        self._dead = self._closed = False
+        self._looked = 0.0  # when it was last asked whether all is well
+        self._lock = threading.RLock()
+        level_progress.add(self)
+
+    def __del__(self) -> None:
+        """Leave in good order if nobody has."""
+        self.close(drain=False)
+
+    @property
+    def members(self) -> tuple[MemberInfo, ...]:
+        return self._ledger.members
+
+    def admit(self) -> None:
+        self._ledger.admit()
+        for level in self._levels.values():
+            level.transport.admit()
+
+    def start(
+        self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
+    ) -> Work:
+        self.admit()
+        if x is not None:  # a NumPy scalar has no memory of its own
+            x = np.asarray(x)
+        if call.collective in ("send", "recv"):
+            return self._ledger.start(call, x, out, result)
+        chains = make_chains(call, self.layout, self.index)
+        if "every" not in self._levels and any("every" in chain.levels for chain in chains):
+            return self._ledger.start(call, x, out, result)
+        with self.uninterrupted("a start"):
+            with self._lock:  # calls of several threads get one order
+                agreed = self._ledger.agree(call, x, out)
+                work = HierarchicalWork(self, agreed, result)
+                if call.collective == "barrier":  # who has passed it is done with what was before
+                    work.runs = self._runs.unfinished
+                for chain in chains:
+                    run = Run(chain, agreed, x, out)
+                    work.runs.append(run)
+                    self._runs.add(run)
+                self._works.add(work)
+            progress.go_on()
+        return work
+
+    def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
+        return self.accounts.plan(call)
+
+    def forget(self, work: HierarchicalWork) -> None:
+        """Let go of a completed work."""
+        with self._lock:
+            self._works.discard(work)
+
+    def poll(self, work: HierarchicalWork) -> None:
+        """Do what can be done of a work now; raise if the communicator has failed."""
+        self.admit()
+        progress.go_on()
+        self._check(work)
+
+    @property
+    def dead(self) -> bool:
+        return self._dead or self._ledger.dead
+
+    def check_alive(self) -> None:
+        if self.dead:
+            self._end()
+            self._ledger.check_alive()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of the arrays is touched any more: it has seen that it is dead."""
+        return self._dead
+
+    def drive(self) -> bool:
+        """Do what can be done of this member's calls; returns whether some are under way."""
+        if not self._admits():  # who must not call a level must not make it fail
+            return bool(self._runs.active)
+        found: list[bool] = []  # nothing where another thread does it
+        within(self._lock, 0.0, lambda: found.append(self._advance()))
+        return found != [False]
+
+    def _advance(self) -> bool:
+        if self._dead or self._closed:
+            return False
+        with self.uninterrupted("a call"):  # it would be left half done
+            try:
+                return self._runs.advance()
+            except LevelError as failure:
+                self._fail(failure)
+            except MemoryError as shortage:
+                self.abort(f"it has no memory to work in: {shortage}")
+        return False
+
+    def _admits(self) -> bool:
+        try:
+            self.admit()
+        except UsageError:
+            return False
+        return True
+
+    def complete(self, work: HierarchicalWork, timeout: float | None) -> None:
+        """Wait for a work.
+
+        Args:
+            work: The work.
+            timeout: Seconds from now, or None for the transport's own.
+        """
+        total = self._timeout if timeout is None else timeout
+        with self.uninterrupted():  # it would stay under way, and touch its arrays later
+            self.admit()
+            vigil = Vigil(self._ledger, work.agreed, partial(self._absent, work), total)
+            try:
+                self._attend(work, vigil)
+            finally:
+                vigil.end()
+
+    def _attend(self, work: HierarchicalWork, vigil: Vigil) -> None:
+        """Drive all calls of this process until a work is complete."""
+        while True:
+            seconds = progress.go_on()
+            if work.complete:
+                return
+            self._check(work)
+            vigil.look()
+            if vigil.left <= 0:
+                self._give_up(work, vigil)
+            self._pause(work, min(seconds, vigil.left))
+
+    def _pause(self, work: HierarchicalWork, seconds: float) -> None:
+        """Wait a moment for something that may let calls go on."""
+        with self._lock:
+            under_way = self._runs.under_way()
+        try:
+            if under_way:
+                urgent = min(under_way, key=lambda one: _URGENCY.index(one[1].transport.name))
+                held, _, agreed = urgent
+                guarded(partial(held.pause, seconds), agreed)
+            elif not work.agreed.native.done:
+                self._ledger.wait_for(work.agreed.native, seconds)
+            else:  # another thread is about to see to it
+                time.sleep(min(seconds, progress.SLICE_SECONDS))
+        except LevelError as failure:
+            with self._lock:
+                self._fail(failure)
+
+    def _check(self, work: HierarchicalWork) -> None:
+        """Raise why a work cannot complete any more, if it cannot."""
+        if self._closed:
+            raise ClosedError(f"{self._ledger.where}: the communicator is closed")
+        if not self._dead:
+            now = time.monotonic()
+            if now - self._looked < _LOOK_SECONDS:
+                return
+            self._looked = now
+            verdict = self._ledger.verdict()
+            if verdict is None:
+                return
+            leaves = verdict[0] in _LATER
+            if leaves and self._can_complete():
+                return
+            self._end(leaves=leaves)
+        if not work.complete:  # which another thread may just have brought about
+            raise self._ledger.failure(work.agreed)
+
+    def _can_complete(self) -> bool:
+        """Whether calls are under way here that all members have posted."""
+        with self._lock:
+            return any(one.agreed.native.done and not one.complete for one in self._works)
+
+    def _fail(self, failure: LevelError) -> None:
+        """End the communicator on all members because a smaller one has ended, unless we left."""
+        if not self._dead and not self._closed:
+            self._ledger.condemn(failure.error, failure.agreed)
+            self._end()
+
+    def _end(self, *, leaves: bool = False) -> None:
+        """Let nothing of the arrays be touched any more, and nobody wait in a smaller one.
+
+        Args:
+            leaves: Whether the others may complete calls that are complete here.
+        """
+        with self._lock:
+            if self._dead:
+                return
+            self._dead = True
+            for level in self._levels.values():
+                if leaves and level.transport.name != "mpi":  # which all members close together
+                    level.transport.close(drain=False)
+                else:
+                    level.transport.abort(_END)
+            self._runs.clear()
+
+    def _absent(self, work: HierarchicalWork) -> list[int]:
+        """Return the members that a work may wait for."""
+        if not work.agreed.native.done:
+            absent = work.agreed.absent()
+        else:
+            with self._lock:
+                first = self._runs.under_way()[:1]
+            absent = [level.numbers[member] for held, level, _ in first for member in held.absent()]
+        return [member for member in absent if member != self.index]
+
+    def _give_up(self, work: HierarchicalWork, vigil: Vigil) -> None:
+        blamed, reason = vigil.blamed(), vigil.reason()
+        mates = self.layout.hosts[self.layout.places[blamed][0]]
+        if len(mates) > 1 and self.index not in mates:
+            self._ledger.await_verdict(_YIELD_SECONDS)  # who shares its host knows if it lives
+        self._ledger.give_up(work.agreed, blamed, reason)
+        self._end()
+        raise self._ledger.failure(work.agreed)
+
+    def empty(self, nbytes: int) -> NDArray[np.uint8]:
+        """Allocate ordinary memory; all members ask for the same size."""
+        return self._ledger.empty(nbytes)
+
+    def abort(self, reason: str, *, interrupted: bool = False) -> None:
+        self._ledger.abort(reason, interrupted=interrupted)
+        self._end()
+
+    def close(self, drain: bool) -> None:
+        if self._ledger.inherited:
+            return
+        with self._lock:
+            if self._closed:
+                return
+            pending = [work for work in self._works if not work.complete]
+        try:
+            if drain and not self._dead:
+                for work in pending:
+                    work.wait()
+        finally:
+            with self._lock:
+                self._closed = True
+                self._runs.clear()
+                self._works.clear()
+            for level in self._levels.values():
+                level.transport.close(drain=False)
+            self._ledger.close(drain and not self._dead)
+
+    def close_inherited(self) -> None:
+        self._lock = threading.RLock()  # another thread may have held it
+        for level in self._levels.values():
+            level.transport.close_inherited()
+        self._ledger.close_inherited()

@@ -1,0 +1,131 @@
+"""Plans of the collectives whose input or output is one array, equal in length on all members.
+
+A chunk is cut among lanes: each lane carries its share to the other hosts, as in Cho et al.,
+"BlueConnect" (MLSys 2019), and in Horovod's hierarchical all-reduce. A small call goes by one lane.
+"""
+
+from __future__ import annotations
+
+from allreduce.comm.calls.call import item_bytes
+from allreduce.comm.transports.hierarchical.steps import ONE_LANE, Builder, Part, cut
+
+
+class Lanes:
+    """Which lanes carry a chunk, and what share of it each has.
+
+    Args:
+        build: The member's chain.
+        count: Elements of the chunk.
+        prefer: The position of a member that the data starts from, or ends at.
+        small: Whether one lane carries it.
+    """
+
+    def __init__(self, build: Builder, count: int, prefer: int, small: bool) -> None:
+        lanes = build.layout.lanes
+        self.only = (prefer if prefer < lanes else 0) if small or lanes == 1 else None
+        used = range(lanes) if self.only is None else (self.only,)
+        self.shares = dict(zip(used, cut(count, len(used)), strict=True))
+        self.counts = [self.share(position) for position in range(len(build.mates))]
+        self.carries = build.position in self.shares
+
+    def share(self, position: int) -> int:
+        start, stop = self.shares.get(position, (0, 0))
+        return stop - start
+
+    def across(self, build: Builder, host: int) -> int:
+        """Return the number that a host's member has in this member's lane."""
+        return build.layout.lane(build.position).index(host)
+
+
+def _lanes(build: Builder, count: int, prefer: int = 0) -> Lanes:
+    whole = build.call.count * item_bytes(build.dtype)
+    return Lanes(build, count, prefer, whole <= ONE_LANE)
+
+
+def _gathered(build: Builder, lanes: Lanes, chunk: Part) -> tuple[Part, Part]:
+    """Reduce within the host: every carrier has its share. Returns where it is, and may go."""
+    source = Part("x", chunk.start, chunk.stop)
+    if build.wide:
+        wide = build.room(chunk.count)
+        build.copy((source, wide))
+        source = wide
+    if len(build.mates) == 1:
+        return source, source if build.wide else chunk
+    mine = build.room(lanes.share(build.position))
+    if lanes.only is None:
+        build.step("in", "reduce_scatter", chunk.count, source, mine, counts=lanes.counts)
+    else:
+        target = mine if lanes.carries else None
+        build.step("in", "reduce", chunk.count, source, target, root=lanes.only)
+    return mine, mine
+
+
+def all_reduce(build: Builder, chunk: Part) -> None:
+    """Reduce within hosts, then each lane across, then gather within hosts."""
+    lanes = _lanes(build, chunk.count)
+    mine, reduced = _gathered(build, lanes, chunk)
+    if lanes.carries:
+        build.step("across", "all_reduce", mine.count, mine, reduced)
+        build.divide(reduced)
+    if len(build.mates) == 1:
+        if build.wide:
+            build.copy((reduced, chunk))
+        return
+    result = build.room(chunk.count) if build.wide else chunk
+    _spread(build, lanes, reduced, result)
+    if build.wide:
+        build.copy((result, chunk))
+
+
+def _spread(build: Builder, lanes: Lanes, mine: Part, result: Part) -> None:
+    """Give all members of the host what its carriers have."""
+    if lanes.only is None:
+        build.step("out", "all_gather", result.count, mine, result, counts=lanes.counts)
+    else:
+        source = mine if lanes.carries else result
+        build.step("out", "broadcast", result.count, source, result, root=lanes.only)
+
+
+def reduce(build: Builder, chunk: Part) -> None:
+    """Reduce within hosts, then each lane to the root's host, then gather there."""
+    assert build.call.root is not None, "a reduce has a root"
+    host, position = build.layout.places[build.call.root]
+    lanes = _lanes(build, chunk.count, position)
+    mine, _ = _gathered(build, lanes, chunk)
+    here, me_root = build.host == host, build.me == build.call.root
+    alone = me_root and lanes.only == position  # nothing is left to gather
+    into = chunk if alone and not build.wide else build.room(mine.count if here else 0)
+    if lanes.carries:
+        root = lanes.across(build, host)
+        build.step("across", "reduce", mine.count, mine, into if here else None, root=root)
+        if here:
+            build.divide(into)
+    if here and lanes.only != position:
+        result = chunk if not build.wide else build.room(chunk.count if me_root else 0)
+        target = result if me_root else None
+        build.step("out", "gather", chunk.count, into, target, root=position, counts=lanes.counts)
+        into = result
+    if me_root and build.wide:
+        build.copy((into, chunk))
+
+
+def broadcast(build: Builder, chunk: Part) -> None:
+    """Scatter the root's array to its host's carriers, then each lane across, then gather."""
+    assert build.call.root is not None, "a broadcast has a root"
+    host, position = build.layout.places[build.call.root]
+    lanes = _lanes(build, chunk.count, position)
+    here, me_root = build.host == host, build.me == build.call.root
+    given = Part("x", chunk.start, chunk.stop)
+    direct = lanes.only == position  # the root is the only carrier
+    mine = given if me_root and direct else build.room(lanes.share(build.position))
+    if len(build.mates) == 1:
+        mine = given if me_root else chunk
+    if here and not direct:
+        source = given if me_root else None
+        build.step("in", "scatter", chunk.count, source, mine, root=position, counts=lanes.counts)
+    if lanes.carries:
+        root = lanes.across(build, host)
+        target = chunk if mine.array == "x" else mine
+        build.step("across", "broadcast", mine.count, mine, target, root=root)
+    if len(build.mates) > 1:
+        _spread(build, lanes, mine, chunk)

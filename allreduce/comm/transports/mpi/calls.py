@@ -1,0 +1,280 @@
+"""How one collective call becomes MPI's: on which type, with which counts, in how many requests.
+
+What MPI lacks is reduced on another type (converted.py): float16 and bfloat16 as float32 (so that
+they accumulate in it), truth values as bytes of 0 and 1. A library before MPI-4 counts in 32 bits:
+what is larger is reduced in pieces, and moved with one derived type per peer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from allreduce.comm.arguments import scaling
+from allreduce.comm.calls.array import Array
+from allreduce.comm.calls.call import CARRIES, Call, remedy
+from allreduce.comm.transports.mpi.converted import Piece, parts, wire_of
+from allreduce.comm.transports.mpi.types import (
+    MOVED,
+    OPERATORS,
+    REDUCING,
+    TYPES,
+    Library,
+    Range,
+    address,
+    cut,
+    pieces,
+    typed,
+    wire_dtype,
+)
+from allreduce.errors import UnsupportedError
+
+
+@dataclass
+class Collective:
+    """One member's arrays of one call, and the requests that carry them.
+
+    Args:
+        library: The MPI library.
+        comm: The communicator, an mpi4py one, that only collectives of data use.
+        call: What to do.
+        x: What goes in, contiguous.
+        out: Where the result goes, contiguous.
+        where: "[mpi] rank 2", for messages.
+
+    Raises:
+        UnsupportedError: The operator makes no sense on the type.
+    """
+
+    library: Library
+    comm: Any
+    call: Call
+    x: Array | None
+    out: Array | None
+    where: str
+    _requests: list[Any] = field(default_factory=list)
+    _types: list[Any] = field(default_factory=list)
+    _piece: Piece | None = None  # the one on its way, of what is converted,
+    _ahead: deque[Piece] = field(default_factory=deque)  # and those behind it
+
+    def __post_init__(self) -> None:
+        call, mpi = self.call, self.library.mpi
+        self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
+        self._x = None if self.x is None else self.x.reshape(-1)
+        self._out = None if self.out is None else self.out.reshape(-1)
+        if call.collective in REDUCING:
+            self._prepare_reduction(mpi)
+            return
+        array = self._x if self._out is None else self._out
+        if array is not None:
+            self._type = getattr(mpi, MOVED[array.dtype.itemsize])
+
+    def _prepare_reduction(self, mpi: Any) -> None:
+        call = self.call
+        assert call.op is not None
+        if call.dtype not in CARRIES[call.op]:
+            raise UnsupportedError(
+                f"{self.where}: {call.collective} with operator {call.op} does not carry "
+                f"{call.dtype}: {remedy(call.op, call.dtype)}"
+            )
+        wire = wire_dtype(call.op, call.dtype)
+        self._type, self._op = getattr(mpi, TYPES[wire]), getattr(mpi, OPERATORS[call.op])
+        if wire_of(call):
+            self._ahead.extend(
+                Piece(part, call, wire, self._type) for part in parts(call, wire, self.size)
+            )
+
+    @property
+    def large(self) -> bool:
+        """Whether MPI cannot count this member's elements; the others may see it differently."""
+        return sum(self._shares()) + sum(self.call.receives or ()) > self.library.most
+
+    def post(self, simple: bool) -> None:
+        """Start moving: from now on the output is written.
+
+        Args:
+            simple: Whether it is `large` on no member.
+        """
+        if not self._next_piece():
+            getattr(self, f"_{self.call.collective}")(self._shares(), simple)
+
+    @property
+    def posted(self) -> bool:
+        """Whether MPI has been asked for all of it; before, it must not be for other calls."""
+        return not self._ahead
+
+    def _next_piece(self) -> bool:
+        """Begin the next piece of what is converted; says whether there is one."""
+        self._piece = self._ahead.popleft() if self._ahead else None
+        if self._piece is None:
+            return False
+        assert self._x is not None
+        self._requests = [self._piece.start(self._x, self.comm, self.library.mpi, self._op)]
+        return True
+
+    def _shares(self) -> Sequence[int]:
+        counts = self.call.counts
+        return counts if counts is not None else (self.call.count,) * self.size
+
+    def complete(self) -> bool:
+        """Say whether it is complete; then the result is in the output."""
+        while self.library.mpi.Request.Testall(self._requests):
+            self._finish()
+            if self._next_piece():
+                continue
+            while self._types:
+                self._types.pop().Free()
+            return True
+        return False
+
+    def _finish(self) -> None:
+        """Make a mean of sums, and put those that were converted into the output."""
+        sums = self._out if self._piece is None else self._piece.sums
+        if self.call.op == "mean" and sums is not None:
+            scaling.divide(sums, self.size)
+        if self._piece is not None and sums is not None:
+            assert self._out is not None, "sums have a place"
+            self._piece.finish(self._out)
+
+    # --- reducing: `shares` are elements per member, `simple` that one call can count them -------
+
+    def _all_reduce(self, shares: Sequence[int], simple: bool) -> None:  # noqa: ARG002
+        assert self._x is not None
+        assert self._out is not None
+        same = address(self._x) == address(self._out)
+        for part in pieces(0, self.call.count, self.library.most):
+            source = self.library.mpi.IN_PLACE if same else self._spec(self._x, part)
+            self._add(self.comm.Iallreduce(source, self._spec(self._out, part), self._op))
+
+    def _reduce(self, shares: Sequence[int], simple: bool) -> None:  # noqa: ARG002
+        assert self.call.root is not None
+        self._reduce_range(0, self.call.count, self.call.root, 0)
+
+    def _reduce_scatter(self, shares: Sequence[int], simple: bool) -> None:
+        if not simple:
+            for root, (first, count) in enumerate(cut(shares)):
+                self._reduce_range(first, count, root, first)
+            return
+        target = self._spec(self._out, (0, shares[self.rank]))
+        if self.call.counts is None:
+            source = self._spec(self._x, (0, self.call.count))  # a block's, as mpi4py has it
+            self._add(self.comm.Ireduce_scatter_block(source, target, self._op))
+        else:
+            source = self._spec(self._x, (0, sum(shares)))
+            self._add(self.comm.Ireduce_scatter(source, target, list(shares), self._op))
+
+    def _reduce_range(self, begin: int, count: int, root: int, origin: int) -> None:
+        """Reduce elements of the input to one member, whose output begins at input's `origin`."""
+        in_place = self.rank == root and address(self._x) == address(self._out)
+        for first, length in pieces(begin, count, self.library.most):
+            source: Any = self._spec(self._x, (first, length))
+            target: Any = None
+            if self.rank == root:
+                target = self._spec(self._out, (first - origin, length))
+                source = self.library.mpi.IN_PLACE if in_place else source
+            self._add(self.comm.Ireduce(source, target, self._op, root=root))
+
+    # --- moving ----------------------------------------------------------------------------------
+
+    def _barrier(self, shares: Sequence[int], simple: bool) -> None:
+        """Do nothing: that all members have made the call is known."""
+
+    _empty = _barrier
+
+    def _broadcast(self, shares: Sequence[int], simple: bool) -> None:  # noqa: ARG002
+        assert self._out is not None
+        if self.rank == self.call.root and address(self._x) != address(self._out):
+            np.copyto(self._out, self._x)  # type: ignore[arg-type]  # the root has an input
+        for part in pieces(0, self.call.count, self.library.most):
+            self._add(self.comm.Ibcast(self._spec(self._out, part), root=self.call.root))
+
+    def _all_gather(self, shares: Sequence[int], simple: bool) -> None:
+        if not simple:
+            own = [(0, shares[self.rank])] * self.size
+            return self._exchange(own, cut(shares))
+        source = self._own_or_place(shares, self._x, self._out)
+        if self.call.counts is None:
+            target = self._spec(self._out, (0, self.call.count))
+            return self._add(self.comm.Iallgather(source, target))
+        return self._add(self.comm.Iallgatherv(source, self._parts(self._out, shares)))
+
+    def _gather(self, shares: Sequence[int], simple: bool) -> None:
+        self._rooted(shares, simple, self._x, self._out)
+
+    def _scatter(self, shares: Sequence[int], simple: bool) -> None:
+        self._rooted(shares, simple, self._out, self._x)
+
+    def _rooted(
+        self, shares: Sequence[int], simple: bool, part: Array | None, whole: Array | None
+    ) -> None:
+        """Move every member's part into the root's whole, or out of it."""
+        root, gathers = self.call.root, self.call.collective == "gather"
+        is_root = self.rank == root
+        if not simple:
+            ranks = range(self.size)
+            own = [(0, shares[self.rank] if rank == root else 0) for rank in ranks]
+            of_all = cut(shares) if is_root else [(0, 0) for _ in ranks]
+            return self._exchange(*((own, of_all) if gathers else (of_all, own)))
+        equal = self.call.counts is None
+        near: Any = self._own_or_place(shares, part, whole)
+        far: Any = None
+        if is_root:
+            far = self._spec(whole, (0, self.call.count)) if equal else self._parts(whole, shares)
+        name = ("Igather" if gathers else "Iscatter") + ("" if equal else "v")
+        source, target = (near, far) if gathers else (far, near)
+        return self._add(getattr(self.comm, name)(source, target, root))
+
+    def _all_to_all(self, shares: Sequence[int], simple: bool) -> None:
+        if address(self._x) == address(self._out):
+            self._x = None if self._x is None else self._x.copy()
+        receives = self.call.receives if self.call.receives is not None else shares
+        if not simple:
+            return self._exchange(cut(shares), cut(receives))
+        if self.call.counts is None:
+            whole = (0, self.call.count)
+            source, target = self._spec(self._x, whole), self._spec(self._out, whole)
+            return self._add(self.comm.Ialltoall(source, target))
+        source, target = self._parts(self._x, shares), self._parts(self._out, receives)
+        return self._add(self.comm.Ialltoallv(source, target))
+
+    def _exchange(self, sends: list[Range], receives: list[Range]) -> None:
+        """Move (first element, elements) to and from each member, each as one derived type."""
+        begin, count = sends[self.rank]
+        place, _ = receives[self.rank]
+        if self._x is not None and self._out is not None:
+            if address(self._x) == address(self._out):
+                self._x = self._x.copy()  # Open MPI takes one address for MPI_IN_PLACE (5.0)
+            np.copyto(self._out[place : place + count], self._x[begin : begin + count])
+        sends[self.rank] = receives[self.rank] = (0, 0)
+        source, made = typed(self.library, self._type, self._x, sends)
+        target, more = typed(self.library, self._type, self._out, receives)
+        self._types += made + more
+        self._add(self.comm.Ialltoallw(source, target))
+
+    # --- what they share -------------------------------------------------------------------------
+
+    def _add(self, request: Any) -> None:
+        self._requests.append(request)
+
+    def _spec(self, array: Array | None, part: Range) -> list[Any]:
+        assert array is not None
+        first, length = part
+        return [array[first:].view(np.uint8), length, self._type]
+
+    def _parts(self, array: Array | None, shares: Sequence[int]) -> list[Any]:
+        assert array is not None
+        offsets = [first for first, _ in cut(shares)]
+        return [array.view(np.uint8), (list(shares), offsets), self._type]
+
+    def _own_or_place(self, shares: Sequence[int], part: Array | None, whole: Array | None) -> Any:
+        """Describe the own share, which may lie where it belongs in the `whole`."""
+        assert part is not None
+        if whole is not None and shares[self.rank]:
+            first = sum(shares[: self.rank]) * whole.dtype.itemsize
+            if address(part) == address(whole) + first:
+                return self.library.mpi.IN_PLACE
+        return self._spec(part, (0, shares[self.rank]))

@@ -1,0 +1,135 @@
+"""Reductions of what MPI does not reduce, as another type, piece by piece.
+
+A piece is converted, reduced and converted back before the next one is begun: what that takes of
+memory does not grow with the arrays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from allreduce.comm.calls.array import Array
+from allreduce.comm.calls.call import Call
+from allreduce.comm.calls.plan import in_units
+from allreduce.comm.transports.mpi.types import REDUCING, cut, pieces, wire_dtype
+from allreduce.errors import OutOfMemoryError
+
+_PIECE_BYTES = 8 << 20  # of a piece as MPI reduces it: one copy on each rank
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements that are reduced at once.
+
+    Args:
+        begin: The first one's place in the input.
+        count: How many.
+        place: The first one's place in the output, where they go there.
+        root: Who gets their sums; all members, or each its share, without one.
+        shares: How many elements each member gets, where they are scattered.
+    """
+
+    begin: int
+    count: int
+    place: int
+    root: int | None = None
+    shares: tuple[int, ...] | None = None
+
+
+def wire_of(call: Call) -> str | None:
+    """Return the type as which MPI reduces a call's elements, if they have to be converted."""
+    if call.collective not in REDUCING:
+        return None
+    assert call.op is not None, "a reduction has an operator"
+    wire = wire_dtype(call.op, call.dtype)
+    return wire if wire != call.dtype or call.op.startswith("logical") else None
+
+
+def parts(call: Call, wire: str, size: int) -> Iterator[Part]:
+    """Yield what is reduced one after the other, in an order that is the same on all members.
+
+    Args:
+        call: The call.
+        wire: The type that MPI reduces.
+        size: How many members there are.
+    """
+    most = _PIECE_BYTES // np.dtype(wire).itemsize
+    if call.collective != "reduce_scatter":
+        for begin, count in pieces(0, call.count, most):
+            yield Part(begin, count, begin, call.root)
+        return
+    shares = call.counts if call.counts is not None else (call.count,) * size
+    if 0 < sum(shares) <= most:
+        yield Part(0, sum(shares), 0, shares=tuple(shares))
+        return
+    for root, (first, length) in enumerate(cut(shares)):
+        for begin, count in pieces(first, length, most):
+            yield Part(begin, count, begin - first, root)
+
+
+class Piece:
+    """A part on its way: converted, reduced, and converted back.
+
+    Args:
+        part: Which elements.
+        call: What they are reduced by.
+        wire: The type that MPI reduces.
+        element: What MPI calls that.
+    """
+
+    def __init__(self, part: Part, call: Call, wire: str, element: Any) -> None:
+        self._part, self._call, self._wire, self._element = part, call, wire, element
+
+    def start(self, x: Array, comm: Any, mpi: Any, op: Any) -> Any:
+        """Convert elements of the input, and start reducing them; returns MPI's request.
+
+        Raises:
+            OutOfMemoryError: There is no memory for the piece.
+        """
+        part, rank = self._part, comm.Get_rank()
+        self._mine = part.root in (None, rank)
+        source = x[part.begin : part.begin + part.count]
+        logical = str(self._call.op).startswith("logical")
+        with _roomy(self._call, part.count * np.dtype(self._wire).itemsize, self._wire):
+            self._buffer = (source != 0 if logical else source).astype(self._wire)
+            if part.shares is not None:
+                return self._scatter(part.shares, comm, rank, op)
+        data = self._described(self._buffer)
+        if part.root is None:
+            return comm.Iallreduce(mpi.IN_PLACE, data, op)
+        if self._mine:
+            return comm.Ireduce(mpi.IN_PLACE, data, op, root=part.root)
+        return comm.Ireduce(data, None, op, root=part.root)
+
+    def _scatter(self, shares: Sequence[int], comm: Any, rank: int, op: Any) -> Any:
+        self._source, self._buffer = self._buffer, np.empty(shares[rank], self._wire)
+        source, target = self._described(self._source), self._described(self._buffer)
+        return comm.Ireduce_scatter(source, target, list(shares), op)
+
+    def _described(self, array: Array) -> list[Any]:
+        return [array.view(np.uint8), len(array), self._element]
+
+    @property
+    def sums(self) -> Array | None:
+        """What has been reduced, still of MPI's type; None where it goes to another member."""
+        return self._buffer if self._mine else None
+
+    def finish(self, out: Array) -> None:
+        """Put the results where they go in the output."""
+        out[self._part.place : self._part.place + len(self._buffer)] = self._buffer
+
+
+@contextlib.contextmanager
+def _roomy(call: Call, nbytes: int, wire: str) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError as error:
+        raise OutOfMemoryError(
+            f"{call}: no memory for {in_units(nbytes)}, in which {call.dtype} is reduced as "
+            f"{wire}; free some on this rank's host, or run fewer ranks there"
+        ) from error

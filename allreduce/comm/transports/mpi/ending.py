@@ -1,0 +1,103 @@
+"""How a communicator over MPI ends: what killed it, for this member and for the others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from allreduce.comm.failures.reporter import build_error, dead
+from allreduce.comm.transports.mpi.request_queue import Flight
+from allreduce.comm.transports.mpi.status_board import News, Notice
+from allreduce.comm.transports.mpi.work import MpiWork
+from allreduce.errors import (
+    AllreduceError,
+    ClosedError,
+    Finding,
+    OutOfMemoryError,
+    is_interrupt,
+    reworded,
+)
+
+
+class Ending:
+    """What has killed one member's communicator, if something has.
+
+    Args:
+        mpi: MPI's module.
+        where: "[mpi] rank 2", for messages.
+        rank: This member.
+        news: The communicator's.
+        flight: Its started calls.
+    """
+
+    def __init__(self, mpi: Any, where: str, rank: int, news: News, flight: Flight) -> None:
+        self._mpi, self._where, self._rank = mpi, where, rank
+        self._news, self._flight = news, flight
+        self.failure: AllreduceError | None = None
+        self._disputed: MpiWork | None = None
+        self._raised = False
+
+    @property
+    def here(self) -> bool:
+        """Whether the communicator is dead."""
+        return self.failure is not None or self._disputed is not None
+
+    def check(self) -> None:
+        """Raise what killed the communicator: the cause first, then that it is dead."""
+        if self.failure is None and self._disputed is not None:
+            self.failure = self._news.settle(self._where, self._disputed.seq)
+        if self.failure is None:
+            return
+        if self._raised:
+            raise dead(self._where, self.failure)
+        self._raised = True
+        raise self.failure
+
+    def fail(self, error: AllreduceError, told: Finding | None = None) -> None:
+        """Make the communicator dead, and tell the others why if they are to be told."""
+        if not self.here:
+            self.failure = error
+            if told is not None:
+                self.tell(told)
+
+    def tell(self, finding: Finding) -> None:
+        """Tell the others of this member's end."""
+        text, interrupted = str(finding), finding.interrupted
+        calls = self._flight.completed
+        self._news.tell(Notice(finding.fault, self._rank, calls, text, interrupted))
+
+    def abort(self, reason: str, interrupted: bool) -> None:
+        """Make the communicator dead on all members; nobody here waits for the cause."""
+        text = f"this member aborted it: {reason}"
+        told = Finding("aborted", reason, interrupted=interrupted)
+        self.fail(ClosedError(f"{self._where}: {text}"), told)
+        self._raised = True
+
+    def dispute(self, work: MpiWork) -> None:
+        """Make the communicator dead because members disagree on a call."""
+        self._disputed = work
+        self._news.dispute(work.seq, work.call, work.note, int(work.mark))
+
+    @contextlib.contextmanager
+    def intact(self) -> Iterator[None]:
+        """Make the communicator dead if what is done to its calls is left half done."""
+        try:
+            yield
+        except OutOfMemoryError as error:
+            shortage = OutOfMemoryError(f"{self._where}: {error}")
+            shortage.finding = Finding("aborted", str(error))
+            self.fail(shortage, shortage.finding)
+        except AllreduceError as error:
+            raised = reworded(error, f"{self._where}: {error}")
+            raised.__cause__ = error  # it is raised by another call
+            raised.finding = Finding("mismatch", str(error))
+            self.fail(raised, raised.finding)
+        except self._mpi.Exception as error:
+            text = f"MPI failed, as after the loss of a rank or of a network: {error}"
+            finding = Finding("aborted", text)
+            self.fail(build_error(self._where, finding), finding)
+        except BaseException as error:  # a signal's handler raised
+            reason = f"a call was interrupted by {type(error).__name__}"
+            self.abort(reason, is_interrupt(error))
+            raise

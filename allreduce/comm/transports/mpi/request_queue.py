@@ -1,0 +1,123 @@
+"""The started calls of one communicator, in MPI: agreed upon in their order, then carried out.
+
+Whoever calls anything here is alone in MPI (progress.entered).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from allreduce.comm.calls.call import agreed_shape
+from allreduce.comm.transports.mpi.calls import Collective
+from allreduce.comm.transports.mpi.messages import Message
+from allreduce.comm.transports.mpi.status_board import signature
+from allreduce.comm.transports.mpi.work import MpiWork
+
+
+class Flight:
+    """What is on its way.
+
+    Args:
+        mpi: MPI's module.
+        control: The communicator for agreements, an mpi4py one.
+    """
+
+    def __init__(self, mpi: Any, control: Any) -> None:
+        self._mpi, self._control = mpi, control
+        self._agreeing: deque[MpiWork] = deque()
+        self._moving: deque[MpiWork] = deque()
+        self._looking: list[MpiWork] = []  # receives that no message has been found for
+        self._messages: list[MpiWork] = []
+        self.started = self.completed = 0  # collective calls
+        self.last: tuple[int, str] | None = None  # number and text of the last that all have made
+
+    @property
+    def works(self) -> list[MpiWork]:
+        """All that are not complete."""
+        return [*self._agreeing, *self._moving, *self._looking, *self._messages]
+
+    @property
+    def idle(self) -> bool:
+        """Whether all are complete."""
+        return not (self._agreeing or self._moving or self._looking or self._messages)
+
+    @property
+    def moving(self) -> bool:
+        """Whether bytes are on their way, which advance with our polls only."""
+        return bool(self._moving or self._messages)
+
+    def begin(self, work: MpiWork, flag: bool) -> None:
+        """Post the agreement on a collective call; it also tells if any member's `flag` is set."""
+        assert isinstance(work.task, Collective)
+        array = work.task.x if work.task.x is not None else work.task.out
+        shape = () if array is None else agreed_shape(work.call, array.shape)
+        work.seq = self.started
+        work.mark = np.uint64(signature(work.call, shape))
+        work.words[:] = work.mark, ~work.mark, flag
+        buffer = [work.words, work.words.size, self._mpi.UINT64_T]
+        self._agreeing.append(work)  # first: an interrupt must not let go of what MPI writes to
+        work.agreement = self._control.Iallreduce(self._mpi.IN_PLACE, buffer, self._mpi.MAX)
+        self.started += 1
+
+    def begin_message(self, work: MpiWork) -> None:
+        """Send, or look for what is to be received."""
+        assert isinstance(work.task, Message)
+        if work.task.incoming:
+            self._looking.append(work)
+        else:
+            self._messages.append(work)
+            work.task.send()
+
+    def advance(self) -> MpiWork | None:
+        """Do what can be done; returns a work that the members disagree on.
+
+        Calls that all members made before it are complete then: each member has their results.
+
+        Raises:
+            MismatchError: A message is not what its receiver expects.
+        """
+        self._complete()
+        while self._agreeing and self._agreeing[0].agreement.Test():
+            work = self._agreeing[0]
+            if not work.agreed:
+                if self._moving:
+                    break
+                return work
+            work.met = True
+            if not self._may_post:
+                break
+            assert isinstance(work.task, Collective)
+            self._moving.append(work)  # an interrupt must not have it posted a second time
+            self._agreeing.popleft()
+            work.task.post(simple=not work.words[2])
+            self.last = work.seq, str(work.call)
+            self._complete()
+        self._advance_messages()
+        return None
+
+    @property
+    def _may_post(self) -> bool:
+        """Whether MPI may be asked for another call: it takes their parts in one order."""
+        task = self._moving[-1].task if self._moving else None
+        return task is None or (isinstance(task, Collective) and task.posted)
+
+    def _complete(self) -> None:
+        while self._moving and self._moving[0].task.complete():
+            self._moving.popleft().complete = True
+            self.completed += 1
+
+    def _advance_messages(self) -> None:
+        looking: list[Message] = []
+        for work in list(self._looking):
+            assert isinstance(work.task, Message)
+            if work.task.look(looking):
+                self._looking.remove(work)
+                self._messages.append(work)
+            else:
+                looking.append(work.task)
+        for work in self._messages:
+            work.complete = work.task.complete()
+        self._messages = [work for work in self._messages if not work.complete]

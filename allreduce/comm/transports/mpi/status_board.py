@@ -1,0 +1,222 @@
+"""What members tell each other beside MPI, through the world's store: who waits, left, or gave up.
+
+Nothing here belongs to a call that goes well: a member looks only while it waits for long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+from allreduce.cluster import SilentError, World
+from allreduce.cluster.host.machine import STOPPED, process_state
+from allreduce.comm.calls.call import ANY, Call
+from allreduce.comm.calls.call_site import Note
+from allreduce.comm.failures.mismatch import Side, mismatch
+from allreduce.comm.failures.reporter import ORDERED, build_error
+from allreduce.errors import AllreduceError, Finding
+
+_ANSWER_SECONDS = 1.0  # in which all members have noticed that a call differs
+# Who keeps the store may hold its interpreter for long, or be stopped, and be who is waited for:
+# then there is no news, and a wait goes on. What is told to the user, or at the end, is worth more.
+_LOOK_SECONDS, _TELL_SECONDS = 0.45, 1.0
+
+
+@lru_cache(maxsize=1024)
+def signature(call: Call, shape: tuple[int, ...] = ()) -> int:
+    """Return 64 bits of what all members' calls must have in common.
+
+    Args:
+        call: The call.
+        shape: Lengths of the array's axes that have to agree.
+    """
+    shared: tuple[Any, ...] = (
+        *(call.collective, call.op, call.dtype, call.root, shape, call.typed),
+    )
+    if call.collective == "all_to_all" and call.counts is not None:
+        shared += ("counts",)  # each member has its own
+    else:
+        shared += (call.count, call.counts)
+    return int.from_bytes(hashlib.blake2b(repr(shared).encode(), digest_size=8).digest(), "big")
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something that ends a communicator, or will when it is needed again."""
+
+    kind: str  # as a finding's fault
+    rank: int
+    calls: int  # how many collective calls the member had completed
+    text: str
+    interrupted: bool = False  # as a finding's
+
+    def error(self, where: str, current: str, member: str, remedy: str) -> AllreduceError:
+        """Say it as the error of one that is in the call `current`; `member` is told of."""
+        finding = Finding(self.kind, self.text)
+        if self.kind == "left":
+            before = f"{member} left normally, by close() or the end of its program, while "
+            finding = Finding("left", f"{before}others were in ", current, f"; {remedy}")
+        elif self.kind == "aborted":
+            text = f"{member} aborted the communicator: {self.text}"
+            finding = Finding("aborted", text, interrupted=self.interrupted)
+        return build_error(where, finding)
+
+
+@dataclass(frozen=True)
+class News:
+    """One member's view of what the members of a communicator have told."""
+
+    world: World
+    name: str
+    quiet: bool = False  # whether a larger communicator tells all members of ends
+
+    def tell(self, notice: Notice) -> None:
+        """Tell all members; nothing comes of it if the world has ended already."""
+        if self.quiet:
+            return
+        with contextlib.suppress(AllreduceError):  # then nobody can wait for us in this world
+            text = json.dumps(asdict(notice))
+            # One that leaves must not hide what is worse, nor others that left before.
+            keys = ("left", f"left/{notice.rank}") if notice.kind == "left" else ("news",)
+            for key in keys:
+                self._tell(key, text)
+            self._get(keys[-1], _TELL_SECONDS)  # this process may be about to end
+
+    def hear(self) -> Notice | None:
+        """Return what was told last; that a member left only if there is nothing worse.
+
+        Raises:
+            PeerLostError: A member died.
+        """
+        until = time.monotonic() + _LOOK_SECONDS
+        return self._notice("news") or self._notice("left", max(0.0, until - time.monotonic()))
+
+    def gone(self, peer: int) -> Notice | None:
+        """Return the notice of a message's peer that has left; of ANY, the last of all others'."""
+        others = (rank for rank in range(self.world.size) if rank != self.world.rank)
+        found = None
+        for rank in others if peer == ANY else (peer,):
+            found = self._notice(f"left/{rank}")
+            if found is None:
+                return None
+        return found
+
+    def wait_in(self, seq: int, call: Call) -> None:
+        """Tell that this member waits in a call."""
+        self._tell(f"waits/{self.world.rank}", json.dumps([seq, str(call)]))
+
+    def wait_in_message(self, text: str) -> None:
+        """Tell in which send or recv this member waits, for whom; "" when that is over."""
+        self._tell(f"message/{self.world.rank}", text)
+
+    def ask(self) -> None:
+        """Have those who wait tell so, also those who do not wait for long."""
+        self._tell("asked", "")
+
+    @property
+    def asked(self) -> bool:
+        """Whether a member has asked that."""
+        return self._get("asked") is not None
+
+    def missing(self, seq: int, last: tuple[int, str] | None) -> str:
+        """Say who is not known to wait in call `seq`, what they did last, and whether they live.
+
+        Args:
+            seq: The number of the call.
+            last: The number of the last call that all members have made, and the call.
+        """
+        told, until = [], time.monotonic() + _TELL_SECONDS
+
+        def get(key: str) -> str | None:
+            return self._get(key, max(0.0, until - time.monotonic()))
+
+        for rank in range(self.world.size):
+            text = get(f"waits/{rank}") if rank != self.world.rank else None
+            number, call = json.loads(text) if text else (-1, "")
+            if rank == self.world.rank or number >= seq:
+                continue
+            did = "is not known to have made a call"
+            if last is not None:
+                did = f"made its last call, {last[1]} #{last[0]}"
+            if text and (last is None or number > last[0]):
+                did = f"waits in call {call} #{number}"
+            message = get(f"message/{rank}")
+            did = f"{did}, and waits in a {message}" if message else did
+            told.append(f"{self.world.called(rank)} {did} ({self._state(rank)})")
+        return "; ".join(told) or f"all ranks wait in it, but MPI has not completed it{self.odd()}"
+
+    def odd(self) -> str:
+        """Say which processes are not just running."""
+        called = self.world.called
+        states = [(called(rank), self._state(rank)) for rank in range(self.world.size)]
+        told = [f"{rank}: {state}" for rank, state in states if STOPPED in state]
+        return f" ({'; '.join(told)})" if told else ""
+
+    def _state(self, rank: int) -> str:
+        member = self.world.members[rank]
+        if member.machine == self.world.members[self.world.rank].machine:
+            return process_state(member.pid)
+        return f"process {member.pid} on {member.host}"
+
+    def dispute(self, seq: int, call: Call, note: bytes, mark: int) -> None:
+        """Tell one's own version of call `seq`, in which members disagree.
+
+        Args:
+            seq: The number of the call.
+            call: The call.
+            note: What else is known of it.
+            mark: Its signature.
+        """
+        told = {"call": asdict(call), "note": note.decode(errors="replace"), "mark": mark}
+        with contextlib.suppress(AllreduceError):
+            self._tell(f"call/{seq}/{self.world.rank}", json.dumps(told))
+
+    def settle(self, where: str, seq: int) -> AllreduceError:
+        """Build the error for call `seq`, in which members disagree: the same on all of them."""
+        told = [self._version(f"call/{seq}/{rank}") for rank in range(self.world.size)]
+        known = [rank for rank, each in enumerate(told) if each is not None]
+        odd = [rank for rank in known if told[rank]["mark"] != told[known[0]]["mark"]]
+        if not odd:  # of members that cannot tell any more, unless they have told something else
+            with contextlib.suppress(AllreduceError):
+                notice = self.hear()
+                if notice is not None and notice.kind != "left":
+                    current, member = f"call #{seq}", self.world.called(notice.rank)
+                    return notice.error(where, current, member, ORDERED)
+            return build_error(where, Finding("mismatch", f"ranks made different calls #{seq}"))
+        first, second = (self._side(rank, told[rank]) for rank in (known[0], odd[0]))
+        return mismatch(where, f"call #{seq}", first, second)
+
+    def _side(self, rank: int, told: Any) -> Side:
+        fields: dict[str, Any] = told["call"]
+        for name in ("counts", "receives"):
+            fields[name] = None if fields[name] is None else tuple(fields[name])
+        here = rank == self.world.rank
+        note = Note.unpack(told["note"].encode())
+        return Side(self.world.called(rank), Call(**fields), note, here, rank)
+
+    def _version(self, key: str) -> Any:
+        try:
+            return json.loads(self.world.store.get(self._key(key), _ANSWER_SECONDS))
+        except AllreduceError:  # a member that cannot tell any more
+            return None
+
+    def _notice(self, key: str, patience: float = _LOOK_SECONDS) -> Notice | None:
+        text = self._get(key, patience)
+        return None if text is None else Notice(**json.loads(text))
+
+    def _get(self, key: str, patience: float = _LOOK_SECONDS) -> str | None:
+        with contextlib.suppress(SilentError):
+            found = self.world.store.look(self._key(key), patience)
+            return None if found is None else found.decode()
+        return None
+
+    def _tell(self, key: str, text: str) -> None:
+        self.world.store.tell(self._key(key), text.encode())
+
+    def _key(self, key: str) -> str:
+        return f"mpi/{self.name}/{key}"

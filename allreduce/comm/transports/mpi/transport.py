@@ -1,0 +1,298 @@
+"""The transport over MPI: its non-blocking collectives, on communicators of our own.
+
+Members first agree on a call: a reduction of its signature, which nobody passes before all have
+made the call. Only then are arrays touched. A thread that waits drives this process's share of all
+started calls, in the order of their start; MPI itself is entered by one thread at a time. What
+kills a communicator is told through the world's store (news.py).
+
+Sums are equal on all members, but MPI chooses the order of their terms: they may differ in the last
+bits from those of other transports, of other sizes and of other MPI libraries. Whether minima and
+maxima pass NaN on is MPI's choice, too.
+
+A rank that dies under MPI's own launcher takes the job with it: mpirun kills the survivors by
+itself (MPICH's and Intel MPI's at once, Open MPI's after a message), so that they raise nothing.
+Where it is told not to, those who wait raise PeerLostError once the leader of the world has missed
+the dead one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allreduce.cluster import LeaderLeftError, World
+from allreduce.comm.calls import call_site
+from allreduce.comm.calls.aligned import aligned
+from allreduce.comm.calls.array import Array
+from allreduce.comm.calls.call import MESSAGES, Call
+from allreduce.comm.calls.members import MemberInfo
+from allreduce.comm.calls.plan import Plan, Topology
+from allreduce.comm.core import progress
+from allreduce.comm.core.transport import Transport
+from allreduce.comm.failures.reporter import ORDERED, build_error, group_text
+from allreduce.comm.selection.choosing import choices_for
+from allreduce.comm.transports.mpi import background_poller, mpi_progress
+from allreduce.comm.transports.mpi.admission import Admission
+from allreduce.comm.transports.mpi.calls import Collective
+from allreduce.comm.transports.mpi.ending import Ending
+from allreduce.comm.transports.mpi.messages import Message
+from allreduce.comm.transports.mpi.mpi_progress import entered
+from allreduce.comm.transports.mpi.request_queue import Flight
+from allreduce.comm.transports.mpi.status_board import News
+from allreduce.comm.transports.mpi.types import Library
+from allreduce.comm.transports.mpi.wait_monitor import Vigil
+from allreduce.comm.transports.mpi.work import MpiWork
+from allreduce.comm.transports.planners import plan
+from allreduce.errors import ClosedError, Finding, OutOfMemoryError
+
+_SPINS = 200  # polls before a waiter yields: about what a small call takes
+_YIELD_SECONDS = 0.05  # how long a waiter for the others' calls only yields
+_NAP_SECONDS = 0.001
+
+
+class MpiTransport(Transport):
+    """One member of a communicator whose members talk through MPI.
+
+    Args:
+        library: The MPI library.
+        data: The mpi4py communicator for what calls carry; the transport frees it.
+        control: One of the same members, for agreements.
+        world: The members, in the same order.
+        news: What members tell each other beside MPI, under the communicator's name.
+        timeout: Seconds that any wait may last.
+    """
+
+    name = "mpi"
+
+    def __init__(
+        self, library: Library, data: Any, control: Any, world: World, news: News, timeout: float
+    ) -> None:
+        self._library, self._mpi = library, library.mpi
+        self._data, self._control = data, control
+        self.index, self._group, self._timeout = world.rank, news.name, timeout
+        self._members = tuple(
+            MemberInfo(index, member.world_rank, member.pid, replicated=False)
+            for index, member in enumerate(world.members)
+        )
+        self._where = f"[mpi] {group_text(news.name)}{world.called()}"
+        self._news = news
+        self._admission = Admission(self._mpi, self._where)
+        self.any_thread = self._admission.any_thread
+        self._flight = Flight(self._mpi, control)
+        self._ending = Ending(self._mpi, self._where, self.index, news, self._flight)
+        self._closed = self._leaving = False
+        self._closing = threading.Lock()
+        mpi_progress.add(self)
+        background_poller.begin(library.mpi)
+
+    @property
+    def members(self) -> tuple[MemberInfo, ...]:
+        return self._members
+
+    def admit(self) -> None:
+        self._admission.admit()
+
+    def start(
+        self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
+    ) -> MpiWork:
+        self._check_usable()
+        if call.collective not in MESSAGES:
+            task = Collective(self._library, self._data, call, x, out, self._where)
+            return self._begin(task, result, task.large)
+        array = x if call.collective == "send" else out
+        assert array is not None, "send has an input, recv an output"
+        note = call_site.note(array, None)
+        message = Message(self._library, self._data, call, array, self._where, note)
+        work = MpiWork(self, call, message, result, note)
+        with entered, self._ending.intact():
+            self._flight.begin_message(work)
+        self._check()
+        return work
+
+    def _begin(self, task: Collective, result: Callable[[], Any], flag: bool) -> MpiWork:
+        work = MpiWork(self, task.call, task, result, call_site.note(task.x, task.out))
+        with entered, self._ending.intact():
+            self._flight.begin(work, flag)
+        self._check()
+        return work
+
+    def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
+        size = len(self._members)
+        return plan(call, Topology(self.name, self.index, size), choices_for("mpi", size))
+
+    def poll(self, work: MpiWork) -> bool:
+        """Do what can be done now, and say whether the work is complete; raise if it has failed."""
+        self._admission.check()
+        if work.complete:  # and the communicator may have died of a later call
+            return True
+        self._check()
+        mpi_progress.drive()
+        if not work.complete:
+            self._check()
+        return work.complete
+
+    def look(self, work: MpiWork) -> bool:
+        """As `poll`, but say nothing of failures; who calls this has been admitted."""
+        if not self._admission.over:
+            mpi_progress.drive()
+        return work.complete
+
+    def ask(self, work: MpiWork) -> bool:
+        """As `poll`; one that only asks hears how the others end, too."""
+        progress.go_on()
+        if self.poll(work):
+            return True
+        if work.vigil is None:
+            work.vigil = Vigil(self._news, self._where, work.seq, work.call, 0.0)
+        self._glance(work.vigil)
+        return False
+
+    def complete(self, work: MpiWork, timeout: float | None) -> None:
+        """Wait for a work.
+
+        Args:
+            work: The work.
+            timeout: Seconds from now, or None for the transport's own.
+        """
+        total = self._timeout if timeout is None else timeout
+        polls = 0
+        vigil = Vigil(self._news, self._where, work.seq, work.call, total)
+        with self.uninterrupted():
+            while not self.poll(work):
+                polls += 1
+                if polls < _SPINS:
+                    continue
+                progress.go_on()
+                waited = vigil.waited
+                vigil.arrived, vigil.last = work.met, self._flight.last
+                if waited >= total and not self.poll(work):
+                    self._expire(vigil)
+                self._glance(vigil)
+                time.sleep(
+                    _NAP_SECONDS if waited > _YIELD_SECONDS and not mpi_progress.moving() else 0
+                )
+            vigil.end()
+
+    def _glance(self, vigil: Vigil) -> None:
+        error = vigil.glance()
+        if error is not None:
+            self._ending.fail(error)
+
+    def _expire(self, vigil: Vigil) -> None:
+        """Give a work up, unless another member has done so already."""
+        error = vigil.look()
+        if error is not None:
+            self._ending.fail(error)
+        else:
+            text = vigil.surrender()
+            told = Finding("timeout", f"{self._news.world.called()} {text}")
+            self._ending.fail(build_error(self._where, Finding("timeout", text)), told)
+        self._check()
+
+    def _check_usable(self) -> None:
+        """Refuse threads and processes that must not call MPI, and ends that forbid it."""
+        self._admission.check()
+        self._check()
+
+    def _check(self) -> None:
+        """Raise why there is no communicator any more, if there is none."""
+        if self._closed:
+            raise ClosedError(f"{self._where}: the communicator is closed")
+        self._ending.check()
+
+    def advance(self) -> None:
+        """Do what can be done of this communicator's calls; the caller is alone in MPI."""
+        with self._ending.intact():
+            work = self._flight.advance()
+            if work is not None:
+                self._ending.dispute(work)
+
+    @property
+    def admits(self) -> bool:
+        """Whether this thread may call MPI now."""
+        return self._admission.open_here
+
+    @property
+    def moving(self) -> bool:
+        """Whether bytes are on their way, which advance with our polls only."""
+        return self._flight.moving
+
+    @property
+    def busy(self) -> bool:
+        """Whether calls are under way, which go on with our polls only.
+
+        Without any it is not driven: an interrupt of who waits for another communicator's call
+        leaves none of them half done.
+        """
+        return not (self._flight.idle or self._ending.here or self._closed)
+
+    @property
+    def dead(self) -> bool:
+        return self._ending.here
+
+    def check_alive(self) -> None:
+        self._check()
+        try:
+            notice = self._news.hear()
+        except LeaderLeftError:  # nobody tells anything any more, but MPI may go on
+            return
+        if notice is not None and notice.kind != "left":
+            member = self._news.world.called(notice.rank)
+            self._ending.fail(notice.error(self._where, "no call", member, ORDERED))
+            self._check()
+
+    def empty(self, nbytes: int) -> NDArray[np.uint8]:
+        self._check_usable()
+        call = Call("empty", None, "bytes", nbytes, None, self._group)
+        memory = aligned(nbytes)
+        task = Collective(self._library, self._data, call, None, None, self._where)
+        work = self._begin(task, lambda: None, memory is None)
+        work.wait()
+        if memory is None or work.words[2]:
+            where = "this rank" if memory is None else "another rank"
+            raise OutOfMemoryError(
+                f"{self._where}: empty: {where} has no {nbytes} bytes; ask for less on every rank"
+            )
+        return memory
+
+    def abort(self, reason: str, *, interrupted: bool = False) -> None:
+        if self._admission.inherited:
+            return
+        self._ending.abort(reason, interrupted)
+
+    def close(self, drain: bool) -> None:
+        if self._admission.inherited:
+            return
+        mine = False
+        try:
+            with self._closing:  # several threads may close, but one does
+                if self._leaving:
+                    return
+                mine = self._leaving = True
+            if drain and self._ending.failure is None:
+                for work in self._flight.works:
+                    if not work.complete and not work.left_to_who_waits():
+                        self.complete(work, None)
+        finally:  # nobody else does it any more, whatever a signal's handler has interrupted
+            if mine:
+                self._leave()
+
+    def close_inherited(self) -> None:
+        """Do nothing: a child made by fork must not touch MPI."""
+
+    def _leave(self) -> None:
+        """Free the communicators if nothing is left in them; otherwise keep what MPI may touch."""
+        if self._ending.failure is None:
+            self._ending.tell(Finding("left", ""))
+        with entered:
+            self._closed = True
+            unfinished = bool(self._flight.works) or self._ending.failure is not None
+            mpi_progress.remove(self, unfinished)
+            if not unfinished and self._admission.open_here:
+                self._data.Free()  # a local matter once nothing is left in it
+                self._control.Free()

@@ -1,0 +1,110 @@
+"""What MPI calls our types and operators, and arrays that one call of it cannot count."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from allreduce.comm.calls.array import Array
+
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+TYPES = {
+    "float32": "FLOAT",
+    "float64": "DOUBLE",
+    "int8": "INT8_T",
+    "int16": "INT16_T",
+    "int32": "INT32_T",
+    "int64": "INT64_T",
+    "uint8": "UINT8_T",
+    "uint16": "UINT16_T",
+    "uint32": "UINT32_T",
+    "uint64": "UINT64_T",
+    "complex64": "C_FLOAT_COMPLEX",
+    "complex128": "C_DOUBLE_COMPLEX",
+}
+MOVED = {1: "UINT8_T", 2: "UINT16_T", 4: "UINT32_T", 8: "UINT64_T", 16: "C_DOUBLE_COMPLEX"}
+OPERATORS = {
+    "sum": "SUM",
+    "mean": "SUM",
+    "min": "MIN",
+    "max": "MAX",
+    "prod": "PROD",
+    "logical_and": "LAND",
+    "logical_or": "LOR",
+    "bitwise_and": "BAND",
+    "bitwise_or": "BOR",
+    "bitwise_xor": "BXOR",
+}
+_HALVES = ("float16", "bfloat16")
+
+Range = tuple[int, int]  # (first element, elements)
+
+
+def wire_dtype(op: str, dtype: str) -> str:
+    """Return the type as which MPI reduces a type."""
+    if dtype == "bool" or op.startswith("logical"):
+        return "uint8"
+    return "float32" if dtype in _HALVES else dtype
+
+
+@dataclass(frozen=True)
+class Library:
+    """What the loaded MPI offers: the module, and how many elements one call can count."""
+
+    mpi: Any
+    most: int
+
+
+def typed(
+    library: Library, element: Any, array: Array | None, parts: Sequence[Range]
+) -> tuple[list[Any], list[Any]]:
+    """Describe parts of an array for Ialltoallw, each as one derived type.
+
+    Args:
+        library: The MPI library.
+        element: MPI's type of an element.
+        array: The array; None if all parts are empty.
+        parts: Each member's (first element, elements).
+
+    Returns:
+        The description, and the types to free when the call is complete.
+    """
+    raw = np.empty(0, np.uint8) if array is None else array.view(np.uint8)
+    types = [_long_type(library, element, *part) if part[1] else element for part in parts]
+    made = [kind for kind, part in zip(types, parts, strict=True) if part[1]]
+    return [raw, [int(count > 0) for _, count in parts], [0] * len(parts), types], made
+
+
+def _long_type(library: Library, element: Any, first: int, count: int) -> Any:
+    """Make a type of `count` elements that lie behind `first` others, however many."""
+    width, most = element.Get_size(), library.most
+    block = element.Create_contiguous(min(most, count))
+    blocks, rest = divmod(count, min(most, count))
+    made = library.mpi.Datatype.Create_struct(
+        [blocks, rest],
+        [first * width, (first + count - rest) * width],
+        [block, element],
+    ).Commit()
+    block.Free()
+    return made
+
+
+def address(array: Array | None) -> int:
+    assert array is not None
+    place: int = array.ctypes.data
+    return place
+
+
+def pieces(begin: int, count: int, most: int) -> Iterator[Range]:
+    """Cut a range into pieces of at most so many elements: (first element, elements)."""
+    for first in range(begin, begin + count, most):
+        yield first, min(most, begin + count - first)
+
+
+def cut(shares: Sequence[int]) -> list[Range]:
+    """Return each member's (first element, elements)."""
+    return list(zip(itertools.accumulate(shares, initial=0), shares, strict=False))

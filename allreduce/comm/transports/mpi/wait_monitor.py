@@ -1,0 +1,152 @@
+"""A long wait over MPI: what the one who waits hears of the others, and tells them and the user."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass, field
+
+from allreduce.cluster import LeaderLeftError
+from allreduce.cluster.host.waiting import Awake
+from allreduce.comm.calls.call import ANY, Call
+from allreduce.comm.failures.reporter import ORDERED, PAIRED, advice
+from allreduce.comm.transports.mpi.status_board import News, Notice
+from allreduce.errors import AllreduceError, ClosedError, PeerLostError
+from allreduce.events import logger
+
+WARN_SECONDS = 10.0  # a wait this long is reported, once
+_LOOK_SECONDS = 0.25  # between looks at the news
+_ANNOUNCE_SECONDS = 1.0  # a wait this long is told to the others, for their messages
+_ASK_SECONDS = 0.75  # before it gives up, it asks who waits, too: the others look by then
+# In which what a member sent before it left must have come, and a call complete that all had begun.
+_GRACE_SECONDS = 1.0
+
+
+@dataclass
+class Vigil:
+    """One long wait of one member: what it hears of the others, and tells them and the user.
+
+    Args:
+        news: The communicator's.
+        where: "[mpi] rank 2", for messages.
+        seq: The number of the collective call that is waited for; -1 of a send or receive.
+        call: The call.
+        seconds: How long the wait may last; 0 of one that only asks from time to time.
+    """
+
+    news: News
+    where: str
+    seq: int
+    call: Call
+    seconds: float
+    arrived: bool = False  # whether all members are known to have made the call
+    last: tuple[int, str] | None = None  # number and text of the last that all are known to have
+    _awake: Awake = field(default_factory=Awake)
+    _looked: float = 0.0
+    _announced: bool = False
+    _asked: bool = False
+    _warned: bool = False
+    _left_seen: float | None = None
+    _end_seen: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.call} #{self.seq}" if self.seq >= 0 else str(self.call)
+
+    @property
+    def waited(self) -> float:
+        """Seconds since it began."""
+        return self._awake.look()
+
+    def glance(self) -> AllreduceError | None:
+        """Look around if it is time to."""
+        return self.look() if self.waited - self._looked >= _LOOK_SECONDS else None
+
+    def look(self) -> AllreduceError | None:
+        """Look around; returns why the communicator is dead.
+
+        Warns the user, once, of those that are missing.
+        """
+        waited = self._looked = self.waited
+        try:
+            notice = self.news.hear()
+            if notice is None or notice.kind == "left":
+                notice = self._left(notice)
+            elif self.arrived and self.seq < notice.calls and not self._overdue():
+                notice = None  # it ended behind this call
+            if notice is not None:
+                member = self.news.world.called(notice.rank)
+                remedy = ORDERED if self.seq >= 0 else PAIRED
+                return notice.error(self.where, str(self), member, remedy)
+            asks = waited >= self._ask_at
+            if not self._announced and (waited >= _ANNOUNCE_SECONDS or asks or self.news.asked):
+                self._announce()
+            if asks and not self._asked:
+                self._asked = True
+                self.news.ask()
+            if not self._warned and WARN_SECONDS <= waited < self.seconds:
+                self._warned = True
+                logger.warning(
+                    "%s has waited %.3g s in %s: %s", self.where, waited, self, self._missing()
+                )
+        except (ClosedError, LeaderLeftError):  # nobody tells anything any more, but MPI may go on
+            return None
+        except PeerLostError as error:
+            if self.arrived and not self._overdue():
+                return None
+            return PeerLostError(f"{self.where}: {self}: {error}; the communicator is dead")
+        return None
+
+    def _overdue(self) -> bool:
+        """Say whether a call that all had begun has had its time to complete after the end."""
+        self._end_seen = self._looked if self._end_seen is None else self._end_seen
+        return self._looked - self._end_seen >= _GRACE_SECONDS
+
+    @property
+    def _ask_at(self) -> float:
+        """Return after how many seconds to ask who waits, too; never where it is not given up."""
+        return max(self.seconds - _ASK_SECONDS, self.seconds / 2) if self.seconds else math.inf
+
+    def surrender(self) -> str:
+        """Say why the wait is given up, without by whom."""
+        try:
+            missing = self._missing()
+        except AllreduceError as error:  # of the store, whose leader is gone
+            missing = str(error)
+        return f"gave up {self} after {self.seconds:.3g} s: {missing}; {advice(missing)}"
+
+    def end(self) -> None:
+        """Tell the others that the wait is over."""
+        if self._announced and self.seq < 0:  # a later call's number tells it of a collective
+            with contextlib.suppress(AllreduceError):  # nobody can ask any more
+                self.news.wait_in_message("")
+
+    def _announce(self) -> None:
+        self._announced = True
+        if self.seq >= 0:
+            self.news.wait_in(self.seq, self.call)
+        elif self.seconds:  # one that only asks does not say when it has ended
+            self.news.wait_in_message(f"{self.call.collective} for {self._peer}")
+
+    @property
+    def _peer(self) -> str:
+        """Name the other side of a message."""
+        assert self.call.root is not None, "a message has one"
+        return "any rank" if self.call.root == ANY else self.news.world.called(self.call.root)
+
+    def _left(self, notice: Notice | None) -> Notice | None:
+        """Return who has left without its part of the call; `notice` tells of one that left."""
+        if self.seq >= 0:  # of earlier calls it has done its part
+            return notice if notice is not None and self.seq >= notice.calls else None
+        assert self.call.root is not None, "a message has a peer"
+        gone = None if notice is None else self.news.gone(self.call.root)
+        if gone is None:
+            return None
+        self._left_seen = self._looked if self._left_seen is None else self._left_seen
+        return gone if self._looked - self._left_seen >= _GRACE_SECONDS else None
+
+    def _missing(self) -> str:
+        if self.arrived:
+            return f"all ranks have made the call, but MPI has not completed it{self.news.odd()}"
+        if self.seq >= 0:
+            return self.news.missing(self.seq, self.last)
+        return f"no matching call of {self._peer} has come{self.news.odd()}"

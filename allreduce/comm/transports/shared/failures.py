@@ -1,0 +1,87 @@
+"""What a member of a shared communicator can say about its end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from allreduce import _native
+from allreduce.comm.calls.call import ANY, PATHS, Call, from_native
+from allreduce.comm.calls.call_site import Note
+from allreduce.comm.failures.reporter import Witness
+
+_NOTE_SECONDS = 0.5  # in which a member that fails tells the line of its call
+_POLL_SECONDS = 0.002
+
+
+def message_word(collective: str, peer: int) -> int:
+    """Return what the members' memory says of one that waits in a send or recv; 0 is none."""
+    return (peer + 2) << 1 | (collective == "recv")
+
+
+class SharedWitness(Witness[_native.Group]):
+    """It reads the memory that all members share."""
+
+    transport: ClassVar[str] = "shared"
+
+    def read(self, words: Any) -> Call:
+        return from_native(words, self.name)
+
+    def call(self, member: int, seq: int) -> Call | None:
+        found = super().call(member, seq)
+        told = self.group.note(member, seq)
+        if found is None or told is None:
+            return found
+        return replace(found, typed=Note.unpack(told).typed)
+
+    def missing(self, seq: int) -> str:
+        """As on other transports; but where all have made the call, they are only slow together."""
+        unfinished = self.absent(seq)
+        if self.me not in unfinished or self.group.posted_call(self.me, seq) is None:
+            return super().missing(seq)
+        others = []
+        for member in unfinished:
+            if member != self.me:
+                waits = self.message_of(member)
+                state = self.members[member].state + (f", {waits}" if waits else "")
+                others.append(f"{self.members[member]} ({state})")
+        also = f" and on {', '.join(others)}" if others else ""
+        return f"all ranks have made the call, and it is still under way here{also}"
+
+    def last_call(self, member: int) -> str:
+        """As on other transports, with the message in which the member waits by now."""
+        said, waits = super().last_call(member), self.message_of(member)
+        return f"{said}, and {waits}" if waits else said
+
+    def message_of(self, member: int) -> str:
+        """Say in which message a member waits by now; nothing if in none."""
+        word = self.group.message(member)
+        if not word:
+            return ""
+        peer = (word >> 1) - 2
+        whom = "any rank" if peer == ANY else str(self.members[peer])
+        return f"waits in a {'recv' if word & 1 else 'send'} for {whom}"
+
+    def note(self, member: int, seq: int) -> Note:
+        """Return what a member tells of a call, which it may do only when the call has failed."""
+        until = time.monotonic() + _NOTE_SECONDS
+        while (told := self.group.note(member, seq)) is None and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+        return Note("", "") if told is None else Note.unpack(told)
+
+    def difference(self, low: int, high: int, seq: int) -> str:
+        paths = {member: self._path(member, seq) for member in (low, high)}
+        if paths[low] != paths[high]:
+            lent, own = (low, high) if paths[low] == "direct" else (high, low)
+            return (
+                f"{self.members[lent]} passes memory of comm.empty, {self.members[own]} other "
+                "memory as input or output: pass that of comm.empty on every rank, or on none"
+            )
+        if paths[low] == "direct" and self.note(low, seq).shape == self.note(high, seq).shape:
+            return "the arrays of comm.empty must be the same one on every rank"
+        return ""
+
+    def _path(self, member: int, seq: int) -> str:
+        words = self.group.posted_call(member, seq)
+        return PATHS[words[3]] if words is not None else "unknown"

@@ -1,0 +1,135 @@
+"""The sockets between the processes of one communicator.
+
+A process that dies is seen by every other as an end of file; files are passed on without a name.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+import socket
+import struct
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from allreduce.comm.calls.cores import own_cores
+
+_STATUS = struct.Struct("!Ii")  # which file; an errno value, or 0 with the file
+_PROCESS = struct.Struct("!IIIQ16s")
+PROCESS_BYTES = _PROCESS.size
+
+
+class Token(NamedTuple):
+    """Random bytes that a process has in its memory: who finds them there can read that memory."""
+
+    address: int
+    value: bytes
+
+
+class Process(NamedTuple):
+    """One process of the communicator."""
+
+    rank: int
+    pid: int
+    local_members: int
+    token: Token = Token(0, bytes(16))
+
+    def pack(self) -> bytes:
+        return _PROCESS.pack(self.rank, self.pid, self.local_members, *self.token)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Process:
+        """Read what `pack` has written."""
+        rank, pid, local_members, *token = _PROCESS.unpack(packed)
+        return cls(rank, pid, local_members, Token(*token))
+
+
+@dataclass
+class Links:
+    """One process's sockets, by the rank at the other end."""
+
+    rank: int
+    processes: tuple[Process, ...] = ()
+    sockets: dict[int, socket.socket] = field(default_factory=dict)
+    # All members' together, as all count them: where a launcher binds ranks, each has but its own.
+    cores: int = field(default_factory=lambda: len(own_cores()))
+    _passed: int = 0  # files so far, also those that did not come in time
+
+    def close(self) -> None:
+        for sock in self.sockets.values():
+            sock.close()
+        self.sockets.clear()
+
+    def pass_file(self, fd: int | None, error: int, deadline: float) -> tuple[int | None, int]:
+        """Give rank 0's file, or why there is none, to all; a collective call of the processes.
+
+        Args:
+            fd: Rank 0's file; None on the others, or if there is none.
+            error: Rank 0's errno value, or 0.
+            deadline: `time.monotonic()` seconds.
+
+        Returns:
+            The file (the caller's to close), and rank 0's errno value.
+
+        Raises:
+            OSError: Rank 0, or another process, died meanwhile, or it took too long.
+        """
+        self._passed += 1
+        if self.rank == 0:
+            self._send_file(fd, error, deadline)
+            return fd, error
+        while True:
+            number, error, file = self._receive_file(deadline)
+            if number == self._passed:
+                return file, error
+            if file is not None:  # an earlier one, which this process did not wait for
+                os.close(file)
+
+    def _send_file(self, fd: int | None, error: int, deadline: float) -> None:
+        failure = None
+        for sock in self.sockets.values():
+            try:
+                arm(sock, deadline)
+                message = _STATUS.pack(self._passed, error)
+                socket.send_fds(sock, [message], [] if fd is None else [fd])
+            except OSError as lost:  # the others still wait for theirs
+                failure = lost
+        if failure is not None:
+            raise failure
+
+    def _receive_file(self, deadline: float) -> tuple[int, int, int | None]:
+        sock = self.sockets[0]
+        arm(sock, deadline)
+        try:
+            message, fd = receive_with_file(sock, _STATUS.size)
+        except builtins.TimeoutError as late:
+            raise OSError(errno.ETIMEDOUT, "rank 0 shared no memory in time") from late
+        if not message:
+            raise ConnectionResetError(errno.ECONNRESET, "rank 0 died while it shared memory")
+        number, error = _STATUS.unpack(message)
+        if error == 0 and fd is None:  # there was no descriptor for it
+            error = errno.EMFILE
+        return number, error, fd
+
+
+def receive_with_file(sock: socket.socket, size: int) -> tuple[bytes, int | None]:
+    """Receive a message and the file that was sent with it, if any.
+
+    Returns:
+        The message and the file's descriptor (the caller's to close); nothing and None if the
+        message is cut short, because its sender died.
+    """
+    message, fds, _, _ = socket.recv_fds(sock, size, 1, socket.MSG_CMSG_CLOEXEC)
+    fd = fds[0] if fds else None
+    if len(message) == size:
+        return message, fd
+    if fd is not None:
+        os.close(fd)
+    return b"", None
+
+
+def arm(sock: socket.socket, deadline: float) -> None:
+    """Have a socket's calls end at a time, in `time.monotonic()` seconds."""
+    sock.settimeout(max(0.001, deadline - time.monotonic()))

@@ -1,0 +1,214 @@
+"""How the processes of one communicator come to be connected, on one host.
+
+Rank 0 listens on an abstract Unix socket whose name is published in the world's store, proves each
+caller, and then hands each pair of processes a socket pair.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import secrets
+import socket
+import struct
+import time
+
+from allreduce import _native
+from allreduce.cluster import World
+from allreduce.cluster.host import fd_limits
+from allreduce.comm.calls.cores import own_cores
+from allreduce.comm.transports import handshake
+from allreduce.comm.transports.handshake import STRANGER_SECONDS, HandshakeError, Meeting
+from allreduce.comm.transports.shared import pulling
+from allreduce.comm.transports.shared.links import (
+    PROCESS_BYTES,
+    Links,
+    Process,
+    arm,
+    receive_with_file,
+)
+from allreduce.errors import JoinError, TimeoutError, UnsupportedError
+from allreduce.events import logger
+
+_LOOK_SECONDS = 0.25  # between looks whether a rank that has not called has died
+_PAIR = struct.Struct("!I")
+
+
+def connect(world: World, name: str, local_members: int, timeout: float) -> Links:
+    """Meet the other processes of the world; a collective call.
+
+    Args:
+        name: Names the meeting; the same on all ranks, and new in this world.
+        local_members: How many members this process brings.
+        timeout: Seconds in which all ranks must have come.
+
+    Raises:
+        UnsupportedError: Ranks do not share a host.
+        PeerLostError: A process died meanwhile.
+        JoinError: A process could not prove that it belongs to the job, or has no descriptors left.
+        TimeoutError: Ranks did not come.
+        ConnectionError: A connection broke.
+    """
+    deadline = time.monotonic() + timeout
+    key = f"{world.generation}/comm/{name}"
+    meeting = Meeting(world.job, key, world.secret)
+    me = Process(world.rank, os.getpid(), local_members, pulling.new_token())
+    try:
+        if short := fd_limits.shortage(world.size):
+            if world.rank == 0:
+                world.store.set(f"{key}/address", b"")
+            _compare(world, key, "", deadline, short)
+        if world.rank == 0:
+            return _host(world, key, meeting, me, deadline)
+        return _visit(world, key, meeting, me, deadline)
+    except builtins.TimeoutError as error:
+        if isinstance(error, TimeoutError):  # the store's, which says who is missing
+            raise
+        raise late(world, timeout) from error
+
+
+def late(world: World, timeout: float) -> TimeoutError:
+    """Build the error for a socket on which nothing came in time."""
+    return TimeoutError(
+        f"[shared] {world.called()}: the ranks did not all meet within {timeout:g} s"
+    )
+
+
+def _host(world: World, key: str, meeting: Meeting, me: Process, deadline: float) -> Links:
+    address = f"allreduce-{world.job}-{secrets.token_hex(8)}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    links = Links(0)
+    try:
+        listener.bind(f"\0{address}")
+        listener.listen(world.size + 16)
+        world.store.set(f"{key}/address", address.encode())
+        links.cores = _compare(world, key, "", deadline)
+        callers = _accept_all(world, listener, links, meeting, deadline)
+        links.sockets = dict(sorted(links.sockets.items()))
+        links.processes = (me, *(callers[rank] for rank in links.sockets))
+        for sock in links.sockets.values():
+            arm(sock, deadline)
+        _introduce(links)
+    except BaseException:
+        links.close()
+        raise
+    finally:
+        listener.close()
+    return links
+
+
+def _accept_all(
+    world: World, listener: socket.socket, links: Links, meeting: Meeting, deadline: float
+) -> dict[int, Process]:
+    """Take the others' sockets into `links`, and return what they say of themselves, by rank.
+
+    If one does not come, who has come hears that by the end of its socket.
+    """
+    callers: dict[int, Process] = {}
+    while len(callers) < world.size - 1:
+        sock = _accept(world, listener, deadline)
+        sock.settimeout(STRANGER_SECONDS)
+        try:
+            caller = Process.unpack(handshake.answer(sock, meeting, PROCESS_BYTES))
+            if caller.rank in callers or not 0 < caller.rank < world.size:
+                raise HandshakeError(f"rank {caller.rank} is here already, or not expected")
+        except (HandshakeError, OSError) as error:
+            logger.warning("[shared] dropped a connection: %s", error)
+            sock.close()
+        else:
+            links.sockets[caller.rank], callers[caller.rank] = sock, caller
+    return callers
+
+
+def _accept(world: World, listener: socket.socket, deadline: float) -> socket.socket:
+    while True:
+        arm(listener, min(deadline, time.monotonic() + _LOOK_SECONDS))
+        try:
+            return listener.accept()[0]
+        except builtins.TimeoutError:
+            if time.monotonic() >= deadline:
+                raise
+        world.check_lives(0.0)
+
+
+def _introduce(links: Links) -> None:
+    """Tell every process who there is, and give each pair a socket pair."""
+    table = b"".join(process.pack() for process in links.processes)
+    for sock in links.sockets.values():
+        sock.sendall(table)
+    ranks = list(links.sockets)
+    for i, low in enumerate(ranks):
+        for high in ranks[i + 1 :]:
+            ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            with ends[0], ends[1]:
+                socket.send_fds(links.sockets[low], [_PAIR.pack(high)], [ends[0].fileno()])
+                socket.send_fds(links.sockets[high], [_PAIR.pack(low)], [ends[1].fileno()])
+
+
+def _visit(world: World, key: str, meeting: Meeting, me: Process, deadline: float) -> Links:
+    address = world.store.get(f"{key}/address", max(0.001, deadline - time.monotonic())).decode()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    links = Links(world.rank, sockets={0: sock})
+    try:
+        try:
+            arm(sock, deadline)
+            sock.connect(f"\0{address}")
+            failure = ""
+        except ConnectionRefusedError as error:
+            failure = str(error)
+        links.cores = _compare(world, key, failure, deadline)
+        arm(sock, deadline)
+        handshake.call(sock, meeting, me.pack())
+        rows = (handshake.receive(sock, PROCESS_BYTES) for _ in range(world.size))
+        found = [Process.unpack(row) for row in rows]
+        links.processes = (*found[: me.rank], me, *found[me.rank + 1 :])  # whose token must stay
+        for _ in range(world.size - 2):
+            _receive_pair(links, sock)
+    except HandshakeError as error:
+        links.close()
+        world.check_lives()
+        raise JoinError(
+            f"[shared] {world.called()} could not join rank 0's communicator: {error}"
+        ) from error
+    except BaseException:
+        links.close()
+        raise
+    return links
+
+
+def _receive_pair(links: Links, sock: socket.socket) -> None:
+    message, fd = receive_with_file(sock, _PAIR.size)
+    if fd is None:
+        raise HandshakeError("rank 0 ended while it introduced the processes to each other")
+    links.sockets[_PAIR.unpack(message)[0]] = socket.socket(fileno=fd)
+
+
+def _compare(world: World, key: str, failure: str, deadline: float, short: str = "") -> int:
+    """Have all learn whether everyone can share memory with rank 0; counts cores."""
+    remaining = max(0.001, deadline - time.monotonic())
+    mine = [failure, own_cores(), short, _native.LAYOUT]
+    answers = world.exchange(f"{key}/reached", json.dumps(mine).encode(), remaining)
+    told = [json.loads(answer) for answer in answers]
+    for rank, (_, _, text, _) in enumerate(told):
+        if text:
+            raise JoinError(f"[shared] {world.called()}: not joined: {world.called(rank)}: {text}")
+    far = [rank for rank, (text, *_) in enumerate(told) if text]
+    if far:
+        hosts = {rank: world.members[rank].host for rank in (0, far[0])}
+        raise UnsupportedError(
+            f"[shared] {world.called()}: {world.called(far[0])} on {hosts[far[0]]} cannot reach "
+            f"{world.called(0)} on {hosts[0]} through a Unix socket ({told[far[0]][0]}): they do "
+            "not share a host and its network namespace; use the transport hierarchical or tcp "
+            "between hosts, and give each a name of its own in ALLREDUCE_HOST if these were taken "
+            "for one"
+        )
+    layouts = [layout for *_, layout in told]
+    for rank, layout in enumerate(layouts):
+        if layout != layouts[0]:
+            raise JoinError(
+                f"[shared] {world.called()}: {world.called(0)} and {world.called(rank)} run "
+                f"different builds of allreduce, whose shared memory has the layouts "
+                f"{layouts[0]:x} and {layout:x}; install the same build for every rank"
+            )
+    return len({core for _, cores, *_ in told for core in cores})

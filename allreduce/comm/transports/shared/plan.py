@@ -1,0 +1,67 @@
+"""Plans of the shared transport: the native plan (kernels/shm/plan.cpp), in words."""
+
+from __future__ import annotations
+
+from allreduce import _native
+from allreduce.comm.calls.call import PATHS, Call
+from allreduce.comm.calls.plan import Placed, Plan, Topology
+from allreduce.comm.calls.segments import native_words
+from allreduce.comm.selection.choosing import Choices
+from allreduce.events import counted
+
+# The native names of steps. `chunks` are those of the call, `size` its members, and `past` says
+# whether a step stores past the caches.
+_STEPS = {
+    "copy_input": "copy the input to the output",
+    "post": "post the call, and wait until all have posted the same",
+    "add_to_post": "the own input travels with the post",
+    "reduce_posts": "reduce what came with all {size} posts",
+    "copy_posts": "copy out what came with the posts",
+    "reduce_slices": "reduce the own slice from all {size} inputs straight into all outputs",
+    "reduce_share_in_place": "reduce the own share from all {size} inputs",
+    "copy_in_place": "copy what is for this rank from the inputs{past}",
+    "wait_for_all": "wait until all have done their part",
+    "pull": "copy what is for this rank out of the others' arrays",
+    "wait_for_readers": "wait until the others have copied theirs",
+    "copy_own": "copy the own part to the output{past}",
+    "exchange": "copy what is for the other one into places that it has filled, {chunks} in all",
+    "reduce_exchanged": "reduce what it has put there with the own input",
+    "copy_exchanged": "copy what it has put there out{past}",
+    "stage": "copy what is for others into the own ring, {chunks} in all",
+    "reduce_staged": "reduce the own share of each chunk from all {size} rings",
+    "copy_staged": "copy what is for this rank from the rings, {chunks} in all{past}",
+    "stage_others": "copy the others' slices of {chunks} into the own ring",
+    "reduce_in_rings": "reduce the own slice of each chunk from all {size} rings, into all of them",
+    "copy_reduced": "copy the others' results out of the own ring",
+    "write_letter": "write it into the receiver's box",
+    "read_letter": "copy it out of the own box",
+    "offer_in_place": "offer it, and wait until its receiver has copied it",
+    "offer": "offer it, and wait until a recv accepts it",
+    "accept": "accept the offer",
+    "fill_windows": "copy it into windows, by chunks",
+    "empty_windows": "copy the message out of windows, or of symmetric memory",
+}
+
+
+def plan_shared(call: Call, topology: Topology, choices: Choices, placed: Placed) -> Plan:
+    """Plan a call between threads and processes of one host."""
+    where = (topology.rank, topology.size, placed.symmetric, placed.in_place)
+    path, chunk, streams, number, staging, steps = _native.shared_plan(
+        native_words(call), choices.native, *where
+    )
+    chunks = counted(number, "chunk")
+    told = [
+        _STEPS[name].format(
+            size=topology.size, chunks=chunks, past=", past the caches" if past else ""
+        )
+        for name, _, _, past in steps
+    ]
+    return Plan(
+        *(str(call), "shared", PATHS[path], tuple(told)),
+        chunk=chunk,
+        stores="streaming" if streams else "ordinary",
+        read=sum(read for _, read, _, _ in steps),
+        written=sum(written for _, _, written, _ in steps),
+        sent=0,
+        staging=staging,
+    )

@@ -1,0 +1,119 @@
+"""How a call is told to the native side and to the other members of a tcp communicator."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import struct
+from dataclasses import replace
+
+from allreduce import _native
+from allreduce.comm.calls.call import DTYPES, OPERATORS, PATHS, Call, item_bytes, remedy
+from allreduce.comm.calls.segments import native_words
+from allreduce.comm.selection.choosing import Choice, Choices
+from allreduce.errors import UnsupportedError
+
+_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+_AGREED = struct.Struct("<H")  # how many bytes of a signature must be equal, these included
+_MAX_SIGNATURE = 59000  # native kMaxSignature, less the longest note
+
+
+def choose(call: Call, size: int, choices: Choices) -> Choice:
+    """Choose how a call travels; all members choose alike.
+
+    Sums of 16-bit floats (and means of complex numbers) go in one hop whatever their size: all
+    contributions meet where they are reduced, so that nothing is rounded in between.
+    """
+    if size == 1 or call.collective in ("barrier", "empty"):
+        return Choice("small")
+    unequal = call.collective == "all_to_all" and call.counts is not None
+    share = max(call.counts) if call.counts is not None else call.count
+    choice = choices.choose(call.collective, None if unequal else share * item_bytes(call.dtype))
+    exact = call.collective in _REDUCING and (
+        call.dtype in ("float16", "bfloat16") or (call.op == "mean" and "complex" in call.dtype)
+    )
+    return replace(choice, algorithm="direct") if exact and choice.chunk else choice
+
+
+def check(call: Call, where: str) -> None:
+    """Refuse what the native side has no kernel for.
+
+    Raises:
+        UnsupportedError: The operator makes no sense on the type, or the type is unknown.
+    """
+    if call.collective in ("barrier", "empty"):
+        return
+    if call.dtype not in DTYPES:
+        raise UnsupportedError(f"{where}: {call.collective} does not carry {call.dtype}")
+    if call.op is not None and not _native.tcp_carries(
+        OPERATORS.index(call.op), DTYPES.index(call.dtype)
+    ):
+        raise UnsupportedError(
+            f"{where}: {call.collective} with operator {call.op} does not carry {call.dtype}: "
+            f"{remedy(call.op, call.dtype)}"
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def words(call: Call, size: int, choices: Choices) -> tuple[object, ...]:
+    """Return what the native side executes."""
+    choice = choose(call, size, choices)
+    return (
+        native_words(call),
+        PATHS.index(choice.algorithm),
+        0 if call.tag is None else call.tag,
+        choice.chunk or choices.largest_chunk(),
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def encode(call: Call, where: str, shape: tuple[int, ...] = ()) -> bytes:
+    """Return a call's signature: what has to agree on all members, and what only has to fit.
+
+    Args:
+        call: The call.
+        where: "[tcp] rank 2", for messages.
+        shape: Lengths of the array's axes that have to agree.
+
+    Raises:
+        UnsupportedError: There are too many members for counts of their own.
+    """
+    exchange = call.collective == "all_to_all" and call.counts is not None
+    shown = [call.collective, call.op, call.dtype, call.count, call.root, call.tag]
+    if exchange:
+        shown[3] = 0  # whatever this member happens to send
+    counts = None if exchange else call.counts
+    text = json.dumps([*shown, counts, call.typed, shape], separators=(",", ":")).encode()
+    pairs = (*(call.counts or ()), *(call.receives or ())) if exchange else ()
+    agreed = _AGREED.size + len(text)
+    signature = _AGREED.pack(min(agreed, 0xFFFF)) + text + struct.pack(f"<{len(pairs)}Q", *pairs)
+    if len(signature) > _MAX_SIGNATURE:
+        raise UnsupportedError(
+            f"{where}: {call.collective} of so many members does not carry counts of their own: "
+            f"they take {len(signature)} bytes of at most {_MAX_SIGNATURE}"
+        )
+    return signature
+
+
+def annotated(signature: bytes, note: bytes) -> bytes:
+    """Return a signature with what its member tells of the call besides, as it is sent."""
+    return signature + note + bytes([len(note)])
+
+
+def note_of(told: bytes) -> bytes:
+    """Return the note of an annotated signature."""
+    return told[-1 - told[-1] : -1]
+
+
+def decode(told: bytes, group: str) -> Call:
+    """Read an annotated signature."""
+    signature = told[: -1 - told[-1]]
+    (agreed,) = _AGREED.unpack_from(signature)
+    fields = json.loads(signature[_AGREED.size : agreed])
+    collective, op, dtype, count, root, tag, listed, typed, shape = fields
+    pairs = struct.unpack(f"<{(len(signature) - agreed) // 8}Q", signature[agreed:])
+    half = len(pairs) // 2
+    counts = pairs[:half] if pairs else (None if listed is None else tuple(listed))
+    receives, row = pairs[half:] or None, math.prod(shape) if counts else 1
+    return Call(collective, op, dtype, count, root, group, counts, receives, tag, typed, row)

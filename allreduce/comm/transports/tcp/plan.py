@@ -1,0 +1,96 @@
+"""Plans of the tcp transport: the native plan, in words and numbers."""
+
+from __future__ import annotations
+
+from allreduce import _native
+from allreduce.comm.calls.call import MESSAGES, Call, item_bytes
+from allreduce.comm.calls.plan import Placed, Plan, Topology, in_units
+from allreduce.comm.selection.choosing import Choice, Choices
+from allreduce.comm.transports.tcp import calls
+from allreduce.events import counted
+
+_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+_AGREE = "post the call to all, and wait until all have posted the same"
+
+
+def plan_tcp(call: Call, topology: Topology, choices: Choices, placed: Placed) -> Plan:
+    """Plan a call between members on any hosts."""
+    choice = calls.choose(call, topology.size, choices)
+    words = calls.words(call, topology.size, choices)
+    if choice.algorithm == "small":
+        return _small(call, topology.rank, topology.size, choice, words)
+    item, me = item_bytes(call.dtype), topology.rank
+    chunk, window, stages = _native.tcp_plan(words, me, topology.size)
+    message = call.collective in MESSAGES
+    steps = ["offer it, and wait until its receiver asks for it" if message else _AGREE]
+    read = written = sent = staging = 0
+    for sources, elements, to, reduced, stored, staged in stages:
+        if not elements:
+            continue
+        nbytes = elements * item
+        number = -(-elements // chunk)
+        steps.append(_words(nbytes, counted(number, "chunk"), sources, to, reduced, stored))
+        sent += nbytes * len(to)
+        written += nbytes * (len(sources) + reduced)
+        read += nbytes * (len(to) + (len(sources) + 1) * reduced)
+        if not sources and stored and not placed.in_place:  # the own part is copied
+            read += nbytes
+            written += nbytes
+        if staged:
+            staging += min(number, window) * min(chunk, elements) * item * len(sources)
+    return Plan(
+        *(str(call), "tcp", choice.algorithm, tuple(steps)),
+        chunk=chunk * item,
+        read=read,
+        written=written,
+        sent=sent,
+        staging=staging,
+    )
+
+
+def _words(
+    nbytes: int, number: str, sources: list[int], to: list[int], reduced: bool, stored: bool
+) -> str:
+    amount = f"{in_units(nbytes)} in {number}"
+    doing = [f"receive {amount} from {_members(sources)}"] if sources else [f"take {amount}"]
+    if reduced:
+        doing.append("reduce them with the own")
+    if stored:
+        doing.append("store them in the output")
+    if to:
+        doing.append(f"send them to {_members(to)}")
+    return ", ".join(doing)
+
+
+def _members(members: list[int]) -> str:
+    return f"rank{'s' * (len(members) > 1)} {', '.join(map(str, members))}"
+
+
+def _small(call: Call, me: int, size: int, choice: Choice, words: tuple[object, ...]) -> Plan:
+    """Plan a call whose data go with its posts, or a small message."""
+    reduces = call.collective in _REDUCING
+    if call.collective in MESSAGES:
+        sending = call.collective == "send"
+        steps = ["send the message at once" if sending else "take a message that has come"]
+        sent, got = (call.count, 0) if sending else (0, call.count)
+        moved = stored = call.count
+    else:
+        sent, got, own = _native.tcp_small_plan(words, me, size)
+        moved = got + own
+        stored = own if reduces else moved
+        steps = ["post the call to all, with what each gets" if sent else "post the call to all"]
+        steps.append("wait until all have posted the same")
+        if size == 1:
+            steps = ["copy the input to the output"]
+        elif moved and reduces:
+            steps.append(f"reduce what came with all {size} posts")
+        elif moved:
+            steps.append("copy out what came with the posts")
+    item = item_bytes(call.dtype)
+    return Plan(
+        *(str(call), "tcp", choice.algorithm, tuple(steps)),
+        read=(sent + moved) * item,
+        written=(sent + stored) * item,
+        sent=sent * item,
+        staging=(sent + got) * item,
+    )

@@ -1,0 +1,214 @@
+"""The transport over TCP: native, one epoll thread per process.
+
+Every call is posted to all members with its signature; nothing of it is sent, and no output is
+touched, before all posts are there and agree. Small contributions travel with the posts, others in
+chunks, in one hop or along a ring; each element's result is made once and distributed, or made by
+everybody in member order: results are equal on all members, to the bit.
+
+Started calls advance by themselves. A connection that ends without a goodbye means that its member
+died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allreduce import _native
+from allreduce.comm.calls import call_site
+from allreduce.comm.calls.aligned import aligned
+from allreduce.comm.calls.array import Array
+from allreduce.comm.calls.call import ANY, MESSAGES, Call, agreed_shape
+from allreduce.comm.calls.plan import Placed, Plan, Topology
+from allreduce.comm.calls.segments import in_place
+from allreduce.comm.failures.reporter import wait_text
+from allreduce.comm.selection.choosing import Choices
+from allreduce.comm.transports.native import NativeTransport
+from allreduce.comm.transports.native_work import NativeWork
+from allreduce.comm.transports.planners import plan
+from allreduce.comm.transports.tcp import calls
+from allreduce.comm.transports.tcp.failures import NOBODY, TcpMemberInfo, TcpWitness
+from allreduce.errors import OutOfMemoryError
+from allreduce.events import logger
+
+_LEAVE_SECONDS = 2.0  # how long last words may take to arrive
+_FAIL_SECONDS = 5.0  # how long the engine may take to let go of the arrays of a dead communicator
+
+
+class TcpWork(NativeWork[_native.TcpWork]):
+    """A started call of the tcp transport.
+
+    Attributes:
+        call: What was started; None if that was too late, and is not what others were in.
+    """
+
+    def origin(self) -> tuple[int, int]:
+        return self.native.source, self.native.tag
+
+
+class TcpTransport(NativeTransport[_native.TcpWork]):
+    """One member of a communicator whose members are connected each with each.
+
+    Args:
+        index: This member.
+        sockets: Descriptors for each member, which it takes over: one for words, one for probes,
+            then those for data.
+        members: All members.
+        name: The communicator's.
+        timeout: Seconds that any wait may last.
+        choices: How calls are carried out.
+    """
+
+    name = "tcp"
+    witness_class: ClassVar[type[TcpWitness]] = TcpWitness
+
+    def __init__(
+        self,
+        index: int,
+        sockets: list[list[int]],
+        members: tuple[TcpMemberInfo, ...],
+        name: str,
+        timeout: float,
+        choices: Choices,
+    ) -> None:
+        self._choices = choices
+        self._member = _native.TcpMember(index, sockets)
+        super().__init__(index, self.witness_class(self._member, name, index, members), timeout)
+        self._name = name
+        self._size = len(members)
+
+    @property
+    def inherited(self) -> bool:
+        return self._member.inherited
+
+    def start(
+        self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
+    ) -> TcpWork:
+        self.admit()
+        calls.check(call, self._witness.where)
+        if x is not None:  # a NumPy scalar has no memory of its own
+            x = np.asarray(x)
+        words = calls.words(call, self._size, self._choices)
+        return self._begin(call, words, self._told(call, x, out), (x, out), result)
+
+    def _told(self, call: Call, x: Array | None, out: Array | None) -> bytes:
+        """Return what all members get to know of a call."""
+        array = x if x is not None else out
+        shape = () if array is None else agreed_shape(call, array.shape)
+        return calls.annotated(
+            calls.encode(call, self._witness.where, shape), call_site.note(x, out)
+        )
+
+    def _begin(
+        self,
+        call: Call,
+        words: tuple[object, ...],
+        told: bytes,
+        arrays: tuple[Array | None, Array | None],
+        result: Callable[[], Any],
+    ) -> TcpWork:
+        """Have the native side start a call.
+
+        Args:
+            call: The call.
+            words: What is carried out, which may be less.
+            told: What the other members get to know of the call.
+            arrays: The input and the output.
+            result: Makes the result.
+        """
+        late = call.collective not in MESSAGES and self._witness.heard
+        try:
+            with self._lock:  # calls of several threads get one order
+                native = self._member.start(words, told, *map(_address, arrays))
+                work = TcpWork(self, native, arrays, result)
+                work.call = None if late else call
+                self._keep(work)
+        except BaseException as error:
+            self._interrupted(error)
+            raise
+        if self._closed or self._failure is not None:
+            raise self._error()
+        return work
+
+    def absent(self, native: _native.TcpWork) -> list[int]:
+        return self._member.missing(native.key)
+
+    def _drive(self, native: _native.TcpWork, seconds: float) -> bool:
+        return native.wait(seconds)
+
+    def _waiting(self, native: _native.TcpWork) -> str:
+        what = self._witness.named(self.index, native.key)
+        return f"{what}: {self._witness.missing(native.key)}"
+
+    def _message(self, native: _native.TcpWork) -> Call | None:
+        """Return the call of a send or recv: these have no place in the order."""
+        call = self._witness.call(self.index, native.key) if native.key != native.seq else None
+        return call if call is not None and call.collective in MESSAGES else None
+
+    @contextlib.contextmanager
+    def _announced(self, native: _native.TcpWork) -> Iterator[None]:
+        call = self._message(native)
+        if call is None or call.root is None:
+            self._member.tell_under_way()
+            yield
+            return
+        peer = self.index if call.root == ANY else call.root
+        self._member.tell_awaited(peer, 1 + MESSAGES.index(call.collective))
+        yield  # after an error the others may still want to know
+        self._member.tell_awaited(NOBODY)
+
+    def _surrender(self, native: _native.TcpWork, waited: float) -> bool:
+        absent = self._witness.absent(native.key)
+        blamed = next((m for m in absent if m != self.index), self.index)
+        reason = wait_text(waited, self._witness.missing(native.key))
+        self._member.blame_timeout(blamed, native.key, reason)
+        return self._wait(native, _FAIL_SECONDS)
+
+    def _kill(self, reason: str) -> None:
+        self._member.abort(reason)
+
+    def _leave(self) -> None:
+        farewell = self._member.leave(_LEAVE_SECONDS)
+        limit = time.monotonic() + 2 * _LEAVE_SECONDS
+        while not farewell.wait(_LEAVE_SECONDS) and time.monotonic() < limit:
+            logger.debug("%s: last words are still on their way", self._witness.where)
+
+    def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
+        calls.check(call, self._witness.where)
+        placed = Placed(in_place=in_place(call, x, out, self.index))
+        here = Topology(TcpTransport.name, self.index, self._size)  # whoever it serves
+        return plan(call, here, self._choices, placed)
+
+    def payload_bytes(self) -> list[int]:
+        return self._member.payload_bytes()
+
+    def close_inherited(self) -> None:
+        """In a child made by fork: let go of the sockets, whose end of file tells of our parent."""
+        super().close_inherited()
+        self._member.close_inherited()
+
+    def empty(self, nbytes: int) -> NDArray[np.uint8]:
+        """Allocate ordinary memory, aligned to a cache line; all members ask for the same size."""
+        call = Call("empty", None, "bytes", nbytes, None, self._name)
+        self.start(call, None, None, lambda: None).wait()
+        memory = aligned(nbytes)
+        # Everybody learns whether everybody has it.
+        mine, all_have = np.array([memory is not None]), np.zeros(self._size, bool)
+        call = Call("all_gather", None, "bool", 1, None, self._name)
+        self.start(call, mine, all_have, lambda: None).wait()
+        if memory is None or not all_have.all():
+            without = self._witness.members[int(np.flatnonzero(~all_have)[0])]
+            raise OutOfMemoryError(
+                f"{self._witness.where}: empty: {without} has no {nbytes} bytes of memory; ask for "
+                "less on every rank"
+            )
+        return memory
+
+
+def _address(array: Array | None) -> int:
+    return 0 if array is None else int(array.__array_interface__["data"][0])

@@ -1,0 +1,171 @@
+"""`ar.scan`: a function for each step of a sequence, recorded once, with gradient.
+
+One node repeats the graph of a step, and nodes behind it stand for its results. The interface is
+`jax.lax.scan`'s.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.autodiff import scan_gradient  # noqa: F401  (its rows)
+from allreduce.graph.core import pytree
+from allreduce.graph.core.node import Graph
+from allreduce.graph.core.scope import users_line
+from allreduce.graph.core.spec import Spec, show
+from allreduce.graph.core.tensor import Tensor, TracedTensor
+from allreduce.graph.ops import functions
+from allreduce.graph.trace.dispatch import as_tensor
+from allreduce.graph.trace.subgraph import Body, BodyTrace, record
+from allreduce.graph.trace.trace import Trace, current_trace, recording
+
+Step = Callable[[Any, Any], tuple[Any, Any]]
+
+
+def scan(
+    fn: Step, init: Any, xs: Any = None, length: int | None = None, reverse: bool = False
+) -> tuple[Any, Any]:
+    """Carry a value through the steps of a sequence: `carry, ys[t] = fn(carry, xs[t])`.
+
+    Inside `ar.function` the step is traced once and repeated when the function runs; outside of it,
+    and where functions run eagerly, it runs at once, step by step.
+
+    Args:
+        fn: Takes the carry and a step's elements; gives the next carry, of the same structure,
+            shapes and dtypes, and the step's results, or None. It may read variables and tensors
+            from outside. It cannot change variables, draw random numbers, or exchange values with
+            other replicas.
+        init: The first carry: a tensor, or tuples, lists, dicts and dataclasses of them.
+        xs: Tensors `(length, …)`, in any structure; None if the steps take no elements.
+        length: How many steps there are; needed where `xs` does not say.
+        reverse: Whether to go from the last elements to the first.
+
+    Returns:
+        The last carry, and the results with one more axis in front, `(length, …)`: those of step t
+        at t.
+
+    Raises:
+        ShapeError: The carry changes its shape, or tensors in `xs` differ in length.
+        UsageError: The carry changes its structure or dtype, the number of steps is not known, or
+            `fn` does what it cannot.
+    """
+    if not callable(fn):
+        raise UsageError(f"{users_line()}: ar.scan takes a function (carry, x), not {fn!r:.60}")
+    carry, elements = (pytree.map_leaves(_tensor, each) for each in (init, xs))
+    steps = _length(elements, length)
+    trace = current_trace()
+    if trace is not None and trace.has_values:
+        trace = None  # so that the steps' values are there, too
+    if trace is None and steps:
+        return _run_now(fn, carry, elements, range(steps)[::-1] if reverse else range(steps))
+    graph, captured, results = _step_of(trace or Trace(), fn, carry, elements)
+    if trace is None:
+        return carry, _map(lambda y: functions.zeros((0, *y.shape), y.dtype), results)
+    every = [*_leaves(carry), *_leaves(elements)]
+    body = Body.of(graph, len(_leaves(carry)), len(_leaves(elements)), steps, bool(reverse))
+    rest = iter(record(trace, body, [*every, *captured]))
+    return _map(lambda _: next(rest), carry), _map(lambda _: next(rest), results)
+
+
+def _tensor(leaf: Any) -> Tensor | None:
+    return None if leaf is None else as_tensor(leaf)
+
+
+def _map(function: Callable[[Any], Any], structure: Any) -> Any:
+    return pytree.map_leaves(lambda leaf: None if leaf is None else function(leaf), structure)
+
+
+def _leaves(structure: Any) -> list[TracedTensor]:
+    return [leaf for leaf in pytree.leaves(structure) if leaf is not None]
+
+
+def _length(elements: Any, length: int | None) -> int:
+    """Read the number of steps.
+
+    Raises:
+        ShapeError: Tensors differ in it, or have no axis of a known size in front.
+        UsageError: Nothing says it, or it is no integer from 0 up.
+    """
+    if length is not None and (type(length) is not int or length < 0):
+        raise UsageError(f"{users_line()}: the length of a scan is an integer, not {length!r:.60}")
+    found = length
+    for tensor in _leaves(elements):
+        size = tensor.shape[0] if tensor.ndim else None
+        if not isinstance(size, int):
+            raise ShapeError(
+                f"{users_line()}: ar.scan goes along the first axis, whose size has to be known: "
+                f"{show(tensor.shape)}; transpose a batch of sequences to (length, batch, …)"
+            )
+        if found is not None and size != found:
+            raise ShapeError(f"{users_line()}: ar.scan of lengths {found} and {size} together")
+        found = size
+    if found is None:
+        raise UsageError(f"{users_line()}: ar.scan without xs needs length=, a number of steps")
+    return found
+
+
+def _run_now(fn: Step, carry: Any, elements: Any, order: Sequence[int]) -> tuple[Any, Any]:
+    results: dict[int, Any] = {}
+    for t in order:
+        given = _called(fn, carry, _map(operator.itemgetter(t), elements))
+        after, results[t] = (pytree.map_leaves(_tensor, each) for each in given)
+        _check_carry(carry, after)
+        carry = after
+    rows = [_leaves(results[t]) for t in sorted(results)]
+    stacked = iter([functions.stack(column) for column in zip(*rows, strict=True)])
+    return carry, _map(lambda _: next(stacked), results[0])
+
+
+def _step_of(
+    trace: Trace, fn: Step, carry: Any, elements: Any
+) -> tuple[Graph, list[TracedTensor], Any]:
+    """Record a step; returns it with what it reads from outside, and the results as `fn` gave them.
+
+    Raises:
+        ShapeError, UsageError: `fn` does not give a carry like the one that it got, and results.
+    """
+    inner = BodyTrace(trace)
+    with recording(inner):
+        before = _map(lambda x: inner.placeholder(x.spec, "carry"), carry)
+        element = _map(lambda x: inner.placeholder(Spec(x.shape[1:], x.dtype), "xs"), elements)
+        given = _called(fn, before, element)
+        after, results = (_map(inner.value, each) for each in given)
+    _check_carry(carry, after)
+    graph = inner.finish([*_leaves(after), *_leaves(results)])
+    return graph, inner.captured, results
+
+
+def _called(fn: Step, carry: Any, element: Any) -> tuple[Any, Any]:
+    given = fn(carry, element)
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise UsageError(
+            f"{users_line()}: the function of ar.scan returns (carry, results), not "
+            f"{given!r:.60}; (carry, None) if a step has no result"
+        )
+    return given
+
+
+def _check_carry(before: Any, after: Any) -> None:
+    """Refuse a carry that is not of the same structure, shapes and dtypes after a step.
+
+    Raises:
+        ShapeError, UsageError: It is not; names the part of it.
+    """
+    if pytree.outline(before) != pytree.outline(after):
+        raise UsageError(
+            f"{users_line()}: the function of ar.scan got a carry {pytree.outline(before)} and "
+            f"returned one of another structure, {pytree.outline(after)}"
+        )
+    every = zip(pytree.paths(before), pytree.leaves(before), pytree.leaves(after), strict=True)
+    for path, old, new in every:
+        if getattr(old, "spec", None) != getattr(new, "spec", None):
+            where = "".join(f"[{key!r}]" for key in path)
+            shown = [getattr(each, "spec", None) for each in (old, new)]
+            kind = UsageError if None in shown or old.shape == new.shape else ShapeError
+            raise kind(
+                f"{users_line()}: the carry{where} of ar.scan starts as {shown[0]}, and a step "
+                f"makes it {shown[1]}; start with what the steps give"
+            )

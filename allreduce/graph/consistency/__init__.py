@@ -1,0 +1,1 @@
+"""Compare what ranks are about to do, and carry failures between them."""

@@ -1,0 +1,1 @@
+"""The graph itself: nodes, tensors, specs, the operator table, names and seeds."""

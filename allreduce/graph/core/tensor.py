@@ -1,0 +1,237 @@
+"""Values as the user sees them: tensors, recorded inside `ar.function`, concrete outside of it."""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from allreduce.devices.names import DeviceName
+from allreduce.errors import UsageError
+from allreduce.graph.core.host_future import Fetched, Output
+from allreduce.graph.core.python_operators import Operators, call
+from allreduce.graph.core.scope import users_line
+from allreduce.graph.core.spec import Dim, Shape, Spec, show
+
+# The operators that tensors have for what NumPy's arrays have as methods.
+METHODS: dict[str, str] = {}
+
+
+class Tensor(Operators, ABC):
+    """What operators take and return; Python's operators on it are the library's operators."""
+
+    __slots__ = ("__weakref__", "spec")
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+
+    if not TYPE_CHECKING:  # else type checkers would believe that it has every attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = f"; use ar.ops.{METHODS[name]}(x)" if name in METHODS else ""
+            raise AttributeError(f"a tensor has no attribute {name!r}{hint}", name="", obj=self)
+
+    @property
+    def shape(self) -> Shape:
+        """Its sizes; a named dimension stands where the batch size does."""
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.spec.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.spec.ndim
+
+    @abstractmethod
+    def numpy(self) -> np.ndarray:
+        """Copy the value into a new array; only what exists has one."""
+
+    @abstractmethod
+    def __bool__(self) -> bool: ...
+
+    @abstractmethod
+    def __float__(self) -> float: ...
+
+    @abstractmethod
+    def __int__(self) -> int: ...
+
+    @abstractmethod
+    def __index__(self) -> int: ...
+
+    @abstractmethod
+    def __round__(self, digits: int | None = None) -> int | float: ...
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
+        return call("equal", self, other)
+
+    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
+        return call("not_equal", self, other)
+
+    __hash__ = object.__hash__
+
+
+class TracedTensor(Tensor):
+    """A value of the step being recorded: it has a shape and a dtype, but no elements yet."""
+
+    __slots__ = ("id", "trace")
+
+    has_value = False
+
+    def __init__(self, trace: object, id: int, spec: Spec) -> None:
+        super().__init__(spec)
+        self.trace = trace
+        self.id = id
+
+    def __repr__(self) -> str:
+        return f"<tensor %{self.id} {self.spec}>"
+
+    def numpy(self) -> np.ndarray:
+        self._has_no_value("an array", "return it from the function")
+
+    def __bool__(self) -> bool:
+        self._has_no_value("a bool", "use ar.ops.where, or decide on Python values")
+
+    def __float__(self) -> float:
+        self._has_no_value("a float", "return it from the function")
+
+    def __int__(self) -> int:
+        self._has_no_value("an int", "return it from the function")
+
+    def __index__(self) -> int:
+        self._has_no_value("an index or a size", "use ar.ops, or Python's numbers")
+
+    def __round__(self, digits: int | None = None) -> int | float:
+        self._has_no_value("a number", "return it from the function")
+
+    def __format__(self, how: str) -> str:
+        if how:
+            self._has_no_value("a number to be written", "ar.print prints it when the step runs")
+        return str(self)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise UsageError(f"a scalar has no len() ({users_line()})")
+        size = self.shape[0]
+        if isinstance(size, Dim):
+            self._has_no_value("a length", "the batch size is known only when the step runs")
+        return size
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        self._has_no_value("an array", "use ar.ops instead of numpy here, or return it")
+
+    def _has_no_value(self, wanted: str, remedy: str) -> NoReturn:
+        raise UsageError(
+            f"{users_line()}: a tensor of shape {show(self.shape)} was used as {wanted} inside "
+            f"ar.function, where it has no value yet; {remedy}"
+        )
+
+
+class _Valued:
+    """What a tensor can do whose value exists."""
+
+    __slots__ = ()
+
+    _value: np.ndarray
+
+    def numpy(self) -> np.ndarray:
+        """Copy the value into a new array."""
+        return self._value.copy()
+
+    @property
+    def value(self) -> np.ndarray:
+        """The value itself, not to be written to."""
+        return self._value
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self._value, dtype=dtype, copy=True if copy is None else copy)
+
+    def __bool__(self) -> bool:
+        return bool(self._value.item())
+
+    def __float__(self) -> float:
+        return float(self._value.item())
+
+    def __int__(self) -> int:
+        return int(self._value.item())
+
+    def __index__(self) -> int:
+        return operator.index(self._value)
+
+    def __round__(self, digits: int | None = None) -> int | float:
+        number: int | float = round(self._value.item(), digits)
+        return number
+
+    def __format__(self, how: str) -> str:
+        return format(self._value[()], how) if how else str(self)
+
+    def __len__(self) -> int:
+        return len(self._value)
+
+
+class ConcreteTensor(_Valued, Tensor):
+    """A value that exists, on a device."""
+
+    __slots__ = ("_value", "device")
+
+    def __init__(self, value: np.ndarray, device: DeviceName) -> None:
+        super().__init__(Spec(value.shape, value.dtype))
+        self._value = value
+        self.device = device
+
+    def __repr__(self) -> str:
+        return f"<tensor {self.spec} on {self.device}: {self._value}>"
+
+
+class _ComingTensor(ConcreteTensor):
+    """A value that a device copies to the host: whoever reads it waits for it."""
+
+    __slots__ = ("_coming",)
+
+    def __init__(self, coming: Fetched, device: DeviceName) -> None:
+        Tensor.__init__(self, Spec(coming.shape, coming.dtype))
+        self._coming = coming
+        self.device = device
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:  # of what is not set yet
+            if name != "_value":
+                return super().__getattr__(name)
+            self._value = self._coming.wait()
+            return self._value
+
+
+def concrete(output: Output, device: DeviceName) -> ConcreteTensor:
+    """Make a tensor of what a step returns."""
+    if isinstance(output, Fetched):
+        return _ComingTensor(output, device)
+    return ConcreteTensor(output, device)
+
+
+class EagerTensor(_Valued, TracedTensor):
+    """A value of a step that runs eagerly: recorded as a traced one, and computed already.
+
+    Its shape has the same named sizes as if it were traced; its value has those of the batch.
+    """
+
+    __slots__ = ("_value",)
+
+    has_value = True
+
+    def __init__(self, trace: object, id: int, spec: Spec, value: np.ndarray) -> None:
+        super().__init__(trace, id, spec)
+        self._value = value
+
+    def __repr__(self) -> str:
+        return f"<tensor %{self.id} {self.spec}: {self._value}>"

@@ -1,0 +1,1 @@
+"""Checks at run time: NaN and infinity, and writes outside of buffers."""

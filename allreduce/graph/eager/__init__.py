@@ -1,0 +1,1 @@
+"""Run operators at once, outside of traced functions."""

@@ -1,0 +1,287 @@
+"""A step that runs eagerly: each operation is recorded as ever, and computed at once.
+
+What is recorded is the graph that a traced step would have, so that gradients, random draws and
+means over named batches are the same. It is dropped when the step ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from allreduce.devices import options
+from allreduce.devices.budget import largest
+from allreduce.devices.names import DeviceName
+from allreduce.errors import OutOfMemoryError, UsageError
+from allreduce.graph.consistency.rank_check import Facts
+from allreduce.graph.core.node import Graph, Node
+from allreduce.graph.core.op_table import Attrs, located, lookup
+from allreduce.graph.core.spec import Spec, concrete
+from allreduce.graph.core.tensor import EagerTensor, TracedTensor
+from allreduce.graph.debug import numerics
+from allreduce.graph.debug.memory_guards import Room
+from allreduce.graph.eager import eager_collectives
+from allreduce.graph.eager.lockstep import Meet, Meeting
+from allreduce.graph.execute.memory import said
+from allreduce.graph.ops.collective import contribution_of_none
+from allreduce.graph.placement.placement import Placed, choose, put, report
+from allreduce.graph.schedule.dependence import depends, of_replica, of_samples
+from allreduce.graph.trace.printing import say
+from allreduce.graph.trace.replica import Moment, Replica
+from allreduce.graph.trace.trace import Trace
+from allreduce.graph.trace.variable import Variable
+from allreduce.graph.update.arena_plan import Host
+from allreduce.graph.update.changes import check_equal, check_once, check_owner
+from allreduce.graph.update.program_check import synchronize
+from allreduce.graph.update.program_summary import involved, outline
+
+_NOTHING = np.zeros((), np.int64)  # the value of what only has an effect
+
+
+class EagerTrace(Trace):
+    """One replica's step while it runs.
+
+    A replica without samples has zeros where values depend on them: what it does is the same, and
+    adds nothing, as in the null program.
+
+    Args:
+        host: The replicas of this process.
+        replica: The one that runs.
+        moment: This step's place in the run.
+        feeds: What placeholders stand for, in their order.
+        absent: Whether the replica has no samples.
+        meet: How to do something together with the others.
+    """
+
+    has_values = True
+
+    def __init__(
+        self,
+        host: Host,
+        replica: Replica,
+        moment: Moment,
+        feeds: Iterable[np.ndarray],
+        absent: bool,
+        meet: Meet,
+    ) -> None:
+        super().__init__(host.num_replicas_in_sync)
+        self._host = host
+        self._replica = replica
+        self._moment = moment
+        self._feeds = iter(feeds)
+        self._absent = absent
+        self._meet = meet
+        self._values: dict[int, np.ndarray] = {}
+        self._of_samples: set[int] = set()
+        self._of_replica: set[int] = set()
+        self._updated: set[Variable] = set()
+
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[TracedTensor],
+        attrs: Attrs,
+        spec: Spec,
+        *,
+        control: Sequence[int] = (),
+        place: DeviceName | None = None,
+    ) -> TracedTensor:
+        """Append a node and compute its value."""
+        node = self._append(op, inputs, attrs, spec, control, place)
+        node = self.nodes[-1] = self._placed(node)
+        for found, root in ((self._of_samples, of_samples), (self._of_replica, of_replica)):
+            if depends(node, found, root):
+                found.add(node.id)
+        try:
+            self._values[node.id] = self._value(node)
+        except OutOfMemoryError:
+            raise
+        except MemoryError as error:
+            raise self._shortage(node, error) from error
+        return self.tensor(node.id)
+
+    def _shortage(self, node: Node, error: MemoryError) -> OutOfMemoryError:
+        """Say where there was no memory, and which of the step's values have it."""
+        whole = {id(_memory(value)): i for i, value in reversed(self._values.items())}
+        contents = [
+            (self._values[i].nbytes, said(self.nodes[i], self._values[i].shape))
+            for i in whole.values()
+        ]
+        return OutOfMemoryError(
+            f"no memory for {node.op} at {node.source}: {error}; use a smaller model or batch, or "
+            f"fewer replicas per host{largest(contents)}"
+        )
+
+    def tensor(self, id: int) -> TracedTensor:
+        return EagerTensor(self, id, self.nodes[id].spec, self._values[id])
+
+    def close(self) -> None:
+        """Let go of all values but those of tensors that somebody keeps."""
+        self.nodes.clear()
+        for kept in (self._values, self._current, self._reads, self._runtime):
+            kept.clear()  # of tensors that know this trace, they would wait for the collector
+
+    def _placed(self, node: Node) -> Node:
+        """Give a node a device; nothing moves between CPUs, but their variables lie there."""
+        places = self._replica.places
+        device, reason = choose(node, self.nodes.__getitem__, places.home, list(places.names))
+        report([Placed(node.op, device, reason, node.source)], places.names)
+        return put(node, device)
+
+    def _value(self, node: Node) -> np.ndarray:
+        special = _SPECIAL.get(node.op)
+        if special is not None:
+            return special(self, node)
+        if lookup(node.op).kind == "collective":
+            return self._exchange(node)
+        return self._compute(node)
+
+    def _compute(self, node: Node) -> np.ndarray:
+        op, inputs = lookup(node.op), [self._values[i] for i in node.inputs]
+        if self._lacks(node.id):
+            return self._zeros(node.spec)
+        if op.view is not None:
+            return op.view(inputs[0], node.attrs)
+        room = Room(self._shape(node.spec), node.spec.dtype)
+        with np.errstate(all="ignore"):  # infinities and NaN are results here, not warnings
+            try:
+                room.fill(op, inputs, node.attrs)
+            except UsageError as error:
+                raise located(error, node.op, node.source, node.part) from None
+        room.check(node.op, node.source)
+        if options.current().check_numerics:
+            when = f"replica {self._replica.id}, step {self._moment.step}"
+            numerics.check(node.op, node.source, room.array, inputs, when)
+        return room.array
+
+    def _lacks(self, id: int) -> bool:
+        """Tell whether a value is one of samples, of which there are none."""
+        return self._absent and id in self._of_samples
+
+    def _shape(self, spec: Spec) -> tuple[int, ...]:
+        return concrete(spec.shape, self._moment.rows, sum(self._moment.everyone or ()))
+
+    def _zeros(self, spec: Spec) -> np.ndarray:
+        return np.zeros(self._shape(spec), spec.dtype)
+
+    def _specs(self, node: Node) -> list[Spec]:
+        return [self.nodes[i].spec for i in node.inputs]
+
+    def _placeholder(self, _node: Node) -> np.ndarray:
+        return next(self._feeds)
+
+    def _constant(self, node: Node) -> np.ndarray:
+        value: np.ndarray = node.attrs["value"]
+        return value
+
+    def _known_when_run(self, node: Node) -> np.ndarray:
+        name = node.attrs["name"]
+        value = self._replica.id if name == "replica" else getattr(self._moment, name)
+        return np.asarray(value, np.int64)
+
+    def _read(self, node: Node) -> np.ndarray:
+        variable = self._variable(node)
+        # A copy, because the step may change the variable later.
+        return variable.storage[self._replica.index].copy()
+
+    def _assign(self, node: Node) -> np.ndarray:
+        if self.replicas > 1:
+            check_equal(node, self._of_replica)
+        variable = self._variable(node)
+
+        def assign(brought: list[tuple[int, np.ndarray]]) -> list[np.ndarray]:
+            for index, value in brought:
+                variable.storage[index][...] = value
+            return [_NOTHING] * len(brought)
+
+        if self._lacks(node.inputs[0]):  # with one replica only
+            return _NOTHING
+        return self._together(node, (self._replica.index, self._values[node.inputs[0]]), assign)
+
+    def _print(self, node: Node) -> np.ndarray:
+        if not any(self._lacks(i) for i in node.inputs):
+            who = "" if self._replica.communicator is None else f"replica {self._replica.id}: "
+            values = [self._values[i] for i in node.inputs]
+            say(values, node.attrs["parts"], node.attrs["sep"], who)
+        return _NOTHING
+
+    def _apply_gradients(self, node: Node) -> np.ndarray:
+        self._take_in(node.attrs["variables"])
+        check_once(node, self._updated)
+        feeds = [self._values[i] for i in node.inputs]
+        if self._absent:
+            feeds = [np.zeros_like(each) for each in feeds]
+        work = partial(eager_collectives.update, self._host, node, self._specs(node), self._said())
+
+        def update(brought: list[Any]) -> list[np.ndarray]:
+            work(brought)
+            return [_NOTHING] * len(brought)
+
+        return self._together(node, (feeds, self._moment), update)
+
+    def _exchange(self, node: Node) -> np.ndarray:
+        (source,) = node.inputs
+        value = self._values[source]
+        if self._lacks(source) or (self._absent and node.op == "all_reduce"):
+            value = contribution_of_none(node, self._shape(node.spec))
+        work = partial(
+            eager_collectives.exchange, self._host, node, self._specs(node), self._said()
+        )
+        return self._together(node, ([value], self._moment), work)
+
+    def _said(self) -> Facts | None:
+        """Say what all ranks have to have done alike so far; None where there is one."""
+        if len(self._host.devices) == self.replicas:
+            return None
+        done = Graph(tuple(self.nodes))
+        self._host.fingerprint.involve(involved(done))
+        return outline(done)
+
+    def _take_in(self, variables: Sequence[Variable]) -> None:
+        """Let all replicas have the values of the first one before a variable's first step."""
+        check_owner(self._host, variables)
+        fresh = [each for each in variables if each not in self._host.shared]
+        if not fresh or self._replica.communicator is None:
+            return
+
+        def share(brought: list[None]) -> list[None]:
+            synchronize(self._host, fresh)
+            return brought
+
+        names = ", ".join(repr(variable.name) for variable in fresh)
+        source = self.nodes[-1].source
+        self._meet(Meeting(f"the first use of {names}", source, ("use", fresh), None, share))
+
+    def _variable(self, node: Node) -> Variable:
+        """Return the variable that a node reads or changes, on its device."""
+        variable: Variable = node.attrs["variable"]
+        self._take_in([variable])
+        assert node.device is not None, node
+        variable.settle(node.device)
+        return variable
+
+    def _together(self, node: Node, brought: Any, work: Callable[[Any], Any]) -> np.ndarray:
+        key = (node.op, dict(node.attrs), node.spec)
+        value: np.ndarray = self._meet(Meeting(node.op, node.source, key, brought, work))
+        return value
+
+
+def _memory(value: np.ndarray) -> np.ndarray:
+    """Return the array that a view was made of: of views it is one of several values."""
+    while isinstance(value.base, np.ndarray):
+        value = value.base
+    return value
+
+
+_SPECIAL: dict[str, Callable[[EagerTrace, Node], np.ndarray]] = {
+    "placeholder": EagerTrace._placeholder,
+    "constant": EagerTrace._constant,
+    "runtime": EagerTrace._known_when_run,
+    "read": EagerTrace._read,
+    "assign": EagerTrace._assign,
+    "print": EagerTrace._print,
+    "apply_gradients": EagerTrace._apply_gradients,
+}

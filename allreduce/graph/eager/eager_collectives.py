@@ -1,0 +1,95 @@
+"""What the replicas of a step that runs eagerly do together, as a program of its own each time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from allreduce.graph import passes
+from allreduce.graph.consistency.rank_check import Facts
+from allreduce.graph.core.host_future import arrived
+from allreduce.graph.core.node import Graph, Node
+from allreduce.graph.core.spec import Spec
+from allreduce.graph.execute.executor import Executor
+from allreduce.graph.schedule.schedule import schedule
+from allreduce.graph.trace.replica import Moment
+from allreduce.graph.trace.subgraph import joins_rows
+from allreduce.graph.update.arena_plan import ArenaPlan, Host
+from allreduce.graph.update.arenas import plan_for, publish_iterations
+from allreduce.graph.update.program_check import Agreement, compare
+
+# Of each local replica: the values that an operation reads, and the step's moment.
+Brought = Sequence[tuple[list[np.ndarray], Moment]]
+
+
+def exchange(
+    host: Host, node: Node, specs: Sequence[Spec], said: Facts | None, brought: Brought
+) -> list[np.ndarray]:
+    """Carry out a collective; returns its value on each local replica.
+
+    Args:
+        host: The local replicas.
+        node: The collective.
+        specs: Of what it reads.
+        said: What all ranks have done alike so far; None where there is one.
+        brought: What each local replica has for it.
+    """
+    graph = _alone(node, specs)
+    if said is not None:
+        told = all(moment.everyone is not None for _, moment in brought)
+        compare(host, Agreement(said, joins_rows(graph.nodes)), told)
+    graph = replace(graph, outputs=(len(specs),))
+    return [value for (value,) in _run(host, graph, [], None, brought)]
+
+
+def update(
+    host: Host, node: Node, specs: Sequence[Spec], said: Facts | None, brought: Brought
+) -> None:
+    """Reduce gradients over all replicas, and change the variables.
+
+    Args:
+        host: The local replicas.
+        node: `apply_gradients`.
+        specs: Of the count and the gradients.
+        said: What all ranks have to do alike; None where there is one.
+        brought: What each local replica has for it.
+    """
+    assert node.device is not None, node
+    plan = plan_for(host, node.attrs["rule"], node.attrs["variables"], node.device)
+    plan.take_over()
+    graph = _alone(node, specs)
+    graph = replace(graph, effects=(len(specs),))
+    graph = passes.bucket(graph, [plan], host.num_replicas_in_sync)
+    _run(host, graph, [plan], said, brought)
+    publish_iterations(node.attrs["rule"])
+
+
+def _alone(node: Node, specs: Sequence[Spec]) -> Graph:
+    """Make a graph in which the node reads placeholders."""
+    count = len(specs)
+    fed = tuple(
+        Node(i, "placeholder", (), {"name": f"input {i}", "varies": True}, spec, node.device)
+        for i, spec in enumerate(specs)
+    )
+    inputs = tuple(range(count))
+    return Graph((*fed, replace(node, id=count, inputs=inputs, control=())), inputs)
+
+
+def _run(
+    host: Host, graph: Graph, plans: Sequence[ArenaPlan], said: Facts | None, brought: Brought
+) -> list[list[np.ndarray]]:
+    program = schedule(graph)
+
+    def run(index: int) -> list[np.ndarray]:
+        arenas = {id(plan): plan.arenas[index] for plan in plans}
+        feeds, moment = brought[index]
+        executor = Executor(program, host.replicas[index], arenas, said)
+        try:
+            # A replica without samples brings what adds nothing: it needs no null program.
+            return [arrived(each) for each in executor.run(feeds, moment, batch=False)]
+        finally:
+            executor.release()
+
+    return host.on_replicas(run)

@@ -1,0 +1,85 @@
+"""Running a function as one step, op by op, on this process's replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import numpy as np
+
+from allreduce.errors import MismatchError
+from allreduce.graph.core import pytree
+from allreduce.graph.eager.eager import EagerTrace
+from allreduce.graph.eager.lockstep import Meet, Meeting, take_turns
+from allreduce.graph.trace.output_structure import Returned, take_apart
+from allreduce.graph.trace.replica import Moment, Replica
+from allreduce.graph.trace.signature import Arguments
+from allreduce.graph.trace.trace import recording
+from allreduce.graph.update.arena_plan import Host
+from allreduce.graph.update.changes import name_of, needs_all
+
+
+def run_eagerly(
+    host: Host,
+    replicas: Sequence[Replica],
+    fn: Callable[..., Any],
+    arguments: Arguments,
+    moments: Sequence[Moment],
+) -> tuple[Returned, list[list[np.ndarray]]]:
+    """Call `fn` for each replica, with values; returns what it returned and each one's values.
+
+    Args:
+        host: The replicas of this process.
+        replicas: Those that run: all of them, or one that has no communicator.
+        fn: The step.
+        arguments: Its arguments.
+        moments: For each local replica.
+
+    Raises:
+        MismatchError: Replicas went different ways.
+        UsageError: One of several replicas alone would do what all have to do together.
+    """
+
+    def play(replica: Replica, meet: Meet) -> tuple[Returned, list[np.ndarray]]:
+        index = replica.index
+        absent = arguments.rows is not None and not moments[index].rows
+        feeds = [values[index] for values in arguments.feeds]
+        if replica.communicator is None and host.num_replicas_in_sync > 1:
+            meet = _refuse(fn, host)
+        trace = EagerTrace(host, replica, moments[index], feeds, absent, meet)
+        try:
+            with recording(trace):
+                args, kwargs = arguments.placeholders(trace)
+                returned, outputs = take_apart(fn(*args, **kwargs))
+                return returned, [each.numpy() for each in outputs]
+        finally:
+            trace.close()
+
+    results = take_turns([partial(play, each) for each in replicas])
+    returned, values = zip(*results, strict=True)
+    if any(_form(each) != _form(returned[0]) for each in returned):
+        raise MismatchError(
+            f"{name_of(fn)} returned {_shown(returned)} on the replicas of this process; return "
+            "the same structure on all of them"
+        )
+    return returned[0], list(values)
+
+
+def _form(returned: Returned) -> Hashable:
+    """Give what replicas have to agree on: of values that are no tensors, the first's are taken."""
+    kinds = tuple(map(type, pytree.leaves(returned.structure)))
+    return pytree.outline(returned.structure), kinds, returned.rows_per_sample
+
+
+def _shown(returned: Sequence[Returned]) -> str:
+    return ", ".join(f"{each.structure!r:.60}" for each in returned)
+
+
+def _refuse(fn: Callable[..., Any], host: Host) -> Meet:
+    def meet(meeting: Meeting) -> NoReturn:
+        changes = meeting.what in ("assign", "apply_gradients")
+        what = "changes variables" if changes else "has collectives"
+        raise needs_all(fn, what, host.num_replicas_in_sync)
+
+    return meet

@@ -1,0 +1,186 @@
+"""Replicas of one process take turns at running their Python, and meet where they act together.
+
+Only one of them runs at a time, from one meeting to the next, in their order: what they print does
+not mix, and one stops in a debugger while the others wait. A single one needs no thread.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextvars
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from allreduce.errors import MismatchError
+from allreduce.graph.core.scope import take_along
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What all replicas do at once at one point of a step.
+
+    Attributes:
+        what: In words.
+        source: The user's line.
+        key: Equal for all replicas' meetings at that point.
+        brought: This replica's part.
+        work: Takes what all of them brought, in their order, and gives each one's result.
+    """
+
+    what: str
+    source: str
+    key: Any
+    brought: Any
+    work: Callable[[list[Any]], Sequence[Any]]
+
+
+Meet = Callable[[Meeting], Any]
+
+
+def take_turns(replicas: Sequence[Callable[[Meet], Any]]) -> list[Any]:
+    """Run what replicas do; returns their results.
+
+    Args:
+        replicas: For each a function, which is told how to meet the others.
+
+    Raises:
+        MismatchError: Replicas of this process went different ways.
+        Exception: The first one that a replica raised; the others end where they wait.
+    """
+    if len(replicas) == 1:
+        return [replicas[0](_alone)]
+    actors = [_Actor(replica) for replica in replicas]
+    answers: list[Any] = [None] * len(actors)
+    try:
+        for actor in actors:
+            actor.start()
+        while True:
+            pairs = zip(actors, answers, strict=True)
+            told = [actor.play(answer) for actor, answer in pairs]
+            if all(isinstance(each, _Ended) for each in told):
+                return [each.value for each in told]
+            answers = list(_act(told))
+    finally:
+        for actor in actors:
+            actor.stop()
+        # They know the error, and its traceback this frame: all would wait for the collector.
+        actors.clear()
+        answers.clear()
+
+
+def _alone(meeting: Meeting) -> Any:
+    (result,) = meeting.work([meeting.brought])
+    return result
+
+
+def _act(told: Sequence[Any]) -> Sequence[Any]:
+    """Do what the replicas met for; an error is every replica's, at the line where it waits."""
+    try:
+        _check_same(told)
+        results: Sequence[Any] = told[0].work([each.brought for each in told])
+        return results
+    except Exception as error:
+        return [_Raised(error)] * len(told)
+
+
+def _check_same(told: Sequence[Any]) -> None:
+    for index, each in enumerate(told):
+        if each.key != told[0].key:
+            raise MismatchError(
+                f"replica 0 of this process came to {_where(told[0])}, but replica {index} to "
+                f"{_where(each)}; all replicas take part in what changes variables and in "
+                "collectives, so decide on what is the same for all of them"
+            )
+
+
+def _where(told: Any) -> str:
+    return f"{told.what} at {told.source}" if told.source else str(told.what)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A replica has come to the end of the step."""
+
+    value: Any
+    what: str = "the end of the step"
+    source: str = ""
+    key: Hashable = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    error: BaseException
+
+
+class _Stopped(BaseException):
+    """Ends a replica for which the step is over; no `except Exception` keeps it from that."""
+
+
+class _Actor:
+    """One replica's Python, in a thread that runs only while it is its turn.
+
+    A signal's handler may raise anywhere in the thread that plays. The start of a `Thread` waits
+    for an event, which is Python, and can be left locked then; so this one is started in C.
+    """
+
+    def __init__(self, replica: Callable[[Meet], Any]) -> None:
+        self._replica = replica
+        self._to = SimpleQueue[Any]()
+        self._from = SimpleQueue[Any]()
+        self._over = False
+        self._told: Any = None
+        self._settle = take_along()
+        self._ended = SimpleQueue[None]()
+        self._began = False
+
+    def start(self) -> None:
+        """Have its thread wait for its first turn."""
+        # With the caller's context variables, as NumPy's error state is one.
+        _thread.start_new_thread(contextvars.copy_context().run, (self._live,))
+
+    def play(self, answer: Any) -> Any:
+        """Let it run until it meets the others or ends; raises what it raised."""
+        if not isinstance(self._told, _Ended):
+            self._to.put(answer)
+            self._told = self._from.get()
+        if isinstance(self._told, _Raised):
+            raise self._told.error
+        return self._told
+
+    def stop(self) -> None:
+        """End it where it waits, and wait for that."""
+        self._over = True
+        self._to.put(_Raised(_Stopped()))
+        self._told = None  # it may hold what was raised, as queues may that nobody reads any more
+        if self._began:  # else it finds out when it does
+            self._ended.get()
+            self._to, self._from = SimpleQueue(), SimpleQueue()
+
+    def _live(self) -> None:
+        self._began = True
+        ended = self._ended
+        try:
+            self._settle()
+            self._wait()
+            self._from.put(_Ended(self._replica(self._meet)))
+        except BaseException as error:
+            self._from.put(_Raised(error))
+        finally:
+            ended.put(None)
+
+    def _meet(self, meeting: Meeting) -> Any:
+        if self._over:  # in a `finally` of the user's
+            raise _Stopped
+        self._from.put(meeting)
+        return self._wait()
+
+    def _wait(self) -> Any:
+        answer = self._to.get()
+        if isinstance(answer, _Raised):
+            try:
+                raise answer.error
+            finally:
+                del answer  # whose traceback holds this frame
+        return answer

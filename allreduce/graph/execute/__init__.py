@@ -1,0 +1,1 @@
+"""Run programs: frames, instructions, queues and native replay."""

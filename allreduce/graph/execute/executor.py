@@ -1,0 +1,167 @@
+"""The CPU executor: replays a program on one replica."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from allreduce.devices import lookup, options
+from allreduce.errors import OutOfMemoryError, UsageError
+from allreduce.graph.consistency.rank_check import Facts
+from allreduce.graph.core.host_future import Output
+from allreduce.graph.core.inter_op_pool import end
+from allreduce.graph.execute.bound_program import Frame
+from allreduce.graph.partition.rendezvous import LocalRendezvous, Rendezvous
+from allreduce.graph.schedule.empty_shard import null_program
+from allreduce.graph.schedule.program import Program
+from allreduce.graph.schedule.program_facts import ProgramFacts
+from allreduce.graph.trace.replica import Moment, Replica
+from allreduce.graph.trace.subgraph import joins_rows
+from allreduce.reduction import Arena
+
+# A program keeps its frames of the two batch sizes used last, as a dataset's usual one and its
+# smaller last one, and of others as many as these bytes hold. To bind a frame again takes some ten
+# steps of a small model, and 0.25 ms for each MiB of fresh memory.
+KEPT_BYTES = 256 << 20
+_ALWAYS_KEPT = 2
+
+
+class Executor:
+    """Runs one program on one replica, one batch at a time.
+
+    CPU streams run an instruction before the next is issued, so only collectives are ever pending.
+
+    Args:
+        program: What to run.
+        replica: Who runs it.
+        arenas: The replica's arenas, by id of their plan.
+        outline: What all ranks have to run alike; None where there is one rank.
+        rendezvous: Where its transfers meet, with those of other tasks if it is one's part.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        replica: Replica,
+        arenas: Mapping[int, Arena],
+        outline: Facts | None = None,
+        rendezvous: Rendezvous | None = None,
+    ) -> None:
+        self.program = program
+        self.replica = replica
+        self.arenas = arenas
+        self.outline = outline
+        self.rendezvous = LocalRendezvous() if rendezvous is None else rendezvous
+        self._facts = ProgramFacts(program)
+        self._frames: OrderedDict[tuple[int, tuple[int, ...] | None], Frame] = OrderedDict()
+        self._joins_rows = joins_rows(each.node for each in program.instructions)
+        replica.releasable.add(self)
+
+    @property
+    def latest(self) -> Frame | None:
+        """The frame of the step that ran last."""
+        return next(reversed(self._frames.values()), None)
+
+    @property
+    def frames(self) -> list[Frame]:
+        """The program bound to memory, for each of several batch sizes."""
+        return list(self._frames.values())
+
+    def run(self, feeds: Sequence[np.ndarray], moment: Moment, batch: bool) -> list[Output]:
+        """Run one step.
+
+        Args:
+            feeds: The program's inputs; read until the call returns.
+            moment: This step's place in the run.
+            batch: Whether some input is a share of a batch; without rows the null program runs
+            then.
+
+        Returns:
+            The fetched values, in memory that is the caller's.
+
+        Raises:
+            OutOfMemoryError: There is none for a value; names the largest that have it.
+        """
+        end(self.replica.runs)  # what an interrupt has left
+        try:
+            return self._run(feeds, moment, batch)
+        except OutOfMemoryError:
+            raise  # of a device: it says so itself
+        except MemoryError as error:  # of NumPy, in a kernel or a loop
+            raise self._shortage(error) from error
+
+    def _shortage(self, error: MemoryError) -> OutOfMemoryError:
+        """Say where there was no memory, and what has it."""
+        places = self.replica.places
+        memory = lookup(places.names[places.home]).memory
+        where = ", ".join(getattr(error, "__notes__", ()))
+        return OutOfMemoryError(
+            f"no memory on {places.home.local}: {error}{where and f' ({where})'}; use a smaller "
+            f"model or batch, or fewer replicas per host{memory.largest()}"
+        )
+
+    def _run(self, feeds: Sequence[np.ndarray], moment: Moment, batch: bool) -> list[Output]:
+        sizes = (moment.rows, moment.everyone if self._joins_rows else None)
+        frame = self._frames.get(sizes)
+        if frame is None:
+            frame = self._frames[sizes] = self._bound(moment, batch)
+            self._evict()
+        self._frames.move_to_end(sizes)
+        try:
+            return frame.run(feeds, moment)
+        except BaseException as error:
+            self.rendezvous.abort(self.replica.generation, moment.step, error)
+            raise
+
+    def _bound(self, moment: Moment, batch: bool) -> Frame:
+        """Bind the program to memory; where there is too little, at the cost of other frames."""
+        if self._joins_rows and moment.everyone is None:
+            raise UsageError(
+                "the step gathers the rows of all replicas, and how many there are is not "
+                "known; make the batches with strategy.distribute_dataset"
+            )
+        facts = self._facts if moment.rows or not batch else self._null_facts
+
+        def bind() -> Frame:
+            return Frame(
+                *(facts, self.replica, self.arenas, self.rendezvous, moment, self.outline),
+                threads=_threads(),
+            )
+
+        with contextlib.suppress(MemoryError):  # also of a device
+            return bind()
+        for each in self.replica.releasable:  # other replicas may be in the middle of a step
+            each.release_frames()
+        return bind()
+
+    @cached_property
+    def _null_facts(self) -> ProgramFacts:
+        return ProgramFacts(null_program(self.program))
+
+    def _evict(self) -> None:
+        """Release the frames used least recently, if all together take too much."""
+        total = sum(frame.nbytes for frame in self._frames.values())
+        while total > KEPT_BYTES and len(self._frames) > _ALWAYS_KEPT:
+            _, frame = self._frames.popitem(last=False)
+            total -= frame.nbytes
+            frame.release()
+
+    def release_frames(self) -> None:
+        """Let go of what the program is bound to; further steps bind it anew."""
+        while self._frames:
+            self._frames.popitem()[1].release()
+
+    def release(self) -> None:
+        """Let go of all memory, and of the error that has ended a step; it runs no more steps."""
+        self.release_frames()
+        self.replica.releasable.discard(self)
+        vars(self).clear()
+
+
+def _threads() -> int:
+    chosen = options.current()  # one thread finds the first operation that makes a NaN
+    return 1 if chosen.check_numerics or chosen.sync_errors else chosen.inter_op_threads

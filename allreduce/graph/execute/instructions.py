@@ -1,0 +1,316 @@
+"""What each instruction of a program does: one function per operation, which binds it to memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from allreduce import settings
+from allreduce.devices import options
+from allreduce.errors import UsageError
+from allreduce.graph.core.node import Node, blame
+from allreduce.graph.core.op_table import located, lookup
+from allreduce.graph.debug.memory_guards import watched_inputs
+from allreduce.graph.execute.instrument import synchronized, watched
+from allreduce.graph.execute.loop import Loop
+from allreduce.graph.execute.sharded_instructions import (
+    all_gather_bucket,
+    reduce_scatter_bucket,
+    update_own,
+    update_slices,
+)
+from allreduce.graph.ops.collective import contribution_of_none
+from allreduce.graph.partition.rendezvous import Key
+from allreduce.graph.schedule.streams import stream_of
+from allreduce.graph.trace.printing import say
+from allreduce.graph.update.step_checksum import begin_update
+
+if TYPE_CHECKING:
+    from allreduce.graph.execute.bound_program import Frame
+
+Step = Callable[[], None]
+
+
+def build(frame: Frame, node: Node) -> Step:
+    """Return what carries out one of a frame's instructions."""
+    kind = lookup(node.op).kind
+    usual = _compute if kind == "compute" else _collective
+    step = _BUILDERS.get(node.op, usual)(frame, node)
+    if frame.syncs:
+        step = synchronized(frame, node, step)
+    return watched(frame, node, step) if options.current().check_numerics else step
+
+
+def _compute(frame: Frame, node: Node) -> Step:
+    op, values, inputs, attrs = lookup(node.op), frame.values, node.inputs, node.attrs
+    assert node.device is not None, node
+    view, kernel, target = op.view, op.kernel(node.device.kind), node.id
+    if view is not None:
+
+        def look() -> None:
+            values[target] = view(values[inputs[0]], attrs)
+
+        return look
+    assert kernel is not None, node
+    if target not in frame.outputs.lent:  # which is somewhere else in each step
+        in_place = target in frame.in_place
+        values[target] = frame.in_place[target] if in_place else frame.buffer(node)
+    if frame.syncs:
+        kernel = watched_inputs(op, kernel)
+    kernel = frame.queues.on(node, kernel)
+
+    def run() -> None:
+        out, given = values[target], [values[i] for i in inputs]
+        try:
+            kernel(out, given, attrs)
+        except UsageError as error:
+            raise located(error, node.op, node.source, node.part) from None
+        except Exception as error:  # of a user's kernel, which the traceback does not lead to
+            blame(error, node)
+            raise
+
+    return run
+
+
+def _read(frame: Frame, node: Node) -> Step:
+    variable, index = node.attrs["variable"], frame.replica.index
+    copy = node.attrs.get("copy", False)
+    put = frame.queues.on(node, _put)
+
+    def run() -> None:
+        value = variable.storage[index]
+        if copy:
+            put(new := np.empty_like(value), value)
+            value = new
+        frame.values[node.id] = value
+
+    return run
+
+
+def _assign(frame: Frame, node: Node) -> Step:
+    variable, index, source = node.attrs["variable"], frame.replica.index, node.inputs[0]
+    put = frame.queues.on(node, _put)
+
+    def run() -> None:
+        target = variable.storage[index]
+        frame.queues.keep(target)
+        put(target, frame.values[source])
+
+    return run
+
+
+def _print(frame: Frame, node: Node) -> Step:
+    who = f"replica {frame.replica.id}: " if frame.replica.communicator is not None else ""
+    parts, sep = node.attrs["parts"], node.attrs["sep"]
+
+    def run() -> None:
+        say([frame.values[i] for i in node.inputs], parts, sep, who)
+
+    return run
+
+
+def _store_gradient(frame: Frame, node: Node) -> Step:
+    place, source = frame.gradient(node), node.inputs[0]
+    put = frame.queues.on(node, _put)
+
+    def run() -> None:
+        put(place, frame.values[source])
+
+    return run
+
+
+def _store_count(frame: Frame, node: Node) -> Step:
+    count, source = frame.arena(node).count, node.inputs[0]
+    put = frame.queues.on(node, _put)
+
+    def run() -> None:
+        put(count[:1], frame.values[source])
+
+    return run
+
+
+def _clear_gradients(frame: Frame, node: Node) -> Step:
+    gradients = frame.arena(node).gradients
+    put = frame.queues.on(node, _put)
+
+    def run() -> None:
+        put(gradients, 0)
+
+    return run
+
+
+def _all_reduce_bucket(frame: Frame, node: Node) -> Step:
+    bucket, communicator = node.attrs["bucket"], frame.replica.communicator
+    assert communicator is not None, "a single replica has no collectives"
+    arena, stamp = frame.arena(node), frame.stamp(node)
+    part = arena.gradients[bucket.start : bucket.stop]
+    start = communicator.all_reduce_init(part, op="sum", out=part)
+
+    def run() -> None:
+        if bucket.has_header:  # another one's may start when the header's update has counted
+            arena.number = arena.iterations + 1
+        if stamp is not None:
+            stamp.put(arena.iterations)
+        frame.works[node.id] = start()
+
+    return run
+
+
+def _collective(frame: Frame, node: Node) -> Step:
+    """Exchange values among the replicas in the middle of a step."""
+    communicator, out = frame.replica.communicator, frame.buffer(node)
+    assert communicator is not None, "a single replica has no collectives"
+    frame.values[node.id] = out
+    call = getattr(communicator, node.op)
+    named = _named(frame, node)
+    absent = node.attrs.get("absent")
+    nothing = contribution_of_none(node, out.shape) if absent else None
+
+    def run() -> None:
+        for i in node.inputs:  # may be a collective's, which could still be under way
+            frame.end(i)
+        x = frame.values[node.inputs[0]] if nothing is None else nothing
+        frame.works[node.id] = call(x, out=out, async_op=True, **named)
+
+    return run
+
+
+def _named(frame: Frame, node: Node) -> dict[str, Any]:
+    """Return the keywords of a collective's call."""
+    if node.op == "all_reduce":
+        return {"op": node.attrs["op"]}
+    factor = node.attrs["rows_per_sample"]
+    if factor is None:
+        return {}
+    return {"counts": [factor * rows for rows in frame.moment.everyone or ()]}
+
+
+def _update_bucket(frame: Frame, node: Node) -> Step:
+    arena, bucket, rule = frame.arena(node), node.attrs["bucket"], node.attrs["rule"]
+    part = slice(bucket.parameters_start, bucket.stop)
+    parameters, gradients = arena.parameters[part], arena.gradients[part]
+    slots = {name: array[part] for name, array in arena.slots.items()}
+    is_first, stamp, count = bucket.has_header, frame.stamp(node), arena.count
+    update = frame.queues.on(node, rule.update)
+    begin = frame.queues.behind(node, begin_update) if is_first else begin_update
+
+    def run() -> None:
+        begin(arena, stamp, is_first)
+        update(parameters, gradients, slots, count, arena.iterations)
+
+    return run
+
+
+def _send(frame: Frame, node: Node) -> Step:
+    if not node.inputs:  # it only says that it is time
+        return lambda: frame.rendezvous.send(_key(frame, node), np.zeros((), np.int64))
+    source, across = node.inputs[0], node.attrs["across"]
+
+    def run() -> None:
+        value = frame.values[source]
+        # Another task may come to receive it only when it has changed already.
+        frame.rendezvous.send(_key(frame, node), value.copy() if across else value)
+
+    return run
+
+
+def _receive(frame: Frame, node: Node) -> Step:
+    out, name = frame.buffer(node), stream_of(node)
+    device = frame.device(name.device)  # who copies
+    stream = device.own(name.kind)
+    # Inside a task sends come first in issue order, so the value is there.
+    timeout = settings.load().timeout if node.attrs["across"] else 1.0
+
+    def run() -> None:
+        device.copy(out, frame.rendezvous.receive(_key(frame, node), timeout), stream)
+        frame.values[node.id] = out
+
+    return run
+
+
+def _feed(frame: Frame, node: Node) -> Step:
+    stream, source = frame.queues.of(node), node.inputs[0]
+    device = stream.device
+
+    def run() -> None:
+        value = frame.values[source]
+        if not device.holds(value):  # nobody has brought it there before the step
+            there = device.allocate(value.nbytes).array(value.dtype, value.shape)
+            device.copy(there, value, stream)
+            # The caller may change it as soon as the step has returned.
+            stream.hold(there).synchronize()
+            value = there
+        frame.values[node.id] = value
+
+    return run
+
+
+def _snapshot(frame: Frame, node: Node) -> Step:
+    source, put = node.inputs[0], frame.queues.on(node, _put)
+
+    def run() -> None:
+        put(frame.values[node.id], frame.values[source])
+
+    return run
+
+
+def _fetch(frame: Frame, node: Node) -> Step:
+    stream, source = frame.queues.of(node), node.inputs[0]
+
+    def run() -> None:
+        value = frame.values[source]
+        there = np.empty(value.shape, value.dtype)
+        stream.device.copy(there, value, stream)
+        frame.outputs.fetch(node, there, stream.hold(there, value))
+
+    return run
+
+
+def _scan(frame: Frame, node: Node) -> Step:
+    frame.loops[node.id] = loop = Loop(frame, node)
+    return loop.run
+
+
+def _scan_result(frame: Frame, node: Node) -> Step:
+    # It lies in the loop's own memory, and is there when the loop has run.
+    frame.values[node.id] = frame.loops[node.inputs[0]].result(node.attrs["index"])
+    return _nothing
+
+
+def _put(target: np.ndarray, value: Any) -> None:
+    target[...] = value
+
+
+def _nothing() -> None:
+    pass
+
+
+def _key(frame: Frame, node: Node) -> Key:
+    generation, step = frame.replica.generation, frame.moment.step
+    edge, source = node.attrs["edge"], node.attrs["source"]
+    return Key(generation, step, edge, source, node.attrs["destination"])
+
+
+_BUILDERS: dict[str, Callable[[Frame, Node], Step]] = {
+    "read": _read,
+    "assign": _assign,
+    "print": _print,
+    "store_gradient": _store_gradient,
+    "store_count": _store_count,
+    "clear_gradients": _clear_gradients,
+    "all_reduce_bucket": _all_reduce_bucket,
+    "update_bucket": _update_bucket,
+    "update_slices": update_slices,
+    "reduce_scatter_bucket": reduce_scatter_bucket,
+    "update_own": update_own,
+    "all_gather_bucket": all_gather_bucket,
+    "send": _send,
+    "receive": _receive,
+    "feed": _feed,
+    "snapshot": _snapshot,
+    "fetch": _fetch,
+    "scan": _scan,
+    "scan_result": _scan_result,
+}

@@ -1,0 +1,99 @@
+"""Looking at what each instruction of a frame makes: `ar.config.enable_check_numerics()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from allreduce.graph.core.node import Node
+from allreduce.graph.core.op_table import lookup
+from allreduce.graph.debug import numerics
+from allreduce.graph.debug.memory_guards import beside
+from allreduce.graph.execute.sharded_instructions import own_sums, scattered_sums
+
+if TYPE_CHECKING:
+    from allreduce.graph.execute.bound_program import Frame
+
+
+def watched(frame: Frame, node: Node, step: Callable[[], None]) -> Callable[[], None]:
+    """Return the step with a look at what it made; collectives are looked at when they end."""
+    if node.op == "update_bucket":
+        look = look_at_parameters
+    elif lookup(node.op).kind == "compute" and lookup(node.op).view is None:
+        look = look_at
+    else:
+        return step
+
+    def run_and_look() -> None:
+        step()
+        look(frame, node)
+
+    return run_and_look
+
+
+def synchronized(frame: Frame, node: Node, step: Callable[[], None]) -> Callable[[], None]:
+    """Return the step so that it has ended when it returns, and what it wrote is looked around."""
+
+    def run_and_end() -> None:
+        step()
+        frame.end(node.id)
+        if not frame.memory.intact(node):
+            raise beside(node.op, node.source, f"{node.spec.dtype} {frame.shape(node)}")
+
+    return run_and_end
+
+
+def look_at(frame: Frame, node: Node) -> None:
+    """Refuse a value that is not finite, of an operation, or of a collective that has ended.
+
+    Raises:
+        NumericsError: Names the operation, or whose gradients were added up.
+    """
+    if node.op == "all_reduce_bucket":
+        for name, gradient, _ in _variables(frame, node):
+            _look_at_sum(frame, node, name, gradient)
+        return
+    if node.op == "reduce_scatter_bucket":
+        for name, own in scattered_sums(frame, node):
+            _look_at_sum(frame, node, name, own)
+        return
+    if node.op == "all_gather_bucket":
+        look_at_parameters(frame, node)
+        return
+    if node.op == "update_slices":
+        for name, own in own_sums(frame, node):
+            _look_at_sum(frame, node, name, own)
+        look_at_parameters(frame, node)
+        return
+    inputs = [frame.values[i] for i in node.inputs]
+    numerics.check(node.op, node.source, frame.values[node.id], inputs, _when(frame))
+
+
+def _look_at_sum(frame: Frame, node: Node, name: str, gradient: np.ndarray) -> None:
+    told = f"the sum of all replicas' gradients of {name!r}"
+    numerics.check(told, node.source, gradient, [], _when(frame))
+
+
+def look_at_parameters(frame: Frame, node: Node) -> None:
+    """Refuse parameters that are not finite after an update.
+
+    Raises:
+        NumericsError: Names the variable.
+    """
+    for name, gradient, parameters in _variables(frame, node):
+        told = f"the update of {name!r}"
+        numerics.check(told, node.source, parameters, [gradient], _when(frame))
+
+
+def _variables(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield the name, gradient and value of each variable of a bucket."""
+    arena, bucket = frame.arena(node), node.attrs["bucket"]
+    for place in range(bucket.first, bucket.last):
+        name = arena.layout.spans[place].name
+        yield name, arena.view(arena.gradients, place), arena.view(arena.parameters, place)
+
+
+def _when(frame: Frame) -> str:
+    return f"replica {frame.replica.id}, step {frame.moment.step}"

@@ -1,0 +1,90 @@
+"""A scan in a frame: the program of one step, repeated over buffers of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from allreduce.graph.core.node import Node
+from allreduce.graph.core.spec import Spec
+from allreduce.graph.trace.subgraph import Body
+
+if TYPE_CHECKING:
+    from allreduce.graph.execute.bound_program import Frame
+
+
+class Loop:
+    """What carries out one scan of a frame.
+
+    The carry goes to and fro between two buffers, or through one for each step where the carry
+    before each is asked for; so a step never writes what it reads.
+
+    Attributes:
+        nbytes: What it takes, about.
+    """
+
+    def __init__(self, frame: Frame, node: Node) -> None:
+        body: Body = node.attrs["body"]
+        self._frame, self._node, self._body = frame, node, body
+        self._inner = frame.inside(node)
+        asked = {
+            each.node.attrs["index"]
+            for each in frame.program.instructions
+            if each.node.op == "scan_result" and each.node.inputs[0] == node.id
+        }
+        self._rooms = [
+            self._room(body.specs[i], body.length + 1 if kept in asked else 2)
+            for i, kept in zip(range(body.carries), body.kept, strict=True)
+        ]
+        self._made = {i: self._room(body.specs[i]) for i in body.made}
+        rooms = (*self._rooms, *self._made.values())
+        self.nbytes = self._inner.nbytes + sum(room.nbytes for room in rooms)
+
+    def _room(self, spec: Spec, several: int | None = None) -> np.ndarray:
+        shape = self._frame.sizes(spec.shape)
+        return np.empty(shape if several is None else (several, *shape), spec.dtype)
+
+    def release(self) -> None:
+        """Let go of all memory; it takes no more steps."""
+        self._inner.release()
+        vars(self).clear()
+
+    def result(self, index: int) -> np.ndarray:
+        """Return where a result is when the loop has run."""
+        body = self._body
+        if index in self._made:
+            return self._made[index]
+        if index < body.carries:
+            room = self._rooms[index]
+            return room[body.length % len(room), ...]
+        before = self._rooms[body.kept.index(index)][:-1]
+        return before[::-1] if body.reverse else before
+
+    def run(self) -> None:
+        """Take all steps."""
+        body, values = self._body, self._inner.values
+        given = [self._frame.values[i] for i in self._node.inputs]
+        inputs, outputs = body.graph.inputs, body.graph.outputs
+        behind = body.carries + body.elements
+        carries = list(zip(inputs, self._rooms, outputs, strict=False))
+        elements = list(zip(inputs, given, strict=True))[body.carries : behind]
+        made = list(zip(outputs[body.carries :], self._made.values(), strict=True))
+        self._inner.moment = self._frame.moment
+        values.update(zip(inputs[behind:], given[behind:], strict=True))
+        for (_, room, _), value in zip(carries, given, strict=False):
+            room[0] = value
+        for i in range(body.length):
+            t = body.length - 1 - i if body.reverse else i
+            for place, room, _ in carries:
+                values[place] = room[i % len(room), ...]
+            for place, array in elements:
+                values[place] = array[t, ...]
+            for step in self._inner.steps:
+                step()
+            for _, room, place in carries:
+                room[(i + 1) % len(room)] = values[place]
+            for place, array in made:
+                array[t] = values[place]
+        for place in inputs:  # a batch may be large, and is the caller's
+            values.pop(place, None)

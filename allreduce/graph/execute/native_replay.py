@@ -1,0 +1,203 @@
+"""A frame's steps with as much of them as can be in native code, one call for what stands together.
+
+They are bound to the arrays of a step that has run: what is computed lies in the frame's memory, in
+an arena or in a variable, and stays there; what is fed, and what the caller gets, may lie elsewhere
+each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.lib.array_utils import byte_bounds
+
+from allreduce import _native
+from allreduce.graph.core.node import Node
+from allreduce.graph.core.op_table import lookup
+from allreduce.graph.execute import native_lowering
+
+if TYPE_CHECKING:
+    from allreduce.graph.execute.bound_program import Frame
+
+Step = Callable[[], None]
+
+
+class Replay:
+    """What a frame does in steps whose inputs lie as those of one that it has run.
+
+    Args:
+        frame: It has one thread, and all values of its latest step.
+        moving: That step's inputs, and what the caller gets, by node.
+        parts: What carries out each instruction; None where nothing has to be done.
+        waits: The collectives that each waits for.
+
+    Attributes:
+        steps: What carries out all instructions, after `begin`.
+    """
+
+    def __init__(
+        self,
+        frame: Frame,
+        moving: Mapping[int, np.ndarray],
+        parts: Sequence[Step | None],
+        waits: Sequence[tuple[int, ...]],
+    ) -> None:
+        self._frame = frame
+        # By its address is found what an array moves with, and inputs may overlap.
+        apart = {i: _stand_in(x) for i, x in moving.items()}
+        frame.values.update(apart)
+        self._bases = set(moving)
+        self._moving = set(moving)  # values that lie in what moves
+        self._loose: set[int] = set()  # and those that are somewhere new each time
+        self._tape = _native.Tape(list(apart.values()), list(_storages(frame)))
+        self.begin = self._tape.begin
+        self.steps: list[Step] = []
+        self._looks: list[Step] = []  # of all values that lie in what moves
+        nodes = [each.node for each in frame.program.instructions]
+        native = [
+            part is not None and self._is_native(node, part)
+            for node, part in zip(nodes, parts, strict=True)
+        ]
+        wanted = self._wanted(nodes, native)
+        self._bind(nodes, parts, waits, native, wanted)
+        for i in self._moving:  # what they look at is not there
+            frame.values.pop(i, None)
+
+    def _is_native(self, node: Node, part: Step) -> bool:
+        """Add an instruction to the tape, or say that Python has to carry it out.
+
+        Looks at what stays where it is have been taken, and are done with.
+        """
+        values, view = self._frame.values, lookup(node.op).view
+        if node.op == "read" and not node.attrs.get("copy", False):
+            return True
+        if view is not None:
+            return self._is_seen(node, part)
+        if node.op == "read":
+            self._loose.add(node.id)
+            return False
+        if self._loose.intersection(node.inputs):
+            return False  # but what it writes stays where it is
+        if node.device is None or node.device.kind != "CPU":
+            return False
+        out = _target(self._frame, node)
+        if out is None:
+            return False
+        return native_lowering.add(self._tape, node, out, [values[i] for i in node.inputs])
+
+    def _is_seen(self, node: Node, look: Step) -> bool:
+        """Say whether a view needs no new look, unless somebody asks for it in Python."""
+        (source,), values = node.inputs, self._frame.values
+        if source in self._moving:
+            look()
+        view, base = values[node.id], values[source]
+        if source in self._loose or (view.size and not np.may_share_memory(view, base)):
+            self._loose.add(node.id)
+            return False
+        if source in self._moving:
+            self._moving.add(node.id)
+            self._looks.append(look)
+        return True
+
+    def _wanted(self, nodes: Sequence[Node], native: Sequence[bool]) -> set[int]:
+        """Find the views of what moves that Python reads."""
+        wanted = {node.id for node in self._frame.program.outputs}
+        for node, is_native in zip(reversed(nodes), reversed(native), strict=True):
+            if not is_native or (lookup(node.op).view is not None and node.id in wanted):
+                wanted.update(node.inputs)
+        return wanted & self._moving - self._bases
+
+    def _bind(
+        self,
+        nodes: Sequence[Node],
+        parts: Sequence[Step | None],
+        waits: Sequence[tuple[int, ...]],
+        native: Sequence[bool],
+        wanted: set[int],
+    ) -> None:
+        together: list[Step] = []  # with one task each
+        done = 0
+        for node, part, collectives, is_native in zip(nodes, parts, waits, native, strict=True):
+            if part is None:
+                continue
+            in_python = not is_native or node.id in wanted
+            if (collectives or in_python) and together:
+                self.steps.append(self._run(done, together))
+                done, together = done + len(together), []
+            if collectives:
+                self.steps.append(self._wait(collectives))
+            if in_python:
+                self.steps.append(part)
+            elif _is_task(node):
+                together.append(part)
+        if together:
+            self.steps.append(self._run(done, together))
+        assert done + len(together) == len(self._tape), "a task for each native instruction"
+
+    def _run(self, first: int, parts: Sequence[Step]) -> Step:
+        run, last, looks = self._tape.run, first + len(parts), self._looks
+
+        def steps() -> None:
+            at = first
+            while (done := run(at, last)) >= 0:
+                # A task has refused what it got: its step in Python says why.
+                for look in looks:
+                    look()
+                parts[at + done - first]()
+                at += done + 1
+
+        return steps
+
+    def _wait(self, collectives: tuple[int, ...]) -> Step:
+        end = self._frame.end
+
+        def wait() -> None:
+            for each in collectives:
+                end(each)
+
+        return wait
+
+
+def is_replayable(fed: Mapping[int, np.ndarray], frame: Frame) -> bool:
+    """Say whether a step's inputs are none of the variables, which it may change as it goes."""
+    known = [storage[index] for storage, index in _storages(frame)]
+    return not any(np.may_share_memory(x, y) for x in fed.values() for y in known)
+
+
+def _stand_in(x: np.ndarray) -> np.ndarray:
+    """Return an array that lies as another one does, in memory that nobody writes to or reads."""
+    if not x.size:
+        return np.empty(x.shape, x.dtype)
+    first, behind = byte_bounds(x)
+    memory = np.empty(behind - first, np.uint8)
+    start = x.__array_interface__["data"][0] - first
+    return np.ndarray(x.shape, x.dtype, memory, start, x.strides)
+
+
+def _storages(frame: Frame) -> list[tuple[list[np.ndarray], int]]:
+    """List where a frame's variables have their arrays, which may be replaced between steps."""
+    variables = {
+        each.node.attrs["variable"]: None
+        for each in frame.program.instructions
+        if "variable" in each.node.attrs
+    }
+    return [(variable.storage, frame.replica.index) for variable in variables]
+
+
+def _is_task(node: Node) -> bool:
+    """Say whether something is done for a native instruction."""
+    return node.op != "read" and lookup(node.op).view is None
+
+
+def _target(frame: Frame, node: Node) -> np.ndarray | None:
+    """Return where an instruction writes, if that is one array."""
+    if node.op == "store_gradient":
+        return frame.gradient(node)
+    if node.op == "store_count":
+        return frame.arena(node).count
+    if node.op == "assign":
+        storage: list[np.ndarray] = node.attrs["variable"].storage
+        return storage[frame.replica.index]
+    return frame.values.get(node.id) if lookup(node.op).kind == "compute" else None

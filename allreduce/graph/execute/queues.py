@@ -1,0 +1,187 @@
+"""A program's streams on devices that work beside the host: who of them waits for what.
+
+What runs on CPUs, and collectives, the host carries out itself, in the order of issue. All else it
+gives to its device's stream and goes on; it waits only for what it reads itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from allreduce.devices import Device, DeviceName, Event, Stream
+from allreduce.graph.core.node import Node
+from allreduce.graph.schedule.program import Program
+from allreduce.graph.schedule.program_facts import ProgramFacts
+from allreduce.graph.schedule.streams import COLLECTIVE, StreamName, stream_of
+
+Step = Callable[[], None]
+
+# What uses no memory that another step uses: a feed copies to new memory, a fetch from lent.
+_APART = ("feed", "fetch")
+
+
+class Queues:
+    """The streams of one program, and the events between them.
+
+    A step begins when all that was given to its devices before is over, but for copies from and to
+    the host: these have memory of their own (output_pool.py). What it uses stays until it is over,
+    whoever drops it meanwhile: a function that is gone takes its memory with it.
+
+    Args:
+        facts: The program that runs on them; its instructions are issued in their order, by one
+            thread.
+        device: Gives the device that it calls by a name.
+        values: Where its values lie, by node, as far as they have been issued.
+        arenas: What else it uses.
+        at_once: Whether the host waits for each instruction, as who looks at its result does.
+
+    Attributes:
+        any: Whether there are such devices: a program on CPUs has nothing to do with all this.
+    """
+
+    def __init__(
+        self,
+        facts: ProgramFacts,
+        device: Callable[[DeviceName], Device],
+        values: Mapping[int, Any],
+        arenas: Mapping[int, Any],
+        at_once: bool = False,
+    ) -> None:
+        self._program = program = facts.program
+        self._values = values
+        self._arenas = arenas
+        self._at_once = at_once
+        self.any = facts.beside_host
+        self._streams: dict[StreamName, Stream] = {}
+        self._events: dict[int, Event] = {}
+        self._latest: dict[int, Stream] = {}
+        self._kept: list[Any] = []
+        self._earlier: list[Event] = []  # what the step is ordered behind
+        self._host_works = False
+        if self.any:
+            self._open(program, device)
+
+    def _open(self, program: Program, device: Callable[[DeviceName], Device]) -> None:
+        names = dict.fromkeys(each.stream for each in program.instructions)
+        beside = [each for each in names if not each.device.on_host and each.kind != COLLECTIVE]
+        self._streams = {name: device(name.device).own(name.kind) for name in beside}
+        self._events = {
+            index: self._streams[each.stream].device.event()
+            for index, each in enumerate(program.instructions)
+            if each.signals and each.stream in self._streams
+        }
+        # What the next step is ordered behind: the last of each stream that uses a step's memory.
+        latest = {
+            each.stream: index
+            for index, each in enumerate(program.instructions)
+            if each.stream in self._streams and each.node.op not in _APART
+        }
+        self._latest = {index: self._streams[name] for name, index in latest.items()}
+        nodes = [each.node for each in program.instructions]
+        self._host_works = any(each.device is not None and each.device.on_host for each in nodes)
+
+    def on(self, node: Node, work: Callable[..., object]) -> Callable[..., object]:
+        """Return what has `work` done on a node's stream; on a CPU that is to call it."""
+        if not self.any or (name := stream_of(node)) not in self._streams:
+            return work
+        stream = self._streams[name]
+        if not self._at_once:
+            return partial(stream.launch, work)
+
+        def done(*arguments: Any) -> None:
+            stream.launch(work, *arguments)
+            stream.synchronize()
+
+        return done
+
+    def behind(self, node: Node, look: Callable[..., object]) -> Callable[..., object]:
+        """Return what looks, on the host, at what a node's stream has made; it waits for that."""
+        stream = self._streams.get(stream_of(node)) if self.any else None
+        if stream is None:
+            return look
+
+        def wait_and_look(*arguments: Any) -> None:
+            stream.hold().synchronize()
+            look(*arguments)
+
+        return wait_and_look
+
+    def of(self, node: Node) -> Stream:
+        """Return the stream that a copy from or to a device runs on."""
+        return self._streams[stream_of(node)]
+
+    def begin(self) -> None:
+        """Order a step behind those before it."""
+        self._kept = []
+        devices = dict.fromkeys(stream.device for stream in self._streams.values())
+        before = [other for device in devices for other in device.streams()]
+        for stream in self._latest.values():
+            for other in before:
+                if other is not stream and other.passed is not None:
+                    stream.wait(other.passed)
+        self._earlier = [other.passed for other in before if other.passed is not None]
+
+    def keep(self, array: Any) -> None:
+        """Have an array stay that is none of the program's values, until the step is over."""
+        if self.any:
+            self._kept.append(array)
+
+    def end(self) -> None:
+        """End a step: where CPUs have a part in it, all are through with their memory then."""
+        self._kept = []
+        if self._host_works:
+            for stream in self._latest.values():
+                assert stream.passed is not None, "each instruction was issued"
+                stream.passed.synchronize()
+
+    def stop(self) -> None:
+        """Wait until nothing is under way any more."""
+        self._kept = []
+        for stream in self._streams.values():
+            stream.synchronize()
+            stream.let_go()
+
+    def ordered(self, index: int, step: Step) -> Step:
+        """Put an instruction's events around what issues it."""
+        instruction = self._program.instructions[index]
+        awaited = [self._events[i] for i in instruction.waits if i in self._events]
+        stream = self._streams.get(instruction.stream)
+        if stream is None:
+            step = _after(awaited, step) if awaited else step
+            return self._collective(step) if instruction.stream.kind == COLLECTIVE else step
+        return self._given(stream, awaited, index, step)
+
+    def _collective(self, step: Step) -> Step:
+        """Have the host wait, before it writes, until no earlier step reads what lies there."""
+
+        def run() -> None:
+            while self._earlier:
+                self._earlier.pop().synchronize()
+            step()
+
+        return run
+
+    def _given(self, stream: Stream, awaited: Sequence[Event], index: int, step: Step) -> Step:
+        event, is_last = self._events.get(index), index in self._latest
+
+        def run() -> None:
+            for each in awaited:
+                stream.wait(each)
+            step()
+            if event is not None:
+                stream.record(event)
+            if is_last:
+                stream.passed = stream.hold(*self._kept, *self._values.values(), self._arenas)
+
+        return run
+
+
+def _after(awaited: Sequence[Event], step: Step) -> Step:
+    def run() -> None:
+        for each in awaited:
+            each.synchronize()
+        step()
+
+    return run

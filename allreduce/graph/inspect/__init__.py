@@ -1,0 +1,1 @@
+"""Draw a step's graph."""

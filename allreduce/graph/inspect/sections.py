@@ -1,0 +1,244 @@
+"""What a step's graph looks like from a distance: sections of it, and what goes between them.
+
+A section is what one layer, or its gradient, does on one device; or a bucket. Pictures and
+summaries are made of these.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from allreduce.devices.names import DeviceName
+from allreduce.graph.core.node import GRADIENT, LOSS, Graph, Node
+from allreduce.graph.core.spec import Spec
+from allreduce.graph.partition.partition import ANYWHERE
+from allreduce.graph.trace.subgraph import with_bodies
+
+FORWARD, BACKWARD, UPDATE = range(3)
+AFTER = "after "  # what the name of a section between layers begins with
+# More layers than this are too many to be seen at once: inner ones then count as their model.
+_MOST = 10
+_UNSAID = (
+    *("store_gradient", "store_count", "read", "placeholder", "scan_result"),
+    *("feed", "snapshot", "fetch"),
+)
+_CALLED = {
+    "all_reduce_bucket": "all-reduce",
+    "update_bucket": "update",
+    "update_slices": "all-reduce and update in slices",
+    "reduce_scatter_bucket": "reduce-scatter",
+    "update_own": "update of the own slice",
+    "all_gather_bucket": "all-gather",
+}
+_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+@dataclass(slots=True)
+class Section:
+    """Nodes that are seen as one.
+
+    Attributes:
+        device: Where they are.
+        kind: FORWARD, BACKWARD or UPDATE.
+        name: Of the layer, or of the bucket.
+        row: Which layer it belongs to, in the order in which these are called.
+        ops: How often it has each operation.
+        notes: What else is to be said of it.
+    """
+
+    device: DeviceName
+    kind: int
+    name: str
+    row: int
+    ops: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def does(self) -> str:
+        """Its operations, the most frequent ones first."""
+        return ", ".join(op if n == 1 else f"{op} ×{n}" for op, n in self.ops.most_common())
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A tensor that goes from one device to another."""
+
+    source: Section
+    readers: tuple[Section, ...]
+    spec: Spec
+
+
+@dataclass(slots=True)
+class Sections:
+    """A graph's sections.
+
+    Attributes:
+        all: In the order in which they begin.
+        edges: Which section reads what another one of its device makes.
+        transfers: What crosses devices.
+    """
+
+    all: list[Section]
+    edges: list[tuple[Section, Section]]
+    transfers: list[Transfer]
+
+    @property
+    def devices(self) -> list[DeviceName]:
+        """The devices that do anything, in order."""
+        return sorted({section.device for section in self.all}, key=str)
+
+
+def sections(graph: Graph) -> Sections:
+    """Group the nodes of a placed, bucketed and partitioned graph."""
+    return _Grouping(graph).run()
+
+
+class _Grouping:
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._depth = _depth(graph)
+        self._rows: dict[str, int] = {}
+        self._between = "elsewhere"  # the name of what is written between two layers
+        self._found: dict[Hashable, Section] = {}
+        self._of: dict[int, Section] = {}
+        self._edges: dict[tuple[int, int], tuple[Section, Section]] = {}
+        self._readers: dict[int, list[Section]] = {}
+
+    def run(self) -> Sections:
+        nodes = self._graph.nodes
+        for node in nodes:
+            if node.op not in (*ANYWHERE, "receive", "send"):
+                self._of[node.id] = section = self._section(node)
+                section.ops.update(_said(node))
+                section.notes += _notes(node)
+                for inner in with_bodies([node]):
+                    if inner is not node and inner.op not in (*ANYWHERE, "placeholder"):
+                        repeated = self._repeated(inner, node)
+                        repeated.ops.update(_said(inner))
+                        self._link(repeated, section)
+        for node in nodes:
+            if node.id in self._of:
+                for i in node.inputs:
+                    self._join(nodes[i], self._of[node.id])
+        for i in self._graph.outputs:
+            if i in self._of:
+                self._of[i].notes.append(f"returns {nodes[i].spec}")
+        crossing = [self._transfer(nodes[i], readers) for i, readers in self._readers.items()]
+        return Sections(list(self._found.values()), list(self._edges.values()), crossing)
+
+    def _section(self, node: Node) -> Section:
+        assert node.device is not None, node
+        plan = node.attrs.get("plan")
+        if plan is not None:
+            return self._bucket(node)
+        kind = BACKWARD if node.part.startswith(GRADIENT) else FORWARD
+        name = "/".join(_layer(node.part).split("/")[: self._depth])
+        if node.op in ("placeholder", "feed"):
+            name = "inputs"
+        elif not name and kind == FORWARD:
+            latest = next(reversed(self._rows), "nothing")
+            name = self._between = latest if latest == self._between else f"{AFTER}{latest}"
+        elif not name:
+            name = self._between
+        row = self._rows.setdefault(name, len(self._rows))
+        return self._get((node.device, kind, name), Section(node.device, kind, name, row))
+
+    def _repeated(self, inner: Node, scan: Node) -> Section:
+        """Find the section of what a scan repeats: its layer's, or the scan's own."""
+        part = inner.part
+        if not _layer(part):
+            return self._of[scan.id]
+        if scan.part.startswith(GRADIENT) and not part.startswith(GRADIENT):  # computed again
+            part = f"{GRADIENT}{part}"
+        return self._section(replace(inner, part=part, device=scan.device))
+
+    def _bucket(self, node: Node) -> Section:
+        """Find the section of a bucket, or the one that a gradient is stored for."""
+        plan, part = node.attrs["plan"], node.attrs.get("bucket")
+        if part is None:
+            span = node.attrs.get("span", plan.buckets[0].first)
+            part = next(each for each in plan.buckets if each.first <= span < each.last)
+        assert node.device is not None, node
+        key = (id(plan), part.index)
+        count = sum(1 for each in self._found.values() if each.kind == UPDATE)
+        return self._get(key, Section(node.device, UPDATE, f"bucket {count}", -1))
+
+    def _get(self, key: Hashable, new: Section) -> Section:
+        return self._found.setdefault(key, new)
+
+    def _join(self, source: Node, reader: Section) -> None:
+        if source.op == "receive":
+            readers = self._readers.setdefault(source.id, [])
+            if reader not in readers:
+                readers.append(reader)
+        elif source.id in self._of:
+            self._link(self._of[source.id], reader)
+
+    def _link(self, source: Section, reader: Section) -> None:
+        if source is not reader:
+            self._edges.setdefault((id(source), id(reader)), (source, reader))
+
+    def _transfer(self, receive: Node, readers: list[Section]) -> Transfer:
+        nodes = self._graph.nodes
+        while receive.op == "receive":  # from task to task, and on from there to a device
+            (sent,) = receive.control
+            made = nodes[sent].before[0]
+            receive = nodes[made]
+        return Transfer(self._of[receive.id], tuple(readers), receive.spec)
+
+
+def _depth(graph: Graph) -> int:
+    """Choose how far layers inside of layers are told apart."""
+    paths = {_layer(node.part) for node in with_bodies(graph.nodes)}
+    deepest = max(path.count("/") + 1 for path in paths)
+    for depth in range(deepest, 1, -1):
+        if len({tuple(path.split("/")[:depth]) for path in paths}) <= _MOST:
+            return depth
+    return 1
+
+
+def _layer(part: str) -> str:
+    """Name the layer that a part is, or is the gradient of; empty outside of layers."""
+    return "" if part == LOSS else part.removeprefix(GRADIENT)
+
+
+def _said(node: Node) -> list[str]:
+    """Name what a node does, as far as people want to know."""
+    if node.op in _UNSAID:
+        return []
+    if "chain" in node.attrs:  # of several, joined
+        return [str(node.attrs["chain"])]
+    return [_CALLED.get(node.op, node.op)]
+
+
+def _notes(node: Node) -> list[str]:
+    if node.op == "placeholder":
+        return [f"{node.attrs['name']}: {node.spec}"]
+    if node.op not in ("update_bucket", "update_slices", "update_own"):
+        return []
+    part, layout = node.attrs["bucket"], node.attrs["plan"].layout
+    count = part.last - part.first
+    if not count:  # the header alone
+        return []
+    what = f"{count} variable{'' if count == 1 else 's'}"
+    nbytes = (part.stop - part.start) * layout.dtype.itemsize
+    return [f"{what}, {units(nbytes)}", type(node.attrs["rule"]).__name__]
+
+
+def amount(spec: Spec) -> str:
+    """Say how many bytes a tensor has, for each sample if it has rows."""
+    known = prod(size for size in spec.shape if isinstance(size, int)) * spec.dtype.itemsize
+    rows = [size for size in spec.shape if not isinstance(size, int)]
+    each = units(known * prod(size.factor for size in rows))
+    return " × ".join([each, *(size.name for size in rows)])
+
+
+def units(nbytes: int) -> str:
+    """Write a number of bytes as people do."""
+    for size, unit in _UNITS:
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes} B"

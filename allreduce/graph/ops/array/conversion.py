@@ -1,0 +1,37 @@
+"""Conversion: to another dtype, and to what no gradient comes back to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from allreduce.graph.core.op_table import Attrs, Op, cut, register
+from allreduce.graph.core.spec import Spec
+from allreduce.graph.core.tensor import Tensor
+from allreduce.graph.ops.common import cast, same_spec
+from allreduce.graph.trace.dispatch import apply, as_tensor
+
+
+def _cast(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+    np.copyto(out, inputs[0], casting="unsafe")
+
+
+register(
+    Op(
+        "cast",
+        lambda specs, attrs: Spec(specs[0].shape, attrs["dtype"]),
+        _cast,
+        lambda dy, y, x, attrs: [cast(dy, x[0].dtype)],
+        elementwise=True,
+    )
+)
+
+
+def stop_gradient(x: Any) -> Tensor:
+    """Pass the value on, and no gradient back."""
+    return apply("stop_gradient", as_tensor(x))
+
+
+register(Op("stop_gradient", same_spec, gradient=cut, view=lambda x, attrs: x))

@@ -1,0 +1,100 @@
+"""Softmax and its logarithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from allreduce import _native
+from allreduce.errors import ShapeError
+from allreduce.graph.core.op_table import Attrs, Kernel, Op, is_native, register
+from allreduce.graph.core.scope import users_line
+from allreduce.graph.core.tensor import Tensor, TracedTensor
+from allreduce.graph.ops.arguments import as_axis
+from allreduce.graph.ops.common import as_floats, floats_only, same_spec, swap_axes
+from allreduce.graph.trace.dispatch import apply
+from allreduce.graph.trace.trace import current_trace
+
+
+def softmax(x: Any, axis: int = -1) -> Tensor:
+    """Turn numbers into shares that add up to 1 along an axis."""
+    return _along("softmax", x, axis)
+
+
+def log_softmax(x: Any, axis: int = -1) -> Tensor:
+    """Take the logarithm of softmax without rounding small shares to 0."""
+    return _along("log_softmax", x, axis)
+
+
+def logits_of(x: Any) -> Tensor | None:
+    """Return what went into the softmax over the last axis that made this tensor; None otherwise.
+
+    A cross-entropy of it is then the stable, fused kernel's.
+    """
+    trace = current_trace()
+    if trace is None or not isinstance(x, TracedTensor) or x.trace is not trace:
+        return None
+    node = trace.nodes[x.id]
+    return trace.tensor(node.inputs[0]) if node.op == "softmax" else None
+
+
+def _along(name: str, x: Any, axis: int) -> Tensor:
+    """Apply a row, which works along the last axis, along another."""
+    tensor = as_floats(x)
+    if not tensor.ndim:
+        raise ShapeError(f"{users_line()}: {name} needs an axis, got a scalar")
+    at = as_axis(name, tensor, axis)
+    last = tensor.ndim - 1
+    return swap_axes(apply(name, swap_axes(tensor, at, last)), at, last)
+
+
+def _shifted(out: np.ndarray, x: np.ndarray) -> None:
+    """Write `x` less its largest along the last axis, so that no exponential overflows."""
+    np.subtract(x, np.maximum.reduce(x, axis=-1, keepdims=True), out=out)
+
+
+def _unless_empty(kernel: Callable[[np.ndarray, np.ndarray], None]) -> Kernel:
+    def guarded(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
+        if out.size:
+            kernel(out, inputs[0])
+
+    return guarded
+
+
+def _softmax(out: np.ndarray, x: np.ndarray) -> None:
+    if is_native(x):
+        _native.softmax(out, np.ascontiguousarray(x))
+        return
+    _shifted(out, x)
+    np.exp(out, out=out)
+    np.divide(out, np.add.reduce(out, axis=-1, keepdims=True), out=out)
+
+
+def _log_softmax(out: np.ndarray, x: np.ndarray) -> None:
+    _shifted(out, x)
+    total = np.add.reduce(np.exp(out), axis=-1, keepdims=True)
+    np.subtract(out, np.log(total, out=total), out=out)
+
+
+def _row_sum(x: Tensor) -> Tensor:
+    return apply("sum", x, axes=(x.ndim - 1,), keepdims=True)
+
+
+register(
+    Op(
+        "softmax",
+        floats_only(same_spec),
+        _unless_empty(_softmax),
+        lambda dy, y, x, attrs: [y * (dy - _row_sum(dy * y))],
+    )
+)
+register(
+    Op(
+        "log_softmax",
+        floats_only(same_spec),
+        _unless_empty(_log_softmax),
+        lambda dy, y, x, attrs: [dy - apply("exp", y) * _row_sum(dy)],
+    )
+)

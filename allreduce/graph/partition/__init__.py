@@ -1,0 +1,1 @@
+"""Split a program by device and task; carry tensors between the parts."""

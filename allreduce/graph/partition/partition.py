@@ -1,0 +1,138 @@
+"""Partition: cut a graph by task, then by device, and carry what crosses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import numpy as np
+
+from allreduce.devices.names import DeviceName
+from allreduce.graph.core.node import Graph, Node, Rewriter
+from allreduce.graph.core.op_table import lookup
+from allreduce.graph.core.spec import Spec, concrete
+from allreduce.graph.partition.host_copies import copy_with_host
+from allreduce.graph.schedule.dependence import dependents, of_samples
+
+# Every device has these by itself, so they are not sent but made where they are read.
+ANYWHERE = ("constant", "runtime")
+
+_ROWS = 1000  # to compare sizes with; those of a batch are not known
+_NOTHING = Spec((), np.dtype(np.int64))
+
+Place = Callable[[Node], Hashable]
+
+
+def partition(graph: Graph) -> Graph:
+    """Insert transfers so that every node reads values of its own device only.
+
+    A tensor goes to each task once, and from there to each of its devices once, however many nodes
+    read it. The rendezvous of a send and its receive is keyed by the edge, the source and the
+    destination; the executor adds generation and step. What lies on devices that cannot read the
+    host's memory is brought there, and from there. Where a node only has to run after one of
+    another task, a transfer without a value says so.
+    """
+    whole = copy_with_host(graph)
+    cut = _Cut(_Cut(whole, task_of, True).run(), lambda node: node.device, False).run()
+    return cut if len(cut.nodes) == len(whole.nodes) else _without_idle_looks(cut)
+
+
+def task_of(node: Node) -> DeviceName:
+    """Return the task that a placed node is of, as a name that leaves the device open."""
+    assert node.device is not None, node
+    return DeviceName(job=node.device.job, replica=node.device.replica, task=node.device.task)
+
+
+def _without_idle_looks(graph: Graph) -> Graph:
+    """Leave out views that only are looked at anew, on other devices."""
+    read = {*graph.outputs, *graph.effects}
+    for node in reversed(graph.nodes):
+        if lookup(node.op).view is None or node.id in read:
+            read.update((node.id, *node.before))
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        if node.id in read:
+            rewriter.keep(node)
+    return rewriter.finish()
+
+
+def _is_free(node: Node, graph: Graph) -> bool:
+    """Tell whether a node looks at another value's memory, and not at a part of it only."""
+    if lookup(node.op).view is None or node.control:
+        return False
+    whole, seen = (
+        prod(concrete(each.spec.shape, _ROWS, _ROWS))
+        for each in (graph.nodes[node.inputs[0]], node)
+    )
+    return whole <= seen
+
+
+@dataclass(slots=True)
+class _Cut:
+    """One cut of a graph: what it inserts between nodes of different places."""
+
+    graph: Graph
+    place: Place
+    across: bool  # from task to task
+    rewriter: Rewriter = field(init=False)
+    of_samples: set[int] = field(init=False)
+    arrived: dict[Hashable, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rewriter = Rewriter(self.graph)
+        self.of_samples = dependents(self.graph.nodes, of_samples)
+
+    def run(self) -> Graph:
+        """Rebuild the graph with transfers."""
+        for node in self.graph.nodes:
+            inputs = tuple(self._value(node, i) for i in node.inputs)
+            control = tuple(self._mark(node, i) for i in node.control)
+            self.rewriter.keep(node, inputs=inputs, control=tuple(dict.fromkeys(control)))
+        return self.rewriter.finish()
+
+    def _value(self, reader: Node, i: int) -> int:
+        node = self.graph.nodes[i]
+        if node.op in ANYWHERE or self.place(node) == self.place(reader):
+            return self.rewriter.moved[i]
+        if _is_free(node, self.graph):
+            return self._look(node, reader)
+        return self._transfer(node, reader, (self.rewriter.moved[i],), ())
+
+    def _look(self, node: Node, reader: Node) -> int:
+        """Repeat a view where it is read, so that it has the same strides there.
+
+        Sums go through memory in the order of strides; a copy would round otherwise.
+        """
+        key = (node.id, self.place(reader), "view")
+        if key not in self.arrived:
+            base = self._value(reader, node.inputs[0])
+            self.arrived[key] = self.rewriter.add(
+                node, inputs=(base,), control=(), device=reader.device
+            )
+        return self.arrived[key]
+
+    def _mark(self, later: Node, i: int) -> int:
+        """Return what a node of another task waits for in place of one that it does not read."""
+        node, moved = self.graph.nodes[i], self.rewriter.moved[i]
+        if not self.across or task_of(node) == task_of(later) or node.op in ANYWHERE:
+            return moved
+        return self._transfer(replace(node, spec=_NOTHING), later, (), (moved,))
+
+    def _transfer(
+        self, node: Node, reader: Node, inputs: tuple[int, ...], control: tuple[int, ...]
+    ) -> int:
+        key = (node.id, self.place(reader), bool(inputs))
+        if key not in self.arrived:
+            edge = {
+                "edge": node.id if inputs else -1 - node.id,
+                "source": str(node.device),
+                "destination": str(reader.device),
+                "across": self.across,
+                "of_samples": bool(inputs) and node.id in self.of_samples,
+            }
+            sent = self.rewriter.add(node, op="send", inputs=inputs, attrs=edge, control=control)
+            self.arrived[key] = self.rewriter.add(
+                node, op="receive", inputs=(), attrs=edge, control=(sent,), device=reader.device
+            )
+        return self.arrived[key]

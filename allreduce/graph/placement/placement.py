@@ -1,0 +1,205 @@
+"""Placement: give every node a device.
+
+Devices go here by the names that a replica's program calls them; `places.py` says what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from allreduce import events
+from allreduce.devices import lacks_runtime, options
+from allreduce.devices.names import DeviceName
+from allreduce.errors import DeviceError
+from allreduce.graph.core.node import Graph, Node, Rewriter
+from allreduce.graph.core.op_table import lookup
+from allreduce.graph.core.scope import users_line
+from allreduce.graph.placement.device_map import Places
+
+_ANY = DeviceName()
+_MISSING = "which does not exist here"
+_spoken_of: set[str] = set()  # the fall-backs of soft placement that a warning was given for
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One row of the placement log."""
+
+    op: str
+    device: DeviceName
+    reason: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.op}: {self.device} ({self.reason}) {self.source}"
+
+
+def place(
+    graph: Graph, home: DeviceName, available: Sequence[DeviceName]
+) -> tuple[Graph, list[Placed]]:
+    """Give every node a device, and say why.
+
+    What the scopes asked for comes first; then what a node was put beside; then what has no kernel
+    but for CPUs; then where all its inputs are, or else where the only variables are that it reads;
+    and at last `home`.
+
+    Args:
+        graph: As it was traced: a node's device is what the surrounding scopes asked for.
+        home: The replica's own device, in full.
+        available: The devices that it may use, in full.
+
+    Raises:
+        DeviceError: A node asks for a device that does not exist or cannot do it, and soft
+            placement is off.
+    """
+    rewriter = Rewriter(graph)
+    log: list[Placed] = []
+    for node in graph.nodes:
+        device, reason = choose(node, _placed(rewriter), home, available)
+        rewriter.keep(put(node, device))
+        log.append(Placed(node.op, device, reason, node.source))
+    return rewriter.finish(), log
+
+
+def _placed(rewriter: Rewriter) -> Callable[[int], Node]:
+    return lambda i: rewriter.nodes[rewriter.moved[i]]
+
+
+def put(node: Node, device: DeviceName) -> Node:
+    """Place a node, and what it repeats: a scan is on one device."""
+    attrs, body = node.attrs, node.attrs.get("body")
+    if body is not None:
+        inner = tuple(put(each, device) for each in body.graph.nodes)
+        attrs = {**attrs, "body": replace(body, graph=replace(body.graph, nodes=inner))}
+    return replace(node, device=device, beside=None, attrs=attrs)
+
+
+def check_exists(what: str, asked: DeviceName, places: Places) -> None:
+    """Refuse a device that replicas do not have for what is made on it, before a step meets it.
+
+    Args:
+        what: Is made: "layer 'dense' (Dense)".
+        asked: A name, whole or in part.
+        places: A replica's devices.
+
+    Raises:
+        DeviceError: None of them is so called, and soft placement is off.
+    """
+    exists = any(map(asked.matches, places.names))
+    if not exists and not options.current().soft_device_placement:
+        raise _refusal(
+            f"{users_line()}: {what}", asked, _missing(asked), [*places.names], places.home
+        )
+
+
+def _missing(asked: DeviceName) -> str:
+    why = lacks_runtime(asked.kind)
+    return f"{_MISSING}: {why}" if why else _MISSING
+
+
+def _refusal(
+    what: str, asked: DeviceName, why: str, available: Sequence[DeviceName], back: DeviceName
+) -> DeviceError:
+    others = why.startswith(_MISSING) and any(device.kind == asked.kind for device in available)
+    more = " (under a strategy, of each replica: devices_per_replica)" if others else ""
+    return DeviceError(
+        f"{what} was placed on {asked}, {why}; there are {', '.join(map(str, available))}{more}. "
+        f"ar.config.set_soft_device_placement(True) would use {back} instead"
+    )
+
+
+def report(log: Sequence[Placed], names: Mapping[DeviceName, DeviceName]) -> None:
+    """Log each operation's device with the reason, if that is wanted.
+
+    Args:
+        log: What `place` gave.
+        names: What the devices are in fact.
+    """
+    if options.current().log_device_placement:
+        for row in log:
+            device = names.get(row.device, row.device)
+            events.logger.info("placed %s", Placed(row.op, device, row.reason, row.source))
+
+
+def choose(
+    node: Node,
+    placed: Callable[[int], Node],
+    home: DeviceName,
+    available: Sequence[DeviceName],
+) -> tuple[DeviceName, str]:
+    """Choose a node's device, as `place` says; returns it with the reason.
+
+    Args:
+        node: As it was traced.
+        placed: Gives the nodes that it refers to, with their devices.
+        home: As for `place`, and so is `available`.
+        available: …
+    """
+    if node.device is not None and node.device != _ANY:
+        return requested(node, node.device, home, available)
+    found, reason = _preferred(node, placed, home)
+    if not lookup(node.op).runs_on(found.kind):
+        return _host(found, available), f"{node.op} has no kernel for {found.kind}"
+    return found, reason
+
+
+def _preferred(
+    node: Node, placed: Callable[[int], Node], home: DeviceName
+) -> tuple[DeviceName, str]:
+    """Choose a device for a node that asks for none."""
+    if node.beside is not None:
+        like = placed(node.beside)
+        assert like.device is not None
+        return like.device, f"beside its {like.op}"
+    if lookup(node.op).kind in ("compute", "collective"):
+        # Where all its inputs are that lie anywhere: nothing has to move.
+        sources = [placed(i) for i in node.inputs]
+        sources = [source for source in sources if source.op not in ("constant", "runtime")]
+        devices = {source.device for source in sources if source.device is not None}
+        if len(devices) == 1:
+            return devices.pop(), "its inputs are there"
+        # Variables stay, and what is computed from samples moves.
+        devices = {source.device for source in sources if source.op == "read" and source.device}
+        if len(devices) == 1:
+            return devices.pop(), "its variable is there"
+    return home, "the replica's device"
+
+
+def _host(near: DeviceName, available: Sequence[DeviceName]) -> DeviceName:
+    """Find a CPU, of the same task as a device if it has one."""
+    hosts = [device for device in available if device.kind == "CPU"]
+    of_task = [device for device in hosts if (device.job, device.task) == (near.job, near.task)]
+    return (of_task or hosts)[0]
+
+
+def requested(
+    node: Node, asked: DeviceName, home: DeviceName, available: Sequence[DeviceName]
+) -> tuple[DeviceName, str]:
+    """Find the device that a node asks for; returns it with the reason.
+
+    Args:
+        node: What is placed.
+        asked: A name, whole or in part.
+        home: Where it would be otherwise.
+        available: What exists.
+
+    Raises:
+        DeviceError: It does not exist or cannot do it, and soft placement is off.
+    """
+    op = lookup(node.op)
+    # Home first, so that an incomplete name does not move anything for nothing.
+    found = [device for device in (home, *available) if asked.matches(device)]
+    for device in found:
+        if op.runs_on(device.kind):
+            return device, f"ar.device({str(asked)!r})"
+    back = home if op.runs_on(home.kind) else _host(home, available)
+    why = f"which has no kernel of {node.op}" if found else _missing(asked)
+    exists = ", ".join(str(device) for device in available)
+    if not options.current().soft_device_placement:
+        raise _refusal(f"{node.source}: {node.op}", asked, why, available, back)
+    key = f"{asked} {why} {back}"
+    if key not in _spoken_of:
+        _spoken_of.add(key)
+        events.logger.warning("%s, %s (there are %s): using %s", asked, why, exists, back)
+    return back, f"{asked}, {why}; soft placement"

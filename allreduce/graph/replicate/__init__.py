@@ -1,0 +1,1 @@
+"""Run one traced function on every replica."""

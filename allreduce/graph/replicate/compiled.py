@@ -1,0 +1,233 @@
+"""From a Python function to executors: trace, passes, placement, partition, schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from allreduce import events
+from allreduce.devices.logs import start_logging
+from allreduce.graph import passes
+from allreduce.graph.consistency.rank_check import Facts
+from allreduce.graph.core import pass_switches
+from allreduce.graph.core.node import Graph
+from allreduce.graph.core.op_table import lookup
+from allreduce.graph.execute.bound_program import Frame
+from allreduce.graph.execute.executor import Executor
+from allreduce.graph.execute.reports import Fed
+from allreduce.graph.partition.partition import partition
+from allreduce.graph.passes.validate import check_order
+from allreduce.graph.placement.placement import Placed, place, report
+from allreduce.graph.schedule.dependence import dependents, of_replica
+from allreduce.graph.schedule.plan_buffers import plan_buffers
+from allreduce.graph.schedule.program import Program
+from allreduce.graph.schedule.schedule import schedule
+from allreduce.graph.trace.output_structure import Returned, take_apart
+from allreduce.graph.trace.replica import Replica
+from allreduce.graph.trace.signature import Arguments
+from allreduce.graph.trace.subgraph import joins_rows
+from allreduce.graph.trace.trace import Trace, recording
+from allreduce.graph.trace.variable import Variable
+from allreduce.graph.update.arena_plan import ArenaPlan, Host
+from allreduce.graph.update.arenas import plan_for
+from allreduce.graph.update.changes import (
+    check_equal,
+    check_once,
+    check_owner,
+    name_of,
+    needs_all,
+)
+from allreduce.graph.update.program_check import Agreement, compare, synchronize
+from allreduce.graph.update.program_summary import involved, outline
+from allreduce.graph.update.update import UpdateRule
+
+
+@dataclass(slots=True)
+class Compiled:
+    """A traced function, ready to run.
+
+    Attributes:
+        graph: What each replica runs: placed, optimized, bucketed and partitioned.
+        executors: One per local replica.
+        returned: What the function returned.
+        updates: The optimizers that the step applies, each with its arena.
+        agreement: What ranks compare before they run it, if they exchange values in it or assign.
+        placed: Where each operation was put, and why.
+        fed: How long the latest step's batch took, if it is known who made it.
+        involved: The variables that have to be equal on all ranks for this.
+    """
+
+    graph: Graph
+    executors: list[Executor]
+    returned: Returned
+    updates: list[tuple[UpdateRule, ArenaPlan]]
+    agreement: Agreement | None = None
+    placed: Sequence[Placed] = ()
+    fed: Fed | None = None
+    involved: Sequence[Variable] = ()
+
+    @property
+    def frames(self) -> list[Frame]:
+        """Everything that is bound to memory."""
+        return [frame for executor in self.executors for frame in executor.frames]
+
+    def release(self) -> None:
+        """Let go of all memory; it runs no more steps."""
+        for executor in self.executors:
+            executor.release()
+
+
+def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Compiled:
+    """Trace `fn` and prepare it for every local replica; all ranks do so together.
+
+    Raises:
+        UsageError: The function uses a variable of other replicas than `host`'s.
+    """
+    with events.span("compile", function=name_of(fn)):
+        graph, returned = _trace(host, fn, arguments)
+        if host.num_replicas_in_sync > 1:
+            _check_equal_changes(graph)
+        graph, placed = _placed(host, graph)
+        # Replicas of one process run the same program; ranks make sure of it.
+        several_ranks = len(host.devices) < host.num_replicas_in_sync
+        shares = any(
+            lookup(node.op).kind == "collective" or node.op == "assign" for node in graph.nodes
+        )
+        # Where an optimizer updates, the stamp in its first bucket tells of a difference.
+        compared = shares and not any(node.op == "apply_gradients" for node in graph.nodes)
+        if pass_switches.is_on("prune"):  # what only one rank returns may be a collective's value
+            graph = passes.prune(graph)
+        said = outline(graph) if several_ranks else None
+        variables = involved(graph) if several_ranks else ()
+        host.fingerprint.involve(variables)
+        agreement = None
+        if said is not None and compared:
+            agreement = Agreement(said, joins_rows(graph.nodes))
+        if agreement is not None:  # as those do who have traced it before
+            compare(host, agreement, arguments.everyone is not None)
+        synchronize(host, _variables(graph))
+        updates = _updates(host, graph)
+        _settle(graph)  # those that no optimizer has taken in
+        graph, executors = _in_buckets(host, _optimized(graph), updates, said)
+        return Compiled(graph, executors, returned, updates, agreement, placed, involved=variables)
+
+
+def _in_buckets(
+    host: Host, graph: Graph, updates: list[tuple[UpdateRule, ArenaPlan]], said: Facts | None
+) -> tuple[Graph, list[Executor]]:
+    """Cut the updates of an optimized graph into buckets, and prepare every local replica for it.
+
+    Args:
+        host: This process's replicas.
+        graph: Of a step.
+        updates: The optimizers that it applies, each with its arena.
+        said: What all ranks have to run alike; None where there is one rank.
+    """
+    plans = [plan for _, plan in updates]
+    graph = passes.bucket(graph, plans, host.num_replicas_in_sync)
+    if said is not None:
+        graph = passes.order_collectives(graph)
+    graph = partition(graph)
+    program = _program(graph)
+    executors = [
+        Executor(program, each, {id(plan): plan.arenas[each.index] for plan in plans}, said)
+        for each in host.replicas
+    ]
+    return graph, executors
+
+
+def compile_alone(
+    host: Host, fn: Callable[..., Any], arguments: Arguments, replica: Replica
+) -> Compiled:
+    """Trace `fn` and prepare it for one of several replicas, without the others taking part.
+
+    Raises:
+        UsageError: The function changes variables, which all replicas have to do together.
+    """
+    with events.span("compile", function=name_of(fn)):
+        graph, returned = _trace(host, fn, arguments)
+        if any(lookup(node.op).kind == "collective" for node in graph.nodes):
+            raise needs_all(fn, "has collectives", host.num_replicas_in_sync)
+        if any(graph.nodes[i].attrs["changes"] for i in graph.effects):
+            raise needs_all(fn, "changes variables", host.num_replicas_in_sync)
+        graph, placed = _placed(host, graph)
+        _settle(graph)
+        graph = partition(_optimized(graph))
+        executor = Executor(_program(graph), replica, {})
+        return Compiled(graph, [executor], returned, [], placed=placed)
+
+
+def _trace(host: Host, fn: Callable[..., Any], arguments: Arguments) -> tuple[Graph, Returned]:
+    start_logging()  # of what is planned, and of what may be wrong with it
+    trace = Trace(host.num_replicas_in_sync)
+    with recording(trace):
+        args, kwargs = arguments.placeholders(trace)
+        returned, outputs = take_apart(fn(*args, **kwargs))
+    graph = trace.finish(outputs)
+    check_order(graph)
+    check_owner(host, _variables(passes.prune(graph)))
+    return graph, returned
+
+
+def _placed(host: Host, graph: Graph) -> tuple[Graph, list[Placed]]:
+    """Give every node a device, by the names that each of the replicas calls its own."""
+    places = host.places[0]
+    placed, log = place(graph, places.home, list(places.names))
+    report(log, places.names)
+    return placed, log
+
+
+def _optimized(graph: Graph) -> Graph:
+    return passes.order_reads(passes.copy_reshapes(passes.optimize(graph)))
+
+
+def _variables(graph: Graph) -> list[Variable]:
+    """List the variables that a graph reads or changes, in the order in which it meets them."""
+    found: dict[Variable, None] = {}
+    for node in graph.nodes:
+        read = node.attrs.get("variable")
+        found.update(dict.fromkeys(() if read is None else (read,)))
+        found.update(dict.fromkeys(node.attrs.get("changes", ())))
+    return list(found)
+
+
+def _settle(graph: Graph) -> None:
+    """Move the variables of a step to their devices."""
+    for node in graph.nodes:
+        if "variable" in node.attrs:
+            assert node.device is not None, node
+            node.attrs["variable"].settle(node.device)
+
+
+def _check_equal_changes(graph: Graph) -> None:
+    varying = dependents(graph.nodes, of_replica)
+    for node in graph.nodes:
+        if node.op == "assign":
+            check_equal(node, varying)
+
+
+def _updates(host: Host, graph: Graph) -> list[tuple[UpdateRule, ArenaPlan]]:
+    """Return each `apply_gradients` node's arena, laid out in the order of its variables.
+
+    Raises:
+        UsageError: One variable would be changed by several optimizers, or twice by one.
+    """
+    updates: list[tuple[UpdateRule, ArenaPlan]] = []
+    changed: set[Variable] = set()
+    for node in graph.nodes:
+        if node.op != "apply_gradients":
+            continue
+        check_once(node, changed)
+        rule = node.attrs["rule"]
+        assert node.device is not None, node
+        updates.append((rule, plan_for(host, rule, node.attrs["variables"], node.device)))
+    return updates
+
+
+def _program(graph: Graph) -> Program:
+    program = schedule(graph)
+    if pass_switches.is_on("plan_buffers"):
+        program = plan_buffers(program)
+    events.logger.debug("each replica runs\n%s", program)
+    return program

@@ -1,0 +1,154 @@
+"""What was compiled, by function and signature: whom a call finds, and when it is forgotten."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from allreduce.graph.execute.bound_program import Frame
+from allreduce.graph.replicate.compiled import Compiled
+from allreduce.graph.trace.retracing import Discarded, Retracing, code_of
+from allreduce.graph.trace.signature import Arguments
+
+
+class ProgramCache:
+    """Compiled steps by function and signature; they live as long as the function does.
+
+    Of a function that is gone, the next call of any other frees the memory: who learns that it is
+    gone may be in the middle of anything. Functions without weak references, as methods of a class
+    with `__slots__`, live with their programs as long as the replicas that run them.
+    """
+
+    def __init__(self) -> None:
+        self._functions: dict[tuple[int, object], Programs] = {}
+        self._discarded = Discarded()
+        # Weakly: the collector may be quicker, as where it is asked for want of memory.
+        self._gone: list[weakref.ref[Frame]] = []  # of functions that are
+
+    def of(self, fn: Callable[..., Any]) -> Programs:
+        """Return what was compiled of a function."""
+        while self._gone:
+            frame = self._gone.pop()()
+            if frame is not None:
+                frame.release()
+        owner, method = _parts(fn)
+        key = (id(owner), method)  # forgotten before its id can return
+        found = self._functions.get(key)
+        if found is None:
+            found = self._functions[key] = Programs(self._discarded)
+            code = None if method else code_of(fn)
+            try:
+                # Dies with the cache, which `weakref.finalize` would keep as long as the function.
+                found.owner = weakref.ref(owner, _forgetting(weakref.ref(self), key, code))
+            except TypeError:  # tuples, builtins and what has __slots__ tell nobody when they go
+                found.owner = owner
+        return found
+
+    def like(self, fn: Callable[..., Any]) -> Arguments | None:
+        """Return what a function's latest call looked like, if others may be compared with it."""
+        owner, method = _parts(fn)
+        found = self._functions.get((id(owner), method))
+        return None if found is None else found.like
+
+    def _forget(self, key: tuple[int, object], code: object) -> None:
+        programs = self._functions.pop(key)
+        if programs.by_signature:
+            self._discarded.add(code, programs.steps)
+        for compiled in programs.by_signature.values():
+            self._gone.extend(weakref.ref(frame) for frame in compiled.frames)
+
+    def clear(self) -> None:
+        """Forget all programs, but not how often each function ran."""
+        for programs in list(self._functions.values()):  # some may go meanwhile
+            programs.latest = programs.like = programs.liked = None
+            while programs.by_signature:
+                _, compiled = programs.by_signature.popitem()
+                compiled.release()
+
+
+def _forgetting(
+    cache: weakref.ref[ProgramCache], key: tuple[int, object], code: object
+) -> Callable[[object], None]:
+    """Return what a function's end calls; it refers to the cache weakly, as the function must."""
+
+    def forget(_: object) -> None:
+        living = cache()
+        if living is not None:
+            living._forget(key, code)
+
+    return forget
+
+
+def _parts(fn: Callable[..., Any]) -> tuple[Any, object]:
+    """Return what lives as long as a function does, and which of its methods it is.
+
+    A bound method is made anew at each access: its instance is what lives on. It need not be
+    hashable.
+    """
+    return (fn.__self__, fn.__func__) if inspect.ismethod(fn) else (fn, None)
+
+
+@dataclass(slots=True)
+class Programs:
+    """What was compiled of one function, and how often it ran: what random draws depend on.
+
+    Attributes:
+        discarded: The functions before it that were made for one call each.
+        like: What the latest call looked like, if others may be compared with it.
+        liked: What was compiled for that.
+        owner: What the function is of: a weak reference, which calls back when it is gone; or
+            itself, where there are none, so that its id stays its own.
+    """
+
+    discarded: Discarded
+    by_signature: dict[tuple[bool, int | None, Hashable], Compiled] = field(default_factory=dict)
+    latest: Compiled | None = None  # the one that was run last
+    steps: int = 0
+    retracing: Retracing = field(default_factory=Retracing)
+    owner: object = None
+    like: Arguments | None = None
+    liked: Compiled | None = None
+
+    def get(
+        self,
+        fn: Callable[..., Any],
+        arguments: Arguments,
+        make: Callable[[], Compiled],
+        alone: bool = False,
+    ) -> Compiled:
+        """Return the step of a function for a call's arguments; `make` compiles a new one.
+
+        The first one with another seed takes the place of all those with the seed before.
+        """
+        if self.like is not None and arguments.key is self.like.key and self.liked and not alone:
+            self.retracing.note(fn, arguments, False)
+            return self.liked
+        signature = (alone, arguments.seed, arguments.key)
+        found = self.by_signature.get(signature)
+        self.retracing.note(fn, arguments, found is None)
+        if found is None:
+            if not self.by_signature:
+                self.discarded.note(fn)
+            self._drop_other_seeds(alone, arguments.seed)
+            found = self.by_signature[signature] = make()
+        if not alone:
+            self.like, self.liked = arguments.without_values(), found
+        return found
+
+    def _drop_other_seeds(self, alone: bool, seed: int | None) -> None:
+        # Not those of the other kind: what one rank runs alone is not to make it trace alone later.
+        for signature in list(self.by_signature):
+            if signature[0] == alone and signature[1] != seed:
+                dropped = self.by_signature.pop(signature)
+                if dropped is self.latest:
+                    self.latest = None
+                self.like = self.liked = None
+                dropped.release()
+
+    def count_step(self) -> int:
+        """Count one more step; returns its number, from 1."""
+        self.steps += 1
+        return self.steps

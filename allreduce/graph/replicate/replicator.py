@@ -1,0 +1,235 @@
+"""Running one replica's program on each of its devices; strategies say which devices those are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+
+from allreduce.devices import options
+from allreduce.devices.names import DeviceName
+from allreduce.errors import UsageError
+from allreduce.graph.core.host_future import Output
+from allreduce.graph.core.node import Graph
+from allreduce.graph.core.scope import users_line
+from allreduce.graph.core.tensor import concrete
+from allreduce.graph.eager.eager_step import run_eagerly
+from allreduce.graph.replicate.compiled import Compiled, compile_alone, compile_step
+from allreduce.graph.replicate.program_cache import ProgramCache, Programs
+from allreduce.graph.replicate.replicas import Replicas, T
+from allreduce.graph.trace.calls import canonical
+from allreduce.graph.trace.output_structure import Returned
+from allreduce.graph.trace.replica import Moment, Replica
+from allreduce.graph.trace.signature import Arguments, take_apart
+from allreduce.graph.trace.trace import HOST, check_outside
+from allreduce.graph.trace.variable import Variable
+from allreduce.graph.update.arenas import publish_iterations, renew
+from allreduce.graph.update.program_check import compare
+
+
+class Replicator(Replicas):
+    """Runs steps on its replicas: by itself on one, on this process's first device.
+
+    Attributes:
+        shared: The variables of which all replicas have been given equal copies.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[DeviceName] = (HOST,),
+        first_replica: int = 0,
+        total: int = 1,
+        owned: Sequence[Sequence[DeviceName]] = (),
+    ) -> None:
+        super().__init__(devices, first_replica, total, owned)
+        self.shared: WeakSet[Variable] = WeakSet()
+        self._programs = ProgramCache()
+
+    def __repr__(self) -> str:
+        return "the single replica outside of any strategy"
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        eagerly: bool = False,
+    ) -> Any:
+        """Run `fn` as one step on every replica.
+
+        Args:
+            fn: A function of arrays; it is traced once per signature, as one replica's program.
+            args: Its arguments; a PerReplica gives each replica its own, all others go unchanged to
+                every replica.
+            kwargs: Its keyword arguments, likewise.
+            eagerly: Whether to run it op by op, as `ar.config.run_functions_eagerly(True)` has all
+                functions do.
+
+        Returns:
+            What `fn` returns, with a PerReplica in place of each tensor.
+        """
+        check_outside("run", "call the function itself there")
+        fn, arguments = self._together(fn, args, kwargs)
+        returned, results, moments = self._results(fn, arguments, eagerly)
+        return returned.rebuild(returned.spread(results, moments))
+
+    def take_apart(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Arguments:
+        """Describe a call's arguments."""
+        like = self._programs.like(fn)
+        return take_apart(canonical(fn, args, kwargs), self.local_replicas, like)
+
+    def _together(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
+    ) -> tuple[Callable[..., Any], Arguments]:
+        """Check a call that all ranks make; returns the Python function, and the arguments."""
+        try:
+            _check_call(fn, args, kwargs)
+            fn = getattr(fn, "python_function", fn)
+            return fn, self.take_apart(fn, args, kwargs or {})
+        except Exception as error:
+            self._refuse(error)
+            raise
+
+    def run_alone(self, fn: Callable[..., Any], arguments: Arguments) -> Any:
+        """Run `fn` on this process's first replica only; no other rank or replica takes part."""
+        returned, (values,), _ = self._results(fn, arguments, alone=True)
+        return returned.rebuild(concrete(each, self.devices[0]) for each in values)
+
+    def graph(self, fn: Callable[..., Any], arguments: Arguments) -> Graph:
+        """Return the graph of a step, as each replica runs it, without running it."""
+
+        def current() -> Graph:
+            self.fingerprint.marks = ()  # as only shapes and dtypes count
+            return self._compiled(self._programs.of(fn), fn, arguments).graph
+
+        return self._exclusively(current)
+
+    def note_assignment(self, variable: Variable, value: np.ndarray) -> None:
+        """Take down that code between steps is about to give a variable a value."""
+        # Those that no step has met get the first replica's value, whatever they have here.
+        if self._spans_ranks and variable in self.shared:
+            self.fingerprint.assign(variable, value, users_line())
+
+    def between_steps(self, work: Callable[[], T]) -> T:
+        """Call `work`, which alone uses the replicas meanwhile."""
+        return self._exclusively(work)
+
+    def latest(self, fn: Callable[..., Any]) -> Compiled | None:
+        """Return a function's step that was run last, if it has been."""
+        return self._programs.of(getattr(fn, "python_function", fn)).latest
+
+    def _compiled(
+        self,
+        programs: Programs,
+        fn: Callable[..., Any],
+        arguments: Arguments,
+        alone: bool = False,
+    ) -> Compiled:
+        """Return the step of a function; all ranks do so together, but where one runs it alone."""
+        made: list[Compiled] = []
+
+        def make() -> Compiled:
+            if alone:
+                made.append(compile_alone(self, fn, arguments, self._first()))
+            else:
+                made.append(compile_step(self, fn, arguments))
+            return made[0]
+
+        try:
+            compiled = programs.get(fn, arguments, make, alone)
+        except Exception as error:
+            if not alone:
+                self._refuse(error)
+            raise
+        if not made:
+            self.fingerprint.involve(compiled.involved)
+        if compiled.agreement is not None and not made:
+            compare(self, compiled.agreement, arguments.everyone is not None)
+        return compiled
+
+    def _results(
+        self,
+        fn: Callable[..., Any],
+        arguments: Arguments,
+        eagerly: bool = False,
+        alone: bool = False,
+    ) -> tuple[Returned, Sequence[Sequence[Output]], list[Moment]]:
+        """Run a step; returns what it returned, each replica's values, and what it was told."""
+        eagerly = eagerly or options.current().functions_run_eagerly
+        alone = alone and self.num_replicas_in_sync > 1
+
+        def run() -> tuple[Returned, Sequence[Sequence[Output]], list[Moment]]:
+            programs = self._programs.of(fn)
+            self.fingerprint.marks = arguments.marks
+            compiled = None if eagerly else self._compiled(programs, fn, arguments, alone)
+            number = programs.count_step()
+            moments = arguments.moments(self.local_replicas, self.num_replicas_in_sync, number)
+            if compiled is not None:
+                programs.latest = compiled
+                return compiled.returned, self._run_compiled(compiled, arguments, moments), moments
+            replicas = [self._first()] if alone else self.replicas
+            return *self._run_eagerly(replicas, fn, arguments, moments), moments
+
+        return self._exclusively(run)
+
+    def _run_eagerly(
+        self,
+        replicas: list[Replica],
+        fn: Callable[..., Any],
+        arguments: Arguments,
+        moments: list[Moment],
+    ) -> tuple[Returned, Sequence[Sequence[Output]]]:
+        try:
+            return run_eagerly(self, replicas, fn, arguments, moments)
+        except BaseException as error:
+            if replicas[0].communicator is not None:
+                for replica in replicas:
+                    self._tell(replica.index, error)
+            raise
+
+    def _run_compiled(
+        self, compiled: Compiled, arguments: Arguments, moments: Sequence[Moment]
+    ) -> Sequence[Sequence[Output]]:
+        """Run one step on each replica that it was compiled for; returns what each fetched."""
+        for _, plan in compiled.updates:
+            plan.take_over()
+        compiled.fed, self.fed = self.fed, None
+
+        def step(index: int) -> list[Output]:
+            feeds = [values[index] for values in arguments.feeds]
+            batch = arguments.rows is not None
+            return compiled.executors[index].run(feeds, moments[index], batch)
+
+        if compiled.executors[0].replica.communicator is None:
+            results = [step(0)]
+        else:
+            results = self.on_replicas(step)
+        for rule, _ in compiled.updates:
+            publish_iterations(rule)
+        return results
+
+    def _forget(self) -> None:
+        # As an error may have come to some replicas before an assignment and to others behind it,
+        # variables are those of the first replica from here on.
+        self._programs.clear()
+        self.shared.clear()
+        renew(self)
+
+    def set_steps(self, fn: Callable[..., Any], steps: int) -> None:
+        """Say how often a function has run so far, which is what its random draws depend on."""
+        self._programs.of(getattr(fn, "python_function", fn)).steps = steps
+
+
+def _check_call(fn: Any, args: Any, kwargs: Any) -> None:
+    if not callable(fn):
+        raise UsageError(f"run takes a function, not {type(fn).__name__} {fn!r:.60}")
+    if not isinstance(args, (list, tuple)) or not (kwargs is None or isinstance(kwargs, dict)):
+        raise UsageError(
+            f"run takes the arguments as args=(x, y) and kwargs={{...}}; got args of type "
+            f"{type(args).__name__} and kwargs of type {type(kwargs).__name__}"
+        )

@@ -1,0 +1,1 @@
+"""Order a graph into a program over streams, with buffers planned."""

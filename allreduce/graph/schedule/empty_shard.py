@@ -1,0 +1,63 @@
+"""The null program: what a replica without samples does in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from allreduce.graph.core.node import Node
+from allreduce.graph.core.op_table import lookup
+from allreduce.graph.schedule.dependence import dependents, of_samples
+from allreduce.graph.schedule.program import Program
+from allreduce.graph.schedule.schedule import bind
+
+_STORES = ("store_gradient", "store_count")
+
+
+def null_program(program: Program) -> Program:
+    """Leave out what there is only of samples; the step's collectives and updates stay.
+
+    A bucket's gradients and their count are cleared instead of stored. Sums and the like get what
+    adds nothing to them, whatever they read: this replica counts for nothing. Rows that every
+    replica has are gathered from this one, too, where they do not depend on samples. Memory is not
+    planned.
+    """
+    nodes = [*program.given.values(), *(each.node for each in program.instructions)]
+    dependent = dependents(nodes, of_samples)
+    kept: dict[int, Node] = {}
+    cleared: dict[int, int] = {}  # of each plan: the node that clears its gradients
+    stands: dict[int, tuple[int, ...]] = {}  # for what is left out: what is to be waited for
+    for instruction in program.instructions:
+        node = instruction.node
+        if node.op in _STORES:
+            first = cleared.setdefault(id(node.attrs["plan"]), node.id)
+            if first != node.id:
+                stands[node.id] = (first,)
+                continue
+            node = replace(node, op="clear_gradients", inputs=())
+        elif node.id in dependent:
+            # Who was to change what it reads does not wait for that to be made, either.
+            waited = node.control if lookup(node.op).kind == "compute" else node.before
+            stands[node.id] = _kept(waited, stands)
+            continue
+        elif node.op == "all_reduce" or not dependent.isdisjoint(node.inputs):
+            node = replace(node, inputs=(), attrs={**node.attrs, "absent": True})
+        kept[node.id] = replace(node, control=_kept(node.control, stands))
+    instructions = bind(_needed(program, kept).values(), program.given)
+    return replace(program, instructions=instructions, blocks=None)
+
+
+def _needed(program: Program, kept: dict[int, Node]) -> dict[int, Node]:
+    """Leave out what was computed of everybody's values for this replica's samples alone."""
+    read = {node.id for node in program.outputs}
+    needed: dict[int, Node] = {}
+    for node in reversed(kept.values()):
+        if lookup(node.op).kind != "compute" or node.id in read:
+            needed[node.id] = node
+            read.update(node.before)
+    return dict(reversed(needed.items()))
+
+
+def _kept(nodes: Iterable[int], stands: dict[int, tuple[int, ...]]) -> tuple[int, ...]:
+    """Replace what is left out by what it would have waited for itself."""
+    return tuple(dict.fromkeys(i for node in nodes for i in stands.get(node, (node,))))

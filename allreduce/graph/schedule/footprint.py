@@ -1,0 +1,179 @@
+"""Which memory each instruction of a program reads and writes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+from allreduce.graph.core.node import Node
+from allreduce.graph.core.op_table import lookup
+from allreduce.graph.schedule.program import Program
+from allreduce.reduction import Way
+
+# What is written or read as one: ("block", index) and ("value", node) hold values, ("gradient",
+# plan, span) a gradient where it is reduced, ("sums", plan, bucket) those of the own slice where
+# they lie elsewhere, ("variable", variable) what outlives the step, ("number", plan) and
+# ("iterations", plan) what an arena's updates count, ("communicator", "calls") how often that was
+# called, and ("look", node) where a value lies that is in another's memory, or a variable's.
+Region = Hashable
+
+_UPDATES = ("update_bucket", "update_slices", "update_own")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One instruction's use of some memory.
+
+    Attributes:
+        region: The memory.
+        writes: Whether it changes there.
+        value: The node whose value is read, as who wrote it; None where all that is there counts.
+    """
+
+    region: Region
+    writes: bool
+    value: int | None = None
+
+
+def stored_in_place(program: Program) -> dict[int, Node]:
+    """Find the gradients that are computed where they are reduced: what would store each."""
+    uses = Counter(i for each in program.instructions for i in each.node.inputs)
+    uses.update(node.id for node in program.outputs)
+    made = {each.node.id: each.node for each in program.instructions}
+    found: dict[int, Node] = {}
+    for instruction in program.instructions:
+        node = instruction.node
+        if node.op == "store_gradient" and uses[node.inputs[0]] == 1 and node.inputs[0] in made:
+            op = lookup(made[node.inputs[0]].op)
+            if op.kind == "compute" and op.view is None:
+                found[node.inputs[0]] = node
+    return found
+
+
+def footprints(program: Program) -> list[list[Access]]:
+    """List what each instruction reads and writes; last what is read when all have run.
+
+    What a call brings, constants and an optimizer's slots are left out: only one instruction
+    writes those, or none.
+    """
+    places = _Places(program)
+    found = [list(places.of(each.node)) for each in program.instructions]
+    return [*found, [places.reading(node.id) for node in program.outputs if node.id in places.at]]
+
+
+class _Places:
+    """Where the values of a program lie."""
+
+    def __init__(self, program: Program) -> None:
+        blocks = {i: index for index, each in enumerate(program.blocks or ()) for i in each.values}
+        self.stored = stored_in_place(program)
+        self.at: dict[int, tuple[Region, int]] = {}  # of each value: where, and who wrote it
+        self._sent: dict[tuple[object, object], int] = {}
+        self._looks: set[int] = set()
+        for instruction in program.instructions:
+            node, op = instruction.node, lookup(instruction.node.op)
+            if op.view is not None or node.op == "scan_result":
+                if node.inputs[0] in self.at:
+                    self.at[node.id] = self.at[node.inputs[0]]
+            elif node.op == "read" and not node.attrs.get("copy"):
+                self.at[node.id] = ("variable", node.attrs["variable"]), node.id
+            elif node.id in self.stored:
+                self.at[node.id] = _gradient(self.stored[node.id]), node.id
+            elif node.id in blocks:
+                self.at[node.id] = ("block", blocks[node.id]), node.id
+            elif op.kind != "effect":
+                self.at[node.id] = ("value", node.id), node.id
+            if node.op == "send" and node.inputs:
+                self._sent[node.attrs["edge"], node.attrs["destination"]] = node.inputs[0]
+
+    def reading(self, value: int) -> Access:
+        region, writer = self.at[value]
+        return Access(region, False, writer)
+
+    def _looking(self, node: Node) -> Iterator[Access]:
+        """Say of which values it finds out where they lie, or says so of its own."""
+        yield from (Access(("look", i), False) for i in node.inputs if i in self._looks)
+        reads = node.op == "read" and not node.attrs.get("copy")
+        if reads or node.op == "scan_result" or lookup(node.op).view is not None:
+            self._looks.add(node.id)
+            yield Access(("look", node.id), True)
+
+    def of(self, node: Node) -> Iterator[Access]:
+        """Say what one instruction reads and writes."""
+        op = lookup(node.op)
+        yield from self._looking(node)
+        for i in node.inputs:
+            if i in self.at and not (node.op == "store_gradient" and i in self.stored):
+                yield self.reading(i)
+        if op.view is not None or node.op == "scan_result":
+            return
+        if node.op == "receive":  # a task's own sender lends the value until it is copied here
+            sent = self._sent.get((node.attrs["edge"], node.attrs["destination"]))
+            if sent in self.at:
+                yield self.reading(sent)
+        if node.op == "read":
+            yield Access(("variable", node.attrs["variable"]), False, node.id)
+        for region in _changed(node):
+            yield Access(region, True)
+        if op.kind == "collective":
+            yield Access(("communicator", "calls"), True)
+        yield from _counting(node)
+        if node.op in (*_UPDATES, "reduce_scatter_bucket"):
+            yield from (Access(region, False) for region in _added(node))
+        elif (node.id in self.at and node.op not in ("read", "send")) or node.attrs.get("copy"):
+            yield Access(self.at[node.id][0], True, node.id)
+
+
+def _changed(node: Node) -> Sequence[Region]:
+    """List what an instruction changes beside its own value."""
+    if node.op == "all_reduce_bucket":
+        return _gradients(node)
+    if node.op == "reduce_scatter_bucket":
+        return [_sums(node)]
+    if node.op == "store_gradient":
+        return [_gradient(node)]
+    if node.op == "store_count":
+        return [("count", id(node.attrs["plan"]))]
+    if node.op == "clear_gradients":
+        plan = node.attrs["plan"]
+        spans = range(len(plan.layout.spans))
+        return [("count", id(plan)), *(("gradient", id(plan), each) for each in spans)]
+    return [("variable", each) for each in node.attrs.get("changes", ())]
+
+
+def _counting(node: Node) -> Iterator[Access]:
+    """Say what an instruction does with the numbers of an arena's updates."""
+    if node.op not in ("all_reduce_bucket", *_UPDATES):
+        return
+    plan, leads = id(node.attrs["plan"]), node.attrs["bucket"].has_header
+    if node.op in ("update_bucket", "update_own"):
+        yield Access(("iterations", plan), leads)
+    elif node.op == "update_slices":
+        yield Access(("number", plan), False)
+    elif leads:
+        yield Access(("iterations", plan), False)
+        yield Access(("number", plan), True)
+
+
+def _gradient(node: Node) -> Region:
+    return "gradient", id(node.attrs["plan"]), node.attrs["span"]
+
+
+def _sums(node: Node) -> Region:
+    return "sums", id(node.attrs["plan"]), node.attrs["bucket"].index
+
+
+def _added(node: Node) -> list[Region]:
+    """List the gradients, or their sums, that an instruction reads."""
+    if node.op == "update_own" and node.attrs["way"] is Way.SCATTERED:
+        return [("count", id(node.attrs["plan"])), _sums(node)]
+    return _gradients(node)
+
+
+def _gradients(node: Node) -> list[Region]:
+    """List what a bucket holds; every update reads the count, which comes with the first."""
+    plan, bucket = id(node.attrs["plan"]), node.attrs["bucket"]
+    counts = bucket.has_header or node.op in _UPDATES
+    spans = range(bucket.first, bucket.last)
+    return [*([("count", plan)] if counts else []), *(("gradient", plan, each) for each in spans)]

@@ -1,0 +1,112 @@
+"""Proof that a program's instructions come in a safe order, however far its streams run apart.
+
+What comes before what is told by vector clocks (`allreduce.graph.schedule.clocks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from allreduce.graph.schedule.clocks import Clock, clocks
+from allreduce.graph.schedule.footprint import Access, Region, footprints
+from allreduce.graph.schedule.program import Program
+from allreduce.graph.schedule.streams import StreamName
+
+
+@dataclass(frozen=True, slots=True)
+class Hazard:
+    """Two instructions that nothing orders, or a value that is gone when it is read.
+
+    Attributes:
+        first: The instruction that is issued first, by its index.
+        second: The other one; as many as there are instructions where it is the step's end.
+        region: The memory that both use.
+        why: What is wrong.
+    """
+
+    first: int
+    second: int
+    region: Region
+    why: str
+
+    def __str__(self) -> str:
+        return f"instructions {self.first} and {self.second}, {self.region}: {self.why}"
+
+
+def hazards(program: Program) -> list[Hazard]:
+    """Find conflicting uses of memory that are not ordered, and values that are overwritten.
+
+    Two uses conflict where one of them writes: in the same memory, or in blocks that are used at
+    different times, which may lie in the same memory.
+    """
+    times = clocks(program.instructions)
+    uses = footprints(program)
+    return [*_conflicts(program, times, uses), *_overlaps(program, times, uses)]
+
+
+@dataclass(slots=True)
+class _History:
+    """What was done with some memory so far."""
+
+    writer: int = -1  # the latest instruction that wrote
+    value: int | None = None  # whose value that was
+    readers: list[int] = field(default_factory=list)  # since then
+    reads: dict[int, int] = field(default_factory=dict)  # of each view of a variable: its version
+    version: int = 0
+
+
+def _conflicts(
+    program: Program, times: Sequence[Clock], uses: Sequence[Sequence[Access]]
+) -> Iterator[Hazard]:
+    """Find uses of one region that are not ordered, or that find another value than they should."""
+    known: dict[Region, _History] = {}
+    for index, accesses in enumerate(uses):
+        for access in sorted(accesses, key=lambda each: each.writes):
+            history = known.setdefault(access.region, _History())
+            earlier = [history.writer, *(history.readers if access.writes else ())]
+            for i in dict.fromkeys(earlier):
+                if i not in (-1, index) and not _over(program, times[index], i):
+                    yield Hazard(i, index, access.region, "no event orders them")
+            if access.writes:
+                history.writer, history.value, history.readers = index, access.value, []
+                history.version += 1
+                continue
+            history.readers.append(index)
+            if access.value is None:
+                continue
+            seen = history.reads.setdefault(access.value, history.version)
+            if history.value not in (None, access.value) or seen != history.version:
+                yield Hazard(history.writer, index, access.region, "the value is overwritten")
+
+
+def _overlaps(
+    program: Program, times: Sequence[Clock], uses: Sequence[Sequence[Access]]
+) -> Iterator[Hazard]:
+    """Find blocks that may take over memory while an earlier one's instructions still use it."""
+    if program.blocks is None:
+        return
+    last: dict[int, dict[StreamName, int]] = {}  # of each block: the latest use on each stream
+    for index, accesses in enumerate(uses[:-1]):
+        stream = program.instructions[index].stream
+        for access in accesses:
+            if isinstance(access.region, tuple) and access.region[0] == "block":
+                last.setdefault(access.region[1], {})[stream] = index
+    for later, block in enumerate(program.blocks):
+        for earlier, each in enumerate(program.blocks):
+            if each.last >= block.first or each.device != block.device or earlier not in last:
+                continue
+            for stream, use in last[earlier].items():
+                if use > times[block.first][stream] and stream != _stream(program, block.first):
+                    region = ("blocks", earlier, later)
+                    yield Hazard(use, block.first, region, "nothing says that the first is free")
+                elif use > block.first:
+                    yield Hazard(block.first, use, ("block", earlier), "it is used after its end")
+
+
+def _over(program: Program, clock: Clock, index: int) -> bool:
+    return clock[_stream(program, index)] >= index
+
+
+def _stream(program: Program, index: int) -> StreamName:
+    return program.instructions[index].stream

@@ -1,0 +1,1 @@
+"""Trace a Python function into a graph, and key it by its inputs' signature."""

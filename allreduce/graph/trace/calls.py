@@ -1,0 +1,86 @@
+"""One way of writing each call, so that equal ones share a trace."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from allreduce.graph.core import pytree
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+# The kinds of parameters that can be given by name.
+NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+
+# Nearly all defaults, told apart quickly: it is done in each call.
+_USUAL = frozenset({bool, int, float, str, type(None)})
+
+_signatures: WeakKeyDictionary[Any, inspect.Signature] = WeakKeyDictionary()
+
+
+def canonical(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+    """Write a call's arguments by position where that can be, with the defaults that it leaves out.
+
+    Defaults that are no Python values stay with the function: an array, as an argument, would have
+    no value while tracing. A call that does not fit stays as it is; making it says what is wrong.
+    """
+    plain, before = (fn.__func__, (fn.__self__,)) if inspect.ismethod(fn) else (fn, ())
+    given = (*before, *args)
+    if inspect.isfunction(plain) and not kwargs and not plain.__kwdefaults__:
+        missing = plain.__code__.co_argcount - len(given)
+        tail = (plain.__defaults__ or ())[-missing:] if missing > 0 else ()
+        if len(tail) == missing and all(map(_is_value, tail)):  # the usual call, quickly
+            return (*args, *tail), kwargs
+    try:
+        call = _signature_of(plain).bind(*given, **kwargs)
+    except (TypeError, ValueError):  # no such call; or nothing to find a signature by
+        return tuple(args), kwargs
+    _fill_in(call)
+    return call.args[len(before) :], call.kwargs
+
+
+def _signature_of(fn: Callable[..., Any]) -> inspect.Signature:
+    found = _signatures.get(fn)
+    if found is None:
+        # A decorator's own: what it wraps need not take the same.
+        found = inspect.signature(fn, follow_wrapped=False)
+        parameters = [each.replace(annotation=each.empty) for each in found.parameters.values()]
+        found = found.replace(parameters=parameters, return_annotation=found.empty)
+        # Other defaults may refer to the function, which the dictionary would then keep for ever.
+        if all(type(each.default) in _USUAL or each.default is each.empty for each in parameters):
+            _signatures[fn] = found
+    return found
+
+
+def _fill_in(call: inspect.BoundArguments) -> None:
+    """Add the defaults that are Python values, and put all in the order of the signature."""
+    filled: dict[str, Any] = {}
+    by_position = True  # what comes behind a default that stays out cannot be
+    for name, parameter in call.signature.parameters.items():
+        if name in call.arguments:
+            filled[name] = call.arguments[name]
+        elif parameter.default is parameter.empty:
+            continue
+        elif _is_value(parameter.default) and (
+            by_position or parameter.kind is not parameter.POSITIONAL_ONLY
+        ):
+            filled[name] = parameter.default
+        else:
+            by_position = False
+    call.arguments = filled
+
+
+def _is_value(default: Any) -> bool:
+    """Tell whether a default is a Python value, which becomes a part of the signature.
+
+    A dataclass is none: tracing would see a copy, and what a step does to it would be lost.
+    """
+    if type(default) in _USUAL:
+        return True
+    if isinstance(default, tuple):
+        return all(map(_is_value, default))
+    if pytree.outline(default) != pytree.outline(None) or not isinstance(default, Hashable):
+        return False
+    return not any(hasattr(default, name) for name in ("shape", "__dlpack__"))

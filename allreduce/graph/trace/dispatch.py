@@ -1,0 +1,146 @@
+"""Operators: `apply` appends a node inside `ar.function`, and runs the kernel outside of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from allreduce.devices import logical_devices, options
+from allreduce.devices.names import DeviceName
+from allreduce.errors import ShapeError, UnsupportedError, UsageError
+from allreduce.graph.core import seed
+from allreduce.graph.core.node import Node
+from allreduce.graph.core.op_table import Attrs, Op, located, lookup
+from allreduce.graph.core.scope import choose, current_part, surroundings, users_line
+from allreduce.graph.core.spec import Dim, Spec, concrete
+from allreduce.graph.core.tensor import ConcreteTensor, EagerTensor, Tensor, TracedTensor
+from allreduce.graph.debug import numerics
+from allreduce.graph.debug.memory_guards import Room
+from allreduce.graph.placement.placement import Placed, report, requested
+from allreduce.graph.trace.trace import HOST, current_trace
+
+
+def as_tensor(value: Any, dtype: Any = None) -> Tensor:
+    """Make a tensor of what an operator takes: a tensor, variable, array, number or nested list.
+
+    Raises:
+        UsageError: The value is nothing that has elements of one number type.
+    """
+    if isinstance(value, ConcreteTensor):
+        return value if current_trace() is None else _constant(value.value)
+    if isinstance(value, EagerTensor) and value.trace is not current_trace():
+        return _constant(value.value)  # kept from a step that has ended
+    if isinstance(value, Tensor):
+        return value
+    if hasattr(value, "__tensor__"):
+        result = value.__tensor__()
+        assert isinstance(result, Tensor)
+        return result
+    if isinstance(value, Dim):
+        raise value.unknown()
+    array = np.asarray(value, dtype=dtype)
+    if array.dtype == object or array.dtype.kind in "USOMm":
+        raise UsageError(
+            f"{users_line()}: cannot make a tensor of {type(value).__name__} {value!r:.60}"
+        )
+    return _constant(array)
+
+
+def _constant(array: np.ndarray) -> Tensor:
+    trace = current_trace()
+    if trace is None:
+        return ConcreteTensor(array, current_place("constant", array))
+    # A copy, because the caller may change the array after tracing.
+    value = array.copy()
+    return trace.add("constant", (), {"value": value}, Spec(value.shape, value.dtype))
+
+
+def current_place(op: str, value: np.ndarray) -> DeviceName:
+    """Return where an operator outside of functions gives its value; logged if that is wanted."""
+    if not surroundings() and not options.current().log_device_placement:
+        return HOST
+    node = choose(Node(0, op, (), {}, Spec(value.shape, value.dtype), source=users_line()))
+    device, reason = HOST, "the first device"
+    if node.device is not None:
+        available = [device.name for device in logical_devices()]
+        device, reason = requested(node, node.device, HOST, available)
+    report([Placed(op, device, reason, node.source)], {})
+    return device
+
+
+def apply(name: str, *inputs: Any, **attrs: Any) -> Tensor:
+    """Record one operator, or run it at once outside of functions.
+
+    Raises:
+        ShapeError: The inputs do not fit the operator; the message has the user's line.
+    """
+    op = lookup(name)
+    tensors = [as_tensor(value) for value in inputs]
+    try:
+        spec = op.shape([tensor.spec for tensor in tensors], attrs)
+    except ShapeError as error:
+        raise ShapeError(f"{users_line()}: {name}: {error}") from None
+    trace = current_trace()
+    if trace is None:
+        return _run_now(op, [_concrete(tensor, name) for tensor in tensors], attrs, spec)
+    return trace.add(name, [_traced(tensor) for tensor in tensors], attrs, spec)
+
+
+def _traced(tensor: Tensor) -> TracedTensor:
+    assert isinstance(tensor, TracedTensor)
+    return tensor
+
+
+def _concrete(tensor: Tensor, name: str) -> ConcreteTensor:
+    if isinstance(tensor, ConcreteTensor):
+        return tensor
+    raise UsageError(
+        f"{users_line()}: {name} got a tensor of a traced function after its trace had ended; "
+        "return the tensor from the function instead of keeping it"
+    )
+
+
+def _run_now(op: Op, inputs: Sequence[ConcreteTensor], attrs: Attrs, spec: Spec) -> ConcreteTensor:
+    if op.view is not None:
+        value = op.view(inputs[0].value, attrs)
+        return ConcreteTensor(value, current_place(op.name, value))
+    if op.cpu is None:
+        raise UnsupportedError(f"{users_line()}: {op.name} works inside ar.function only")
+    room, values = Room(concrete(spec.shape, 0), spec.dtype), [tensor.value for tensor in inputs]
+    with np.errstate(all="ignore"):
+        try:
+            room.fill(op, values, attrs)
+        except UsageError as error:
+            raise located(error, op.name, users_line(), current_part()) from None
+    if options.current().sync_errors:
+        room.check(op.name, users_line())
+    if options.current().check_numerics:
+        numerics.check(op.name, users_line(), room.array, values, "outside of steps")
+    return ConcreteTensor(room.array, current_place(op.name, room.array))
+
+
+_eager_draws = itertools.count()
+_drawn_since = 0
+
+
+def runtime(name: str) -> Tensor:
+    """Return what the executor tells a step; outside of functions, one replica at row 0."""
+    trace = current_trace()
+    if trace is not None:
+        return trace.runtime(name)
+    value = np.asarray(0, np.int64)
+    return ConcreteTensor(value, current_place("runtime", value))
+
+
+def next_draw() -> int:
+    """Number a random operator: by place in the trace, by call since `set_seed` outside of it."""
+    global _eager_draws, _drawn_since
+    trace = current_trace()
+    if trace is not None:
+        return trace.next_draw()
+    if _drawn_since != seed.times_set():
+        _drawn_since, _eager_draws = seed.times_set(), itertools.count()
+    return next(_eager_draws)

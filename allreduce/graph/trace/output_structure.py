@@ -1,0 +1,91 @@
+"""What a step's function returned, without the values."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from numbers import Number
+from typing import Any
+
+import numpy as np
+
+from allreduce.graph.core import pytree
+from allreduce.graph.core.host_future import Output
+from allreduce.graph.core.spec import BATCH, Dim, Spec
+from allreduce.graph.core.tensor import TracedTensor
+from allreduce.graph.trace.dispatch import as_tensor
+from allreduce.graph.trace.per_replica import PerReplica
+from allreduce.graph.trace.replica import Moment
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The structure of a result.
+
+    Attributes:
+        structure: What the function returned, with True in place of each tensor; all else, such as
+            None and text, is returned by every step as it was then.
+        rows_per_sample: For each tensor, where its rows belong to the replica's own samples; None
+            where they do not, as those of `(global_batch, …)`.
+    """
+
+    structure: Any
+    rows_per_sample: tuple[int | None, ...]
+
+    def rebuild(self, values: Iterator[Any]) -> Any:
+        """Put fetched values where the function returned tensors."""
+        if self.structure is True:
+            return next(values)
+        return pytree.map_leaves(
+            lambda leaf: next(values) if leaf is True else leaf, self.structure
+        )
+
+    def spread(
+        self, results: Sequence[Sequence[Output]], moments: Sequence[Moment]
+    ) -> Iterator[PerReplica]:
+        """Join what each replica fetched in a step, tensor by tensor."""
+        everyone = moments[0].everyone
+        for values, factor in zip(zip(*results, strict=True), self.rows_per_sample, strict=True):
+            unit = factor or 1
+            yield PerReplica.of(
+                values,
+                tuple(moment.rows * unit for moment in moments),
+                tuple(moment.row_offset * unit for moment in moments),
+                factor is not None,
+                None if everyone is None else tuple(rows * unit for rows in everyone),
+            )
+
+
+def take_apart(result: Any) -> tuple[Returned, list[TracedTensor]]:
+    """Split what a function returned to the trace that is recorded; what is no number stays.
+
+    Raises:
+        UsageError: It returned what is neither a tensor nor a Python value.
+    """
+    outputs: list[TracedTensor] = []
+
+    def fetch(leaf: Any) -> Any:
+        if _is_plain(leaf):
+            return leaf
+        tensor = as_tensor(leaf)
+        assert isinstance(tensor, TracedTensor)
+        outputs.append(tensor)
+        return True
+
+    structure = pytree.map_leaves(fetch, result)
+    return Returned(structure, tuple(_rows_per_sample(each.spec) for each in outputs)), outputs
+
+
+def _is_plain(leaf: Any) -> bool:
+    """Tell whether a leaf is a Python value, as among arguments, that no tensor can be made of."""
+    if isinstance(leaf, str | bytes):
+        return True
+    numeric = isinstance(leaf, Number | np.generic | Dim) or any(
+        hasattr(leaf, name) for name in ("__tensor__", "__array__", "__dlpack__", "shape")
+    )
+    return not numeric and isinstance(leaf, Hashable) and not isinstance(leaf, Iterable)
+
+
+def _rows_per_sample(spec: Spec) -> int | None:
+    rows = spec.shape[0] if spec.shape else None
+    return rows.factor if isinstance(rows, Dim) and rows.name == BATCH.name else None

@@ -1,0 +1,195 @@
+"""Recording: one replica's program, node by node, while a step is traced."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import ClassVar
+
+import numpy as np
+
+from allreduce.devices.names import DeviceName
+from allreduce.errors import UsageError
+from allreduce.graph.core.node import Graph, Node
+from allreduce.graph.core.op_table import Attrs
+from allreduce.graph.core.scope import choose, current_part, users_line
+from allreduce.graph.core.spec import Spec
+from allreduce.graph.core.tensor import Tensor, TracedTensor
+
+HOST = DeviceName.parse("CPU:0").complete()
+
+
+class Trace:
+    """One replica's program while it is being recorded."""
+
+    has_values: ClassVar[bool] = False  # whether it is carried out meanwhile
+
+    def __init__(self, replicas: int = 1) -> None:
+        self.replicas = replicas  # that run it together
+        self.nodes: list[Node] = []
+        self.inputs: list[int] = []
+        self.effects: list[int] = []
+        self.has_batch = False
+        self._current: dict[Hashable, TracedTensor] = {}
+        self._changed: dict[Hashable, tuple[int, ...]] = {}  # by which effect last
+        self._reads: dict[Hashable, list[TracedTensor]] = {}
+        self._runtime: dict[str, TracedTensor] = {}
+        self._draws = itertools.count()
+
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[TracedTensor],
+        attrs: Attrs,
+        spec: Spec,
+        *,
+        control: Sequence[int] = (),
+        place: DeviceName | None = None,
+    ) -> TracedTensor:
+        """Append a node where the scopes around the caller ask for it; `place` wins over them."""
+        return self.tensor(self._append(op, inputs, attrs, spec, control, place).id)
+
+    def tensor(self, id: int) -> TracedTensor:
+        """Return the value of a node."""
+        return TracedTensor(self, id, self.nodes[id].spec)
+
+    def _append(
+        self,
+        op: str,
+        inputs: Sequence[TracedTensor],
+        attrs: Attrs,
+        spec: Spec,
+        control: Sequence[int],
+        place: DeviceName | None,
+    ) -> Node:
+        own = tuple(self.own(tensor, op).id for tensor in inputs)
+        node = Node(
+            id=len(self.nodes),
+            op=op,
+            inputs=own,
+            attrs=attrs,
+            spec=spec,
+            device=place,
+            control=tuple(control),
+            source=users_line(),
+            part=current_part(),
+        )
+        node = choose(node, self) if place is None else node
+        self.nodes.append(node)
+        return node
+
+    def own(self, tensor: TracedTensor, what: str) -> TracedTensor:
+        """Return the tensor of this trace that stands for one that `what` got.
+
+        Raises:
+            UsageError: It belongs to another traced function.
+        """
+        if tensor.trace is not self:
+            raise UsageError(
+                f"{users_line()}: {what} got a tensor that was made in another traced function; "
+                "return it from there and pass it in as an argument"
+            )
+        return tensor
+
+    def placeholder(self, spec: Spec, name: str, *, varies: bool = False) -> TracedTensor:
+        """Append a value that is fed anew in every step; `varies` where replicas get their own."""
+        self.has_batch |= any(not isinstance(size, int) for size in spec.shape)
+        tensor = self.add("placeholder", (), {"name": name, "varies": varies}, spec)
+        self.inputs.append(tensor.id)
+        return tensor
+
+    def runtime(self, name: str) -> TracedTensor:
+        """Return what the executor tells a step, an int64: a field of `Moment`, or `replica`."""
+        if name not in self._runtime:
+            spec = Spec((), np.dtype(np.int64))
+            self._runtime[name] = self.add("runtime", (), {"name": name}, spec)
+        return self._runtime[name]
+
+    def next_draw(self) -> int:
+        """Number the random operators in the order in which they are recorded."""
+        return next(self._draws)
+
+    def read(self, key: Hashable, spec: Spec, attrs: Attrs, place: DeviceName) -> TracedTensor:
+        """Return the current value of a variable: one node until the variable is next changed.
+
+        It is read where the variable is, whatever the scopes around the caller ask for.
+        """
+        if key not in self._current:
+            after = self._changed.get(key, ())
+            tensor = self.add("read", (), attrs, spec, control=after, place=place)
+            self._current[key] = tensor
+            self._reads.setdefault(key, []).append(tensor)
+        return self._current[key]
+
+    def reads(self, key: Hashable) -> tuple[TracedTensor, ...]:
+        """List every value of a variable that was read so far, also before it was changed."""
+        return tuple(self._reads.get(key, ()))
+
+    def effect(
+        self,
+        op: str,
+        inputs: Sequence[TracedTensor],
+        attrs: Attrs,
+        changes: Sequence[Hashable],
+        place: DeviceName | None = None,
+    ) -> TracedTensor:
+        """Append a node that changes the variables `changes`; effects stay in this order."""
+        spec = Spec((), np.dtype(np.int64))
+        attrs = {**attrs, "changes": tuple(changes)}
+        node = self.add(op, inputs, attrs, spec, control=self.effects[-1:], place=place)
+        self.effects.append(node.id)
+        for key in changes:
+            self._current.pop(key, None)
+            self._changed[key] = (node.id,)
+        return node
+
+    def finish(self, outputs: Sequence[TracedTensor]) -> Graph:
+        """Close the recording."""
+        return Graph(
+            tuple(self.nodes),
+            tuple(self.inputs),
+            tuple(tensor.id for tensor in outputs),
+            tuple(self.effects),
+        )
+
+
+class _Recording(threading.local):
+    trace: Trace | None = None
+
+
+_here = _Recording()
+
+
+def current_trace() -> Trace | None:
+    """Return the trace that this thread records operators into; None outside of functions."""
+    return _here.trace
+
+
+@contextmanager
+def recording(trace: Trace) -> Iterator[Trace]:
+    """Record the operators that the block calls on this thread into `trace`."""
+    outer, _here.trace = _here.trace, trace
+    try:
+        yield trace
+    finally:
+        _here.trace = outer
+
+
+def line_of(tensor: Tensor) -> str:
+    """Return the user's line that made a value, "file:line"; the present one for a constant."""
+    if not isinstance(tensor, TracedTensor):
+        return users_line()
+    assert isinstance(tensor.trace, Trace)
+    return tensor.trace.nodes[tensor.id].source
+
+
+def check_outside(what: str, instead: str) -> None:
+    """Refuse a call inside of a step.
+
+    Raises:
+        UsageError: There is one; says what to do instead.
+    """
+    if current_trace() is not None:
+        raise UsageError(f"{users_line()}: {what} was called inside a step; {instead}")

@@ -1,0 +1,214 @@
+"""Variables: values that outlive a step, one copy per replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from allreduce.devices import DeviceName, lookup
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.core.naming import unique_name
+from allreduce.graph.core.node import Node
+from allreduce.graph.core.python_operators import Operators, call
+from allreduce.graph.core.scope import choose, users_line
+from allreduce.graph.core.spec import Spec, show
+from allreduce.graph.core.tensor import ConcreteTensor, Tensor, TracedTensor
+from allreduce.graph.placement.device_map import Places
+from allreduce.graph.placement.placement import check_exists
+from allreduce.graph.trace.dispatch import apply, as_tensor, current_place
+from allreduce.graph.trace.trace import current_trace
+
+_DTYPES = (
+    *("float64", "float32", "float16", "bool"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
+
+
+class Owner(Protocol):
+    """What a variable needs to know of the replicas it lives on."""
+
+    @property
+    def local_replicas(self) -> int: ...
+
+    @property
+    def places(self) -> list[Places]: ...
+
+    def note_assignment(self, variable: Variable, value: np.ndarray) -> None: ...
+
+
+class Variable(Operators):
+    """An array that steps read and change; every replica has its own copy, equal to all others.
+
+    Args:
+        initial: Its first value, or a function without arguments that makes it.
+        name: Its path, "model/0/kernel": what errors and saved files call it; "variable", numbered,
+            if not given.
+        trainable: Whether optimizers are to change it.
+        replicator: The replicas it lives on.
+    """
+
+    def __init__(
+        self,
+        initial: Any,
+        *,
+        name: str | None = None,
+        trainable: bool = True,
+        replicator: Owner | None = None,
+    ) -> None:
+        maker: Callable[[], Any] = initial if callable(initial) else lambda: initial
+        if name is None:
+            name = unique_name("variable")
+        elif not isinstance(name, str):
+            raise UsageError(f"a variable's name is text, not {name!r}")
+        value = np.asarray(maker(), order="C")
+        if value.dtype.name not in _DTYPES:
+            raise UsageError(
+                f"variable {name!r} cannot hold {value.dtype}; there are {', '.join(_DTYPES)}"
+            )
+        self.name = name
+        self.trainable = trainable
+        self.replicator = _current_owner() if replicator is None else replicator
+        self.spec = Spec(np.shape(value), value.dtype)
+        # What the scopes ask for; None for its replica's first device.
+        asked = {"name": name, "trainable": trainable}
+        self.device = choose(Node(0, "variable", (), asked, self.spec)).device
+        if self.device is not None:
+            check_exists(f"variable {name!r}", self.device, self.replicator.places[0])
+        # One array per local replica. The first step moves them to their devices, and the first
+        # trace of an optimizer into its arena.
+        self.storage = [value.copy() for _ in range(self.replicator.local_replicas)]
+        self.home: object | None = None  # the device, or whose arena the storage is a view of
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.storage[0].shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.spec.dtype
+
+    @property
+    def has_value(self) -> bool:
+        """Whether its value is the one that this very step has."""
+        trace = current_trace()
+        return trace is None or trace.has_values
+
+    @property
+    def place(self) -> DeviceName:
+        """Where steps read and change it: a name with all fields open for its replica's device."""
+        return self.device or DeviceName()
+
+    def numpy(self) -> np.ndarray:
+        """Copy this process's first replica's value."""
+        return self.storage[0].copy()
+
+    def __float__(self) -> float:
+        return float(self.__tensor__())
+
+    def __int__(self) -> int:
+        return int(self.__tensor__())
+
+    def __len__(self) -> int:
+        return len(self.storage[0])
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.__tensor__())
+
+    def __bool__(self) -> bool:
+        return bool(self.__tensor__())
+
+    # Variables are told apart by identity, so that they can be looked for and be keys; all else is
+    # compared with the value.
+    def __eq__(self, other: object) -> Any:
+        return self is other if _is_no_value(other) else call("equal", self, other)
+
+    def __ne__(self, other: object) -> Any:
+        return self is not other if _is_no_value(other) else call("not_equal", self, other)
+
+    __hash__ = object.__hash__
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.storage[0], dtype=dtype)
+
+    def __tensor__(self) -> Tensor:
+        trace = current_trace()
+        if trace is None:
+            # A copy, because steps change the variable where it lies.
+            value = self.storage[0].copy()
+            return ConcreteTensor(value, self.device or current_place("read", value))
+        return trace.read(self, self.spec, {"variable": self}, self.place)
+
+    def settle(self, device: DeviceName) -> None:
+        """Move to where steps read and change it, if it is not there yet, so that it counts there.
+
+        Args:
+            device: As the replicas' program calls it.
+
+        Raises:
+            OutOfMemoryError: It is more than a device has room for.
+        """
+        if self.home is not None:
+            return
+        for index, places in enumerate(self.replicator.places):
+            value = self.storage[index]
+            contents = [(value.nbytes, f"{self.spec} of variable {self.name!r}")]
+            room = lookup(places.names[device]).allocate(value.nbytes, contents)
+            array = room.array(value.dtype, value.shape)
+            array[...] = value
+            self.storage[index] = array  # whole, whatever interrupts it here
+        self.home = device
+
+    def assign(self, value: Any) -> None:
+        """Change the value, on every local replica; inside `ar.function` when the step gets there.
+
+        Every rank does so, with equal values: else the next step raises a MismatchError.
+
+        Raises:
+            ShapeError: The value's shape is not the variable's.
+            UsageError: The value is of another kind, as a float for a variable of integers.
+        """
+        weak = isinstance(value, int | float) and not isinstance(value, bool)
+        tensor = as_tensor(value, self.dtype if weak else None)
+        if tensor.shape != self.spec.shape:
+            raise ShapeError(
+                f"{users_line()}: variable {self.name!r} has shape {show(self.spec.shape)}; "
+                f"a value of shape {show(tensor.shape)} cannot be assigned to it"
+            )
+        if not np.can_cast(tensor.dtype, self.dtype, "same_kind"):
+            raise UsageError(
+                f"{users_line()}: variable {self.name!r} is {self.dtype}; a {tensor.dtype} value "
+                "would lose what makes it so: cast it before assigning it"
+            )
+        if tensor.dtype != self.dtype:
+            tensor = apply("cast", tensor, dtype=self.dtype)
+        trace = current_trace()
+        if isinstance(tensor, TracedTensor) and trace is not None:
+            trace.effect("assign", [tensor], {"variable": self}, [self], self.place)
+            return
+        assert isinstance(tensor, ConcreteTensor)
+        self.replicator.note_assignment(self, tensor.value)
+        for array in self.storage:
+            array[...] = tensor.value
+
+    def __repr__(self) -> str:
+        return f"<variable {self.name!r} {self.spec}>"
+
+
+def _is_no_value(other: object) -> bool:
+    return other is None or isinstance(other, Variable)
+
+
+_owner: Callable[[], Owner] | None = None
+
+
+def set_owner_source(source: Callable[[], Owner]) -> None:
+    """Say where a variable made without a replicator finds its own (the current scope)."""
+    global _owner
+    _owner = source
+
+
+def _current_owner() -> Owner:
+    assert _owner is not None, "allreduce.graph is imported as a whole"
+    return _owner()

@@ -1,0 +1,1 @@
+"""Optimizers' arenas, their buckets, and what ranks agree on before an update."""

@@ -1,0 +1,89 @@
+"""Memory for the arrays of an arena: a replica's own, or that of all members."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from allreduce.comm import Communicator
+from allreduce.devices import Buffer, Device
+from allreduce.graph.core.spec import show
+from allreduce.reduction import Arena, Bucket, Layout, slice_of
+
+
+def contents_of(layout: Layout) -> list[tuple[int, str]]:
+    """Say for errors what lies in one of an arena's arrays."""
+    return [
+        (
+            span.size * layout.dtype.itemsize,
+            f"{layout.dtype}{show(span.shape)} of {span.name!r}, its value, gradient or slot",
+        )
+        for span in layout.spans
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where one replica's arrays of an arena are made.
+
+    Attributes:
+        device: Whose memory it is.
+        communicator: The replica's; None where it is the only one.
+        layout: Of the arena.
+    """
+
+    device: Device
+    communicator: Communicator | None
+    layout: Layout
+
+    def arena(self, slots: Sequence[str], maps_all: bool) -> Arena:
+        """Make an arena; where there are others, they all map its gradients.
+
+        Args:
+            slots: What the optimizer keeps.
+            maps_all: Whether they map parameters and slots, too.
+        """
+        shared = self.private if self.communicator is None else self.symmetric
+        return Arena(self.layout, slots, shared if maps_all else self.private, shared)
+
+    def sums(self, buckets: Sequence[Bucket]) -> dict[int, np.ndarray]:
+        """Make room for the sums of the own slices, by bucket."""
+        members = self.communicator
+        assert members is not None, "one of several"
+        own = [slice_of(each, self.layout, members.size, members.rank) for each in buckets]
+        return {
+            each.index: self.private(part.stop - part.start, self.layout.dtype)
+            for each, part in zip(buckets, own, strict=True)
+        }
+
+    def moved(self, old: np.ndarray) -> np.ndarray:
+        """Copy an array into memory that all members map."""
+        new = self.symmetric(self.layout.size, self.layout.dtype)
+        new[...] = old
+        return new
+
+    def private(self, size: int, dtype: np.dtype[Any]) -> np.ndarray:
+        """Make zeros in the device's memory."""
+        memory = self.device.allocate(size * dtype.itemsize, contents_of(self.layout))
+        array: np.ndarray = memory.array(dtype, (size,))
+        return array
+
+    def symmetric(self, size: int, dtype: np.dtype[Any]) -> np.ndarray:
+        """Make zeros in the communicator's memory, and count it as the device's."""
+        assert self.communicator is not None, "one of several"
+        taken = self.device.memory.take(size * dtype.itemsize, contents_of(self.layout))
+        try:
+            made: np.ndarray = self.communicator.empty((size,), dtype)
+        except BaseException:
+            self.device.memory.give_back(taken)
+            raise
+        shared = Buffer.of(made, self.device, symmetric=True)
+        while isinstance(made.base, np.ndarray):  # what all views of it keep
+            made = made.base
+        self.device.memory.until_gone(taken, made)
+        array: np.ndarray = shared.array(dtype, (size,))
+        array[...] = 0
+        return array

@@ -1,0 +1,117 @@
+"""Ranks compare their steps and variables before they share values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from allreduce.comm import Communicator, adopt, world
+from allreduce.errors import UsageError, everywhere
+from allreduce.graph.consistency.rank_check import Fact, Facts, check, hash_of
+from allreduce.graph.core.naming import own_part
+from allreduce.graph.core.spec import show
+from allreduce.graph.trace.variable import Variable
+
+if TYPE_CHECKING:
+    from allreduce.graph.update.arena_plan import Host
+
+_REMEDY = "make the same model, and use the same variables, on every rank"
+_KNOWN_ROWS = "make the batches with strategy.distribute_dataset"
+
+
+class Agreement:
+    """A step of which ranks compare a digest in every run.
+
+    Args:
+        program: What the step does.
+        joins_rows: Whether it needs the number of rows of all replicas.
+    """
+
+    def __init__(self, program: Facts, joins_rows: bool) -> None:
+        self.program = program
+        self.joins_rows = joins_rows
+        self.hash = hash_of(program)
+
+
+def check_same(communicator: Communicator, rank: int, variables: Sequence[Variable]) -> None:
+    """Compare all variables' names, shapes and dtypes at once; all members call it.
+
+    Args:
+        communicator: Has one member per replica.
+        rank: This process's, for messages.
+        variables: What the members are about to share, in order.
+
+    Raises:
+        MismatchError: They differ; the message names the first difference. On all members.
+    """
+    facts: dict[str, Fact] = {}
+    for place, variable in enumerate(variables):
+        kind = f"{variable.dtype.name} {show(variable.shape)}"
+        compared = f"{own_part(variable.name)} {kind}"
+        fact = Fact(f"{variable.name!r}, {kind},", _REMEDY, compared)
+        facts[f"variable {place} of the step"] = fact
+    check(communicator, rank, "the step's variables", facts)
+
+
+def compare(host: Host, step: Agreement, told: bool) -> None:
+    """Make sure that ranks mean the same by what they exchange, or assign, in a step.
+
+    Where an optimizer updates variables, `Stamp` does; values that are only exchanged and returned
+    could be mixed up without a sign, and variables that are assigned drift apart. In every run, as
+    a rank that has traced a step already may meet one that traces it, for another shape, only now.
+
+    Args:
+        host: This process's replicas.
+        step: What they are about to run.
+        told: Whether they know the number of rows of all replicas.
+
+    Raises:
+        MismatchError: Ranks have traced different programs, or only some know the number of rows.
+        UsageError: No rank knows the number of rows, and the step needs it.
+    """
+    lacks, here = step.joins_rows and not told, world().rank
+
+    def one(index: int) -> None:
+        replica = host.replicas[index]
+        assert replica.communicator is not None
+        brought, digest = replica.fingerprint, step.hash.copy()
+        digest.update(b"%d %d" % (brought.digest, lacks))
+
+        def facts() -> Facts:
+            rows = Fact("not known" if lacks else "known", _KNOWN_ROWS)
+            joined = {"the number of rows of all replicas, which the step gathers,": rows}
+            return {**step.program, **joined, **brought.facts()}
+
+        check(replica.communicator, here, "the step", facts, digest.digest())
+
+    host.on_replicas(one)
+    if lacks:
+        raise everywhere(
+            UsageError(
+                f"rank {here}: the step gathers the rows of all replicas, and how many there are "
+                f"is not known on any rank; {_KNOWN_ROWS}"
+            )
+        )
+
+
+def synchronize(host: Host, variables: Sequence[Variable]) -> None:
+    """Give every replica the values that replica 0 has, once per variable.
+
+    Raises:
+        MismatchError: Ranks have different variables.
+    """
+    fresh = [variable for variable in variables if variable not in host.shared]
+    if host.num_replicas_in_sync > 1 and fresh:
+        several_ranks = len(host.devices) < host.num_replicas_in_sync
+
+        def receive(index: int) -> None:
+            communicator = host.replicas[index].communicator
+            assert communicator is not None
+            if several_ranks:  # replicas of one process have the same variables
+                check_same(communicator, world().rank, fresh)
+            for variable in fresh:
+                value = variable.storage[index]
+                adopt(communicator, f"the first value of {own_part(variable.name)}", value)
+
+        host.on_replicas(receive)
+    host.shared.update(fresh)

@@ -1,0 +1,246 @@
+// Python's view of chains of element-wise operations.
+#include "bindings/chain.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+#include "bindings/numpy_api.h"
+#include "bindings/tensor.h"
+#include "cpu/elementwise/chain.h"
+
+namespace nb = nanobind;
+
+namespace allreduce {
+
+std::optional<Scalar> scalar_of(int number) {
+  switch (number) {
+    case NPY_BOOL:
+      return Scalar::boolean;
+    case NPY_FLOAT:
+      return Scalar::float32;
+    case NPY_DOUBLE:
+      return Scalar::float64;
+    default:
+      break;
+  }
+  if (!PyTypeNum_ISINTEGER(number) || PyTypeNum_ISUNSIGNED(number)) return std::nullopt;
+  if (number == NPY_INT || (number == NPY_LONG && sizeof(long) == 4)) return Scalar::int32;
+  if (number == NPY_LONG || number == NPY_LONGLONG) return Scalar::int64;
+  return std::nullopt;
+}
+
+PyArrayObject* array_of(PyObject* object, Scalar type) {
+  if (!PyArray_Check(object)) return nullptr;
+  auto* array = reinterpret_cast<PyArrayObject*>(object);
+  const bool fits = scalar_of(PyArray_TYPE(array)) == type && PyArray_ISALIGNED(array) &&
+                    PyArray_ISNOTSWAPPED(array);
+  return fits ? array : nullptr;
+}
+
+namespace {
+
+// In the order of `LinkOp`.
+constexpr std::string_view kNames[] = {
+    "add",           "subtract",    "multiply",   "divide",      "maximum",       "minimum",
+    "negative",      "absolute",    "sign",       "square",      "sqrt",          "relu",
+    "relu_gradient", "less",        "less_equal", "greater",     "greater_equal", "equal",
+    "not_equal",     "logical_and", "logical_or", "logical_xor", "logical_not",   "isfinite",
+    "isnan",         "isinf",       "where",      "cast",        "copy"};
+
+std::optional<LinkOp> op_of(std::string_view name) {
+  const auto* found = std::find(std::begin(kNames), std::end(kNames), name);
+  if (found == std::end(kNames)) return std::nullopt;
+  return static_cast<LinkOp>(found - std::begin(kNames));
+}
+
+// An operation's name, what it reads, the number of its dtype, and its room.
+using Row = std::tuple<std::string, std::vector<int>, int, int>;
+
+// A chain, and the shapes and strides that it was last bound to.
+class PythonChain {
+ public:
+  explicit PythonChain(Chain chain) : chain_(std::move(chain)) {}
+
+  const Chain& chain() const { return chain_; }
+
+  // Whether it was done; else some array is not as it has to be.
+  bool run(nb::handle out, const nb::list& inputs);
+
+ private:
+  struct Bound {
+    const LinkKernels* kernels;
+    std::vector<std::size_t> shape;
+    std::vector<std::vector<std::ptrdiff_t>> strides;
+    BoundChain chain;
+  };
+
+  std::shared_ptr<const Bound> bind(PyArrayObject* out, PyArrayObject* const* inputs);
+
+  Chain chain_;
+  std::shared_ptr<const Bound> bound_;  // read and changed with the interpreter's lock
+};
+
+// Bytes from one element to the next along an axis of the result; nothing where they do not fit.
+std::optional<std::ptrdiff_t> stride_along(PyArrayObject* input, int axes, const npy_intp* shape,
+                                           int axis) {
+  const int own = axis - (axes - PyArray_NDIM(input));
+  if (own < 0 || PyArray_DIM(input, own) == 1) return 0;
+  if (PyArray_DIM(input, own) != shape[axis]) return std::nullopt;
+  return PyArray_STRIDE(input, own);
+}
+
+bool PythonChain::run(nb::handle out, const nb::list& inputs) {
+  PyArrayObject* const target = array_of(out.ptr(), chain_.links.back().out);
+  const std::size_t count = chain_.inputs.size();
+  if (!target || !PyArray_IS_C_CONTIGUOUS(target) || !PyArray_ISWRITEABLE(target)) return false;
+  if (inputs.size() != count) return false;
+  PyArrayObject* arrays[kMostInputs];
+  const char* data[kMostInputs];
+  for (std::size_t i = 0; i < count; ++i) {
+    arrays[i] =
+        array_of(PyList_GET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i)), chain_.inputs[i]);
+    if (!arrays[i]) return false;
+    data[i] = PyArray_BYTES(arrays[i]);
+  }
+  const std::shared_ptr<const Bound> bound = bind(target, arrays);
+  if (!bound) return false;
+  char* const place = PyArray_BYTES(target);
+  std::optional<nb::gil_scoped_release> released;
+  if (bound->chain.elements() * chain_.links.size() >= kWorthUnlocking) released.emplace();
+  bound->chain.run(place, data);
+  return true;
+}
+
+std::shared_ptr<const PythonChain::Bound> PythonChain::bind(PyArrayObject* out,
+                                                            PyArrayObject* const* inputs) {
+  const int axes = PyArray_NDIM(out);
+  const LinkKernels* kernels = &tensor_kernels().links;
+  const std::size_t count = chain_.inputs.size();
+  bool same = bound_ && bound_->kernels == kernels &&
+              bound_->shape.size() == static_cast<std::size_t>(axes);
+  for (int axis = 0; same && axis < axes; ++axis) {
+    same = static_cast<npy_intp>(bound_->shape[axis]) == PyArray_DIM(out, axis);
+    for (std::size_t i = 0; same && i < count; ++i)
+      same = stride_along(inputs[i], axes, PyArray_DIMS(out), axis) == bound_->strides[i][axis];
+  }
+  if (same) return bound_;
+  std::optional<BoundChain> chain = bound_to(chain_, axes, PyArray_DIMS(out), inputs);
+  if (!chain) return nullptr;
+  auto bound = std::make_shared<Bound>(Bound{kernels, {}, {}, std::move(*chain)});
+  bound->shape.assign(PyArray_DIMS(out), PyArray_DIMS(out) + axes);
+  bound->strides.resize(count);
+  for (std::size_t i = 0; i < count; ++i)
+    for (int axis = 0; axis < axes; ++axis)
+      bound->strides[i].push_back(*stride_along(inputs[i], axes, PyArray_DIMS(out), axis));
+  bound_ = std::move(bound);
+  return bound_;
+}
+
+int operands_of(LinkOp op) {
+  switch (op) {
+    case LinkOp::negative:
+    case LinkOp::absolute:
+    case LinkOp::sign:
+    case LinkOp::square:
+    case LinkOp::sqrt:
+    case LinkOp::relu:
+    case LinkOp::logical_not:
+    case LinkOp::isfinite:
+    case LinkOp::isnan:
+    case LinkOp::isinf:
+    case LinkOp::cast:
+    case LinkOp::copy:
+      return 1;
+    case LinkOp::where:
+      return 3;
+    default:
+      return 2;
+  }
+}
+
+// The type of what a link behind those of a chain reads.
+Scalar type_of(const Chain& chain, int read) {
+  const auto place = static_cast<std::size_t>(read >= 0 ? read : -1 - read);
+  if (place >= (read >= 0 ? chain.inputs.size() : chain.links.size()))
+    throw nb::value_error("a link that reads what is not there");
+  return read >= 0 ? chain.inputs[place] : chain.links[place].out;
+}
+
+// Whether all that a link behind those of a chain reads is of its type.
+bool fits(const Chain& chain, const Link& link) {
+  if (link.count != operands_of(link.op)) throw nb::value_error("a link of too many operands");
+  bool is_one_type = true;
+  for (int i = 0; i < link.count; ++i) {
+    const bool is_condition = link.op == LinkOp::where && i == 0;
+    const Scalar wanted = is_condition ? Scalar::boolean : link.in;
+    is_one_type = type_of(chain, link.reads[i]) == wanted && is_one_type;
+  }
+  return is_one_type;
+}
+
+void check_room(const Chain& chain, const Link& link) {
+  if (link.room < 0) throw nb::value_error("a link without a room");
+  for (const Link& each : chain.links)
+    if (each.room == link.room && each.out != link.out)
+      throw nb::value_error("a room for values of several types");
+}
+
+// The chain of these operations on inputs of these dtypes, or nothing where one has no kernel here.
+std::optional<PythonChain> make_chain(const std::vector<Row>& rows,
+                                      const std::vector<int>& dtypes) {
+  Chain chain;
+  if (dtypes.size() > kMostInputs) return std::nullopt;
+  for (int number : dtypes) {
+    const std::optional<Scalar> type = scalar_of(number);
+    if (!type) return std::nullopt;
+    chain.inputs.push_back(*type);
+  }
+  for (const auto& [name, reads, number, room] : rows) {
+    const std::optional<LinkOp> op = op_of(name);
+    const std::optional<Scalar> out = scalar_of(number);
+    if (!op || !out || reads.empty() || reads.size() > kMostReads) return std::nullopt;
+    Link link{*op, {}, *out, static_cast<int>(reads.size()), {0, 0, 0}, room};
+    std::copy(reads.begin(), reads.end(), link.reads);
+    link.in = type_of(chain, reads.back());
+    check_room(chain, link);
+    if (!fits(chain, link)) return std::nullopt;
+    if (!tensor_kernels().links.find(link.op, link.in, link.out)) return std::nullopt;
+    chain.links.push_back(link);
+  }
+  return PythonChain(std::move(chain));
+}
+
+}  // namespace
+
+std::optional<BoundChain> bound_to(const Chain& chain, int axes, const npy_intp* shape,
+                                   PyArrayObject* const* inputs) {
+  std::vector<std::vector<std::ptrdiff_t>> strides(chain.inputs.size());
+  for (std::size_t i = 0; i < strides.size(); ++i) {
+    if (PyArray_NDIM(inputs[i]) > axes) return std::nullopt;
+    for (int axis = 0; axis < axes; ++axis) {
+      const std::optional<std::ptrdiff_t> stride = stride_along(inputs[i], axes, shape, axis);
+      if (!stride) return std::nullopt;
+      strides[i].push_back(*stride);
+    }
+  }
+  return BoundChain(chain, tensor_kernels().links, {shape, shape + axes}, std::move(strides));
+}
+
+const Chain& chain_of(nb::handle chain) { return nb::cast<const PythonChain&>(chain).chain(); }
+
+void bind_chain(nb::module_& m) {
+  nb::class_<PythonChain>(m, "Chain")
+      .def("run", &PythonChain::run, nb::arg("out"), nb::arg("inputs"));
+  m.def("chain", make_chain, nb::arg("links"), nb::arg("dtypes"));
+}
+
+}  // namespace allreduce

@@ -1,0 +1,50 @@
+// The native module `allreduce._native`: one binding function per family, each defined beside its
+// code.
+#include <nanobind/nanobind.h>
+
+#define ALLREDUCE_IMPORTS_NUMPY
+#include "bindings/chain.h"
+#include "bindings/comm.h"
+#include "bindings/exit.h"
+#include "bindings/images.h"
+#include "bindings/numpy_api.h"
+#include "bindings/replay.h"
+#include "bindings/tcp.h"
+#include "bindings/tensor.h"
+#include "core/signals.h"
+#include "cpu/nn/image_kernels.h"
+
+namespace allreduce {
+namespace {
+
+template <class Table>
+bool use_table(int level) {
+  const Table* table = level < 0 ? best_table<Table>() : table_at<Table>(kLevels[level]);
+  if (table != nullptr) table_in_use<Table>() = table;
+  return table != nullptr;
+}
+
+// Selects the level of the graph's kernels, for tests; below 0 the best one. Returns false where
+// the level is not supported.
+bool use_level(int level) {
+  return use_table<TensorKernels>(level) && use_table<ImageKernels>(level);
+}
+
+}  // namespace
+}  // namespace allreduce
+
+NB_MODULE(_native, m) {
+  m.doc() = "Native CPU collectives and kernels of allreduce.";
+  // Operators that users register keep their functions, and these much else, to the end.
+  nanobind::set_leak_warnings(false);
+  if (_import_array() < 0) throw nanobind::python_error();
+  allreduce::find_main_thread();
+  allreduce::bind_comm(m);
+  allreduce::bind_images(m);
+  allreduce::bind_tcp(m);
+  allreduce::bind_tensor(m);
+  allreduce::bind_chain(m);
+  allreduce::bind_tape(m);
+  allreduce::bind_exit(m);
+  m.def("use_level", allreduce::use_level, nanobind::arg("level"));
+}

@@ -1,0 +1,122 @@
+// Tapes bound to arrays of NumPy.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "bindings/numpy_api.h"
+#include "cpu/elementwise/chain.h"
+#include "replay/replay.h"
+
+namespace allreduce {
+
+namespace nb = nanobind;
+
+using Arrays = std::vector<PyArrayObject*>;
+
+inline PyArrayObject* as_array(nb::handle object) {
+  if (!PyArray_Check(object.ptr())) throw nb::type_error("a tape takes arrays of NumPy");
+  return reinterpret_cast<PyArrayObject*>(object.ptr());
+}
+
+inline bool is_plain(PyArrayObject* array) {
+  return PyArray_ISALIGNED(array) && PyArray_ISNOTSWAPPED(array);
+}
+
+inline bool is_contiguous(PyArrayObject* array) {
+  return is_plain(array) && PyArray_IS_C_CONTIGUOUS(array);
+}
+
+template <class T>
+bool is_of(PyArrayObject* array) {
+  return PyArray_TYPE(array) == (sizeof(T) == 4 ? NPY_FLOAT : NPY_DOUBLE) && is_plain(array);
+}
+
+inline std::ptrdiff_t stride_of(PyArrayObject* array, int axis) {
+  return PyArray_DIM(array, axis) == 1 ? 0 : PyArray_STRIDE(array, axis);
+}
+
+// The first byte of an array and the one behind its last.
+inline std::pair<std::uintptr_t, std::uintptr_t> extent_of(PyArrayObject* array) {
+  std::uintptr_t first = reinterpret_cast<std::uintptr_t>(PyArray_DATA(array)), last = first;
+  if (!PyArray_SIZE(array)) return {first, first};
+  for (int axis = 0; axis < PyArray_NDIM(array); ++axis) {
+    const npy_intp reach = (PyArray_DIM(array, axis) - 1) * PyArray_STRIDE(array, axis);
+    (reach < 0 ? first : last) += static_cast<std::uintptr_t>(reach);
+  }
+  return {first, last + static_cast<std::uintptr_t>(PyArray_ITEMSIZE(array))};
+}
+
+inline Arrays arrays_of(const nb::list& list) {
+  Arrays arrays;
+  for (nb::handle each : list) arrays.push_back(as_array(each));
+  return arrays;
+}
+
+// Each method that adds a task returns whether there is one for these arrays; where there is none,
+// Python carries the instruction out.
+class PythonTape {
+ public:
+  // Args: what each step is given, and of what else may move a list and a place in it, which still
+  // has to hold the same array.
+  PythonTape(const nb::list& given, const nb::list& held);
+  PythonTape(const PythonTape&) = delete;
+  PythonTape& operator=(const PythonTape&) = delete;
+
+  // Whether this step's arrays lie as those did, and others where they were; then tasks may run.
+  bool begin(const nb::list& given);
+  Py_ssize_t run(std::size_t first, std::size_t last);
+  std::size_t size() const { return tape_.size(); }
+
+  bool add_chain(nb::handle chain, nb::handle out, const nb::list& inputs);
+  bool add_copy(nb::handle out, nb::handle value);
+  bool add_product(nb::handle out, nb::handle a, nb::handle b);
+  bool add_epilogue(nb::handle chain, nb::handle out, nb::handle a, nb::handle b,
+                    const nb::list& rest, std::int64_t rows, bool in_place);
+  bool add_column_sums(nb::handle out, nb::handle x);
+  bool add_constant(nb::handle out, nb::handle value);
+  // `from` are 0-dimensional: where the replica's rows begin, and the step's number.
+  bool add_dropout(nb::handle out, nb::handle x, const nb::list& from, double rate,
+                   std::uint64_t key, std::int64_t rows_per_sample);
+  bool add_loss(bool is_sparse, nb::handle out, nb::handle dy, nb::handle targets,
+                nb::handle logits);
+
+ private:
+  // What the first of the arrays was like; it may be large, and is not kept.
+  struct Given {
+    int type;
+    std::vector<npy_intp> shape, strides;
+    std::uintptr_t address, first, last;
+  };
+  struct Held {
+    nb::object list, array;
+    std::size_t index;
+  };
+
+  // Where an array lies; what is not given to each step is kept alive.
+  Place place(PyArrayObject* array);
+  bool bind_chain_task(const Chain& chain, PyArrayObject* out, const Arrays& inputs);
+  template <class T>
+  bool product_of(PyArrayObject* out, PyArrayObject* a, PyArrayObject* b);
+  template <class T>
+  bool epilogue_of(const Chain& chain, PyArrayObject* out, PyArrayObject* a, PyArrayObject* b,
+                   const Arrays& rest, std::int64_t rows, bool in_place);
+  template <class T>
+  bool dropout_of(PyArrayObject* out, PyArrayObject* x, const Arrays& from, double rate,
+                  std::uint64_t key, std::int64_t rows_per_sample);
+  template <class T>
+  bool sums_of(PyArrayObject* out, PyArrayObject* x);
+  template <class T>
+  bool loss_of(bool is_sparse, PyArrayObject* out, PyArrayObject* dy, PyArrayObject* targets,
+               PyArrayObject* logits);
+
+  std::vector<Given> given_;
+  std::vector<Held> held_;
+  std::vector<nb::object> kept_;
+  Tape tape_;
+};
+
+}  // namespace allreduce

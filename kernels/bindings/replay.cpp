@@ -1,0 +1,170 @@
+// Python's view of tapes, and the tasks that copy and compute element by element.
+#include "bindings/replay.h"
+
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "bindings/chain.h"
+#include "bindings/python_replay.h"
+#include "bindings/tensor.h"
+#include "core/signals.h"
+#include "replay/blas.h"
+#include "replay/tasks.h"
+
+namespace allreduce {
+
+PythonTape::PythonTape(const nb::list& given, const nb::list& held) : tape_(given.size()) {
+  for (nb::handle each : given) {
+    PyArrayObject* array = as_array(each);
+    const int axes = PyArray_NDIM(array);
+    const auto [first, last] = extent_of(array);
+    Given like{PyArray_TYPE(array),
+               {PyArray_DIMS(array), PyArray_DIMS(array) + axes},
+               {},
+               reinterpret_cast<std::uintptr_t>(PyArray_DATA(array)),
+               first,
+               last};
+    for (int axis = 0; axis < axes; ++axis) like.strides.push_back(stride_of(array, axis));
+    given_.push_back(std::move(like));
+  }
+  for (nb::handle each : held) {
+    const auto pair = nb::cast<nb::tuple>(each);
+    const auto index = nb::cast<std::size_t>(pair[1]);
+    held_.push_back({nb::borrow(pair[0]), nb::borrow(nb::cast<nb::list>(pair[0])[index]), index});
+  }
+}
+
+bool PythonTape::begin(const nb::list& given) {
+  if (given.size() != given_.size()) return false;
+  for (const Held& each : held_)
+    if (PyList_GET_ITEM(each.list.ptr(), static_cast<Py_ssize_t>(each.index)) != each.array.ptr())
+      return false;
+  for (std::size_t i = 0; i < given_.size(); ++i) {
+    PyObject* object = PyList_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i));
+    const Given& like = given_[i];
+    if (!PyArray_Check(object)) return false;
+    auto* array = reinterpret_cast<PyArrayObject*>(object);
+    const auto axes = static_cast<std::size_t>(PyArray_NDIM(array));
+    if (PyArray_TYPE(array) != like.type || axes != like.shape.size() || !is_plain(array))
+      return false;
+    for (std::size_t axis = 0; axis < axes; ++axis)
+      if (PyArray_DIMS(array)[axis] != like.shape[axis] ||
+          stride_of(array, static_cast<int>(axis)) != like.strides[axis])
+        return false;
+    tape_.move(i, PyArray_DATA(array));
+  }
+  return true;
+}
+
+Py_ssize_t PythonTape::run(std::size_t first, std::size_t last) {
+  if (last > tape_.size() || first > last) throw nb::index_error("no such tasks");
+  std::size_t done;
+  {
+    const nb::gil_scoped_release released;
+    static const std::function<bool()> kInterrupted = interrupted;
+    done = tape_.run(first, last, kInterrupted);
+  }
+  if (PyErr_Occurred()) throw nb::python_error();
+  return done == last - first ? -1 : static_cast<Py_ssize_t>(done);
+}
+
+Place PythonTape::place(PyArrayObject* array) {
+  const auto [first, last] = extent_of(array);
+  const auto address = reinterpret_cast<std::uintptr_t>(PyArray_DATA(array));
+  for (std::size_t i = 0; i < given_.size(); ++i)
+    if (first < last && given_[i].first <= first && last <= given_[i].last)
+      return {i + 1, address - given_[i].address};
+  kept_.push_back(nb::borrow(reinterpret_cast<PyObject*>(array)));
+  return {0, address};
+}
+
+bool PythonTape::bind_chain_task(const Chain& chain, PyArrayObject* out, const Arrays& inputs) {
+  bool fits = chain.inputs.size() == inputs.size() && is_contiguous(out) &&
+              scalar_of(PyArray_TYPE(out)) == chain.links.back().out;
+  for (std::size_t i = 0; fits && i < inputs.size(); ++i)
+    fits = array_of(reinterpret_cast<PyObject*>(inputs[i]), chain.inputs[i]) != nullptr;
+  if (!fits) return false;
+  std::optional<BoundChain> bound =
+      bound_to(chain, PyArray_NDIM(out), PyArray_DIMS(out), inputs.data());
+  if (!bound) return false;
+  std::vector<Place> places;
+  for (PyArrayObject* each : inputs) places.push_back(place(each));
+  tape_.add(std::make_unique<ChainTask>(std::move(*bound), chain.links.size(), place(out),
+                                        std::move(places)));
+  return true;
+}
+
+bool PythonTape::add_chain(nb::handle chain, nb::handle out, const nb::list& inputs) {
+  return bind_chain_task(chain_of(chain), as_array(out), arrays_of(inputs));
+}
+
+bool PythonTape::add_copy(nb::handle out, nb::handle value) {
+  PyArrayObject *to = as_array(out), *from = as_array(value);
+  const std::optional<Scalar> target = scalar_of(PyArray_TYPE(to));
+  const std::optional<Scalar> source = scalar_of(PyArray_TYPE(from));
+  if (!target || !source) return false;
+  const LinkOp op = target == source ? LinkOp::copy : LinkOp::cast;
+  if (!tensor_kernels().links.find(op, *source, *target)) return false;
+  const Chain chain{{Link{op, *source, *target, 1, {0, 0, 0}, 0}}, {*source}};
+  return bind_chain_task(chain, to, {from});
+}
+
+bool PythonTape::add_constant(nb::handle out, nb::handle value) {
+  PyArrayObject *to = as_array(out), *from = as_array(value);
+  if (!is_contiguous(to) || !is_contiguous(from) || PyArray_NBYTES(to) != PyArray_NBYTES(from))
+    return false;
+  const char* bytes = PyArray_BYTES(from);
+  tape_.add(std::make_unique<ConstantTask>(std::vector<char>(bytes, bytes + PyArray_NBYTES(from)),
+                                           place(to)));
+  return true;
+}
+
+template <class T>
+bool PythonTape::dropout_of(PyArrayObject* out, PyArrayObject* x, const Arrays& from, double rate,
+                            std::uint64_t key, std::int64_t rows_per_sample) {
+  if (!is_of<T>(out) || !is_of<T>(x) || !PyArray_SIZE(x)) return false;
+  const auto rows = static_cast<std::size_t>(PyArray_NDIM(x) ? PyArray_DIM(x, 0) : 1);
+  const typename DropoutTask<T>::Plan plan{rows, static_cast<std::size_t>(PyArray_SIZE(x)) / rows,
+                                           rate, key, rows_per_sample};
+  tape_.add(std::make_unique<DropoutTask<T>>(
+      tensor_kernels().of<T>(), plan,
+      typename DropoutTask<T>::Places{place(out), place(x), place(from[0]), place(from[1])}));
+  return true;
+}
+
+bool PythonTape::add_dropout(nb::handle out, nb::handle x, const nb::list& from, double rate,
+                             std::uint64_t key, std::int64_t rows_per_sample) {
+  PyArrayObject *to = as_array(out), *source = as_array(x);
+  const Arrays numbers = arrays_of(from);
+  for (PyArrayObject* each : numbers)
+    if (scalar_of(PyArray_TYPE(each)) != Scalar::int64 || !is_plain(each)) return false;
+  if (numbers.size() != 2 || !is_contiguous(to) || !is_contiguous(source)) return false;
+  return dropout_of<float>(to, source, numbers, rate, key, rows_per_sample) ||
+         dropout_of<double>(to, source, numbers, rate, key, rows_per_sample);
+}
+
+void bind_tape(nb::module_& m) {
+  nb::class_<PythonTape>(m, "Tape")
+      .def(nb::init<nb::list, nb::list>(), nb::arg("given"), nb::arg("held"))
+      .def("begin", &PythonTape::begin, nb::arg("given"))
+      .def("run", &PythonTape::run, nb::arg("first"), nb::arg("last"))
+      .def("__len__", &PythonTape::size)
+      .def("add_chain", &PythonTape::add_chain, nb::arg("chain"), nb::arg("out"), nb::arg("inputs"))
+      .def("add_copy", &PythonTape::add_copy, nb::arg("out"), nb::arg("value"))
+      .def("add_product", &PythonTape::add_product, nb::arg("out"), nb::arg("a"), nb::arg("b"))
+      .def("add_epilogue", &PythonTape::add_epilogue, nb::arg("chain"), nb::arg("out"),
+           nb::arg("a"), nb::arg("b"), nb::arg("rest"), nb::arg("rows"), nb::arg("in_place"))
+      .def("add_column_sums", &PythonTape::add_column_sums, nb::arg("out"), nb::arg("x"))
+      .def("add_constant", &PythonTape::add_constant, nb::arg("out"), nb::arg("value"))
+      .def("add_dropout", &PythonTape::add_dropout, nb::arg("out"), nb::arg("x"),
+           nb::arg("numbers"), nb::arg("rate"), nb::arg("key"), nb::arg("rows_per_sample"))
+      .def("add_loss", &PythonTape::add_loss, nb::arg("is_sparse"), nb::arg("out"),
+           nb::arg("dy").none(), nb::arg("targets"), nb::arg("logits"));
+  m.def("find_blas", &find_blas, nb::arg("module"));
+}
+
+}  // namespace allreduce

@@ -1,0 +1,110 @@
+// Updates for Python: what optimizers hand to calls that update values where they are reduced.
+#include "shm/update.h"
+
+#include <nanobind/ndarray.h>
+
+#include "bindings/comm.h"
+#include "cpu/nn/optimizer_steps.h"
+
+namespace nb = nanobind;
+
+namespace allreduce {
+namespace {
+
+template <class T>
+using Array = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+class AdamUpdate : public TypedUpdate<T> {
+ public:
+  AdamUpdate(Array<const T> header, Array<T> m, Array<T> v) : m_(m.data()), v_(v.data()) {
+    if (header.size() == 0 || m.size() != v.size())
+      throw nb::value_error("arrays of different sizes");
+    this->header_ = header.data();
+    this->header_bytes = header.size() * sizeof(T);
+    this->count_ = m.size();
+  }
+  void set(double learning_rate, double beta1, double beta2, double epsilon, std::int64_t number) {
+    step_ = adam_step<T>(learning_rate, beta1, beta2, epsilon, number);
+  }
+  void apply(std::byte* values, const std::byte* sums, std::uint64_t low,
+             std::uint64_t count) const override {
+    AdamStep<T> step = step_;
+    step.count = *this->header_;
+    tensor_kernels().of<T>().adam(reinterpret_cast<T*>(values), reinterpret_cast<const T*>(sums),
+                                  m_ + low, v_ + low, step, count);
+  }
+  std::vector<const std::byte*> slots() const override {
+    return {reinterpret_cast<const std::byte*>(m_), reinterpret_cast<const std::byte*>(v_)};
+  }
+
+ private:
+  T *m_, *v_;
+  AdamStep<T> step_{};
+};
+
+template <class T>
+class SgdUpdate : public TypedUpdate<T> {
+ public:
+  SgdUpdate(Array<const T> header, Array<T> velocity) : velocity_(velocity.data()) {
+    if (header.size() == 0) throw nb::value_error("an empty header");
+    this->header_ = header.data();
+    this->header_bytes = header.size() * sizeof(T);
+    this->count_ = velocity.size();
+  }
+  void set(double learning_rate, double momentum, bool nesterov) {
+    step_ = {T(0), static_cast<T>(learning_rate), static_cast<T>(momentum), nesterov};
+  }
+  void apply(std::byte* values, const std::byte* sums, std::uint64_t low,
+             std::uint64_t count) const override {
+    SgdStep<T> step = step_;
+    step.count = *this->header_;
+    tensor_kernels().of<T>().sgd(reinterpret_cast<T*>(values), reinterpret_cast<const T*>(sums),
+                                 velocity_ + low, step, count);
+  }
+  std::vector<const std::byte*> slots() const override {
+    return {reinterpret_cast<const std::byte*>(velocity_)};
+  }
+
+ private:
+  T* velocity_;
+  SgdStep<T> step_{};
+};
+
+template <class T>
+void bind_typed(nb::module_& m, const char* adam, const char* sgd) {
+  nb::class_<AdamUpdate<T>, Update>(m, adam).def(
+      "set", &AdamUpdate<T>::set, nb::arg("learning_rate"), nb::arg("beta1"), nb::arg("beta2"),
+      nb::arg("epsilon"), nb::arg("number"));
+  m.def(
+      "adam_update",
+      [](Array<const T> header, Array<T> mean, Array<T> square) {
+        return AdamUpdate<T>(header, mean, square);
+      },
+      nb::arg("header").noconvert(), nb::arg("mean").noconvert(), nb::arg("square").noconvert());
+  nb::class_<SgdUpdate<T>, Update>(m, sgd).def("set", &SgdUpdate<T>::set, nb::arg("learning_rate"),
+                                               nb::arg("momentum"), nb::arg("nesterov"));
+  m.def(
+      "sgd_update",
+      [](Array<const T> header, Array<T> velocity) { return SgdUpdate<T>(header, velocity); },
+      nb::arg("header").noconvert(), nb::arg("velocity").noconvert());
+}
+
+}  // namespace
+
+void bind_updates(nb::module_& m) {
+  nb::class_<Update>(m, "Update")
+      .def(
+          "expect",
+          [](Update& update, nb::bytes sums, bool keeps) {
+            if (sums.size() + size_of(update.type()) > update.header_bytes)
+              throw nb::value_error("more bytes than the header has behind its first element");
+            update.expected.assign(sums.c_str(), sums.size());
+            update.keeps = keeps;
+          },
+          nb::arg("sums"), nb::arg("keeps"));
+  bind_typed<float>(m, "AdamUpdate32", "SgdUpdate32");
+  bind_typed<double>(m, "AdamUpdate64", "SgdUpdate64");
+}
+
+}  // namespace allreduce

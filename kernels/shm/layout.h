@@ -1,0 +1,45 @@
+// What the layout of shared memory is made of, for calls (protocol.h) and messages (mail.h) alike.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+
+#include "core/slices.h"
+
+namespace allreduce {
+
+inline constexpr std::size_t kPage = 4096;
+
+// What a member tells of a call besides: its array's shape and the caller's line, as text for the
+// errors of others. Written before the post by a call that may be waited for elsewhere, else by the
+// member that fails in it: a call that goes well writes none.
+struct alignas(kLine) Note {
+  static constexpr std::size_t kText = 180;
+
+  // Pairs with the load in read().
+  void write(std::uint64_t seq, std::string_view told) {
+    length = static_cast<std::uint32_t>(std::min(told.size(), kText));
+    std::memcpy(text, told.data(), length);
+    of.store(seq + 1, std::memory_order_release);
+  }
+  // The note on a call, or null; it stays as long as the call is not complete everywhere.
+  const Note* read(std::uint64_t seq) const {
+    return of.load(std::memory_order_acquire) == seq + 1 ? this : nullptr;
+  }
+  std::string_view get() const { return {text, std::min<std::size_t>(length, kText)}; }
+
+  std::atomic<std::uint64_t> of;  // sequence number + 1
+  std::uint32_t length;
+  char text[kText];
+};
+static_assert(sizeof(Note) == 3 * kLine);
+
+struct alignas(kLine) Counter {
+  std::atomic<std::uint64_t> value;
+};
+
+}  // namespace allreduce

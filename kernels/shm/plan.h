@@ -1,0 +1,36 @@
+// What one member does in a call through shared memory, without doing it: pure, and needing no
+// other member, so that a simulator can ask for any rank of any size.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "shm/collectives.h"
+
+namespace allreduce {
+
+// Bytes that a step reads and writes; the steps of different chunks overlap.
+struct PlanStep {
+  const char* name;
+  std::uint64_t read = 0, written = 0;
+  bool past = false;  // stores to the output go past the caches
+};
+
+struct CallPlan {
+  Path path = Path::small;
+  Way way;
+  std::uint64_t chunks = 0;   // that go through the rings
+  std::uint64_t staging = 0;  // bytes of staging memory, at most
+  std::vector<PlanStep> steps;
+};
+
+// Where a member's arrays lie.
+struct PlanArrays {
+  bool symmetric;  // in symmetric memory, as far as the call's direct path needs that
+  bool in_place;   // its own part of the output is that of the input
+};
+
+CallPlan plan_call(const CallSpec& spec, const Choices& choices, int me, int members,
+                   const PlanArrays& arrays);
+
+}  // namespace allreduce
