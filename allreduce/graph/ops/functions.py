@@ -6,6 +6,7 @@ Importing this module fills the operator table and gives tensors their Python op
 from allreduce.errors import did_you_mean
 from allreduce.graph.core.python_operators import OPERATORS
 from allreduce.graph.core.tensor import METHODS
+from allreduce.graph.ops import state  # noqa: F401  (its rows)
 from allreduce.graph.ops.array.conversion import stop_gradient
 from allreduce.graph.ops.array.gather import embedding, take, take_along_axis, top_k
 from allreduce.graph.ops.array.indexing import argmax, argmin, one_hot
@@ -87,9 +88,7 @@ from allreduce.graph.ops.nn.pooling import (
     max_pool2d,
 )
 from allreduce.graph.ops.nn.softmax import log_softmax, logits_of, softmax
-from allreduce.graph.ops.numpy import (
-    shapes,  # noqa: F401  (their rows)
-)
+from allreduce.graph.ops.numpy import names, shapes  # noqa: F401  (their rows)
 from allreduce.graph.ops.random import normal, permutation, uniform
 
 for _operator in (
