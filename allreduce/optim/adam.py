@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from allreduce import _native
 from allreduce.graph.update.update import NativeUpdate
-from allreduce.optim.base import Optimizer, checked
+from allreduce.optim.base import Optimizer
+from allreduce.optim.checks import checked
 
 
 class Adam(Optimizer):
@@ -21,7 +22,7 @@ class Adam(Optimizer):
     Source: Kingma and Ba, Adam: a method for stochastic optimization (ICLR 2015), algorithm 1.
 
     Args:
-        learning_rate: Above or equal to 0.
+        learning_rate: As for every `Optimizer`: a number of 0 or more, or a schedule.
         beta_1: The first moment's decay, from 0 to below 1.
         beta_2: The second moment's decay, from 0 to below 1.
         epsilon: Keeps the quotient finite; above 0.
@@ -32,7 +33,7 @@ class Adam(Optimizer):
 
     def __init__(
         self,
-        learning_rate: float = 0.001,
+        learning_rate: Any = 0.001,
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
@@ -56,7 +57,7 @@ class Adam(Optimizer):
             slots["m"],
             slots["v"],
             count,
-            self.learning_rate,
+            self.rate(step),
             self.beta_1,
             self.beta_2,
             self.epsilon,
@@ -67,6 +68,6 @@ class Adam(Optimizer):
         made = _native.adam_update(header, slots["m"], slots["v"])
 
         def prepare(step: int) -> None:
-            made.set(self.learning_rate, self.beta_1, self.beta_2, self.epsilon, step)
+            made.set(self.rate(step), self.beta_1, self.beta_2, self.epsilon, step)
 
         return NativeUpdate(made, prepare)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -20,6 +19,7 @@ from allreduce.graph import (
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.update import NativeUpdate
+from allreduce.optim import schedules
 
 
 class Optimizer(ABC):
@@ -29,24 +29,40 @@ class Optimizer(ABC):
     A subclass names its slots and updates one bucket; everything else is common.
 
     Args:
-        learning_rate: Above or equal to 0; may be changed between steps.
+        learning_rate: A number of 0 or more, or a schedule of `ar.optim.schedules`, or any function
+            of the number of updates done; may be changed between steps.
     """
 
     slots: tuple[str, ...] = ()
     hyperparameters: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
-    def __init__(self, learning_rate: float) -> None:
+    def __init__(self, learning_rate: Any) -> None:
         self.learning_rate = learning_rate
         self.iterations = 0  # how many steps have been taken; kept by the graph's updates
 
     @property
     def learning_rate(self) -> float:
-        """The factor of every update; an assignment holds from the next step on."""
-        return self._learning_rate
+        """The factor of the next update; an assignment, of a schedule too, holds from then on."""
+        return schedules.at(self._learning_rate, self.iterations)
 
     @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._learning_rate = checked("learning_rate", value, low=0.0)
+    def learning_rate(self, value: Any) -> None:
+        self._learning_rate = schedules.get(value)
+        # Ranks compare it in every step; that of a function changes.
+        rate = self._learning_rate
+        whole = isinstance(rate, schedules.Schedule) or not callable(rate)
+        self._description = schedules.describe(rate, 0) if whole else None
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of an update; for `update` and `native`.
+
+        Args:
+            step: The number of the update; the first is 1.
+
+        Raises:
+            UsageError: A schedule gives no finite number of 0 or more.
+        """
+        return schedules.at(self._learning_rate, step - 1)
 
     @abstractmethod
     def update(
@@ -127,7 +143,12 @@ class Optimizer(ABC):
 
     def get_config(self) -> dict[str, Any]:
         """Give the constructor's arguments, as plain data."""
-        return {name: getattr(self, name) for name in self.hyperparameters}
+        config = {name: getattr(self, name) for name in self.hyperparameters}
+        if "learning_rate" in config:
+            config["learning_rate"] = self._description or schedules.describe(
+                self._learning_rate, self.iterations
+            )
+        return config
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Optimizer:
@@ -146,19 +167,3 @@ def _listed(variables: Any) -> list[Variable]:
             f"{variables!r}"
         )
     return list(variables)
-
-
-def checked(
-    name: str, value: float, *, low: float, high: float = math.inf, above: bool = False
-) -> float:
-    """Check a hyperparameter: `low <= value < high`, or `low < value` with `above`.
-
-    Raises:
-        UsageError: It is out of range, or no number.
-    """
-    if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
-        result = float(value)  # not finite: fails the comparisons, inf against the last one
-        if (low < result or (result == low and not above)) and result < high:
-            return result
-    bounds = f"{'>' if above else '>='} {low:g}" + ("" if high == math.inf else f" and < {high:g}")
-    raise UsageError(f"{name} is a finite number {bounds}, not {value!r}")

@@ -9,6 +9,7 @@ from typing import Any
 
 from allreduce.errors import UsageError, unknown_name
 from allreduce.graph.trace.calls import NAMED
+from allreduce.optim import schedules
 from allreduce.optim.base import Optimizer
 
 # name -> (module, class)
@@ -44,12 +45,12 @@ def get(identifier: Any) -> Optimizer:
         # Without arguments: every optimizer has defaults for all of them.
         return optimizer_class(identifier).from_config({})
     if isinstance(identifier, Mapping) and isinstance(identifier.get("name"), str):
-        return _made(optimizer_class(identifier["name"]), identifier.get("config", {}))
+        return _made(optimizer_class(identifier["name"]), identifier.get("config", {}), {})
     hint = f"; make one: {identifier.__name__}()" if isinstance(identifier, type) else ""
     raise UsageError(f"an optimizer is an Optimizer or a name, not {identifier!r}{hint}")
 
 
-def _made(kind: type[Optimizer], config: Any) -> Optimizer:
+def _made(kind: type[Optimizer], config: Any, custom: Mapping[str, Any]) -> Optimizer:
     parameters = inspect.signature(kind).parameters
     takes = list(parameters)
     if not isinstance(config, Mapping):
@@ -57,6 +58,8 @@ def _made(kind: type[Optimizer], config: Any) -> Optimizer:
     unknown = [name for name in config if name not in takes]
     if unknown and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         raise unknown_name(f"argument of {kind.__name__}", unknown[0], takes)
+    if isinstance(config.get("learning_rate"), Mapping):
+        config = {**config, "learning_rate": schedules.get(config["learning_rate"], custom)}
     return kind.from_config(config)
 
 
@@ -67,6 +70,13 @@ def serialize(optimizer: Optimizer) -> dict[str, Any]:
         UsageError: It could not be made of that again; names the class and the argument.
     """
     kind, config = type(optimizer), optimizer.get_config()
+    rate = config.get("learning_rate")
+    if isinstance(rate, Mapping) and "function" in rate:
+        raise UsageError(
+            f"{kind.__name__} cannot be saved: its learning rate is the function "
+            f"{rate['function']!r}; set optimizer.learning_rate to a number or to an "
+            "ar.optim.schedules.Schedule, of which a class of your own can be saved, too"
+        )
     wrong = _lack(kind, config)
     if wrong:
         raise UsageError(
@@ -103,7 +113,11 @@ def deserialize(config: Any, custom: Mapping[str, Any]) -> Optimizer:
     Raises:
         UsageError: It is neither the library's nor among `custom`.
     """
-    if not isinstance(config, Mapping) or "custom" not in config:
+    if not isinstance(config, Mapping):
+        return get(config)
+    if isinstance(config.get("name"), str):
+        return _made(optimizer_class(config["name"]), config.get("config", {}), custom)
+    if "custom" not in config:
         return get(config)
     kind = custom.get(config["custom"])
     if not isinstance(kind, type) or not issubclass(kind, Optimizer):
@@ -111,4 +125,4 @@ def deserialize(config: Any, custom: Mapping[str, Any]) -> Optimizer:
             f"unknown optimizer {config['custom']!r}: it is none of the library's; pass its class "
             f"as custom_objects={{{config['custom']!r}: …}}"
         )
-    return _made(kind, config.get("config", {}))
+    return _made(kind, config.get("config", {}), custom)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from allreduce import _native
 from allreduce.errors import UsageError
 from allreduce.graph.update.update import NativeUpdate
-from allreduce.optim.base import Optimizer, checked
+from allreduce.optim.base import Optimizer
+from allreduce.optim.checks import checked
 
 
 class SGD(Optimizer):
@@ -23,7 +24,7 @@ class SGD(Optimizer):
     section 2, for Nesterov's form.
 
     Args:
-        learning_rate: Above or equal to 0.
+        learning_rate: As for every `Optimizer`: a number of 0 or more, or a schedule.
         momentum: From 0 (none, and no slot) to below 1.
         nesterov: Look ahead; needs momentum.
     """
@@ -32,7 +33,7 @@ class SGD(Optimizer):
 
     def __init__(
         self,
-        learning_rate: float = 0.01,
+        learning_rate: Any = 0.01,
         momentum: float = 0.0,
         nesterov: bool = False,
     ) -> None:
@@ -51,14 +52,14 @@ class SGD(Optimizer):
         gradients: np.ndarray,
         slots: Mapping[str, np.ndarray],
         count: np.ndarray,
-        step: int,  # noqa: ARG002  # the same update in every step
+        step: int,
     ) -> None:
         _native.sgd(
             parameters,
             gradients,
             slots.get("momentum"),
             count,
-            self.learning_rate,
+            self.rate(step),
             self.momentum,
             self.nesterov,
         )
@@ -68,7 +69,7 @@ class SGD(Optimizer):
             return None
         made = _native.sgd_update(header, slots["momentum"])
 
-        def prepare(step: int) -> None:  # noqa: ARG001  # the same update in every step
-            made.set(self.learning_rate, self.momentum, self.nesterov)
+        def prepare(step: int) -> None:
+            made.set(self.rate(step), self.momentum, self.nesterov)
 
         return NativeUpdate(made, prepare)

@@ -117,7 +117,7 @@ def test_state_moves_to_another_optimizer() -> None:
         (lambda: optim.Adam(-1.0), "learning_rate is a finite number >= 0"),
         (lambda: optim.Adam(float("nan")), "learning_rate"),
         (lambda: optim.Adam(float("inf")), "learning_rate"),
-        (lambda: optim.Adam(learning_rate="fast"), "'fast'"),  # type: ignore[arg-type]
+        (lambda: optim.Adam(learning_rate="fast"), "'fast'"),
         (lambda: optim.Adam(beta_1=1.0), "beta_1 is a finite number >= 0 and < 1"),
         (lambda: optim.Adam(epsilon=0.0), "epsilon is a finite number > 0"),
         (lambda: optim.SGD(momentum=1.5), "momentum"),

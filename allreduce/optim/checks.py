@@ -1,0 +1,25 @@
+"""Checks of hyperparameters."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from allreduce.errors import UsageError
+
+
+def checked(
+    name: str, value: float, *, low: float, high: float = math.inf, above: bool = False
+) -> float:
+    """Check a hyperparameter: `low <= value < high`, or `low < value` with `above`.
+
+    Raises:
+        UsageError: It is out of range, or no number.
+    """
+    if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
+        result = float(value)  # not finite: fails the comparisons, inf against the last one
+        if (low < result or (result == low and not above)) and result < high:
+            return result
+    bounds = f"{'>' if above else '>='} {low:g}" + ("" if high == math.inf else f" and < {high:g}")
+    raise UsageError(f"{name} is a finite number {bounds}, not {value!r}")
