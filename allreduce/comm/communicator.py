@@ -22,8 +22,7 @@ from allreduce.comm.calls.call import ANY, OPERATORS
 from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core import lifecycle
 from allreduce.comm.core.transport import Transport, Work
-from allreduce.comm.dispatch import Dispatcher
-from allreduce.comm.fast_path import fast_path
+from allreduce.comm.dispatch import Dispatcher, fast_path
 from allreduce.comm.group_factory import GroupFactory, several_per_process
 from allreduce.errors import OutOfMemoryError, UsageError, everywhere
 
@@ -86,7 +85,7 @@ class Communicator:
         self.local_size = local_size
         self.transport = transport.name
         self._dispatch = Dispatcher(transport, name=name, label=label, rank=rank, size=size)
-        self._groups: GroupFactory | None = None  # set by open_members
+        self._groups: GroupFactory[Communicator] | None = None  # set by open_members
         self._closer = threading.Lock()  # acquired, and never released, by the first `close`
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -367,7 +366,7 @@ class Communicator:
         """
         return self._factory("across").across()
 
-    def _factory(self, call: str) -> GroupFactory:
+    def _factory(self, call: str) -> GroupFactory[Communicator]:
         if self._groups is None:
             raise several_per_process(self._dispatch.where, call)
         return self._groups

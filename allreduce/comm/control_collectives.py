@@ -14,7 +14,7 @@ import numpy as np
 
 from allreduce.comm import objects
 from allreduce.comm.arguments.checks import Options
-from allreduce.comm.calls.array import Array
+from allreduce.comm.calls.call import Array
 from allreduce.comm.communicator import Communicator
 from allreduce.comm.core.transport import Work
 

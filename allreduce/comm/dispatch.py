@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
+from allreduce import _native
 from allreduce.cluster import Store
 from allreduce.comm.arguments import messages
 from allreduce.comm.arguments.checks import Context, Options
 from allreduce.comm.arguments.prepare import Prepared, prepare
-from allreduce.comm.calls.call import Call
+from allreduce.comm.calls.call import Call, kind
 from allreduce.comm.core.transport import FastTransport, Transport, Work
 from allreduce.comm.failures.reporter import group_text
 from allreduce.errors import AllreduceError, ClosedError, UnsupportedError, is_interrupt
@@ -42,7 +44,7 @@ class Dispatcher:
         self.name = name
         self.where = f"[{transport.name}] {group_text(name)}{label}"
         self.transport = transport
-        # Native methods read it and hand plain arrays to it (fast_path.py).
+        # Native methods read it and hand plain arrays to it.
         self.fast_path = transport.native if isinstance(transport, FastTransport) else None
         self.store: Store | None = None  # where the members may leave texts for each other
         self.closed = False
@@ -210,3 +212,27 @@ class Dispatcher:
         """Abort after a signal's handler has raised in the middle of a call on the fast path."""
         reason = f"a collective was interrupted by {kind.__name__}"
         self.transport.abort(reason, interrupted=issubclass(kind, KeyboardInterrupt))
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def fast_path(
+    operators: Sequence[str | None] = (None,), default: str | None = None
+) -> Callable[[F], F]:
+    """Decorate a collective's method so that native code carries out calls of plain arrays.
+
+    The method itself gets everything else: other arrays, arrays that need a copy, wrong arguments,
+    `counts`, factors and `async_op`, and all calls on transports without a `FastTransport`.
+
+    Args:
+        operators: The operators that the collective takes; None if it takes none.
+        default: The operator of a call that names none.
+    """
+
+    def decorate(method: F) -> F:
+        kinds = {op: kind(method.__name__, op) for op in operators}
+        native: Any = _native.QuickMethod(method, kinds, default)
+        return cast(F, functools.update_wrapper(native, method))
+
+    return decorate

@@ -11,7 +11,7 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from allreduce.cluster import World
 from allreduce.comm import objects
@@ -21,9 +21,6 @@ from allreduce.comm.core import progress
 from allreduce.comm.dispatch import Dispatcher
 from allreduce.comm.group_rendezvous import Rendezvous
 from allreduce.errors import MismatchError, UnsupportedError, UsageError, everywhere
-
-if TYPE_CHECKING:
-    from allreduce.comm.communicator import Communicator
 
 
 class StorePart:
@@ -49,15 +46,26 @@ class StorePart:
             self.world.close()
 
 
-class Open(Protocol):
+class Closable(Protocol):
+    """A communicator, as far as the factory uses it."""
+
+    @property
+    def closed(self) -> bool: ...
+
+
+C = TypeVar("C", bound=Closable)
+C_co = TypeVar("C_co", bound=Closable, covariant=True)
+
+
+class Open(Protocol[C_co]):
     """Opens this process's member of a communicator; by default on the parent's transport."""
 
     def __call__(
         self, world: World, *, name: str, timeout: float, transport: str | None
-    ) -> Communicator: ...
+    ) -> C_co: ...
 
 
-class GroupFactory:
+class GroupFactory(Generic[C]):
     """Makes the groups of one communicator.
 
     Args:
@@ -75,18 +83,18 @@ class GroupFactory:
         part: StorePart,
         dispatch: Dispatcher,
         timeout: float,
-        open: Open,
+        open: Open[C],
         check_alive: Callable[[], None],
     ) -> None:
         self.part = part
         self._world, self._dispatch, self._timeout = world, dispatch, timeout
         self._open, self._check_alive = open, check_alive
         self._making = threading.Lock()  # held by the thread that makes `local` or `across`
-        self._cached: dict[str, Communicator] = {}
+        self._cached: dict[str, C] = {}
         # How many were made, by kind and members, because each member knows only its own groups.
         self._made: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
-    def split(self, color: Any, key: Any, transport: str | None) -> Communicator | None:
+    def split(self, color: Any, key: Any, transport: str | None) -> C | None:
         """Make this member's part of a split; see `Communicator.split`."""
         self._admit("split")
         context = self._dispatch.context("split")
@@ -100,7 +108,7 @@ class GroupFactory:
         found = self._dispatch.compound(context, functools.partial(self._divide, context, mine))
         return None if found is None else self._make(*found, transport)
 
-    def group(self, ranks: Any, transport: str | None) -> Communicator | None:
+    def group(self, ranks: Any, transport: str | None) -> C | None:
         """Make the communicator of these ranks; see `Communicator.group`."""
         self._admit("group")
         where, size = self._dispatch.where, self._dispatch.size
@@ -115,11 +123,11 @@ class GroupFactory:
             return None
         return self._meet([int(rank) for rank in listed], "group", transport)
 
-    def local(self) -> Communicator:
+    def local(self) -> C:
         """Return the communicator of this member's host."""
         return self._once("local", lambda host: host)
 
-    def across(self) -> Communicator:
+    def across(self) -> C:
         """Return the communicator of the members that have this one's place on their hosts."""
 
         def lane(host: tuple[int, ...]) -> list[int]:
@@ -129,11 +137,11 @@ class GroupFactory:
         return self._once("across", lane)
 
     @property
-    def cached(self) -> list[Communicator]:
+    def cached(self) -> list[C]:
         """`across` and `local`, if they were made."""
         return [self._cached[kind] for kind in ("across", "local") if kind in self._cached]
 
-    def _once(self, kind: str, ranks: Callable[[tuple[int, ...]], Sequence[int]]) -> Communicator:
+    def _once(self, kind: str, ranks: Callable[[tuple[int, ...]], Sequence[int]]) -> C:
         self._admit(kind)
         with self._making:
             made = self._cached.get(kind)
@@ -169,7 +177,7 @@ class GroupFactory:
         ranks.sort(key=lambda rank: (chosen[rank][1], rank))
         return ranks, self._fresh(ranks, "split")
 
-    def _meet(self, ranks: Sequence[int], kind: str, transport: str | None = None) -> Communicator:
+    def _meet(self, ranks: Sequence[int], kind: str, transport: str | None = None) -> C:
         """Make the communicator of these ranks, once all of them have called."""
         self._check_alive()
         made = f"group({list(ranks)})" if kind == "group" else f"{kind}, of ranks {list(ranks)},"
@@ -190,7 +198,7 @@ class GroupFactory:
         self._made[chosen] += 1
         return f"{self._dispatch.name}/{kind}.{self._made[chosen]}"
 
-    def _make(self, ranks: Sequence[int], name: str, transport: str | None) -> Communicator:
+    def _make(self, ranks: Sequence[int], name: str, transport: str | None) -> C:
         world = self._world.subset(ranks, name)
         return self._open(world, name=name, timeout=self._timeout, transport=transport)
 

@@ -17,8 +17,7 @@ from allreduce.comm.arguments.arrays import Lent, borrow, borrow_out
 from allreduce.comm.arguments.checks import UNSCALED, Context, Options
 from allreduce.comm.arguments.overlap import check_apart
 from allreduce.comm.arguments.prepare import Prepared, prepare, room
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.call import ROOTED
+from allreduce.comm.calls.call import ROOTED, Array
 from allreduce.comm.core.transport import Work
 from allreduce.comm.dispatch import Dispatcher
 from allreduce.errors import AllreduceError, MismatchError, ShapeError, UsageError, reworded

@@ -13,7 +13,7 @@ from allreduce.comm.arguments import checks
 from allreduce.comm.arguments.arrays import borrow, borrow_out, dtype_named
 from allreduce.comm.arguments.checks import Context, Options
 from allreduce.comm.arguments.prepare import room
-from allreduce.comm.calls.array import Array
+from allreduce.comm.calls.call import Array
 from allreduce.comm.core.transport import Work
 from allreduce.comm.dispatch import Dispatcher
 from allreduce.errors import UnsupportedError, UsageError

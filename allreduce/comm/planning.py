@@ -13,8 +13,7 @@ from allreduce.comm.arguments import call_text, messages, scaling
 from allreduce.comm.arguments.arrays import borrow
 from allreduce.comm.arguments.checks import UNSCALED, Context, Options
 from allreduce.comm.arguments.prepare import Prepared, prepare
-from allreduce.comm.calls.call import ANY, ROOTED, Call
-from allreduce.comm.calls.list_text import without_mark
+from allreduce.comm.calls.call import ANY, ROOTED, Call, without_digest
 from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core.transport import Transport
 from allreduce.errors import UsageError, unknown_name
@@ -145,7 +144,7 @@ def _describe_list(
         steps = ("make a call of each array",)
     how = counted(len(parts), "call")
     said = request.options.typed
-    return Plan(without_mark(said), transport.name, how, steps, parts=tuple(parts))
+    return Plan(without_digest(said), transport.name, how, steps, parts=tuple(parts))
 
 
 def _plan(transport: Transport, ready: Prepared, said: str) -> Plan:

@@ -16,7 +16,7 @@ void bind_updates(nanobind::module_& m);
 // Methods of communicators that are native for plain arrays.
 void bind_quick_method(nanobind::module_& m);
 
-// A call as native_words() in comm/calls/segments.py has it.
+// A call as native_words() in comm/calls/call.py has it.
 CallSpec spec_of(const nanobind::tuple& words);
 // A call as a tuple, in the order of its signature.
 nanobind::tuple describe(const Call& call);

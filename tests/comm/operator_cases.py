@@ -12,8 +12,7 @@ import pytest
 
 from allreduce.comm import Communicator
 from allreduce.comm.arguments.arrays import dtype_named
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.call import CARRIES, DTYPES, OPERATORS
+from allreduce.comm.calls.call import CARRIES, DTYPES, OPERATORS, Array
 from allreduce.errors import ShapeError, UnsupportedError
 
 PAIRS = tuple((op, dtype) for dtype, op in itertools.product(DTYPES[1:], OPERATORS[1:]))

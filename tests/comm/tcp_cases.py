@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import Communicator
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.call import Call
+from allreduce.comm.calls.call import Array, Call
 from allreduce.comm.core.transport import Work
 from tests.comm.cases import whole
 

@@ -232,7 +232,7 @@ def _dies_while_a_group_is_made(transport: str, folder: str) -> None:
     os.environ["ALLREDUCE_HOST"] = f"host{int(os.environ['ALLREDUCE_RANK']) // 2}"
     import allreduce as ar
     from allreduce.comm.transports.shared import opener
-    from allreduce.comm.transports.tcp.dispatch import Calling
+    from allreduce.comm.transports.tcp.connections import Calling
 
     comm = ar.init(transport=transport)
     if comm.rank == 1:  # they have met, and begin to connect, or to share memory

@@ -17,8 +17,8 @@ import pytest
 from allreduce import errors
 from allreduce.comm import Communicator
 from allreduce.comm.transports import native
-from allreduce.comm.transports.hierarchical import level_progress
-from allreduce.comm.transports.hierarchical.runs import Runs
+from allreduce.comm.transports.hierarchical import levels
+from allreduce.comm.transports.hierarchical.levels import Runs
 from allreduce.comm.transports.hierarchical.wait_monitor import Vigil
 from allreduce.comm.transports.native import NativeTransport
 from allreduce.comm.transports.shared.transport import SharedTransport
@@ -312,11 +312,11 @@ def test_communicators_may_be_made_while_others_are_driven() -> None:
     over = threading.Event()
     many = [Idle() for _ in range(2000)]  # which it takes a while to look at
     for one in many:
-        level_progress.add(one)
+        levels.register(one)
 
     def make() -> None:
         while not over.is_set():
-            level_progress.add(Idle())
+            levels.register(Idle())
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -324,7 +324,7 @@ def test_communicators_may_be_made_while_others_are_driven() -> None:
     thread.start()
     try:
         for _ in range(30):
-            level_progress.drive()
+            levels.drive_all()
     finally:
         over.set()
         thread.join()

@@ -9,8 +9,7 @@ import pytest
 
 from allreduce.comm import Communicator
 from allreduce.comm.arguments.arrays import dtype_named
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.call import DTYPES
+from allreduce.comm.calls.call import DTYPES, Array
 from tests.comm.operator_cases import SENSE, assert_same, fold
 from tests.harness import run_threads
 

@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 
 from allreduce import _native, errors
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.call import DTYPES, PATHS, Call
+from allreduce.comm.calls.call import DTYPES, PATHS, Array, Call
 from allreduce.comm.selection.choosing import choices_for
 from allreduce.comm.transports.tcp import calls as tcp_calls
 from allreduce.comm.transports.tcp.failures import TcpMemberInfo

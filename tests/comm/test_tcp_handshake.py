@@ -21,10 +21,11 @@ from allreduce.cluster.leader.proof import PROOF_BYTES
 from allreduce.cluster.world import World
 from allreduce.comm.transports import handshake
 from allreduce.comm.transports.handshake import Challenge, HandshakeError, Meeting, receive
+from allreduce.comm.transports.tcp import connections
 from allreduce.comm.transports.tcp import interface as tcp_interface
-from allreduce.comm.transports.tcp import reception as tcp_reception
-from allreduce.comm.transports.tcp.dispatch import HELLO_BYTES, Calling, Hello
-from allreduce.comm.transports.tcp.meeting import Mesh, Process, connect
+from allreduce.comm.transports.tcp.connections import HELLO_BYTES, Calling, Hello
+from allreduce.comm.transports.tcp.meeting import connect
+from allreduce.comm.transports.tcp.mesh import Mesh, Process
 from tests.comm.test_links import worlds
 
 MEETING = Meeting("job", "1/tcp/world", b"secret")
@@ -232,7 +233,7 @@ def test_slow_strangers_are_dropped_after_their_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert handshake.STRANGER_SECONDS == 2  # as documented
-    monkeypatch.setattr(tcp_reception, "STRANGER_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "STRANGER_SECONDS", 0.2)
     called = Calling._call
     dropped: list[float] = []  # after how many seconds
 
@@ -282,7 +283,7 @@ def test_who_has_the_secret_still_gets_no_place_but_its_own(
     mesh = Mesh(world, meeting, tuple(Process(rank, 1, 1, host, port, 2) for rank in range(3)))
     calling = Calling(mesh, time.monotonic() + 10)
     calling.start()
-    reception = tcp_reception.Reception(mesh, listener, calling)
+    reception = connections.Reception(mesh, listener, calling)
     thread = threading.Thread(target=reception.run, args=(time.monotonic() + 10,))
     thread.start()
 
@@ -333,12 +334,12 @@ def caller(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def test_an_interrupt_cuts_calls_short(caller: World, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
 
-    def interrupt(_: tcp_reception.Reception) -> None:
+    def interrupt(_: connections.Reception) -> None:
         looks.append(1)
         if len(looks) == 5:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(tcp_reception.Reception, "_hear", interrupt)
+    monkeypatch.setattr(connections.Reception, "_hear", interrupt)
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         connect(caller, "meeting", 1, 60)

@@ -11,17 +11,16 @@ import pytest
 
 from allreduce import errors
 from allreduce.comm.transports.handshake import Meeting
-from allreduce.comm.transports.tcp import reception as tcp_reception
-from allreduce.comm.transports.tcp.dispatch import Calling
-from allreduce.comm.transports.tcp.meeting import Mesh, Process
-from allreduce.comm.transports.tcp.reception import Reception
+from allreduce.comm.transports.tcp import connections
+from allreduce.comm.transports.tcp.connections import Calling, Reception
+from allreduce.comm.transports.tcp.mesh import Mesh, Process
 from tests.comm.test_links import worlds
 
 
 def test_a_connection_that_is_dropped_for_another_is_not_read_any_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tcp_reception, "_MAX_CALLERS", 1)
+    monkeypatch.setattr(connections, "_MAX_CALLERS", 1)
     held, inside, release = threading.Event(), threading.Event(), threading.Event()
 
     def hold(_: Reception) -> None:  # between two turns

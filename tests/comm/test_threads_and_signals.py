@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from allreduce.comm import Communicator
-from allreduce.comm.transports.native import NativeTransport
-from allreduce.comm.transports.native_work import NativeWork
-from allreduce.comm.transports.shared.message_failures import MessageWitness
+from allreduce.comm.transports.native import NativeTransport, NativeWork
+from allreduce.comm.transports.shared.failures import MessageWitness
 from allreduce.errors import AllreduceError, ClosedError, PeerLostError
 from tests.comm.hosts import lay_out
 from tests.harness import run_ranks, run_threads

@@ -6,7 +6,12 @@ import numpy as np
 
 from allreduce.comm.arguments import call_text
 from allreduce.comm.arguments.checks import Context, Options
-from allreduce.comm.calls import list_text
+from allreduce.comm.calls.call import (
+    TEXT_BYTES,
+    list_call_text,
+    list_length,
+    without_digest,
+)
 
 CONTEXT = Context("all_reduce", "[shared] rank 0", "group", 0, 2)
 
@@ -29,15 +34,15 @@ def test_long_lists_are_told_apart_in_few_bytes() -> None:
     texts = {call_text.of_list(CONTEXT, items[:n], Options("sum")) for n in (498, 499, 500)}
     texts.add(call_text.of_list(CONTEXT, items[::-1], Options("sum")))
     assert len(texts) == 4
-    assert all(len(text) <= list_text.TEXT_BYTES for text in texts)
+    assert all(len(text) <= TEXT_BYTES for text in texts)
 
 
 def test_a_long_list_is_cut_and_keeps_its_number_of_arrays_and_its_options() -> None:
     kinds = ["float32[10]"] * 50
-    texts = [list_text.spell("all_reduce", kinds, f", op='sum', prescale={n}") for n in (0.5, 1.5)]
-    assert [list_text.items(text) for text in texts] == [50, 50]
-    assert list_text.without_mark(texts[0]).endswith("... 50 arrays], op='sum', prescale=0.5)")
-    assert all(len(text) <= list_text.TEXT_BYTES for text in texts)
+    texts = [list_call_text("all_reduce", kinds, f", op='sum', prescale={n}") for n in (0.5, 1.5)]
+    assert [list_length(text) for text in texts] == [50, 50]
+    assert without_digest(texts[0]).endswith("... 50 arrays], op='sum', prescale=0.5)")
+    assert all(len(text) <= TEXT_BYTES for text in texts)
 
 
 def test_factors_that_a_text_has_no_room_for_are_told_apart() -> None:
@@ -46,4 +51,4 @@ def test_factors_that_a_text_has_no_room_for_are_told_apart() -> None:
     scales = [(third, factor) for factor in (1, third, 2 * third)]
     texts = [call_text.of_list(CONTEXT, items, Options("sum", scale=scale)) for scale in scales]
     assert len(set(texts)) == 3
-    assert all(len(text) <= list_text.TEXT_BYTES for text in texts)
+    assert all(len(text) <= TEXT_BYTES for text in texts)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from allreduce.comm.calls.array import Array
+from allreduce.comm.calls.call import Array
 from allreduce.errors import UsageError
 
 _NUMBERS = (bool, int, float, complex)

@@ -14,9 +14,7 @@ import numpy as np
 
 from allreduce.comm.arguments.checks import Context, Options
 from allreduce.comm.arguments.scaling import Factor
-from allreduce.comm.calls import list_text
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.list_text import TEXT_BYTES
+from allreduce.comm.calls.call import TEXT_BYTES, Array, list_call_text
 
 _DIGEST_BYTES = 6
 
@@ -71,7 +69,7 @@ def _spell(
     said += [f"{name}={value!r}" for name, value in factors.items() if value != 1]
     if listed:
         options_text = "".join(f", {each}" for each in said)
-        return list_text.spell(collective, arrays, options_text)
+        return list_call_text(collective, arrays, options_text)
     named = zip(("counts", "receives"), shares, strict=True)
     said += [f"{name}={list(rows)}" for name, rows in named if rows is not None]
     return _bounded(f"{collective}({', '.join([*arrays, *said])})")

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from allreduce.comm.arguments.arrays import dtype_named
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.call import CARRIES, COUNT_LIMIT, DTYPES, OPERATORS, remedy
+from allreduce.comm.calls.call import CARRIES, COUNT_LIMIT, DTYPES, OPERATORS, Array, remedy
 from allreduce.errors import (
     OutOfMemoryError,
     ShapeError,

@@ -11,8 +11,7 @@ from allreduce.comm.arguments.arrays import borrow, borrow_out
 from allreduce.comm.arguments.checks import Context
 from allreduce.comm.arguments.overlap import check_own
 from allreduce.comm.arguments.prepare import Prepared, contiguous, room
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.call import ANY, COUNT_LIMIT, Call
+from allreduce.comm.calls.call import ANY, COUNT_LIMIT, Array, Call
 from allreduce.comm.core.transport import Work
 from allreduce.errors import UnsupportedError, UsageError
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from allreduce.comm.arguments.checks import JOINS, WHOLE, Context, Options
-from allreduce.comm.calls.array import Array
+from allreduce.comm.calls.call import Array
 from allreduce.errors import UsageError
 
 # Whether two strided arrays share an element is as hard to say as a Diophantine equation; those

@@ -13,8 +13,7 @@ from allreduce.comm.arguments import call_text, checks, scaling
 from allreduce.comm.arguments.arrays import Lent, borrow, borrow_out
 from allreduce.comm.arguments.checks import UNSCALED, Context, Options
 from allreduce.comm.arguments.overlap import check_overlap
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.call import COUNT_LIMIT, ROOTED, Call
+from allreduce.comm.calls.call import COUNT_LIMIT, ROOTED, Array, Call
 from allreduce.errors import OutOfMemoryError, ShapeError, UnsupportedError
 
 _TO_ROOT = ("reduce", "gather")

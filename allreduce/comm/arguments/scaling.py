@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm.arguments.checks import Context
-from allreduce.comm.calls.array import Array
+from allreduce.comm.calls.call import Array
 from allreduce.errors import UnsupportedError, UsageError
 
 Factor = float | complex

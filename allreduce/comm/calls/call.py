@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
-from allreduce.comm.calls.list_text import without_mark
+from numpy.typing import NDArray
+
+Array = NDArray[Any]  # of any dtype and shape
 
 # Positions are the native enums' values (kernels/core/call.h, reduce_kernels.h).
 COLLECTIVES = (
@@ -93,7 +99,7 @@ class Call:
     def __str__(self) -> str:
         """Say it as the caller wrote it: `all_reduce(float32[1000], op='sum')`."""
         if self.typed:
-            return without_mark(self.typed)
+            return without_digest(self.typed)
         if self.collective == "barrier":
             return "barrier()"
         if self.collective == "empty":
@@ -188,3 +194,72 @@ def from_native(words: tuple[int, int, int, int, int, int], group: str) -> Call:
         root if name in ROOTED else None,
         group,
     )
+
+
+TEXT_BYTES = 100  # a longer text is cut, and ends with a digest of all of it
+_DIGEST = 8  # characters, of 6 bits each
+_CUT = re.compile(r"\.\.\. (\d+) arrays\](.*), #[\w-]+\)$")
+
+
+def list_call_text(name: str, arrays: Sequence[str], options: str) -> str:
+    """Write a call of a list: `all_reduce([float32[7], ... 101 arrays], op='sum', #digest)`.
+
+    Args:
+        name: The collective's.
+        arrays: Each as `float32[7]`.
+        options: What follows them: `, op='sum'`.
+    """
+    text = f"{name}([{', '.join(arrays)}]{options})"
+    if len(text) <= TEXT_BYTES:
+        return text
+    start, count = f"{name}([", f"... {len(arrays)} arrays]"
+    left = TEXT_BYTES - len(start) - len(count) - len(", #)") - _DIGEST
+    if len(options) > left:
+        options = f"{options[: left - 3]}..."
+    shown = ", ".join(arrays)[: left - len(options)]
+    digest = base64.urlsafe_b64encode(hashlib.blake2b(text.encode(), digest_size=6).digest())
+    return f"{start}{shown}{count}{options}, #{digest.decode()})"
+
+
+def without_digest(text: str) -> str:
+    """Return a call's text without the digest, for people."""
+    return _CUT.sub(r"... \1 arrays]\2)", text) if ", #" in text else text
+
+
+def list_length(text: str) -> int | None:
+    """Read how many arrays a call of a list has; None of another call."""
+    name, _, rest = text.partition("([")
+    if not rest or not name.isidentifier():
+        return None
+    cut = _CUT.search(rest)
+    return int(cut[1]) if cut else rest.count("[")
+
+
+NativeCall = tuple[object, ...]  # collective, operator, type, root, count, counts, receives
+
+
+def native_words(call: Call) -> NativeCall:
+    """Return a call as native code takes it where there is no array to read it from."""
+    return (
+        COLLECTIVES.index(call.collective),
+        OPERATORS.index(call.op or "none"),
+        0 if call.dtype == "bytes" else DTYPES.index(call.dtype),
+        0 if call.root is None else call.root,
+        call.count,
+        call.counts,
+        call.receives,
+    )
+
+
+def in_place(call: Call, x: Array | None, out: Array | None, me: int) -> bool:
+    """Say whether a member's own part of the output is that of the input, in memory."""
+    if x is None or out is None:
+        return False
+    shares = [call.count] * me if call.counts is None else call.counts[:me]
+    before = sum(shares) * x.itemsize
+    start, end = x.ctypes.data, out.ctypes.data
+    if call.collective == "scatter" and me == call.root:
+        start += before
+    elif call.collective in ("all_gather", "gather"):
+        end += before
+    return bool(start == end)

@@ -13,8 +13,7 @@ import sys
 import types
 from typing import NamedTuple
 
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.list_text import TEXT_BYTES
+from allreduce.comm.calls.call import TEXT_BYTES, Array
 
 NOTE_BYTES = 180  # native kNoteText
 _SHAPE_BYTES = 60

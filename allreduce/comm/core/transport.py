@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allreduce import _native
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.call import Call
+from allreduce.comm.calls.call import Array, Call
 from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core.locks import taken, within
@@ -246,7 +245,7 @@ class Transport(ABC):
 
 @runtime_checkable
 class FastTransport(Protocol):
-    """A transport whose native member takes synchronous calls of plain arrays (fast_path.py)."""
+    """A transport whose native member takes synchronous calls of plain arrays."""
 
     @property
     def native(self) -> _native.Member:
@@ -267,3 +266,16 @@ class MappedTransport(Protocol):
 
     def part_of(self, array: Array, member: int) -> NDArray[np.uint8]:
         """Return a member's bytes where an array of symmetric memory lies here."""
+
+
+_ALIGNMENT = 64  # bytes: a cache line
+
+
+def aligned(nbytes: int) -> NDArray[np.uint8] | None:
+    """Allocate zeros that begin with a cache line; None where there is no room for them."""
+    try:
+        memory = np.zeros(nbytes + _ALIGNMENT, np.uint8)
+    except (MemoryError, ValueError):  # the latter where an address cannot say so much
+        return None
+    offset = -memory.ctypes.data % _ALIGNMENT
+    return memory[offset : offset + nbytes]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from allreduce.comm.calls.call import MESSAGES, Call, shaped
+from allreduce.comm.calls.call import MESSAGES, Call, list_length, shaped, without_digest
 from allreduce.comm.calls.call_site import Note
-from allreduce.comm.calls.list_text import items, without_mark
 from allreduce.errors import Finding, MismatchError
 
 _EQUAL = "must be equal on all ranks"
@@ -27,7 +26,7 @@ class Side(NamedTuple):
     def __str__(self) -> str:
         """Say its call, with the shape where that is known, the caller's line, and whose it is."""
         shape = self.note.shape
-        text = without_mark(self.typed) or (shaped(self.call, shape) if shape else str(self.call))
+        text = without_digest(self.typed) or (shaped(self.call, shape) if shape else str(self.call))
         site = self.note.site or "(call site not known yet)"
         place = f"at {site}" if self.note.site else site
         return f"{text} {place} {self.whose}"
@@ -62,7 +61,7 @@ def mismatch(where: str, what: str, first: Side, second: Side, hidden: str = "")
 
 def _lists_differ(first: Side, second: Side) -> bool:
     """Say whether the calls are of lists, as long as each other, that differ in an array."""
-    numbers = [items(side.typed) for side in (first, second)]
+    numbers = [list_length(side.typed) for side in (first, second)]
     alike = (first.call.op, first.call.root) == (second.call.op, second.call.root)
     same = first.name == second.name and None not in numbers and numbers[0] == numbers[1]
     return same and alike and first.typed != second.typed
@@ -93,7 +92,7 @@ def _remedy_of(first: Side, second: Side) -> str:
     if first.name == "empty":
         return f"shapes and types {_EQUAL}"
     arguments = f"arrays, counts and factors {_EQUAL}"
-    numbers = [items(side.typed) for side in (first, second)]
+    numbers = [list_length(side.typed) for side in (first, second)]
     if bool(first.typed) != bool(second.typed):
         if first.name == "scatter":  # without `out` it begins with another call
             return "every rank must make the same call: all pass out=, or none do"

@@ -9,9 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from allreduce import _native
-from allreduce.comm.calls.call import Call
-from allreduce.comm.calls.segments import native_words
-from allreduce.comm.transports.hierarchical import rooted, shares, whole
+from allreduce.comm.calls.call import Call, native_words
+from allreduce.comm.transports.hierarchical import shares, whole
 from allreduce.comm.transports.hierarchical.layout import Layout
 from allreduce.comm.transports.hierarchical.steps import (
     Builder,
@@ -31,8 +30,8 @@ _WHOLE = {
 _SHARES = {
     "reduce_scatter": shares.reduce_scatter,
     "all_gather": shares.all_gather,
-    "gather": rooted.gather,
-    "scatter": rooted.scatter,
+    "gather": shares.gather,
+    "scatter": shares.scatter,
 }
 _CUTTING = ("reduce_scatter", "scatter")  # their `x` is the joined array
 

@@ -11,8 +11,7 @@ import time
 from dataclasses import replace
 from typing import ClassVar
 
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.call import Call
+from allreduce.comm.calls.call import Array, Call
 from allreduce.comm.failures.reporter import encode, group_text
 from allreduce.comm.transports.tcp.calls import check, words
 from allreduce.comm.transports.tcp.failures import TcpWitness

@@ -1,24 +1,25 @@
-"""The smaller communicators of a hierarchical one: what is asked of them, whatever carries them.
-
-Of a host's members there are two, before and after the exchange between hosts; of each lane one.
-"every" has all members, where MPI carries between hosts: otherwise the ledger serves.
-"""
+"""Chains under way: what of them can go on without blocking, level by level in order."""
 
 from __future__ import annotations
 
+import os
+import threading
+import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.call import Call
+import numpy as np
+
+from allreduce.comm.arguments import scaling
+from allreduce.comm.calls.call import Array, Call
 from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.calls.plan import Plan
+from allreduce.comm.core import progress
+from allreduce.comm.transports.hierarchical.steps import MEMORY, Chain, Copies, Division, Part, Step
+from allreduce.comm.transports.tcp.transport import TcpWork
 from allreduce.errors import AllreduceError
-
-if TYPE_CHECKING:
-    from allreduce.comm.transports.hierarchical.runs import Run
-    from allreduce.comm.transports.tcp.transport import TcpWork
 
 
 class LevelWork(Protocol):
@@ -96,3 +97,194 @@ def guarded(do: Callable[[], T], agreed: TcpWork) -> T:
         return do()
     except AllreduceError as error:
         raise LevelError(error, agreed) from error
+
+
+_CHAINS = 16  # under way in one member: each look at them asks all
+
+
+class Run:
+    """A chain with its arrays."""
+
+    def __init__(self, chain: Chain, agreed: TcpWork, x: Array | None, out: Array | None) -> None:
+        self.chain, self.agreed = chain, agreed
+        self._arrays = {
+            name: array.reshape(-1) for name, array in (("x", x), ("out", out)) if array is not None
+        }
+        given = x if x is not None else out
+        wide = given is None or str(given.dtype) != chain.dtype
+        self._dtype = np.dtype(chain.dtype) if wide or given is None else given.dtype
+        self._at = 0
+        self.current: LevelWork | None = None
+        self.level: Level | None = None  # of the current step
+
+    @property
+    def finished(self) -> bool:
+        return self._at == len(self.chain.steps)
+
+    def admit(self) -> None:
+        """Take the working memory.
+
+        Raises:
+            MemoryError: There is none.
+        """
+        for name, count in self.chain.memory.items():
+            self._arrays[name] = np.empty(count, self._dtype)
+
+    def advance(self, levels: Mapping[str, Level]) -> bool:
+        """Do what can be done now; returns whether anything was.
+
+        Raises:
+            LevelError: A smaller communicator has failed.
+        """
+        if self.agreed.native.failed:  # a fault has come before all members had posted the call
+            return False
+        moved = False
+        while not self.finished:
+            if self.current is not None:
+                if not self._ask(self.current):
+                    break
+                self.current = self.level = None
+                self._at += 1
+            elif not self._begin(self.chain.steps[self._at], levels):
+                break
+            moved = True
+        if self.finished:
+            self._arrays.clear()
+        return moved
+
+    def _ask(self, current: LevelWork) -> bool:
+        if not guarded(current.done, self.agreed):
+            return False
+        current.wait()  # its transport forgets it
+        return True
+
+    def _begin(self, step: Step | Copies | Division, levels: Mapping[str, Level]) -> bool:
+        """Begin a step; returns whether its turn has come. Output is for when all have agreed."""
+        if step.target is not None and step.target.array == "out" and not self.agreed.native.done:
+            return False
+        if isinstance(step, Step):
+            return self._call(step, levels[step.level])
+        if isinstance(step, Division):
+            scaling.divide(self._array(step.target), step.by)
+        else:
+            for source, target in step.pairs:
+                self._array(target)[...] = self._array(source)
+        self._at += 1
+        return True
+
+    def _call(self, step: Step, level: Level) -> bool:
+        if level.queue[0] is not self:
+            return False
+        level.queue.popleft()
+        x = None if step.source is None else self._array(step.source)
+        out = None if step.target is None else self._array(step.target)
+        self.level = level
+        begin = partial(level.transport.start, step.call, x, out, _nothing)
+        self.current = guarded(begin, self.agreed)
+        return True
+
+    def _array(self, part: Part) -> Array:
+        return self._arrays[part.array][part.start : part.stop]
+
+
+class Runs:
+    """All chains of one member that are not finished, in the order in which they were started."""
+
+    def __init__(self, levels: Mapping[str, Level]) -> None:
+        self._levels = levels
+        self._waiting: deque[Run] = deque()
+        self.active: list[Run] = []
+
+    @property
+    def unfinished(self) -> list[Run]:
+        """All chains, in order."""
+        return [*self.active, *self._waiting]
+
+    def add(self, run: Run) -> None:
+        """Have a chain follow all others."""
+        for step in run.chain.steps:
+            if isinstance(step, Step):
+                self._levels[step.level].queue.append(run)
+        self._waiting.append(run)
+
+    def advance(self) -> bool:
+        """Do what can be done now; returns whether some are left.
+
+        Raises:
+            LevelError: A smaller communicator has failed.
+            MemoryError: There is no working memory.
+        """
+        moved = True
+        while moved:
+            moved = self._admit()
+            for run in self.active:
+                moved = run.advance(self._levels) or moved
+            self.active = [run for run in self.active if not run.finished]
+        return bool(self.active)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._waiting.clear()
+        self.active.clear()
+        for level in self._levels.values():
+            level.queue.clear()
+
+    def under_way(self) -> list[tuple[LevelWork, Level, TcpWork]]:
+        """Return the calls of levels that are under way: the first holds up the others.
+
+        With each goes the caller's call.
+        """
+        return [
+            (run.current, run.level, run.agreed) for run in self.active if run.current and run.level
+        ]
+
+    def _admit(self) -> bool:
+        admitted = False
+        while self._waiting and len(self.active) < _CHAINS:
+            held = sum(run.chain.nbytes for run in self.active)
+            if self.active and held + self._waiting[0].chain.nbytes > MEMORY:
+                break
+            run = self._waiting.popleft()
+            run.admit()
+            self.active.append(run)
+            admitted = True
+        return admitted
+
+
+def _nothing() -> None:
+    pass
+
+
+class Driven(Protocol):
+    """A transport, as it is driven here."""
+
+    def drive(self) -> bool: ...
+
+
+_transports: weakref.WeakSet[Driven] = weakref.WeakSet()
+_lock = threading.RLock()  # held to look at these: other threads may add to them
+
+
+def register(transport: Driven) -> None:
+    """Drive a transport for as long as it lives."""
+    with _lock:
+        _transports.add(transport)
+
+
+def drive_all() -> bool:
+    """Do what can be done of all calls of this process; returns whether some are under way."""
+    with _lock:
+        transports = list(_transports)
+    busy = [transport.drive() for transport in transports]
+    return any(busy)
+
+
+progress.drivers.append(drive_all)
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

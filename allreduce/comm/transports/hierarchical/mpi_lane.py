@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from allreduce.cluster import World
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.call import Call
+from allreduce.comm.calls.call import Array, Call
 from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.calls.plan import Plan
 from allreduce.comm.transports.mpi.opener import open_mpi
+from allreduce.comm.transports.mpi.request_queue import MpiWork
 from allreduce.comm.transports.mpi.transport import MpiTransport
-from allreduce.comm.transports.mpi.work import MpiWork
 
 _NAP_SECONDS = 50e-6  # a call's agreement needs several looks, and its bytes as many as there are
 

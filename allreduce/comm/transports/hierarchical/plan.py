@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from allreduce.comm.calls.call import MESSAGES, Call, item_bytes
 from allreduce.comm.calls.plan import Plan, in_units
 from allreduce.comm.transports.hierarchical.chains import make_chains
+from allreduce.comm.transports.hierarchical.control_channel import Ledger
 from allreduce.comm.transports.hierarchical.layout import Layout
+from allreduce.comm.transports.hierarchical.levels import Level
 from allreduce.comm.transports.hierarchical.steps import MEMORY, Chain, Copies, Division, Step
 from allreduce.events import counted
 
@@ -106,3 +108,35 @@ def _working_memory(chains: tuple[Chain, ...]) -> int:
 def _sum(known: list[int | None], more: int) -> int | None:
     """Add bytes up, where all are known."""
     return None if None in known else sum(one or 0 for one in known) + more
+
+
+class Accounts:
+    """One member's; its arguments are HierarchicalTransport's."""
+
+    def __init__(self, ledger: Ledger, levels: Mapping[str, Level], layout: Layout) -> None:
+        self._ledger, self._levels, self._layout = ledger, levels, layout
+
+    def plan(self, call: Call) -> Plan:
+        return plan_hierarchical(call, self._layout, self._ledger.index, self._part)
+
+    def crossing(self, call: Call) -> int | None:
+        """Return the bytes that this member's part of a call sends to other hosts, if known."""
+        return crossing(call, self._layout, self._ledger.index, self._part)
+
+    def crossed(self) -> int | None:
+        """Return the bytes of data that this member has sent to other hosts, if all are counted."""
+        mates = self._layout.hosts[self._layout.places[self._ledger.index][0]]
+        sent = self._ledger.payload_bytes()
+        total = sum(count for member, count in enumerate(sent) if member not in mates)
+        for name in ("across", "every"):
+            if name in self._levels:
+                carried = self._levels[name].transport.payload_bytes()
+                if carried is None:
+                    return None
+                total += sum(carried)
+        return total
+
+    def _part(self, level: str, call: Call) -> Plan:
+        if level in self._levels:
+            return self._levels[level].transport.plan(call, None, None)
+        return self._ledger.plan(call, None, None)

@@ -21,22 +21,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.call import Call
+from allreduce.comm.calls.call import Array, Call
 from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core import progress
 from allreduce.comm.core.locks import within
 from allreduce.comm.core.transport import Transport, Work
-from allreduce.comm.transports.hierarchical import level_progress
-from allreduce.comm.transports.hierarchical.accounts import Accounts
 from allreduce.comm.transports.hierarchical.chains import make_chains
 from allreduce.comm.transports.hierarchical.control_channel import Ledger
 from allreduce.comm.transports.hierarchical.layout import Layout
-from allreduce.comm.transports.hierarchical.levels import Level, LevelError, guarded
-from allreduce.comm.transports.hierarchical.runs import Run, Runs
+from allreduce.comm.transports.hierarchical.levels import (
+    Level,
+    LevelError,
+    Run,
+    Runs,
+    guarded,
+    register,
+)
+from allreduce.comm.transports.hierarchical.plan import Accounts
 from allreduce.comm.transports.hierarchical.wait_monitor import Vigil
-from allreduce.comm.transports.hierarchical.work import HierarchicalWork
+from allreduce.comm.transports.tcp.transport import TcpWork
 from allreduce.errors import ClosedError, UsageError
 
 # Who waits for mpi drives the host's calls, too, which need this thread; tcp's need none.
@@ -76,7 +80,7 @@ class HierarchicalTransport(Transport):
         self._dead = self._closed = False
         self._looked = 0.0  # when it was last asked whether all is well
         self._lock = threading.RLock()
-        level_progress.add(self)
+        register(self)
 
     def __del__(self) -> None:
         """Leave in good order if nobody has."""
@@ -315,3 +319,38 @@ class HierarchicalTransport(Transport):
         for level in self._levels.values():
             level.transport.close_inherited()
         self._ledger.close_inherited()
+
+
+class HierarchicalWork(Work):
+    """A started call; its runs keep its arrays."""
+
+    def __init__(
+        self, transport: HierarchicalTransport, agreed: TcpWork, result: Callable[[], Any]
+    ) -> None:
+        self._transport, self.agreed, self._result = transport, agreed, result
+        self.runs: list[Run] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of it has been done."""
+        return self.agreed.native.done and all(run.finished for run in self.runs)
+
+    @property
+    def settled(self) -> bool:
+        return self.complete or self._transport.ended
+
+    def done(self) -> bool:
+        if not self.complete:
+            self._transport.poll(self)
+        return self.complete
+
+    def look(self) -> bool:
+        if not self.complete:
+            progress.go_on()
+        return self.complete
+
+    def finish(self, timeout: float | None) -> Any:
+        if not self.complete:
+            self._transport.complete(self, timeout)
+        self._transport.forget(self)
+        return self._result()

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm.arguments import scaling
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.call import CARRIES, Call, remedy
+from allreduce.comm.calls.call import CARRIES, Array, Call, remedy
 from allreduce.comm.transports.mpi.converted import Piece, parts, wire_of
 from allreduce.comm.transports.mpi.types import (
     MOVED,

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.call import Call
+from allreduce.comm.calls.call import Array, Call
 from allreduce.comm.calls.plan import in_units
 from allreduce.comm.transports.mpi.types import REDUCING, cut, pieces, wire_dtype
 from allreduce.errors import OutOfMemoryError

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from allreduce.comm.failures.reporter import build_error, dead
-from allreduce.comm.transports.mpi.request_queue import Flight
+from allreduce.comm.transports.mpi.request_queue import Flight, MpiWork
 from allreduce.comm.transports.mpi.status_board import News, Notice
-from allreduce.comm.transports.mpi.work import MpiWork
 from allreduce.errors import (
     AllreduceError,
     ClosedError,

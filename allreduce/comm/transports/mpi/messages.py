@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.call import ANY, Call
+from allreduce.comm.calls.call import ANY, Array, Call
 from allreduce.comm.calls.call_site import NOTE_BYTES, Note
 from allreduce.comm.failures.mismatch import Side, story
 from allreduce.comm.transports.mpi.types import Library

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
-from typing import Protocol
+from typing import Any, Protocol
 
 from allreduce import _native
 from allreduce.comm.core import progress
+from allreduce.events import logger
 
 # Held in MPI: not every library lets several threads in. A communicator that the collector finds
 # meanwhile is left by the thread that has it.
@@ -73,3 +76,71 @@ progress.drivers.append(_go_on)
 def moving() -> bool:
     """Say whether bytes are on their way, which advance with our polls only."""
     return any(transport.moving for transport in tuple(_open))
+
+
+# Between looks, once nobody is in MPI any more: at first as long as a message may wait unnoticed,
+# then as rarely as costs a computing program nothing.
+_NAP_SECONDS, _LONGEST_NAP_SECONDS = 0.001, 0.1
+_LOOKS = 100  # at a time: each moves one message on
+_BUSY_NAP_SECONDS = 0.01  # while somebody is: an entrance more often would cost them turns
+_LEAVE_SECONDS = 5.0
+
+_over = threading.Event()
+_poller: threading.Thread | None = None
+
+
+def start_poller(mpi: Any) -> None:
+    """Start the thread, if none runs and MPI takes calls of several threads at once.
+
+    Where it takes one at a time, the program's own calls would have to know of ours.
+    """
+    global _poller
+    if _poller is not None or mpi.Query_thread() != mpi.THREAD_MULTIPLE:
+        return
+    thread = threading.Thread(target=_poll, args=(mpi,), name="allreduce mpi", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # no more threads
+        logger.warning(
+            "no thread can be started that enters MPI while nobody waits there (%s); the other "
+            "ranks may wait for this one until it makes its next call",
+            error,
+        )
+        return
+    _poller = thread
+    atexit.register(_end_poller)
+    # A program may finalise MPI by itself, and must be alone in it then: what is attached to
+    # COMM_SELF is deleted first.
+    mpi.COMM_SELF.Set_attr(mpi.Comm.Create_keyval(delete_fn=lambda *_: _end_poller()), None)
+
+
+def _poll(mpi: Any) -> None:
+    world, tag = mpi.COMM_WORLD, mpi.COMM_WORLD.Get_attr(mpi.TAG_UB)
+    seen, nap, following = turns(), _BUSY_NAP_SECONDS, _NAP_SECONDS
+    while not _over.wait(nap):
+        if turns() != seen:
+            seen, nap, following = turns(), _BUSY_NAP_SECONDS, _NAP_SECONDS
+            continue
+        with entered:
+            # For no message there is, so that MPI goes on with all that it holds. On COMM_SELF
+            # MPICH only looks into a queue.
+            for _ in range(_LOOKS):
+                if _over.is_set():
+                    return
+                world.Iprobe(mpi.ANY_SOURCE, tag)
+        nap, following = following, min(2 * following, _LONGEST_NAP_SECONDS)
+
+
+def _end_poller() -> None:
+    """End the thread before MPI ends, and before the interpreter does."""
+    _over.set()
+    if _poller is not None:
+        _poller.join(_LEAVE_SECONDS)
+
+
+def _after_fork() -> None:
+    global _poller
+    _poller = None
+
+
+os.register_at_fork(after_in_child=_after_fork)

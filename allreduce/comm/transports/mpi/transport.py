@@ -17,6 +17,7 @@ the dead one.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -27,28 +28,88 @@ from numpy.typing import NDArray
 
 from allreduce.cluster import LeaderLeftError, World
 from allreduce.comm.calls import call_site
-from allreduce.comm.calls.aligned import aligned
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.call import MESSAGES, Call
+from allreduce.comm.calls.call import MESSAGES, Array, Call
 from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.calls.plan import Plan, Topology
 from allreduce.comm.core import progress
-from allreduce.comm.core.transport import Transport
+from allreduce.comm.core.transport import Transport, aligned
 from allreduce.comm.failures.reporter import ORDERED, build_error, group_text
 from allreduce.comm.selection.choosing import choices_for
-from allreduce.comm.transports.mpi import background_poller, mpi_progress
-from allreduce.comm.transports.mpi.admission import Admission
+from allreduce.comm.transports.mpi import mpi_progress
 from allreduce.comm.transports.mpi.calls import Collective
 from allreduce.comm.transports.mpi.ending import Ending
 from allreduce.comm.transports.mpi.messages import Message
 from allreduce.comm.transports.mpi.mpi_progress import entered
-from allreduce.comm.transports.mpi.request_queue import Flight
+from allreduce.comm.transports.mpi.request_queue import Flight, MpiWork
 from allreduce.comm.transports.mpi.status_board import News
 from allreduce.comm.transports.mpi.types import Library
 from allreduce.comm.transports.mpi.wait_monitor import Vigil
-from allreduce.comm.transports.mpi.work import MpiWork
 from allreduce.comm.transports.planners import plan
-from allreduce.errors import ClosedError, Finding, OutOfMemoryError
+from allreduce.errors import ClosedError, Finding, OutOfMemoryError, UsageError
+
+
+class Admission:
+    """What is asked before MPI is entered.
+
+    Args:
+        mpi: MPI's module.
+        where: "[mpi] rank 2", for messages.
+    """
+
+    def __init__(self, mpi: Any, where: str) -> None:
+        self._mpi, self._where = mpi, where
+        self.any_thread = bool(mpi.Query_thread() >= mpi.THREAD_SERIALIZED)
+        self._pid = os.getpid()
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this process was made by fork, from the one that joined."""
+        return os.getpid() != self._pid
+
+    @property
+    def over(self) -> bool:
+        """Whether MPI has ended in this process."""
+        return bool(self._mpi.Is_finalized())
+
+    @property
+    def open_here(self) -> bool:
+        """Whether MPI lives in this process, and takes calls of this thread."""
+        return not self.inherited and not self.over and self._takes_this_thread
+
+    @property
+    def _takes_this_thread(self) -> bool:
+        return self.any_thread or bool(self._mpi.Is_thread_main())
+
+    def check(self) -> None:
+        """Refuse all if MPI has ended, and who must not call it.
+
+        Raises:
+            UsageError: As for `admit`.
+            ClosedError: MPI has ended.
+        """
+        self.admit()
+        if self.over:
+            raise ClosedError(
+                f"{self._where}: this process has finalised MPI, and can call no more"
+            )
+
+    def admit(self) -> None:
+        """Refuse threads and processes that must not call MPI.
+
+        Raises:
+            UsageError: It is not their MPI, or not initialised for them.
+        """
+        if self.inherited:
+            raise UsageError(
+                f"{self._where}: process {os.getpid()} was forked from the process that joined, "
+                "and cannot use its communicator"
+            )
+        if not self.over and not self._takes_this_thread:
+            raise UsageError(
+                f"{self._where}: MPI was initialised for calls of the main thread only; initialise "
+                "it with MPI.THREAD_MULTIPLE, or let allreduce.init() do so"
+            )
+
 
 _SPINS = 200  # polls before a waiter yields: about what a small call takes
 _YIELD_SECONDS = 0.05  # how long a waiter for the others' calls only yields
@@ -88,7 +149,7 @@ class MpiTransport(Transport):
         self._closed = self._leaving = False
         self._closing = threading.Lock()
         mpi_progress.add(self)
-        background_poller.begin(library.mpi)
+        mpi_progress.start_poller(library.mpi)
 
     @property
     def members(self) -> tuple[MemberInfo, ...]:

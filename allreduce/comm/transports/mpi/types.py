@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.comm.calls.array import Array
+from allreduce.comm.calls.call import Array
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 TYPES = {

@@ -10,11 +10,15 @@ import errno
 import os
 import socket
 import struct
+import threading
 import time
+import weakref
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from allreduce.comm.calls.cores import own_cores
+from allreduce import _native
+from allreduce.comm.calls.members import MemberInfo
+from allreduce.comm.selection.choosing import Choices
 
 _STATUS = struct.Struct("!Ii")  # which file; an errno value, or 0 with the file
 _PROCESS = struct.Struct("!IIIQ16s")
@@ -133,3 +137,41 @@ def receive_with_file(sock: socket.socket, size: int) -> tuple[bytes, int | None
 def arm(sock: socket.socket, deadline: float) -> None:
     """Have a socket's calls end at a time, in `time.monotonic()` seconds."""
     sock.settimeout(max(0.001, deadline - time.monotonic()))
+
+
+def own_cores() -> list[int]:
+    """Return the cores of this process, and of this thread where that is bound to others."""
+    return sorted(os.sched_getaffinity(os.getpid()) | os.sched_getaffinity(0))
+
+
+class LocalGroup:
+    """The mapped regions, and the sockets to the other processes."""
+
+    def __init__(
+        self,
+        group: _native.Group,
+        links: Links,
+        members: tuple[MemberInfo, ...],
+        local: int,
+        choices: Choices,
+    ) -> None:
+        self.group = group
+        self.choices = choices
+        self.links = links
+        self.members = members
+        self.local_members = local
+        self.first = sum(process.local_members for process in links.processes[: links.rank])
+        self._open = local
+        weakref.finalize(self, links.close).atexit = False
+        self._lock = threading.Lock()
+
+    def leave(self) -> None:
+        """Count a member out; with the last one the sockets go."""
+        with self._lock:
+            self._open -= 1
+            if self._open == 0:
+                self.close_links()
+
+    def close_links(self) -> None:
+        self.group.drop_peers()
+        self.links.close()

@@ -7,6 +7,7 @@ caller, and then hands each pair of processes a socket pair.
 from __future__ import annotations
 
 import builtins
+import errno
 import json
 import os
 import secrets
@@ -14,18 +15,20 @@ import socket
 import struct
 import time
 
-from allreduce import _native
+import numpy as np
+
+from allreduce import _native, settings
 from allreduce.cluster import World
 from allreduce.cluster.host import fd_limits
-from allreduce.comm.calls.cores import own_cores
 from allreduce.comm.transports import handshake
 from allreduce.comm.transports.handshake import STRANGER_SECONDS, HandshakeError, Meeting
-from allreduce.comm.transports.shared import pulling
 from allreduce.comm.transports.shared.links import (
     PROCESS_BYTES,
     Links,
     Process,
+    Token,
     arm,
+    own_cores,
     receive_with_file,
 )
 from allreduce.errors import JoinError, TimeoutError, UnsupportedError
@@ -53,7 +56,7 @@ def connect(world: World, name: str, local_members: int, timeout: float) -> Link
     deadline = time.monotonic() + timeout
     key = f"{world.generation}/comm/{name}"
     meeting = Meeting(world.job, key, world.secret)
-    me = Process(world.rank, os.getpid(), local_members, pulling.new_token())
+    me = Process(world.rank, os.getpid(), local_members, new_token())
     try:
         if short := fd_limits.shortage(world.size):
             if world.rank == 0:
@@ -212,3 +215,33 @@ def _compare(world: World, key: str, failure: str, deadline: float, short: str =
                 f"{layouts[0]:x} and {layout:x}; install the same build for every rank"
             )
     return len({core for _, cores, *_ in told for core in cores})
+
+
+def new_token() -> Token:
+    """Return what others have to find in this process's memory; it is there as long as this."""
+    value = secrets.token_bytes(16)
+    return Token(np.frombuffer(value, np.uint8).ctypes.data, value)
+
+
+def pull_refusal(links: Links) -> int:
+    """Return why this process does not read the others' memory, as an errno value; 0 if it may."""
+    if not settings.load().shared_pull:
+        return errno.ECANCELED
+    for process in links.processes:
+        if process.rank == links.rank:
+            continue
+        address, value = process.token
+        try:
+            found = _native.read_process(process.pid, address, len(value))
+        except OSError as error:
+            return error.errno or errno.EPERM
+        if found != value:  # that number is another process's here
+            return errno.ESRCH
+    return 0
+
+
+def pull_refusal_text(refused: int) -> str:
+    """Say of a process why it does not read the others' memory."""
+    if refused == errno.ECANCELED:
+        return "has that switched off, by ALLREDUCE_SHARED_PULL=off"
+    return f"cannot read the others' memory: {os.strerror(refused)}"

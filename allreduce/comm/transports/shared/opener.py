@@ -13,10 +13,9 @@ from allreduce.cluster import World
 from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.selection.choosing import Choices, choices_for
 from allreduce.comm.transports import handshake
-from allreduce.comm.transports.shared import memory, pulling
-from allreduce.comm.transports.shared.links import Links, Process
-from allreduce.comm.transports.shared.local_group import LocalGroup
-from allreduce.comm.transports.shared.meeting import connect, late
+from allreduce.comm.transports.shared import memory
+from allreduce.comm.transports.shared.links import Links, LocalGroup, Process
+from allreduce.comm.transports.shared.meeting import connect, late, pull_refusal, pull_refusal_text
 from allreduce.comm.transports.shared.transport import SharedTransport
 from allreduce.errors import AllreduceError, JoinError, OutOfMemoryError, UnsupportedError
 from allreduce.events import logger
@@ -79,11 +78,11 @@ def _share(world: World, links: Links, deadline: float) -> LocalGroup:
     )
     _check_number(world, len(members))
     crowded = len(members) > links.cores
-    refused, by = _agree(links, pulling.refusal(links))
+    refused, by = _agree(links, pull_refusal(links))
     if refused and links.sockets:
         logger.info(
             "[shared] %s: copies go through rings, not straight out of memory: %s %s",
-            *(world.called(), world.called(by), pulling.reason(refused)),
+            *(world.called(), world.called(by), pull_refusal_text(refused)),
         )
     choices = choices_for("shared", len(members), crowded, pulls=not refused)
     group = _allocate(world, links, len(members), choices, deadline)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from allreduce import _native
-from allreduce.comm.calls.call import PATHS, Call
+from allreduce.comm.calls.call import PATHS, Call, native_words
 from allreduce.comm.calls.plan import Placed, Plan, Topology
-from allreduce.comm.calls.segments import native_words
 from allreduce.comm.selection.choosing import Choices
 from allreduce.events import counted
 

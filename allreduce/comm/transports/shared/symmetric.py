@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from allreduce import _native
 from allreduce.comm.calls.call import COUNT_LIMIT, kind
 from allreduce.comm.transports.shared import memory
-from allreduce.comm.transports.shared.local_group import LocalGroup
+from allreduce.comm.transports.shared.links import LocalGroup
 from allreduce.errors import OutOfMemoryError
 
 CarryOut = Callable[[Callable[[], _native.Work]], None]

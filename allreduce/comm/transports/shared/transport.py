@@ -13,18 +13,14 @@ from numpy.typing import NDArray
 
 from allreduce import _native
 from allreduce.comm.calls import call_site
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.call import COLLECTIVES, Call, digest, kind, shaped
+from allreduce.comm.calls.call import COLLECTIVES, Array, Call, digest, in_place, kind, shaped
 from allreduce.comm.calls.plan import Placed, Plan, Topology
-from allreduce.comm.calls.segments import in_place
 from allreduce.comm.failures.reporter import wait_text
-from allreduce.comm.transports.native import NativeTransport
-from allreduce.comm.transports.native_work import NativeWork
+from allreduce.comm.transports.native import NativeTransport, NativeWork
 from allreduce.comm.transports.planners import plan
 from allreduce.comm.transports.shared import memory
-from allreduce.comm.transports.shared.failures import message_word
-from allreduce.comm.transports.shared.local_group import LocalGroup
-from allreduce.comm.transports.shared.message_failures import MessageWitness
+from allreduce.comm.transports.shared.failures import MessageWitness, message_word
+from allreduce.comm.transports.shared.links import LocalGroup
 from allreduce.comm.transports.shared.symmetric import Symmetric
 from allreduce.errors import AllreduceError, UsageError
 from allreduce.events import logger

@@ -9,8 +9,15 @@ import struct
 from dataclasses import replace
 
 from allreduce import _native
-from allreduce.comm.calls.call import DTYPES, OPERATORS, PATHS, Call, item_bytes, remedy
-from allreduce.comm.calls.segments import native_words
+from allreduce.comm.calls.call import (
+    DTYPES,
+    OPERATORS,
+    PATHS,
+    Call,
+    item_bytes,
+    native_words,
+    remedy,
+)
 from allreduce.comm.selection.choosing import Choice, Choices
 from allreduce.errors import UnsupportedError
 

@@ -13,84 +13,19 @@ import json
 import os
 import socket
 import time
-from dataclasses import dataclass, field
 
 from allreduce import _native, settings
 from allreduce.cluster import World
 from allreduce.cluster.host import fd_limits
 from allreduce.comm.transports.handshake import Meeting
 from allreduce.comm.transports.tcp import interface
-from allreduce.comm.transports.tcp.dispatch import Calling
-from allreduce.comm.transports.tcp.reception import Reception
+from allreduce.comm.transports.tcp.connections import Calling, Reception
+from allreduce.comm.transports.tcp.mesh import Mesh, Process
 from allreduce.errors import AllreduceError, JoinError, PeerLostError, UsageError
 
 _BACKLOG = 1024
 _ENGINE_FILES = 2
 _FIRST_DATA = _native.TCP_FIRST_DATA  # before it come the connections for words and for probes
-
-
-@dataclass(frozen=True)
-class Process:
-    """What one process of the communicator tells the others."""
-
-    rank: int
-    pid: int
-    local_members: int
-    host: str
-    port: int
-    channels: int
-
-
-@dataclass
-class Mesh:
-    """The sockets of this process's members: by member, then by peer and channel."""
-
-    world: World
-    meeting: Meeting
-    processes: tuple[Process, ...]
-    sockets: dict[tuple[int, int, int], socket.socket] = field(default_factory=dict)
-
-    @property
-    def owners(self) -> list[int]:
-        """The rank of every member."""
-        return [p.rank for p in self.processes for _ in range(p.local_members)]
-
-    @property
-    def local(self) -> list[int]:
-        """This process's members."""
-        return [m for m, rank in enumerate(self.owners) if rank == self.world.rank]
-
-    @property
-    def channels(self) -> int:
-        return self.processes[0].channels
-
-    def expected(self, caller: bool) -> set[tuple[int, int, int]]:
-        """List the (own member, peer, channel) that this process calls, or is called for."""
-        members = range(len(self.owners))
-        return {
-            (mine, other, channel)
-            for mine in self.local
-            for other in members
-            for channel in range(self.channels)
-            if (other < mine if caller else other > mine)
-        }
-
-    def give_up(self, reason: str) -> None:
-        """Close the connections after a word to those at their ends, who may have begun already.
-
-        Without it they would take this process for dead.
-        """
-        for (mine, _, channel), sock in self.sockets.items():
-            if channel == 0:
-                with contextlib.suppress(OSError):  # the other one is gone
-                    sock.setblocking(False)
-                    sock.send(_native.tcp_last_words(mine, reason))
-        self.close()
-
-    def close(self) -> None:
-        for sock in self.sockets.values():
-            sock.close()
-        self.sockets.clear()
 
 
 def connect(world: World, name: str, local_members: int, timeout: float) -> Mesh:

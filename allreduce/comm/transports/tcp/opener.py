@@ -9,7 +9,8 @@ from allreduce.cluster import World
 from allreduce.comm.selection.choosing import choices_for
 from allreduce.comm.transports.handshake import Meeting
 from allreduce.comm.transports.tcp.failures import TcpMemberInfo
-from allreduce.comm.transports.tcp.meeting import Mesh, Process, connect
+from allreduce.comm.transports.tcp.meeting import connect
+from allreduce.comm.transports.tcp.mesh import Mesh, Process
 from allreduce.comm.transports.tcp.transport import TcpTransport
 from allreduce.errors import JoinError
 

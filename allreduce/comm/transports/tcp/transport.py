@@ -21,15 +21,12 @@ from numpy.typing import NDArray
 
 from allreduce import _native
 from allreduce.comm.calls import call_site
-from allreduce.comm.calls.aligned import aligned
-from allreduce.comm.calls.array import Array
-from allreduce.comm.calls.call import ANY, MESSAGES, Call, agreed_shape
+from allreduce.comm.calls.call import ANY, MESSAGES, Array, Call, agreed_shape, in_place
 from allreduce.comm.calls.plan import Placed, Plan, Topology
-from allreduce.comm.calls.segments import in_place
+from allreduce.comm.core.transport import aligned
 from allreduce.comm.failures.reporter import wait_text
 from allreduce.comm.selection.choosing import Choices
-from allreduce.comm.transports.native import NativeTransport
-from allreduce.comm.transports.native_work import NativeWork
+from allreduce.comm.transports.native import NativeTransport, NativeWork
 from allreduce.comm.transports.planners import plan
 from allreduce.comm.transports.tcp import calls
 from allreduce.comm.transports.tcp.failures import NOBODY, TcpMemberInfo, TcpWitness
