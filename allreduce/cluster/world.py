@@ -146,7 +146,7 @@ class World:
             farewell=_nothing,
         )
 
-    def room(self, name: str) -> World:
+    def scope(self, name: str) -> World:
         """Make the world of the same members with a part of the store to themselves.
 
         As a subset of all, but they keep their numbers. When all have closed it, nothing of what

@@ -27,7 +27,7 @@ from allreduce.comm.group_factory import GroupFactory, several_per_process
 from allreduce.errors import OutOfMemoryError, UsageError, everywhere
 
 _FIXED = frozenset({"rank", "size", "local_rank", "local_size", "transport"})
-_COUNTS = Options(typed="all_to_all(..., counts=[...])")  # the exchange of these
+_COUNTS = Options(call_text="all_to_all(..., counts=[...])")  # the exchange of these
 _REDUCING = OPERATORS[1:]  # all but "none"
 
 

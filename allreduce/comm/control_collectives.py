@@ -33,13 +33,13 @@ def exchange(comm: Communicator, purpose: str, mine: Array) -> Array:
     Raises:
         MismatchError: A member makes another call.
     """
-    told = _called(comm, "all_gather", mine, Options(typed=f"exchange({purpose})"))
+    told = _called(comm, "all_gather", mine, Options(call_text=f"exchange({purpose})"))
     return np.asarray(told).reshape(comm.size, *mine.shape)
 
 
 def begin_exchange(comm: Communicator, purpose: str, mine: Array) -> Work:
     """Start an `exchange`; the work's result is `(members * n, ...)`."""
-    options = Options(typed=f"exchange({purpose})")
+    options = Options(call_text=f"exchange({purpose})")
     work: Work = comm._dispatch.call(
         functools.partial(comm._dispatch.start, "all_gather", mine, options, None), async_op=True
     )
@@ -63,7 +63,9 @@ def total(comm: Communicator, purpose: str, mine: Array) -> Array:
     Raises:
         MismatchError: A member makes another call.
     """
-    return np.asarray(_called(comm, "all_reduce", mine, Options("sum", typed=f"total({purpose})")))
+    return np.asarray(
+        _called(comm, "all_reduce", mine, Options("sum", call_text=f"total({purpose})"))
+    )
 
 
 def adopt(comm: Communicator, purpose: str, array: Array) -> None:
@@ -72,7 +74,7 @@ def adopt(comm: Communicator, purpose: str, array: Array) -> None:
     Raises:
         MismatchError: A member makes another call.
     """
-    _called(comm, "broadcast", array, Options(root=0, typed=f"adopt({purpose})"), array)
+    _called(comm, "broadcast", array, Options(root=0, call_text=f"adopt({purpose})"), array)
 
 
 def _called(

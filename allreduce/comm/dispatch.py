@@ -170,10 +170,10 @@ class Dispatcher:
         context = Context(collective, self.where, self.name, self.rank, self.size)
         return self.start_prepared(context, prepare(context, x, options, out, whole)).wait()
 
-    def meet(self, typed: str = "") -> Work:
+    def meet(self, call_text: str = "") -> Work:
         """Start a barrier whose text must be equal on all members."""
-        context = self.context(typed.partition("(")[0] or "barrier")
-        call = Call("barrier", None, "none", 0, None, self.name, typed=typed)
+        context = self.context(call_text.partition("(")[0] or "barrier")
+        call = Call("barrier", None, "none", 0, None, self.name, call_text=call_text)
         return self.in_order(context, self.transport.start, call, None, None, lambda: None)
 
     def in_order(self, context: Context, start: Callable[..., Work], *arguments: Any) -> Work:

@@ -44,8 +44,10 @@ def update_init(
     """
     context = comm._dispatch.context("update")
     dtype = str(values.dtype)
-    typed = f"update({dtype}[{values.size}], {type(update).__name__})"
-    call = Call("all_reduce", "sum", dtype, values.size, None, comm._dispatch.name, typed=typed)
+    call_text = f"update({dtype}[{values.size}], {type(update).__name__})"
+    call = Call(
+        "all_reduce", "sum", dtype, values.size, None, comm._dispatch.name, call_text=call_text
+    )
     start = _mapped(comm).bind_update(call, gradients, values, update, keep)
 
     def begin() -> Work:

@@ -33,7 +33,7 @@ class StorePart:
     """
 
     def __init__(self, world: World, name: str, members: int) -> None:
-        self.world = world.room(name)
+        self.world = world.scope(name)
         self._members = members
         self._lock = threading.Lock()
 
@@ -185,7 +185,7 @@ class GroupFactory(Generic[C]):
         while not met:
             name = self._fresh(ranks, kind)
             group = self._world.subset(ranks, name)
-            with progress.going_on():
+            with progress.background_progress():
                 rendezvous = Rendezvous(
                     where, self._world, group, ranks, call, transport, self._check_alive
                 )

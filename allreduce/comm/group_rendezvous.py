@@ -23,7 +23,7 @@ from allreduce.errors import AllreduceError, ClosedError, MismatchError, PeerLos
 
 _LOOK_SECONDS = 0.5  # between two looks at who has come; and for the store to answer
 _CAUSE_SECONDS = 0.2  # for which it is looked for why a process is gone
-_ROOM = "gathering/"  # what all keys begin with
+_PREFIX = "gathering/"  # of all keys
 _ALL = "all"  # the key that says that all have come, or why they cannot
 _REMEDY = "all of these ranks have to make it, in this order, after the same groups before it"
 _ERRORS: dict[str, type[AllreduceError]] = {
@@ -82,7 +82,7 @@ class Rendezvous:
             if self._group.rank == 0:
                 self._collect(wait)
             while not self._have_all_come(min(_LOOK_SECONDS, wait.quiet)):
-                self._go_on(wait)
+                self._check_and_progress(wait)
             return True
         except PeerLostError as lost:
             self._raise_cause(lost)
@@ -93,7 +93,7 @@ class Rendezvous:
             raise
         finally:
             members = [member.world_rank for member in self._group.members]
-            self._group.store.forget(_ROOM, members)  # once all have left
+            self._group.store.forget(_PREFIX, members)  # once all have left
 
     def _raise_cause(self, lost: PeerLostError) -> NoReturn:
         """Raise why a process is gone, if it has told the communicator's members; else `lost`."""
@@ -113,7 +113,7 @@ class Rendezvous:
         """Wait for the other members, and say that all have come."""
         for rank in range(1, self._group.size):
             while (told := self._get(str(rank), min(_LOOK_SECONDS, wait.quiet))) is None:
-                self._go_on(wait)
+                self._check_and_progress(wait)
             other = json.loads(told)
             if other != self._transport:
                 raise self._fail("MismatchError", self._differs(rank, other))
@@ -130,11 +130,11 @@ class Rendezvous:
             raise self._error(*failure)
         return True
 
-    def _go_on(self, wait: Wait) -> None:
+    def _check_and_progress(self, wait: Wait) -> None:
         """Raise if there is nothing to wait for any more, and go on with other calls."""
         self._have_all_come(0)
         self._check_alive()
-        progress.go_on()  # what only this thread may, as of some MPIs
+        progress.make_progress()  # what only this thread may, as of some MPIs
         if not wait.quiet:
             absent = self._absent()
             if not wait.goes_on(f"{absent} in {self._call}; {_REMEDY}"):
@@ -174,10 +174,10 @@ class Rendezvous:
         return _ERRORS[kind](f"{self._where}: {story}")
 
     def _set(self, key: str, value: str | list[str] | None) -> None:
-        self._group.store.tell(_ROOM + key, json.dumps(value).encode())
+        self._group.store.tell(_PREFIX + key, json.dumps(value).encode())
 
     def _get(self, key: str, timeout: float = 0.0) -> bytes | None:
         """Return what a member has set, if any has and the store's keeper answers in time."""
         with contextlib.suppress(SilentError):
-            return self._group.store.look(_ROOM + key, _LOOK_SECONDS, timeout)
+            return self._group.store.look(_PREFIX + key, _LOOK_SECONDS, timeout)
         return None

@@ -13,10 +13,10 @@ import numpy as np
 
 from allreduce.cluster import SilentError
 from allreduce.comm.arguments import call_text, checks, scaling
-from allreduce.comm.arguments.arrays import Lent, borrow, borrow_out
+from allreduce.comm.arguments.arrays import BorrowedArray, borrow, borrow_out
 from allreduce.comm.arguments.checks import UNSCALED, Context, Options
 from allreduce.comm.arguments.overlap import check_apart
-from allreduce.comm.arguments.prepare import Prepared, prepare, room
+from allreduce.comm.arguments.prepare import Prepared, new_output, prepare
 from allreduce.comm.calls.call import ROOTED, Array
 from allreduce.comm.core.transport import Work
 from allreduce.comm.dispatch import Dispatcher
@@ -43,7 +43,7 @@ class Request:
         bundles: The items of each call. One item goes as it lies, several are packed.
     """
 
-    lent: list[Lent]
+    lent: list[BorrowedArray]
     out: Any
     targets: list[Array] | None
     gets: bool
@@ -100,7 +100,7 @@ def start(comm: Dispatcher, collective: str, x: Sequence[Any], options: Options,
     with _item_named(comm, request):
         works = comm.exclusively(lambda: [comm.start_prepared(context, each) for each in ready])
         if not works:  # the members still have to agree
-            works = [comm.meet(request.options.typed)]
+            works = [comm.meet(request.options.call_text)]
     return ListWork(comm, context.where, request, works)
 
 
@@ -181,13 +181,13 @@ def _inputs(context: Context, request: Request) -> list[Array]:
     outputs = {each.ctypes.data: i for i, each in enumerate(request.targets or ()) if each.size}
     for i, array in enumerate(arrays) if outputs else ():
         if array.size and outputs.get(array.ctypes.data, i) != i:
-            arrays[i] = room(context, array.shape, array.dtype)
+            arrays[i] = new_output(context, array.shape, array.dtype)
             arrays[i][...] = array
     return arrays
 
 
 def _pack(arrays: Sequence[Array], context: Context) -> Array:
-    flat = room(context, (sum(array.size for array in arrays),), arrays[0].dtype)
+    flat = new_output(context, (sum(array.size for array in arrays),), arrays[0].dtype)
     return np.concatenate(arrays, axis=None, out=flat)
 
 
@@ -218,10 +218,10 @@ def _checked(context: Context, arrays: Sequence[Array], options: Options) -> Opt
         for array in arrays:
             factors = scaling.check_factors(context, options.scale, options.op, array.dtype)
             options = replace(options, scale=factors)
-    return replace(options, typed=call_text.of_list(context, arrays, options))
+    return replace(options, call_text=call_text.of_list(context, arrays, options))
 
 
-def _borrow(context: Context, i: int, x: Any, options: Options) -> Lent:
+def _borrow(context: Context, i: int, x: Any, options: Options) -> BorrowedArray:
     """View an item of the list, with the checks that it would get alone."""
     item = context._replace(item=f"item {i} of the list")
     lent = borrow(item.where, x)
@@ -230,7 +230,7 @@ def _borrow(context: Context, i: int, x: Any, options: Options) -> Lent:
     return lent
 
 
-def _targets(context: Context, lent: Sequence[Lent], out: Any) -> list[Array]:
+def _targets(context: Context, lent: Sequence[BorrowedArray], out: Any) -> list[Array]:
     where = context.where
     if not isinstance(out, list | tuple) or len(out) != len(lent):
         listed = isinstance(out, list | tuple)

@@ -12,7 +12,7 @@ import numpy as np
 from allreduce.comm.arguments import checks
 from allreduce.comm.arguments.arrays import borrow, borrow_out, dtype_named
 from allreduce.comm.arguments.checks import Context, Options
-from allreduce.comm.arguments.prepare import room
+from allreduce.comm.arguments.prepare import new_output
 from allreduce.comm.calls.call import Array
 from allreduce.comm.core.transport import Work
 from allreduce.comm.dispatch import Dispatcher
@@ -59,10 +59,10 @@ def broadcast(comm: Dispatcher, context: Context, value: Any, root: Any) -> Any:
     A root whose data cannot be carried sends the reason instead, under a negative length.
     """
     root = checks.check_root(context, root)
-    options = Options(root=root, typed=f"{context.collective}(root={root})")
+    options = Options(root=root, call_text=f"{context.collective}(root={root})")
     if comm.rank != root:
         length = int(comm.step("broadcast", 0, options))
-        data = room(context, (abs(length),), np.dtype(_BYTE))
+        data = new_output(context, (abs(length),), np.dtype(_BYTE))
         comm.step("broadcast", data, options, data)
         if length < 0:
             raise UsageError(data.tobytes().decode())
@@ -84,13 +84,13 @@ def gather(comm: Dispatcher, context: Context, value: Any, root: Any) -> list[An
     """Give the root every member's data."""
     root = checks.check_root(context, root)
     return _join(
-        comm, "gather", context, Options(root=root, typed=f"gather_object(root={root})"), value
+        comm, "gather", context, Options(root=root, call_text=f"gather_object(root={root})"), value
     )
 
 
 def all_gather(comm: Dispatcher, context: Context, value: Any, purpose: str = "") -> list[Any]:
     """Give every member every member's data."""
-    options = Options(typed=f"{context.collective}({purpose})")
+    options = Options(call_text=f"{context.collective}({purpose})")
     found = _join(comm, "all_gather", context, options, value)
     assert found is not None, "every member gets the data"
     return found
@@ -111,7 +111,9 @@ def _join(
     except UsageError as error:
         failure = error
     mine = np.array([-1 if failure else len(data)])
-    lengths: list[int] = comm.step("all_gather", mine, Options(typed=options.typed)).tolist()
+    lengths: list[int] = comm.step(
+        "all_gather", mine, Options(call_text=options.call_text)
+    ).tolist()
     if failure is not None:
         raise failure
     if -1 in lengths:

@@ -143,7 +143,7 @@ def _describe_list(
     elif len(parts) == len(arrays):
         steps = ("make a call of each array",)
     how = counted(len(parts), "call")
-    said = request.options.typed
+    said = request.options.call_text
     return Plan(without_digest(said), transport.name, how, steps, parts=tuple(parts))
 
 

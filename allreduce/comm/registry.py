@@ -48,8 +48,8 @@ def opener(name: str | None, where: str = "") -> Opener:
     check_name(name, where)
     module, function = REGISTRY[name]
     with importing():
-        room = importlib.import_module(module)
-    found: Callable[..., Sequence[Transport]] = getattr(room, function)
+        imported = importlib.import_module(module)
+    found: Callable[..., Sequence[Transport]] = getattr(imported, function)
     return cast(Opener, found)
 
 
@@ -74,7 +74,7 @@ def open_members(
     opens = opener(transport, f"[comm] {world.called()}")
     part = StorePart(world, name, local_members)
     try:
-        with progress.going_on():
+        with progress.background_progress():
             transports = opens(part.world, local_members, name=name, timeout=timeout)
     except BaseException:
         part.world.close()

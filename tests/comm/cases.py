@@ -37,7 +37,7 @@ def place(comm: Communicator, where: str, values: Array) -> Array:
     return array
 
 
-def room(comm: Communicator, where: str, shape: tuple[int, ...], dtype: str) -> Array:
+def new_output(comm: Communicator, where: str, shape: tuple[int, ...], dtype: str) -> Array:
     return place(comm, where, np.full(shape, 77, dtype))
 
 
@@ -49,7 +49,7 @@ def all_reduce(comm: Communicator, where: str, op: str, dtype: str, length: int)
     inputs = [whole(length, dtype, member) for member in range(comm.size)]
     expected = fold(op, inputs)
     x = place(comm, where, inputs[comm.rank])
-    out = room(comm, where, x.shape, dtype)
+    out = new_output(comm, where, x.shape, dtype)
     assert comm.all_reduce(x, op=op, out=out) is out
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_array_equal(x, inputs[comm.rank])
@@ -64,7 +64,7 @@ def reduce_scatter(comm: Communicator, where: str, op: str, dtype: str, length: 
     inputs = [whole(length * comm.size, dtype, member) for member in range(comm.size)]
     expected = fold(op, inputs)[comm.rank * length :][:length]
     x = place(comm, where, inputs[comm.rank])
-    out = room(comm, where, (length,), dtype)
+    out = new_output(comm, where, (length,), dtype)
     comm.reduce_scatter(x, op=op, out=out)
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_array_equal(x, inputs[comm.rank])
@@ -74,7 +74,7 @@ def reduce_scatter(comm: Communicator, where: str, op: str, dtype: str, length: 
 def all_gather(comm: Communicator, where: str, dtype: str, length: int) -> None:
     inputs = [whole(length, dtype, member) for member in range(comm.size)]
     x = place(comm, where, inputs[comm.rank])
-    out = room(comm, where, (length * comm.size,), dtype)
+    out = new_output(comm, where, (length * comm.size,), dtype)
     comm.all_gather(x, out=out)
     np.testing.assert_array_equal(out, np.concatenate(inputs))
     np.testing.assert_array_equal(comm.all_gather(inputs[comm.rank]), np.concatenate(inputs))
@@ -89,7 +89,7 @@ def broadcast(comm: Communicator, where: str, dtype: str, length: int) -> None:
     for root in {0, comm.size - 1}:
         expected = whole(length, dtype, root)
         x = place(comm, where, whole(length, dtype, comm.rank))
-        out = room(comm, where, x.shape, dtype)
+        out = new_output(comm, where, x.shape, dtype)
         comm.broadcast(x, root=root, out=out)
         np.testing.assert_array_equal(out, expected)
         comm.broadcast(x, root=root, out=x)

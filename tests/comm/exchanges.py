@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from allreduce.comm import Communicator
-from tests.comm.cases import Array, place, room, whole
+from tests.comm.cases import Array, new_output, place, whole
 from tests.comm.operator_cases import fold
 
 LENGTHS = (0, 1, 300, 70001)
@@ -42,11 +42,11 @@ def into_out(comm: Communicator, where: str) -> None:
     """`out` is taken where there is a result, also if it shares the input's own place."""
     length, root = 5003, comm.size // 2
     inputs = [whole(length, "float64", member) for member in range(comm.size)]
-    out = room(comm, where, (length,), "float64")
+    out = new_output(comm, where, (length,), "float64")
     result = comm.reduce(place(comm, where, inputs[comm.rank]), op="max", root=root, out=out)
     assert result is (out if comm.rank == root else None)
     np.testing.assert_array_equal(out, fold("max", inputs) if comm.rank == root else 77)
-    joined = room(comm, where, (length * comm.size,), "float64")
+    joined = new_output(comm, where, (length * comm.size,), "float64")
     own = joined[comm.rank * length :][:length]
     own[:] = inputs[comm.rank]
     comm.gather(own, root=root, out=joined)
@@ -64,7 +64,7 @@ def everybody_to_everybody(comm: Communicator, where: str) -> None:
         x = place(comm, where, table[comm.rank])
         expected = np.stack([rows[comm.rank] for rows in table])
         np.testing.assert_array_equal(comm.all_to_all(x), expected)
-        out = room(comm, where, expected.shape, "int64")
+        out = new_output(comm, where, expected.shape, "int64")
         assert comm.all_to_all(x, out=out) is out
         np.testing.assert_array_equal(out, expected)
 

@@ -153,7 +153,7 @@ def interrupted(home: Communicator, comm: Communicator) -> None:
         before = signal.signal(signal.SIGALRM, interrupt)
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(transport(home)._flight, "advance", interrupt)
+            patch.setattr(transport(home)._queue, "advance", interrupt)
             with pytest.raises(InterruptedError, match="now"):
                 comm.all_reduce(np.ones(3))
         signal.signal(signal.SIGALRM, before)

@@ -93,7 +93,7 @@ def every_pair_and_length(comm: Communicator, where: str) -> None:
 
 
 def _memory(comm: Communicator, where: str) -> Array:
-    """Return room for the largest input and output, ordinary or symmetric."""
+    """Return memory for the largest input and output, ordinary or symmetric."""
     shape = (2, max(LENGTHS) * comm.size)
     return np.empty(shape, "c16") if where == "private" else comm.empty(shape, "complex128")
 

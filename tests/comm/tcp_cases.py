@@ -32,7 +32,7 @@ def run(
     return start(comm, collective, x, out, **facts).wait()
 
 
-def room(length: int, dtype: str = "float32") -> Array:
+def new_output(length: int, dtype: str = "float32") -> Array:
     return np.full(length, 77, dtype)
 
 
@@ -48,10 +48,10 @@ def reducing(comm: Communicator, op: str, length: int, dtype: str) -> None:
         expected = (expected / comm.size).astype(dtype)
     mine = inputs[comm.rank]
     np.testing.assert_array_equal(
-        run(comm, "all_reduce", mine, room(length, dtype), op=op), expected
+        run(comm, "all_reduce", mine, new_output(length, dtype), op=op), expected
     )
     for root in {0, comm.size - 1}:
-        out = room(length, dtype) if comm.rank == root else None
+        out = new_output(length, dtype) if comm.rank == root else None
         result = run(comm, "reduce", mine, out, op=op, root=root)
         if out is not None:
             np.testing.assert_array_equal(result, expected)
@@ -63,13 +63,13 @@ def reducing(comm: Communicator, op: str, length: int, dtype: str) -> None:
 def scattering(comm: Communicator, counts: list[int], listed: tuple[int, ...] | None) -> None:
     inputs = [whole(sum(counts), "float32", member) for member in range(comm.size)]
     expected = shares(counts, np.add.reduce(inputs))[comm.rank]
-    out = room(counts[comm.rank])
+    out = new_output(counts[comm.rank])
     facts = {"count": sum(counts) if listed else counts[0], "counts": listed}
     run(comm, "reduce_scatter", inputs[comm.rank], out, op="sum", **facts)
     np.testing.assert_array_equal(out, expected)
     for root in {0, comm.size - 1}:
         x = inputs[root] if comm.rank == root else None
-        out = room(counts[comm.rank])
+        out = new_output(counts[comm.rank])
         run(comm, "scatter", x, out, root=root, **facts)
         np.testing.assert_array_equal(out, shares(counts, inputs[root])[comm.rank])
 
@@ -77,7 +77,7 @@ def scattering(comm: Communicator, counts: list[int], listed: tuple[int, ...] | 
 def gathering(comm: Communicator, counts: list[int], listed: tuple[int, ...] | None) -> None:
     inputs = [whole(count, "int64", member) for member, count in enumerate(counts)]
     facts = {"count": sum(counts) if listed else counts[0], "counts": listed}
-    out = room(sum(counts), "int64")
+    out = new_output(sum(counts), "int64")
     run(comm, "all_gather", inputs[comm.rank], out, **facts)
     np.testing.assert_array_equal(out, np.concatenate(inputs))
     out[:] = 0
@@ -86,7 +86,7 @@ def gathering(comm: Communicator, counts: list[int], listed: tuple[int, ...] | N
     run(comm, "all_gather", own, out, **facts)  # in place
     np.testing.assert_array_equal(out, np.concatenate(inputs))
     for root in {0, comm.size - 1}:
-        target = room(sum(counts), "int64") if comm.rank == root else None
+        target = new_output(sum(counts), "int64") if comm.rank == root else None
         run(comm, "gather", inputs[comm.rank], target, root=root, **facts)
         if target is not None:
             np.testing.assert_array_equal(target, np.concatenate(inputs))
@@ -94,7 +94,7 @@ def gathering(comm: Communicator, counts: list[int], listed: tuple[int, ...] | N
 
 def spreading(comm: Communicator, length: int) -> None:
     for root in {0, comm.size - 1}:
-        out = room(length)
+        out = new_output(length)
         x = whole(length, "float32", root) if comm.rank == root else out
         run(comm, "broadcast", x, out, root=root)
         np.testing.assert_array_equal(out, whole(length, "float32", root))
@@ -102,7 +102,7 @@ def spreading(comm: Communicator, length: int) -> None:
 
 def exchanging(comm: Communicator, length: int) -> None:
     inputs = [whole(length * comm.size, "float32", member) for member in range(comm.size)]
-    out = room(length * comm.size)
+    out = new_output(length * comm.size)
     run(comm, "all_to_all", inputs[comm.rank], out, count=length)
     parts = [array[comm.rank * length :][:length] for array in inputs]
     np.testing.assert_array_equal(out, np.concatenate(parts))
@@ -112,7 +112,7 @@ def exchanging_different(comm: Communicator, scale: int) -> None:
     sends = [[(a * 3 + b * 5) % 7 * scale for b in range(comm.size)] for a in range(comm.size)]
     inputs = [whole(sum(counts), "float32", a) for a, counts in enumerate(sends)]
     receives = [sends[a][comm.rank] for a in range(comm.size)]
-    out = room(sum(receives))
+    out = new_output(sum(receives))
     mine = sends[comm.rank]
     facts = {"count": sum(mine), "counts": tuple(mine), "receives": tuple(receives)}
     run(comm, "all_to_all", inputs[comm.rank], out, **facts)

@@ -99,12 +99,12 @@ for pair in itertools.combinations((mpi, lanes, tcp, mpi.split(0)), 2):
         pass
 
 # The thread that listens between steps drives nothing that it must not.
-from allreduce.graph import between
-between._LOOKED_AT_SECONDS = 0.0
+from allreduce.graph.consistency import rank_exchange
+rank_exchange._LOOKED_AT_SECONDS = 0.0
 for ranks, steps in ((mpi, lanes), (tcp, mpi)):
     if rank == 1:
         time.sleep(0.15)
-    found = between.exchange_between_steps(ranks, [steps], "this", np.full(2, rank))
+    found = rank_exchange.exchange_between_steps(ranks, [steps], "this", np.full(2, rank))
     assert found.tolist() == [[0, 0], [1, 1]]
 os.write(1, b"fine\\n")
 """

@@ -22,7 +22,7 @@ from tests.harness import settle_threads
 def raised(
     fn: Callable[[Communicator], Any], size: int, kind: type[BaseException], **options: Any
 ) -> list[str]:
-    """Run `fn` in threads; every member must raise `kind`. Returns the messages."""
+    """ChainRun `fn` in threads; every member must raise `kind`. Returns the messages."""
     outcomes = settle_threads(fn, size, **options)
     for outcome in outcomes:
         assert isinstance(outcome, kind), outcomes
@@ -202,14 +202,14 @@ def test_members_that_disagree_all_say_so_and_no_output_is_touched(
 
 
 def test_what_differs_in_empty_is_its_shape_or_type() -> None:
-    typed = ("empty((8,), dtype='float32')", "empty((9,), dtype='float32')")
+    call_text = ("empty((8,), dtype='float32')", "empty((9,), dtype='float32')")
     sides = [
         Side(
             f"rank {rank}",
-            Call("barrier", None, "none", 0, None, "world", typed=text),
+            Call("barrier", None, "none", 0, None, "world", call_text=text),
             Note("", ""),
         )
-        for rank, text in enumerate(typed)
+        for rank, text in enumerate(call_text)
     ]
     assert story("call #1", sides[0], sides[1]).endswith(
         "; shapes and types must be equal on all ranks"

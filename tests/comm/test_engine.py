@@ -19,7 +19,7 @@ def test_a_look_takes_all_steps_that_can_be_taken() -> None:
     works = [comm.all_reduce(np.ones(2_000_000, "f4"), async_op=True) for comm in comms]
     looks = 0
     while not all(work.settled for work in works):  # which takes hundreds of steps
-        progress.go_on()
+        progress.make_progress()
         looks += 1
         assert looks <= 50
     assert all((work.wait() == 2).all() for work in works)
@@ -29,7 +29,7 @@ def test_a_look_takes_all_steps_that_can_be_taken() -> None:
 
 def test_calls_go_on_in_a_thread_while_this_one_waits_for_something_else() -> None:
     comms = replica_communicators(world_of_one(), 2, name="engine", timeout=10)
-    with progress.going_on():
+    with progress.background_progress():
         works = [comm.all_reduce(np.ones(2_000_000, "f4"), async_op=True) for comm in comms]
         end = time.monotonic() + 10
         while not all(work.settled for work in works) and time.monotonic() < end:
@@ -53,7 +53,7 @@ def test_without_a_thread_more_it_says_that_calls_wait(
 
     monkeypatch.setattr(threading.Thread, "start", refused)
     monkeypatch.setattr(logger, "propagate", True)
-    with caplog.at_level("WARNING"), progress.going_on():
+    with caplog.at_level("WARNING"), progress.background_progress():
         pass
     monkeypatch.undo()
     assert "calls under way do not go on here" in caplog.text

@@ -232,11 +232,11 @@ def _dies_while_a_group_is_made(transport: str, folder: str) -> None:
     os.environ["ALLREDUCE_HOST"] = f"host{int(os.environ['ALLREDUCE_RANK']) // 2}"
     import allreduce as ar
     from allreduce.comm.transports.shared import opener
-    from allreduce.comm.transports.tcp.connections import Calling
+    from allreduce.comm.transports.tcp.connections import Dialer
 
     comm = ar.init(transport=transport)
     if comm.rank == 1:  # they have met, and begin to connect, or to share memory
-        owner, name = (Calling, "start") if transport == "tcp" else (opener, "_agree")
+        owner, name = (Dialer, "start") if transport == "tcp" else (opener, "_agree")
         setattr(owner, name, lambda *_: os._exit(9))
     began = time.monotonic()
     try:

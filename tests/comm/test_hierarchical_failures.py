@@ -18,8 +18,8 @@ from allreduce import errors
 from allreduce.comm import Communicator
 from allreduce.comm.transports import native
 from allreduce.comm.transports.hierarchical import levels
-from allreduce.comm.transports.hierarchical.levels import Runs
-from allreduce.comm.transports.hierarchical.wait_monitor import Vigil
+from allreduce.comm.transports.hierarchical.levels import ChainQueue
+from allreduce.comm.transports.hierarchical.wait_monitor import WaitMonitor
 from allreduce.comm.transports.native import NativeTransport
 from allreduce.comm.transports.shared.transport import SharedTransport
 from tests.comm import test_disagreement, test_failures
@@ -227,10 +227,10 @@ def test_a_rank_that_is_stopped_in_the_middle_is_named_on_all_hosts(
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (Runs, "add"),  # all have been told of the call
+        (ChainQueue, "add"),  # all have been told of the call
         (SharedTransport, "start"),  # the step is out of its queue
         (NativeTransport, "forget"),  # the step is done, and the next one not begun
-        (Vigil, "look"),  # a wait has looked round, and would go on to do its part
+        (WaitMonitor, "look"),  # a wait has looked round, and would go on to do its part
     ],
 )
 def test_an_interrupt_in_the_middle_of_a_call_ends_it_on_all(

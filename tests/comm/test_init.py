@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from allreduce import comm, errors
-from allreduce.comm.transports.handshake import Meeting
+from allreduce.comm.transports.handshake import Credentials
 from tests.harness import run_ranks
 
 
@@ -141,7 +141,7 @@ def test_a_wrong_argument_is_named(wrong: dict[str, Any]) -> None:
 
 
 def test_a_secret_is_not_shown() -> None:
-    assert "hush" not in repr(Meeting("job", "name", b"hush"))
+    assert "hush" not in repr(Credentials("job", "name", b"hush"))
     with pytest.raises(errors.UsageError) as caught:
         comm.init(secret=8080)  # type: ignore[arg-type]
     assert "8080" not in str(caught.value)

@@ -19,18 +19,18 @@ import pytest
 from allreduce import errors
 from allreduce.cluster.world import LocalStore, Member, World
 from allreduce.comm.transports import handshake
-from allreduce.comm.transports.handshake import HandshakeError, Meeting, answer, call
-from allreduce.comm.transports.shared import meeting
+from allreduce.comm.transports.handshake import Credentials, HandshakeError, answer, call
+from allreduce.comm.transports.shared import rendezvous
 from allreduce.comm.transports.shared.links import PROCESS_BYTES, Links, Process
-from allreduce.comm.transports.shared.meeting import connect
+from allreduce.comm.transports.shared.rendezvous import connect
 from tests.harness import run_ranks
 
-MEETING = Meeting("job", "1/comm/world", b"secret")
+MEETING = Credentials("job", "1/comm/world", b"secret")
 PROCESS = Process(1, 4711, 2)
 HEAD = struct.pack("!16sI", b"allreduce job le", handshake.VERSION)
 
 
-def shake(caller: Meeting, listener: Meeting) -> list[Any]:
+def shake(caller: Credentials, listener: Credentials) -> list[Any]:
     """Let two ends shake hands; returns what each returned or raised."""
     ends = socket.socketpair()
     outcomes: list[Any] = [None, None]
@@ -197,7 +197,7 @@ def test_ranks_of_different_builds_are_named_with_both_layouts_by_all(
         def LAYOUT(self) -> int:  # noqa: N802  # as the module's
             return layouts.pop()
 
-    monkeypatch.setattr(meeting, "_native", Native())
+    monkeypatch.setattr(rendezvous, "_native", Native())
     for outcome in meet(worlds(3)):
         assert isinstance(outcome, errors.JoinError)
         text = r"rank 0 and rank [12] run different builds .* (a and b|b and a); install the same"

@@ -49,7 +49,7 @@ def v1(group: Path, limit: int, used: int, stat: str = "cache 1") -> None:
 
 
 def test_the_machine_limits_a_process_of_no_group(machine: Path) -> None:
-    left = memory.room(machine)
+    left = memory.available(machine)
     assert left.nbytes == 8 * GIB
     assert str(left) == f"{8 * GIB} bytes are left of this machine's {16 * GIB}"
 
@@ -60,7 +60,7 @@ def test_the_tightest_group_up_the_tree_limits(machine: Path) -> None:
     v2(top / "slurm/job_7/step_0", "max", 2 * GIB)
     v2(top / "slurm/job_7", 3 * GIB, 2 * GIB)  # with what the job's other steps use
     v2(top / "slurm", 100 * GIB, 98 * GIB)
-    left = memory.room(machine)
+    left = memory.available(machine)
     assert left.nbytes == GIB
     assert left.limit == f"the {3 * GIB} that {top}/slurm/job_7/memory.max allows"
 
@@ -68,7 +68,7 @@ def test_the_tightest_group_up_the_tree_limits(machine: Path) -> None:
 def test_a_container_that_sees_its_group_as_the_top(machine: Path) -> None:
     member_of(machine, "0::/", V2)
     v2(machine / "sys/fs/cgroup", GIB, GIB // 4)
-    assert memory.room(machine).nbytes == GIB - GIB // 4
+    assert memory.available(machine).nbytes == GIB - GIB // 4
 
 
 def test_version_1_counts_the_memory_controllers_tree_alone(machine: Path) -> None:
@@ -76,7 +76,7 @@ def test_version_1_counts_the_memory_controllers_tree_alone(machine: Path) -> No
     v1(machine / "sys/fs/cgroup/cpu/elsewhere", 1, 1)
     v1(machine / "sys/fs/cgroup/memory/job/task", (1 << 63) - 4096, GIB)
     v1(machine / "sys/fs/cgroup/memory/job", 2 * GIB, GIB)
-    left = memory.room(machine)
+    left = memory.available(machine)
     assert left.nbytes == GIB
     assert "memory/job/memory.limit_in_bytes allows" in left.limit
 
@@ -86,7 +86,7 @@ def test_version_1_in_a_container_that_knows_its_outer_name(machine: Path) -> No
     member_of(machine, "4:memory:/docker/abc/inner", mount)
     v1(machine / "sys/fs/cgroup/memory", 4 * GIB, GIB)
     v1(machine / "sys/fs/cgroup/memory/inner", 3 * GIB, GIB)
-    assert memory.room(machine).nbytes == 2 * GIB
+    assert memory.available(machine).nbytes == 2 * GIB
 
 
 @pytest.mark.parametrize("version", ["cgroup", "cgroup2"])
@@ -96,13 +96,13 @@ def test_cached_files_make_room(machine: Path, version: str) -> None:
     before = "total_" if place else ""
     stat = f"{before}inactive_file {GIB}\n{before}active_file {GIB // 2}\n{before}shmem {GIB // 4}"
     (v1 if place else v2)(machine / "sys/fs/cgroup" / place, 2 * GIB, 2 * GIB, stat)
-    assert memory.room(machine).nbytes == GIB + GIB // 2
+    assert memory.available(machine).nbytes == GIB + GIB // 2
 
 
 def test_a_group_beyond_its_limit_leaves_nothing(machine: Path) -> None:
     member_of(machine, "0::/", V2)
     v2(machine / "sys/fs/cgroup", GIB, GIB + 4096)
-    assert memory.room(machine).nbytes == 0
+    assert memory.available(machine).nbytes == 0
 
 
 def _in_a_group(procs: str, count: int) -> None:

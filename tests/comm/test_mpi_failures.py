@@ -105,10 +105,10 @@ class TestDisagreement:
 FAIL = """
 import json, os, traceback
 from allreduce.comm import init
-from allreduce.comm.transports.mpi import vigil as mpi_vigil
+from allreduce.comm.transports.mpi import wait_monitor
 from tests.comm import mpi_failure_cases as cases
 
-mpi_vigil._GRACE_SECONDS = 0.5
+wait_monitor._GRACE_SECONDS = 0.5
 home = init(transport="mpi", timeout=20)
 for name in {names!r}:
     comm = home.split(0 if home.rank < 2 or name not in cases.PAIRS else None)
@@ -200,8 +200,8 @@ def test_who_keeps_the_store_may_be_stopped_for_a_while() -> None:
     program = """
 import os, signal, subprocess
 from allreduce.cluster import client
-from allreduce.comm.transports.mpi import vigil as mpi_vigil
-client._ANSWER_MARGIN, mpi_vigil.WARN_SECONDS = 0.3, 1.0
+from allreduce.comm.transports.mpi import wait_monitor
+client._ANSWER_MARGIN, wait_monitor.WARN_SECONDS = 0.3, 1.0
 comm.all_reduce(1)
 if rank == 0:
     subprocess.Popen(["sh", "-c", f"sleep 4; kill -CONT {os.getpid()}"])
@@ -219,15 +219,15 @@ assert comm.all_reduce(1) == 2
 def test_a_long_wait_is_reported_once() -> None:
     program = """
 import threading
-from allreduce.comm.transports.mpi import vigil as mpi_vigil
-mpi_vigil._ANNOUNCE_SECONDS = 0.4
-mpi_vigil.WARN_SECONDS = 0.3 + rank * 9
+from allreduce.comm.transports.mpi import wait_monitor
+wait_monitor._ANNOUNCE_SECONDS = 0.4
+wait_monitor.WARN_SECONDS = 0.3 + rank * 9
 for message in (False, True):
     if rank == 1 and message:
         comm.recv(np.zeros(3), source=0)
-        assert transport(comm)._news._get("message/1") == ""  # that is over
+        assert transport(comm)._board._get("message/1") == ""  # that is over
     elif message:
-        mpi_vigil.WARN_SECONDS = 1.2
+        wait_monitor.WARN_SECONDS = 1.2
         threading.Timer(1.7, comm.send, (np.ones(3), 1)).start()
     elif rank == 1:
         time.sleep(0.9)
@@ -266,8 +266,8 @@ def test_a_call_that_all_had_begun_completes_though_another_rank_has_aborted() -
     """Rank 0 hears of it at each look, while rank 2 does not drive its part of the call."""
     said = failing(
         """
-from allreduce.comm.transports.mpi import transport as mpi_transport, vigil as mpi_vigil
-mpi_vigil._LOOK_SECONDS = 0.01
+from allreduce.comm.transports.mpi import transport as mpi_transport, wait_monitor
+wait_monitor._LOOK_SECONDS = 0.01
 x = np.full(1 << 20, rank + 1.0)
 comm.barrier()
 work = comm.broadcast(x, root=1, async_op=True)  # whose root is done before the others

@@ -121,7 +121,7 @@ def sent(comm: Communicator) -> int:
     if comm.transport == "tcp":
         return sum(transport.payload_bytes())
     levels = [level.transport for level in transport._levels.values()]
-    return sum(sum(one.payload_bytes()) for one in (transport._ledger, *levels))
+    return sum(sum(one.payload_bytes()) for one in (transport._control, *levels))
 
 
 def sends(comm: Communicator) -> list[str]:

@@ -13,7 +13,7 @@ from tests.harness import clean_environment, run_ranks, script_of
 from tests.netns import hosts
 
 
-def _few_files(victim: int, room: int) -> None:
+def _few_files(victim: int, spare: int) -> None:
     import os
     import resource
     import time
@@ -25,7 +25,7 @@ def _few_files(victim: int, room: int) -> None:
     began = time.monotonic()
     if mine.rank == victim:
         used = len(os.listdir("/proc/self/fd")) - 1
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used + room, used + room))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + spare, used + spare))
     try:
         init(timeout=20)
     except errors.JoinError as error:
@@ -50,7 +50,7 @@ def test_too_few_file_descriptors_are_an_error_on_all_ranks(transport: str, vict
     assert all(result.returncode == 0 for result in results), results
 
 
-def _strangers(victim: int, room: int) -> None:
+def _strangers(victim: int, spare: int) -> None:
     """Join with no descriptors to spare on the victim, which strangers have called before."""
     import json
     import os
@@ -63,19 +63,19 @@ def _strangers(victim: int, room: int) -> None:
     strangers = []
     if mine.rank == victim:
         used = len(os.listdir("/proc/self/fd")) - 1
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used + room, used + room))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + spare, used + spare))
     elif mine.rank == mine.size - 1:
-        store = mine.room("world.1").store
+        store = mine.scope("world.1").store
         facts = json.loads(store.get(f"{mine.generation}/tcp/world.1/{victim}", 20))
-        for _ in range(3 * room):
+        for _ in range(3 * spare):
             strangers.append(socket.create_connection((facts[2], facts[3])))
             strangers[-1].sendall(b"allreduce")
     print(init(transport="tcp", timeout=20).all_reduce(1))
 
 
 def test_slow_strangers_do_not_use_up_the_members_descriptors() -> None:
-    room = 2 * 3 + 2 + 8  # of a member that is called and calls
-    results = run_ranks(_strangers, 3, arguments=(1, room))
+    spare = 2 * 3 + 2 + 8  # of a member that is called and calls
+    results = run_ranks(_strangers, 3, arguments=(1, spare))
     assert [result.stdout for result in results] == ["3\n"] * 3, results
     assert "no descriptor is left for those that call" in results[1].stderr
 

@@ -29,9 +29,9 @@ def _waits(folder: str, transport: str, stops: bool) -> None:
     from allreduce import errors
     from allreduce.comm import init, world
     from allreduce.comm.transports import native
-    from allreduce.comm.transports.mpi import wait_monitor as mpi_vigil
+    from allreduce.comm.transports.mpi import wait_monitor
 
-    native.WARN_SECONDS = mpi_vigil.WARN_SECONDS = 0.5
+    native.WARN_SECONDS = wait_monitor.WARN_SECONDS = 0.5
     comm = init(transport=transport, timeout=30)
     comm.all_reduce(np.ones(7))
     place = Path(folder)
@@ -234,7 +234,7 @@ def test_one_that_is_stopped_is_not_blamed_for_what_another_has_not_begun(
         assert "replica 2" in str(caught.value)
         assert "replica 1" not in str(caught.value)
         told: Any = comm._dispatch.transport
-        found: tuple[str, int] | None = getattr(told, "_ledger", told).verdict()
+        found: tuple[str, int] | None = getattr(told, "_control", told).verdict()
         return found
 
     assert run_threads(call, 3)[0] == ("timeout", 2)

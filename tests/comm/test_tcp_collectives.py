@@ -16,8 +16,8 @@ from tests.comm.tcp_cases import (
     exchanging,
     exchanging_different,
     gathering,
+    new_output,
     reducing,
-    room,
     run,
     scattering,
     spreading,
@@ -67,7 +67,7 @@ def test_means_are_the_sum_divided_once() -> None:
     def member(comm: Communicator) -> None:
         for dtype, length in itertools.product(("float32", "float64"), (9, 30011, 300007)):
             inputs = [whole(length, dtype, m) for m in range(comm.size)]
-            out = run(comm, "all_reduce", inputs[comm.rank], room(length, dtype), op="mean")
+            out = run(comm, "all_reduce", inputs[comm.rank], new_output(length, dtype), op="mean")
             expected = (np.add.reduce(inputs) / comm.size).astype(dtype)
             np.testing.assert_array_equal(out, expected)
             assert not np.signbit(out[out == 0]).any()
@@ -76,13 +76,13 @@ def test_means_are_the_sum_divided_once() -> None:
 
 
 def test_exchanges_that_do_not_fit_touch_no_output() -> None:
-    outs = [room(90000) for _ in range(3)]
+    outs = [new_output(90000) for _ in range(3)]
 
     def member(comm: Communicator) -> None:
         mine = (10000, 10000, 20000 if comm.rank == 0 else 10000)
         run(
             comm,
-            *("all_to_all", room(sum(mine)) + 1, outs[comm.rank][:30000]),
+            *("all_to_all", new_output(sum(mine)) + 1, outs[comm.rank][:30000]),
             count=sum(mine),
             counts=mine,
             receives=(10000,) * 3,
@@ -109,16 +109,16 @@ def test_many_of_all_kinds_in_flight_with_several_connections(
             x = np.full(length, comm.rank + index, np.float32)
             expected = total + index * comm.size
             if index % 3:
-                work = start(comm, "all_reduce", x, room(length), op="sum")
+                work = start(comm, "all_reduce", x, new_output(length), op="sum")
             else:
                 share = length // comm.size
                 x = x[: share * comm.size]
-                work = start(comm, "reduce_scatter", x, room(share), op="sum", count=share)
+                work = start(comm, "reduce_scatter", x, new_output(share), op="sum", count=share)
             works.append((work, expected))
             to = (comm.rank + 1) % comm.size
             start(comm, "send", np.full(3000, index), None, root=to, tag=index)
             before = (comm.rank - 1) % comm.size
-            work = start(comm, "recv", None, room(3000, "int64"), root=before, tag=index)
+            work = start(comm, "recv", None, new_output(3000, "int64"), root=before, tag=index)
             works.append((work, index))
         for position in np.random.default_rng(comm.rank).permutation(len(works)):
             work, expected = works[position]
@@ -137,7 +137,7 @@ def test_arrays_larger_than_any_buffer(connections: str, monkeypatch: pytest.Mon
         run(comm, "all_reduce", x, x, op="sum")
         total = sum(range(comm.size))
         np.testing.assert_array_equal(x, np.arange(length, dtype=np.int32) * comm.size + total)
-        share = room(length // comm.size, "int32")
+        share = new_output(length // comm.size, "int32")
         run(comm, "reduce_scatter", x[: share.size * comm.size], share, op="max", count=share.size)
         np.testing.assert_array_equal(share, x[comm.rank * share.size :][: share.size])
 
@@ -146,7 +146,7 @@ def test_arrays_larger_than_any_buffer(connections: str, monkeypatch: pytest.Mon
 
 def test_a_type_without_a_kernel_is_refused() -> None:
     def member(comm: Communicator) -> None:
-        run(comm, "all_reduce", np.ones(3), room(3, "float64"), op="bitwise_and")
+        run(comm, "all_reduce", np.ones(3), new_output(3, "float64"), op="bitwise_and")
 
     for outcome in settle_threads(member, 2):
         assert isinstance(outcome, UnsupportedError)

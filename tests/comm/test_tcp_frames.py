@@ -89,22 +89,22 @@ def good() -> list[tuple[int, bytes]]:
 
 def begin(peer: Peer) -> tuple[_native.TcpWork, Array, Array]:
     """Start the call on member 0; returns the work, its input, and its output between guards."""
-    x, room = np.ones(COUNT, "float32"), np.full(COUNT + 2 * GUARD, 77, "float32")
-    at = room.ctypes.data + GUARD * 4
+    x, guarded = np.ones(COUNT, "float32"), np.full(COUNT + 2 * GUARD, 77, "float32")
+    at = guarded.ctypes.data + GUARD * 4
     work = peer.member.start(CHAIN, SIGNATURE, x.ctypes.data, at)
     post = HEADER.size + len(SIGNATURE)
     assert len(peer.words.recv(post, socket.MSG_WAITALL)) == post  # data comes only after it
-    return work, x, room
+    return work, x, guarded
 
 
 def test_the_frames_of_this_test_are_those_of_a_member() -> None:
     with peer() as other:
-        work, _, room = begin(other)
+        work, _, guarded = begin(other)
         other.send(good())
         assert work.wait(5)
-        assert (room[GUARD:-GUARD] == 2).all()
-        assert (room[:GUARD] == 77).all()
-        assert (room[-GUARD:] == 77).all()
+        assert (guarded[GUARD:-GUARD] == 2).all()
+        assert (guarded[:GUARD] == 77).all()
+        assert (guarded[-GUARD:] == 77).all()
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,14 @@ def test_the_frames_of_this_test_are_those_of_a_member() -> None:
 )
 def test_a_peer_that_talks_nonsense_counts_as_lost(bad: tuple[int, bytes]) -> None:
     with peer() as other:
-        work, _, room = begin(other)
+        work, _, guarded = begin(other)
         other.send([bad])
         assert not work.wait(2)
         assert work.failed
         found = other.member.culprit()
         assert found is not None
         assert found[:2] == ("lost", 1)
-        assert (room == 77).all()
+        assert (guarded == 77).all()
 
 
 def test_who_sends_more_small_messages_than_are_received_breaks_the_protocol() -> None:
@@ -218,7 +218,7 @@ def fuzz(seed: int, rounds: int) -> None:
     draw = random.Random(seed)
     for _ in range(rounds):
         with peer() as other:
-            work, x, room = begin(other)
+            work, x, guarded = begin(other)
             receive = np.full(GUARD, 77, "int64")
             call = Call("recv", None, "int64", 1, -1, "frames", tag=-1)
             words, signature = tcp_calls.words(call, 2, CHOICES), signed(call)
@@ -228,8 +228,8 @@ def fuzz(seed: int, rounds: int) -> None:
             for one in (work, message):
                 one.wait(5)
                 assert one.done or one.failed
-            assert (room[:GUARD] == 77).all()
-            assert (room[-GUARD:] == 77).all()
+            assert (guarded[:GUARD] == 77).all()
+            assert (guarded[-GUARD:] == 77).all()
             assert (receive[1:] == 77).all()
             assert (x == 1).all()
 

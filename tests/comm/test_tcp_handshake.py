@@ -20,15 +20,15 @@ from allreduce import errors
 from allreduce.cluster.leader.proof import PROOF_BYTES
 from allreduce.cluster.world import World
 from allreduce.comm.transports import handshake
-from allreduce.comm.transports.handshake import Challenge, HandshakeError, Meeting, receive
+from allreduce.comm.transports.handshake import Challenge, Credentials, HandshakeError, receive
 from allreduce.comm.transports.tcp import connections
 from allreduce.comm.transports.tcp import interface as tcp_interface
-from allreduce.comm.transports.tcp.connections import HELLO_BYTES, Calling, Hello
-from allreduce.comm.transports.tcp.meeting import connect
+from allreduce.comm.transports.tcp.connections import HELLO_BYTES, Dialer, Hello
 from allreduce.comm.transports.tcp.mesh import Mesh, Process
+from allreduce.comm.transports.tcp.rendezvous import connect
 from tests.comm.test_links import worlds
 
-MEETING = Meeting("job", "1/tcp/world", b"secret")
+MEETING = Credentials("job", "1/tcp/world", b"secret")
 HELLO = Hello(2, caller=2, callee=0, channel=1, channels=2)
 HEAD = struct.pack("!16sI", b"allreduce job le", handshake.VERSION)
 
@@ -42,7 +42,7 @@ def hello_with(nonce: bytes) -> bytes:
     return HEAD + nonce + HELLO.pack()
 
 
-def shake(caller: Meeting, hello: Hello = HELLO) -> tuple[Any, Any]:
+def shake(caller: Credentials, hello: Hello = HELLO) -> tuple[Any, Any]:
     """Let a caller and a listener shake hands; returns what each returned or raised."""
     ours, theirs = socket.socketpair()
     outcomes: list[Any] = [None, None]
@@ -234,7 +234,7 @@ def test_slow_strangers_are_dropped_after_their_time(
 ) -> None:
     assert handshake.STRANGER_SECONDS == 2  # as documented
     monkeypatch.setattr(connections, "STRANGER_SECONDS", 0.2)
-    called = Calling._call
+    called = Dialer._call
     dropped: list[float] = []  # after how many seconds
 
     def late(*arguments: Any) -> None:
@@ -261,7 +261,7 @@ def test_slow_strangers_are_dropped_after_their_time(
             threads.append(threading.Thread(target=dawdle, args=(address, drips)))
             threads[-1].start()
 
-    monkeypatch.setattr(Calling, "_call", late)
+    monkeypatch.setattr(Dialer, "_call", late)
     outcomes = meet(worlds(2), intrude=intrude)
     assert all(isinstance(outcome, Mesh) for outcome in outcomes), outcomes
     for thread in threads:
@@ -276,14 +276,14 @@ def test_who_has_the_secret_still_gets_no_place_but_its_own(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = worlds(3)[0]
-    meeting = Meeting(world.job, "1/tcp/meeting", world.secret)
+    meeting = Credentials(world.job, "1/tcp/meeting", world.secret)
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     host, port = listener.getsockname()
     mesh = Mesh(world, meeting, tuple(Process(rank, 1, 1, host, port, 2) for rank in range(3)))
-    calling = Calling(mesh, time.monotonic() + 10)
+    calling = Dialer(mesh, time.monotonic() + 10)
     calling.start()
-    reception = connections.Reception(mesh, listener, calling)
+    reception = connections.Acceptor(mesh, listener, calling)
     thread = threading.Thread(target=reception.run, args=(time.monotonic() + 10,))
     thread.start()
 
@@ -334,12 +334,12 @@ def caller(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def test_an_interrupt_cuts_calls_short(caller: World, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
 
-    def interrupt(_: connections.Reception) -> None:
+    def interrupt(_: connections.Acceptor) -> None:
         looks.append(1)
         if len(looks) == 5:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(connections.Reception, "_hear", interrupt)
+    monkeypatch.setattr(connections.Acceptor, "_hear", interrupt)
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         connect(caller, "meeting", 1, 60)

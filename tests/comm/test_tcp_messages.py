@@ -9,7 +9,7 @@ import pytest
 
 from allreduce.comm import Communicator
 from allreduce.errors import MismatchError
-from tests.comm.tcp_cases import ANY, room, run, start
+from tests.comm.tcp_cases import ANY, new_output, run, start
 from tests.harness import run_threads, settle_threads
 
 
@@ -30,7 +30,7 @@ def test_messages_by_tag_and_source(connections: str, monkeypatch: pytest.Monkey
             x = np.full(length, comm.rank * 10 + tag, np.int64)
             works.append(start(comm, "send", x, None, root=other, tag=tag))
         for tag, other in itertools.product((4, 0, 3, 1, 2), others):
-            out = room(lengths[tag], "int64")
+            out = new_output(lengths[tag], "int64")
             run(comm, "recv", None, out, root=other, tag=tag)
             assert (out == other * 10 + tag).all()
         for work in works:
@@ -48,7 +48,7 @@ def test_messages_of_any_source_and_tag_come_in_their_senders_order() -> None:
             return
         seen: dict[int, list[int]] = {1: [], 2: []}
         for _ in range(300):
-            rank, index = run(comm, "recv", None, room(2, "int64"), root=ANY, tag=ANY)
+            rank, index = run(comm, "recv", None, new_output(2, "int64"), root=ANY, tag=ANY)
             seen[int(rank)].append(int(index))
         assert seen == {1: list(range(150)), 2: list(range(150))}
 
@@ -60,9 +60,11 @@ def test_messages_to_oneself() -> None:
         for length in (3, 100000):
             x = np.full(length, comm.rank + 5.0)
             first = start(comm, "send", x, None, root=comm.rank, tag=1)
-            assert (run(comm, "recv", None, room(length, "float64"), root=ANY, tag=1) == x).all()
+            assert (
+                run(comm, "recv", None, new_output(length, "float64"), root=ANY, tag=1) == x
+            ).all()
             first.wait()
-            later = start(comm, "recv", None, room(length, "float64"), root=comm.rank, tag=2)
+            later = start(comm, "recv", None, new_output(length, "float64"), root=comm.rank, tag=2)
             run(comm, "send", x, None, root=comm.rank, tag=2)
             assert (later.wait() == x).all()
 
@@ -75,7 +77,7 @@ def test_messages_that_do_not_fit_are_a_mismatch_of_both_calls() -> None:
             run(comm, "send", np.ones(4), None, root=1, tag=7)
             run(comm, "barrier", np.ones(0), None, dtype="none")
         else:
-            run(comm, "recv", None, room(5, "float64"), root=0, tag=7)
+            run(comm, "recv", None, new_output(5, "float64"), root=0, tag=7)
 
     for outcome in settle_threads(member, 2):
         assert isinstance(outcome, MismatchError), outcome

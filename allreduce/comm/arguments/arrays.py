@@ -15,14 +15,14 @@ _NUMBERS = (bool, int, float, complex)
 _CPU = 1  # DLPack's kDLCPU
 
 
-class Lent(NamedTuple):
+class BorrowedArray(NamedTuple):
     """A caller's array as NumPy sees it, and how a result becomes what the caller works with."""
 
     array: Array
     answer: Callable[[Array], Any]
 
 
-def borrow(where: str, x: Any, takes: str = "takes an array or a number") -> Lent:
+def borrow(where: str, x: Any, takes: str = "takes an array or a number") -> BorrowedArray:
     """View a caller's array, or number, as a NumPy array that shares its memory.
 
     Args:
@@ -83,12 +83,12 @@ def dtype_named(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
-def _view(where: str, x: Any) -> Lent | None:
+def _view(where: str, x: Any) -> BorrowedArray | None:
     """Return None of what is neither an array nor a number."""
     if isinstance(x, np.ndarray):
         return _numpy(where, x)
     if isinstance(x, np.generic):
-        return Lent(np.asarray(x), lambda result: result if result.ndim else result[()])
+        return BorrowedArray(np.asarray(x), lambda result: result if result.ndim else result[()])
     if type(x) in _NUMBERS:
         return _number(where, x)
     for kind in type(x).__mro__:  # a subclass may be the caller's own
@@ -97,21 +97,21 @@ def _view(where: str, x: Any) -> Lent | None:
             return _LIBRARIES[library](where, x)
     if hasattr(x, "__dlpack__"):
         _check_device(where, x)
-        return Lent(np.from_dlpack(x), _by_namespace(x))
+        return BorrowedArray(np.from_dlpack(x), _by_namespace(x))
     try:
         memory = memoryview(x)
     except TypeError:
         return None
-    return Lent(np.asarray(memory), _same)
+    return BorrowedArray(np.asarray(memory), _same)
 
 
-def _numpy(where: str, x: Array) -> Lent:
+def _numpy(where: str, x: Array) -> BorrowedArray:
     """View an array, of a subclass as a plain one: its memory is not the values of a masked one."""
     if isinstance(x, np.ma.MaskedArray):
         raise UsageError(
             f"{where} got a masked array, whose mask would be lost; fill it first, as by filled()"
         )
-    return Lent(np.asarray(x), _same)
+    return BorrowedArray(np.asarray(x), _same)
 
 
 def _named(x: Any) -> str:
@@ -122,12 +122,12 @@ def _same(result: Array) -> Array:
     return result
 
 
-def _number(where: str, x: bool | int | float | complex) -> Lent:
+def _number(where: str, x: bool | int | float | complex) -> BorrowedArray:
     try:
         array = np.asarray(x, np.int64 if type(x) is int else None)
     except OverflowError as error:
         raise UsageError(f"{where}: {x} does not fit into 64 bits") from error
-    return Lent(array, lambda result: result if result.ndim else result.item())
+    return BorrowedArray(array, lambda result: result if result.ndim else result.item())
 
 
 def _check_device(where: str, x: Any) -> None:
@@ -144,19 +144,19 @@ def _by_namespace(x: Any) -> Callable[[Array], Any]:
     return _same if find is None else find().from_dlpack
 
 
-def _torch(where: str, x: Any) -> Lent | None:
+def _torch(where: str, x: Any) -> BorrowedArray | None:
     """View a tensor; NumPy has no bfloat16 of its own, so that goes as 16 bits."""
     torch = importlib.import_module("torch")
     if not isinstance(x, torch.Tensor):
         return None
     _check_tensor(where, torch, x)
     if x.dtype != torch.bfloat16:
-        return Lent(x.detach().numpy(), torch.from_numpy)
+        return BorrowedArray(x.detach().numpy(), torch.from_numpy)
     try:
         bfloat16 = dtype_named("bfloat16")
     except TypeError as error:
         raise UsageError(f"{where} got a tensor of bfloat16: {error}") from error
-    return Lent(
+    return BorrowedArray(
         x.detach().view(torch.int16).numpy().view(bfloat16),
         lambda result: torch.from_numpy(result.view(np.int16)).view(torch.bfloat16),
     )
@@ -186,7 +186,7 @@ def _check_tensor(where: str, torch: Any, x: Any) -> None:
             )
 
 
-def _jax(where: str, x: Any) -> Lent | None:
+def _jax(where: str, x: Any) -> BorrowedArray | None:
     """View a JAX array, which cannot be written."""
     jax = importlib.import_module("jax")
     if isinstance(x, jax.core.Tracer):
@@ -199,11 +199,11 @@ def _jax(where: str, x: Any) -> Lent | None:
     if x.is_deleted():
         raise UsageError(f"{where} got a JAX array that was deleted or donated; pass a live one")
     _check_device(where, x)
-    return Lent(np.asarray(x), importlib.import_module("jax.numpy").asarray)
+    return BorrowedArray(np.asarray(x), importlib.import_module("jax.numpy").asarray)
 
 
 # Libraries whose arrays need more than DLPack gives: its arrays come read-only, or lack a type.
-_LIBRARIES: dict[str, Callable[[str, Any], Lent | None]] = {
+_LIBRARIES: dict[str, Callable[[str, Any], BorrowedArray | None]] = {
     "torch": _torch,
     "jax": _jax,
     "jaxlib": _jax,

@@ -54,7 +54,7 @@ class Options:
         counts: Rows of every member's share; for all_to_all, that this member sends to each.
         receives: Rows that this member gets from each; all_to_all with counts only.
         scale: Factors before and after the reduction.
-        typed: What the caller wrote, where it is another call than this (typed.py).
+        call_text: What the caller wrote, where it is another call than this (call_text.py).
     """
 
     op: str | None = None
@@ -62,7 +62,7 @@ class Options:
     counts: Sequence[int] | None = None
     receives: Sequence[int] | None = None
     scale: tuple[Any, Any] = UNSCALED
-    typed: str = ""
+    call_text: str = ""
 
 
 def check_op(context: Context, op: str | None, dtype: np.dtype[Any]) -> None:

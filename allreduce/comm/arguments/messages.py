@@ -10,7 +10,7 @@ from allreduce.comm.arguments import checks
 from allreduce.comm.arguments.arrays import borrow, borrow_out
 from allreduce.comm.arguments.checks import Context
 from allreduce.comm.arguments.overlap import check_own
-from allreduce.comm.arguments.prepare import Prepared, contiguous, room
+from allreduce.comm.arguments.prepare import Prepared, contiguous, new_output
 from allreduce.comm.calls.call import ANY, COUNT_LIMIT, Array, Call
 from allreduce.comm.core.transport import Work
 from allreduce.errors import UnsupportedError, UsageError
@@ -99,7 +99,9 @@ def prepare_recv(context: Context, out: Any, source: Any, tag: Any) -> Prepared:
     if not target.flags.writeable:
         raise UsageError(f"{context.where}: out is read-only; pass a writable array")
     check_own(f"{context.where}: out", target)
-    buffer = target if target.flags.c_contiguous else room(context, target.shape, target.dtype)
+    buffer = (
+        target if target.flags.c_contiguous else new_output(context, target.shape, target.dtype)
+    )
 
     def result() -> Any:
         if buffer is not target:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from allreduce.comm.arguments import call_text, checks, scaling
-from allreduce.comm.arguments.arrays import Lent, borrow, borrow_out
+from allreduce.comm.arguments.arrays import BorrowedArray, borrow, borrow_out
 from allreduce.comm.arguments.checks import UNSCALED, Context, Options
 from allreduce.comm.arguments.overlap import check_overlap
 from allreduce.comm.calls.call import COUNT_LIMIT, ROOTED, Array, Call
@@ -49,7 +49,7 @@ def prepare(context: Context, x: Any, options: Options, out: Any, whole: Any = N
     source = buffer = None
     if target is not None:
         plain = target.flags.c_contiguous
-        buffer = target if plain else room(context, target.shape, target.dtype)
+        buffer = target if plain else new_output(context, target.shape, target.dtype)
     if lent is not None:
         own = buffer if out is None or buffer is not target else None  # nobody else's memory
         source = _source(context, lent.array, options, own)
@@ -70,7 +70,7 @@ def prepare(context: Context, x: Any, options: Options, out: Any, whole: Any = N
 
 def _target(
     context: Context,
-    lent: Lent | None,
+    lent: BorrowedArray | None,
     options: Options,
     out: Any,
     shape: tuple[int, ...],
@@ -80,7 +80,7 @@ def _target(
     if context.collective in _TO_ROOT and context.rank != options.root:
         return None
     if out is None:
-        return room(context, shape, dtype)
+        return new_output(context, shape, dtype)
     target = borrow_out(f"{context.where}: out", out)
     checks.check_out(context, target, shape, dtype)
     if lent is not None:
@@ -118,7 +118,7 @@ def _source(context: Context, array: Array, options: Options, own: Array | None)
         return array
     copy = None if own is None else _part(context, own, array.shape, options)
     if copy is None:
-        copy = room(context, array.shape, array.dtype)
+        copy = new_output(context, array.shape, array.dtype)
     if context.collective == "broadcast" and context.rank != options.root:
         return copy  # what it holds is read by nobody
     if options.scale[0] != 1:
@@ -141,7 +141,7 @@ def _part(
     return result[first : first + rows].reshape(shape)
 
 
-def room(context: Context, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def new_output(context: Context, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return a new array.
 
     Raises:
@@ -164,7 +164,7 @@ def contiguous(context: Context, array: Array) -> Array:
     """
     if array.flags.c_contiguous:
         return array
-    copy = room(context, array.shape, array.dtype)
+    copy = new_output(context, array.shape, array.dtype)
     copy[...] = array
     return copy
 
@@ -196,7 +196,8 @@ def _call(context: Context, options: Options, dtype: np.dtype[Any], shape: tuple
         context.group,
         counts,
         receives,
-        typed=options.typed or call_text.of_array(context.collective, dtype, shape, options),
+        call_text=options.call_text
+        or call_text.of_array(context.collective, dtype, shape, options),
         row=row,
     )
 

@@ -93,13 +93,15 @@ class Call:
     # all_to_all, what this member sends to each
     receives: tuple[int, ...] | None = None  # of all_to_all with counts: what it gets from each
     tag: int | None = None  # of send and recv; -1 is any
-    typed: str = ""  # what the caller wrote, where that is not just this (typed.py); it must agree
+    call_text: str = (
+        ""  # what the caller wrote, where that is not just this (call_text.py); it must agree
+    )
     row: int = field(default=1, compare=False)  # elements of a row, in which callers give counts
 
     def __str__(self) -> str:
         """Say it as the caller wrote it: `all_reduce(float32[1000], op='sum')`."""
-        if self.typed:
-            return without_digest(self.typed)
+        if self.call_text:
+            return without_digest(self.call_text)
         if self.collective == "barrier":
             return "barrier()"
         if self.collective == "empty":
@@ -134,10 +136,10 @@ def agreed_shape(call: Call, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1024)
-def digest(typed: str) -> int:
-    """Return 64 bits of what was typed, for comparisons; 0 of nothing."""
-    told = hashlib.blake2b(typed.encode(), digest_size=8).digest()
-    return int.from_bytes(told, "little") if typed else 0
+def digest(call_text: str) -> int:
+    """Return 64 bits of what was call_text, for comparisons; 0 of nothing."""
+    told = hashlib.blake2b(call_text.encode(), digest_size=8).digest()
+    return int.from_bytes(told, "little") if call_text else 0
 
 
 _PEERS = {"send": "dest", "recv": "source"}  # what callers name the peer

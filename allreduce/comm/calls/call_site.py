@@ -29,34 +29,36 @@ class Note(NamedTuple):
 
     shape: str  # of the array: "2, 500"; "()" of a number
     site: str  # the caller's line: "train.py:31"
-    typed: str = ""  # what the caller wrote, where the transport's own words have no room for it
+    call_text: str = (
+        ""  # what the caller wrote, where the transport's own words have no room for it
+    )
 
     def pack(self) -> bytes:
         """Return it as bytes, at most `NOTE_BYTES`; of a long path the end counts."""
         shape = self.shape.encode()[:_SHAPE_BYTES]
-        typed = self.typed.encode()[:TEXT_BYTES]
+        call_text = self.call_text.encode()[:TEXT_BYTES]
         site = self.site.encode()
-        most = NOTE_BYTES - len(shape) - len(typed) - 2
+        most = NOTE_BYTES - len(shape) - len(call_text) - 2
         end = site if len(site) <= most else b"..." + site[3 - most :]
-        return b"\n".join((shape, typed, end))
+        return b"\n".join((shape, call_text, end))
 
     @staticmethod
     def unpack(data: bytes) -> Note:
-        shape, typed, site = (*data.decode(errors="replace").split("\n", 2), "", "")[:3]
-        return Note(shape, site, typed)
+        shape, call_text, site = (*data.decode(errors="replace").split("\n", 2), "", "")[:3]
+        return Note(shape, site, call_text)
 
 
-def note(x: Array | None, out: Array | None, typed: str = "") -> bytes:
+def note(x: Array | None, out: Array | None, call_text: str = "") -> bytes:
     """Return the packed note of a call of these arrays that is being made now.
 
     Args:
         x: The input, or None.
         out: The output, or None.
-        typed: What the caller wrote, if that is to be in the note: it tells the shapes, too.
+        call_text: What the caller wrote, if that is to be in the note: it tells the shapes, too.
     """
     array = x if x is not None else out
-    shape = "" if array is None or typed else shape_text(array)
-    return Note(shape, text(*place()), typed).pack()
+    shape = "" if array is None or call_text else shape_text(array)
+    return Note(shape, text(*place()), call_text).pack()
 
 
 def shape_text(array: Array) -> str:

@@ -27,19 +27,19 @@ def remove(transport: Transport) -> None:
         exit_hooks.unhook()
 
 
-def some() -> bool:
+def any_open() -> bool:
     """Say whether there are any."""
     return bool(_transports)
 
 
-def _living() -> list[Transport]:
+def _open_transports() -> list[Transport]:
     found = (reference() for reference in _transports.valuerefs())
     return [one for one in found if one is not None]
 
 
 def _abort_all(reason: str) -> None:
     """Tell the peers at once by what error this program ends, which may take it a while."""
-    for transport in _living():
+    for transport in _open_transports():
         transport.abort(f"its program ended with {reason}", interrupted=exit_hooks.interrupted())
 
 
@@ -50,7 +50,7 @@ def leave_all() -> None:
     """Tell the peers that this program has come to its end: it has not died."""
     if failure():
         _abort_all(failure())
-    for transport in _living():
+    for transport in _open_transports():
         transport.close(drain=False)
 
 
@@ -58,7 +58,7 @@ exit_hooks.before_exit(leave_all)
 
 
 def _after_fork() -> None:
-    for transport in _living():
+    for transport in _open_transports():
         transport.close_inherited()
     _transports.clear()
 

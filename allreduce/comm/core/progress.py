@@ -40,7 +40,7 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def go_on(shared: bool = True) -> float:
+def make_progress(shared: bool = True) -> float:
     """Do what can be done of all calls now, as far as this thread may.
 
     Args:
@@ -67,9 +67,9 @@ def _drive() -> bool:
 
 
 @contextlib.contextmanager
-def going_on() -> Iterator[None]:
+def background_progress() -> Iterator[None]:
     """Drive all calls of this process in a thread while the caller waits for something else."""
-    if not lifecycle.some():  # a process that joins has no calls yet
+    if not lifecycle.any_open():  # a process that joins has no calls yet
         yield
         return
     over = threading.Event()
@@ -94,7 +94,7 @@ def going_on() -> Iterator[None]:
 def _drive_until(over: threading.Event) -> None:
     seconds = 0.0
     while not over.wait(seconds):
-        seconds = go_on()
+        seconds = make_progress()
 
 
 def _end_helpers() -> None:

@@ -66,7 +66,7 @@ class Work(ABC):
         """Whether it is a recv whose message has not come; transports' own works can tell."""
         return False
 
-    def left_to_who_waits(self) -> bool:
+    def awaited_elsewhere(self) -> bool:
         """Say whether another thread waits for an unmet recv, or is about to: it hears of the end.
 
         Or what a signal's handler has interrupted does, if that is who asks.

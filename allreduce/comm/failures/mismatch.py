@@ -26,7 +26,9 @@ class Side(NamedTuple):
     def __str__(self) -> str:
         """Say its call, with the shape where that is known, the caller's line, and whose it is."""
         shape = self.note.shape
-        text = without_digest(self.typed) or (shaped(self.call, shape) if shape else str(self.call))
+        text = without_digest(self.call_text) or (
+            shaped(self.call, shape) if shape else str(self.call)
+        )
         site = self.note.site or "(call site not known yet)"
         place = f"at {site}" if self.note.site else site
         return f"{text} {place} {self.whose}"
@@ -37,14 +39,14 @@ class Side(NamedTuple):
         return "here" if self.here else f"on {self.member}"
 
     @property
-    def typed(self) -> str:
+    def call_text(self) -> str:
         """What the caller wrote, where it is more than the call."""
-        return self.call.typed or self.note.typed
+        return self.call.call_text or self.note.call_text
 
     @property
     def name(self) -> str:
         """What the caller called."""
-        return self.typed.partition("(")[0] or self.call.collective
+        return self.call_text.partition("(")[0] or self.call.collective
 
 
 def mismatch(where: str, what: str, first: Side, second: Side, hidden: str = "") -> MismatchError:
@@ -52,7 +54,7 @@ def mismatch(where: str, what: str, first: Side, second: Side, hidden: str = "")
     text = story(what, first, second, hidden)
     error = MismatchError(f"{where}: {text}")
     error.finding = Finding("mismatch", text)
-    error.calls = first.typed, second.typed
+    error.calls = first.call_text, second.call_text
     if _lists_differ(first, second):
         low, high = (second, first) if second.here else (first, second)
         error.lists = ((low.rank, low.whose), (high.rank, high.whose))
@@ -61,10 +63,10 @@ def mismatch(where: str, what: str, first: Side, second: Side, hidden: str = "")
 
 def _lists_differ(first: Side, second: Side) -> bool:
     """Say whether the calls are of lists, as long as each other, that differ in an array."""
-    numbers = [list_length(side.typed) for side in (first, second)]
+    numbers = [list_length(side.call_text) for side in (first, second)]
     alike = (first.call.op, first.call.root) == (second.call.op, second.call.root)
     same = first.name == second.name and None not in numbers and numbers[0] == numbers[1]
-    return same and alike and first.typed != second.typed
+    return same and alike and first.call_text != second.call_text
 
 
 def story(what: str, first: Side, second: Side, hidden: str = "") -> str:
@@ -87,13 +89,13 @@ def _remedy_of(first: Side, second: Side) -> str:
     message = {first.name, second.name} == set(MESSAGES)
     if first.name != second.name and not message:
         return _ORDER
-    if first.name in _INTERNAL and first.typed != second.typed:
+    if first.name in _INTERNAL and first.call_text != second.call_text:
         return _ORDER
     if first.name == "empty":
         return f"shapes and types {_EQUAL}"
     arguments = f"arrays, counts and factors {_EQUAL}"
-    numbers = [list_length(side.typed) for side in (first, second)]
-    if bool(first.typed) != bool(second.typed):
+    numbers = [list_length(side.call_text) for side in (first, second)]
+    if bool(first.call_text) != bool(second.call_text):
         if first.name == "scatter":  # without `out` it begins with another call
             return "every rank must make the same call: all pass out=, or none do"
         lists = numbers != [None, None]
@@ -108,7 +110,9 @@ def _remedy_of(first: Side, second: Side) -> str:
         return arguments
     if _lists_differ(first, second):
         return f"each array's shape and type, and the factors, {_EQUAL}"
-    return _remedy(first.call, second.call) or (arguments if first.typed != second.typed else "")
+    return _remedy(first.call, second.call) or (
+        arguments if first.call_text != second.call_text else ""
+    )
 
 
 def _remedy(a: Call, b: Call) -> str:

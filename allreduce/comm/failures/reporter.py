@@ -125,7 +125,7 @@ class Evidence(Protocol):
 E = TypeVar("E", bound=Evidence)
 
 
-class Witness(ABC, Generic[E]):
+class FailureReporter(ABC, Generic[E]):
     """What one member can say about its communicator's end.
 
     Args:
@@ -209,10 +209,10 @@ class Witness(ABC, Generic[E]):
         if fault in ("lost", "left"):
             own = own or (None if native is None else self.made(native))
             if own is not None:
-                return self.bereft(fault, member, self.me, own, native.seq)
+                return self.peer_lost_error(fault, member, self.me, own, native.seq)
             message = self.call(witness, seq)
             if message is not None and message.collective in MESSAGES:
-                return self.bereft(fault, member, witness, message)
+                return self.peer_lost_error(fault, member, witness, message)
             return self._missed(fault, member, current)
         if fault == "aborted":
             finding = decode(reason)
@@ -237,7 +237,7 @@ class Witness(ABC, Generic[E]):
         after = f" after {_read_wait(reason)[0]} s: {waited_for}; {advice(waited_for)}"
         return build_error(self.where, Finding("timeout", f"{gave_up} ", current, after))
 
-    def bereft(
+    def peer_lost_error(
         self, fault: str, member: int, witness: int, call: Call, seq: int = 0
     ) -> AllreduceError:
         """Build the error for a call of the witness's in which another died or left.

@@ -29,7 +29,7 @@ class HandshakeError(Exception):
 
 
 @dataclass(eq=False, repr=False)  # it has a secret
-class Meeting:
+class Credentials:
     """What both sides know beforehand."""
 
     job: str
@@ -72,7 +72,7 @@ def _check_user(sock: socket.socket) -> None:
         raise HandshakeError(f"it runs as user {uid}, not {os.getuid()}")
 
 
-def call(sock: socket.socket, meeting: Meeting, claim: bytes) -> None:
+def call(sock: socket.socket, meeting: Credentials, claim: bytes) -> None:
     """Prove ourselves to the listener, and have it prove itself.
 
     Args:
@@ -103,7 +103,7 @@ class Challenge:
         size: Bytes of the caller's claim.
     """
 
-    def __init__(self, meeting: Meeting, size: int) -> None:
+    def __init__(self, meeting: Credentials, size: int) -> None:
         self._meeting, self._size = meeting, size
         self._nonce, self._hello = nonce(), b""
 
@@ -135,7 +135,7 @@ class Challenge:
         return self._nonce + self._meeting.proof("listener", message, self._nonce), None
 
 
-def answer(sock: socket.socket, meeting: Meeting, size: int) -> bytes:
+def answer(sock: socket.socket, meeting: Credentials, size: int) -> bytes:
     """Have a caller prove itself, and prove ourselves to it; returns its claim of `size` bytes.
 
     Raises:

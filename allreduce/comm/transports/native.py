@@ -18,7 +18,7 @@ from allreduce.comm.calls.call import Array, Call
 from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.core import progress
 from allreduce.comm.core.transport import Transport, Work
-from allreduce.comm.failures.reporter import Witness, dead, encode
+from allreduce.comm.failures.reporter import FailureReporter, dead, encode
 from allreduce.errors import AllreduceError, ClosedError, Finding, UsageError, is_interrupt
 from allreduce.events import logger
 
@@ -71,7 +71,7 @@ class NativeWork(Work, Generic[N]):
 
     def done(self) -> bool:
         if not self.native.done:
-            self._transport.go_on()
+            self._transport.make_progress()
             self._transport.poll(self.native)
         return self.native.done
 
@@ -117,9 +117,9 @@ class NativeTransport(Transport, Generic[N]):
     drives_shared: ClassVar[bool] = False  # whether its waits drive all calls in shared memory
     _closing = True  # until there is something to close
 
-    def __init__(self, index: int, witness: Witness[Any], timeout: float) -> None:
+    def __init__(self, index: int, witness: FailureReporter[Any], timeout: float) -> None:
         self.index = index
-        self._witness = witness
+        self._reporter = witness
         self._timeout = timeout
         self._pending: set[NativeWork[N]] = set()
         self._prune_at = _PRUNE
@@ -137,7 +137,7 @@ class NativeTransport(Transport, Generic[N]):
     @property
     def members(self) -> tuple[MemberInfo, ...]:
         """All members."""
-        return self._witness.members
+        return self._reporter.members
 
     @property
     def dead(self) -> bool:
@@ -149,12 +149,12 @@ class NativeTransport(Transport, Generic[N]):
 
     def verdict(self) -> tuple[str, int] | None:
         """Say what killed the communicator, if it is dead: the fault, and the member to blame."""
-        found = self._witness.group.culprit()
+        found = self._reporter.group.culprit()
         return None if found is None else found[:2]
 
     def rename(self, members: tuple[MemberInfo, ...]) -> None:
         """Have messages name members as the larger communicator does that this one serves."""
-        self._witness.members = members
+        self._reporter.members = members
 
     @property
     @abstractmethod
@@ -255,7 +255,7 @@ class NativeTransport(Transport, Generic[N]):
         if WARN_SECONDS <= waited < total and not native.failed:
             logger.warning(
                 "%s has waited %g s in %s",
-                *(self._witness.where, waited, self._waiting(native)),
+                *(self._reporter.where, waited, self._waiting(native)),
             )
         if self._wait_on(native, max(0.0, total - waited)):
             return
@@ -279,9 +279,9 @@ class NativeTransport(Transport, Generic[N]):
     def _waiting(self, native: N) -> str:
         """Say in which call a work waits, for whom, what they did last and whether they live."""
 
-    def go_on(self) -> float:
+    def make_progress(self) -> float:
         """Do what can be done of other calls; returns how long this thread may wait until then."""
-        return progress.go_on(shared=not self.drives_shared)
+        return progress.make_progress(shared=not self.drives_shared)
 
     def _wait(self, native: N, seconds: float) -> bool:
         self.admit()
@@ -294,21 +294,21 @@ class NativeTransport(Transport, Generic[N]):
 
     def _drive_all(self, native: N, seconds: float) -> bool:
         """Wait for a work, and go on with other calls meanwhile."""
-        most = self.go_on()
+        most = self.make_progress()
         if seconds <= most:
             return self._drive(native, seconds)
         limit = time.monotonic() + seconds
         while not self._drive(native, min(seconds, most)):
             if native.failed or seconds <= most:
                 return False
-            most = self.go_on()
+            most = self.make_progress()
             seconds = max(0.0, limit - time.monotonic())
         return True
 
     def admit(self) -> None:
         if self.inherited:
             raise UsageError(
-                f"{self._witness.where}: process {os.getpid()} was forked from the process that "
+                f"{self._reporter.where}: process {os.getpid()} was forked from the process that "
                 "joined, and cannot use its communicator"
             )
 
@@ -325,14 +325,14 @@ class NativeTransport(Transport, Generic[N]):
                 own = next(calls, None)
         # It may take a while to find out the cause: what needs the lock must not wait for that.
         known = self._closed or self._failure is not None
-        error = None if known else self._witness.error(native, own)
+        error = None if known else self._reporter.error(native, own)
         with self._lock:
             if self._closed:
-                return ClosedError(f"{self._witness.where}: the communicator is closed")
+                return ClosedError(f"{self._reporter.where}: the communicator is closed")
             if self._failure is None and error is not None:
                 self._failure = str(error)
                 return error
-            return dead(self._witness.where, self._failure)
+            return dead(self._reporter.where, self._failure)
 
     def abort(self, reason: str, *, interrupted: bool = False) -> None:
         if self.inherited:
@@ -356,7 +356,7 @@ class NativeTransport(Transport, Generic[N]):
                 pending = [work for work in self._pending if not work.settled]
             if drain and self._failure is None:
                 for work in pending:
-                    if not work.left_to_who_waits():
+                    if not work.awaited_elsewhere():
                         work.wait()
                 self._drain()
         finally:  # nobody else does it any more, whatever a signal's handler has interrupted

@@ -14,7 +14,7 @@ from typing import ClassVar
 from allreduce.comm.calls.call import Array, Call
 from allreduce.comm.failures.reporter import encode, group_text
 from allreduce.comm.transports.tcp.calls import check, words
-from allreduce.comm.transports.tcp.failures import TcpWitness
+from allreduce.comm.transports.tcp.failures import TcpFailureReporter
 from allreduce.comm.transports.tcp.transport import TcpTransport, TcpWork
 from allreduce.errors import AllreduceError, Finding
 
@@ -23,7 +23,7 @@ _MISMATCH_SECONDS = 0.8  # others may have to post their calls first
 _LOOK_SECONDS = 0.002
 
 
-class HierarchicalWitness(TcpWitness):
+class HierarchicalFailureReporter(TcpFailureReporter):
     """As a tcp transport's, under another name."""
 
     transport: ClassVar[str] = "hierarchical"
@@ -35,17 +35,17 @@ class HierarchicalWitness(TcpWitness):
         return f"[{self.transport}] {group}{self.members[self.me]}"
 
 
-class Ledger(TcpTransport):
+class ControlChannel(TcpTransport):
     """One member's view of all; its arguments are TcpTransport's."""
 
     name = "hierarchical"
-    witness_class = HierarchicalWitness
+    reporter_class = HierarchicalFailureReporter
     _awaited = -1  # for whom the others think that this member waits
 
     def agree(self, call: Call, x: Array | None, out: Array | None) -> TcpWork:
         """Post a call to all members, and none of its data; done when all have posted the same."""
         self.admit()
-        check(call, self._witness.where)
+        check(call, self._reporter.where)
         nothing = Call("barrier", None, "none", 0, None, call.group)
         barrier = words(nothing, self._size, self._choices)
         return self._begin(call, barrier, self._told(call, x, out), (None, None), _nothing)
@@ -53,7 +53,7 @@ class Ledger(TcpTransport):
     @property
     def where(self) -> str:
         """Say whose messages these are."""
-        return self._witness.where
+        return self._reporter.where
 
     def tell_awaited(self, candidates: list[int]) -> None:
         """Tell all others whom this member may wait for in a long wait; none when it is over."""
@@ -87,7 +87,7 @@ class Ledger(TcpTransport):
         """
         return self._error(agreed.native, agreed.call)
 
-    def condemn(self, error: AllreduceError, agreed: TcpWork) -> None:
+    def propagate_failure(self, error: AllreduceError, agreed: TcpWork) -> None:
         """Tell all members why a smaller communicator has ended, unless they know by now.
 
         Args:
@@ -126,7 +126,7 @@ class Ledger(TcpTransport):
         found = absent
         if agreed.native.done:
             found = list(dict.fromkeys(self.behind([member]) for member in absent or [self.index]))
-        told = ((self.members[member], self._witness.last_call(member)) for member in found)
+        told = ((self.members[member], self._reporter.last_call(member)) for member in found)
         return "; ".join(f"{info} {last} ({info.state})" for info, last in told)
 
     def stopped(self) -> list[int]:

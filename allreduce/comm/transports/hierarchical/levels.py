@@ -68,7 +68,7 @@ class Level:
 
     def __init__(self, transport: LevelTransport, numbers: tuple[int, ...]) -> None:
         self.transport, self.numbers = transport, numbers
-        self.queue: deque[Run] = deque()
+        self.queue: deque[ChainRun] = deque()
 
 
 class LevelError(Exception):
@@ -76,7 +76,7 @@ class LevelError(Exception):
 
     Args:
         error: What it has raised.
-        agreed: The caller's call, as the ledger has it, in a step of which it has failed.
+        agreed: The caller's call, as the control has it, in a step of which it has failed.
     """
 
     def __init__(self, error: AllreduceError, agreed: TcpWork) -> None:
@@ -102,7 +102,7 @@ def guarded(do: Callable[[], T], agreed: TcpWork) -> T:
 _CHAINS = 16  # under way in one member: each look at them asks all
 
 
-class Run:
+class ChainRun:
     """A chain with its arrays."""
 
     def __init__(self, chain: Chain, agreed: TcpWork, x: Array | None, out: Array | None) -> None:
@@ -187,20 +187,20 @@ class Run:
         return self._arrays[part.array][part.start : part.stop]
 
 
-class Runs:
+class ChainQueue:
     """All chains of one member that are not finished, in the order in which they were started."""
 
     def __init__(self, levels: Mapping[str, Level]) -> None:
         self._levels = levels
-        self._waiting: deque[Run] = deque()
-        self.active: list[Run] = []
+        self._waiting: deque[ChainRun] = deque()
+        self.active: list[ChainRun] = []
 
     @property
-    def unfinished(self) -> list[Run]:
+    def unfinished(self) -> list[ChainRun]:
         """All chains, in order."""
         return [*self.active, *self._waiting]
 
-    def add(self, run: Run) -> None:
+    def add(self, run: ChainRun) -> None:
         """Have a chain follow all others."""
         for step in run.chain.steps:
             if isinstance(step, Step):

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from allreduce import settings
 from allreduce.cluster import World
-from allreduce.comm.transports.hierarchical.control_channel import Ledger
+from allreduce.comm.transports.hierarchical.control_channel import ControlChannel
 from allreduce.comm.transports.hierarchical.layout import Layout
 from allreduce.comm.transports.hierarchical.levels import Level, LevelTransport
 from allreduce.comm.transports.hierarchical.transport import HierarchicalTransport
@@ -54,13 +54,13 @@ def open_hierarchical(
 
 def _transports(meeting: _Meeting) -> list[HierarchicalTransport]:
     layout = meeting.layout
-    ledgers = meeting.open(partial(open_tcp, kind=Ledger), range(layout.size), "all")
-    levels: dict[int, dict[str, Level]] = {member: {} for member in ledgers}
+    controls = meeting.open(partial(open_tcp, kind=ControlChannel), range(layout.size), "all")
+    levels: dict[int, dict[str, Level]] = {member: {} for member in controls}
 
     def add(level: str, members: Sequence[int], opens: _Opens, part: str) -> None:
         for member, transport in meeting.open(opens, members, part).items():
             levels[member][level] = Level(transport, tuple(members))
-            known = ledgers[member].members
+            known = controls[member].members
             transport.rename(tuple(known[number] for number in members))
 
     for members in layout.hosts:
@@ -70,11 +70,11 @@ def _transports(meeting: _Meeting) -> list[HierarchicalTransport]:
     for number in range(layout.lanes if len(layout.hosts) > 1 else 0):
         members = tuple(sorted(host[number] for host in layout.hosts))
         add("across", members, across, f"lane {number}")
-    if meeting.across != "tcp" and len(layout.hosts) > 1:  # otherwise the ledger serves
+    if meeting.across != "tcp" and len(layout.hosts) > 1:  # otherwise the control serves
         add("every", range(layout.size), across, "every")
     return [
-        HierarchicalTransport(ledger, levels[member], layout, meeting.timeout)
-        for member, ledger in ledgers.items()
+        HierarchicalTransport(control, levels[member], layout, meeting.timeout)
+        for member, control in controls.items()
     ]
 
 
@@ -83,8 +83,8 @@ def _carriers(across: str) -> _Opens:
     if across == "tcp":
         return open_tcp
     lanes: _Opens = importlib.import_module(
-        "allreduce.comm.transports.hierarchical.mpi_lane"
-    ).mpi_lanes
+        "allreduce.comm.transports.hierarchical.mpi_level"
+    ).open_mpi_levels
     return lanes
 
 

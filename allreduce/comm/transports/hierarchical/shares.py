@@ -61,22 +61,22 @@ def reduce_scatter(build: Builder, shares: Shares, mine: Part) -> None:
         mine: This member's, in `out`.
     """
     order = _every_lane(build)
-    sorted_x = build.room(total(shares, order))
+    sorted_x = build.allocate(total(shares, order))
     build.copy(*((shares[member], part) for member, part in parts_of(sorted_x, shares, order)))
     held, lanes, position = sorted_x, build.layout.lanes, build.position
     if len(build.mates) > 1:
         counts = _by_position(build, shares)
-        held = build.room(counts[position])
+        held = build.allocate(counts[position])
         build.step("in", "reduce_scatter", sum(counts), sorted_x, held, counts=counts)
     hands_on = len(build.mates) > lanes
     own = _carried(build, position, build.host) if position < lanes else ()
-    result = mine if not (hands_on or build.wide) else build.room(total(shares, own))
+    result = mine if not (hands_on or build.wide) else build.allocate(total(shares, own))
     if position < lanes:
         counts = _by_host(build, position, shares)
         build.step("across", "reduce_scatter", sum(counts), held, result, counts=counts)
         build.divide(result)
     if hands_on:
-        final = build.room(mine.count) if build.wide else mine
+        final = build.allocate(mine.count) if build.wide else mine
         _hand_on(build, shares, result, final)
         result = final
     if build.wide:
@@ -106,18 +106,18 @@ def all_gather(build: Builder, shares: Shares, mine: Part) -> None:
     lanes, position, held = build.layout.lanes, build.position, mine
     own = _carried(build, position, build.host) if position < lanes else ()
     if len(build.mates) > lanes:
-        held = build.room(total(shares, own))
+        held = build.allocate(total(shares, own))
         counts = [0] * len(build.mates)
         counts[position % lanes] = mine.count
         receives = [shares[mate].count if mate in own else 0 for mate in build.mates]
         build.step("in", "all_to_all", 0, mine, held, counts=counts, receives=receives)
-    joined = build.room(total(shares, _order(build, position)) if position < lanes else 0)
+    joined = build.allocate(total(shares, _order(build, position)) if position < lanes else 0)
     if position < lanes:
         counts = _by_host(build, position, shares)
         build.step("across", "all_gather", sum(counts), held, joined, counts=counts)
     if len(build.mates) > 1:
         counts = _by_position(build, shares)
-        whole = build.room(sum(counts))
+        whole = build.allocate(sum(counts))
         build.step("out", "all_gather", sum(counts), joined, whole, counts=counts)
         joined = whole
     parts = parts_of(joined, shares, _every_lane(build))
@@ -143,7 +143,7 @@ class _Leg:
     whole: Part | None
 
 
-class _Way:
+class _Route:
     """By which members all shares go.
 
     Args:
@@ -164,16 +164,16 @@ class _Way:
         self.legs: list[_Leg] = []
         if len(build.mates) > 1:
             local = [shares[mate].count for mate in build.mates]
-            held = build.room(sum(local) if carries else 0)
+            held = build.allocate(sum(local) if carries else 0)
             self.legs.append(_Leg("in", lane, local, mine, held if carries else None))
-        joined = build.room(sum(counts) if carries and here else 0)
+        joined = build.allocate(sum(counts) if carries and here else 0)
         if carries:  # the root's host has a number of its own in the lane
             to = layout.lane(lane).index(host)
             self.legs.append(_Leg("across", to, counts, held, joined if here else None))
         self.is_root = build.me == root
         if here and lane != position:
             passed = [sum(counts) if mate == lane else 0 for mate in range(len(build.mates))]
-            final = build.room(sum(counts) if self.is_root else 0)
+            final = build.allocate(sum(counts) if self.is_root else 0)
             self.legs.append(_Leg("out", position, passed, joined, final if self.is_root else None))
             joined = final
         # What the root has of each member: host by host, and where it belongs.
@@ -189,13 +189,13 @@ def gather(build: Builder, shares: Shares, mine: Part) -> None:
         shares: In `out` of the root, by member.
         mine: This member's, in `x`.
     """
-    way = _Way(build, shares, mine)
-    for leg in way.legs:
+    route = _Route(build, shares, mine)
+    for leg in route.legs:
         count = sum(leg.counts)
         build.step(
             leg.level, "gather", count, leg.piece, leg.whole, root=leg.root, counts=leg.counts
         )
-    build.copy(*way.pairs)
+    build.copy(*route.pairs)
 
 
 def scatter(build: Builder, shares: Shares, mine: Part) -> None:
@@ -206,9 +206,9 @@ def scatter(build: Builder, shares: Shares, mine: Part) -> None:
         shares: In `x` of the root, by member.
         mine: This member's, in `out`.
     """
-    way = _Way(build, shares, mine)
-    build.copy(*((given, part) for part, given in way.pairs))
-    for leg in reversed(way.legs):
+    route = _Route(build, shares, mine)
+    build.copy(*((given, part) for part, given in route.pairs))
+    for leg in reversed(route.legs):
         level = {"in": "out", "out": "in"}.get(leg.level, leg.level)
         count = sum(leg.counts)
         build.step(level, "scatter", count, leg.whole, leg.piece, root=leg.root, counts=leg.counts)

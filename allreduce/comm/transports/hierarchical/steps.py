@@ -115,8 +115,8 @@ class Builder:
         """Whether working memory has a wider type than the caller's arrays."""
         return self.dtype != self.call.dtype
 
-    def room(self, count: int) -> Part:
-        """Take working memory."""
+    def allocate(self, count: int) -> Part:
+        """Reserve working memory."""
         name = f"work{len(self._memory)}"
         self._memory[name] = count
         return Part(name, 0, count)

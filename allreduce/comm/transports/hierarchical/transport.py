@@ -28,18 +28,18 @@ from allreduce.comm.core import progress
 from allreduce.comm.core.locks import within
 from allreduce.comm.core.transport import Transport, Work
 from allreduce.comm.transports.hierarchical.chains import make_chains
-from allreduce.comm.transports.hierarchical.control_channel import Ledger
+from allreduce.comm.transports.hierarchical.control_channel import ControlChannel
 from allreduce.comm.transports.hierarchical.layout import Layout
 from allreduce.comm.transports.hierarchical.levels import (
+    ChainQueue,
+    ChainRun,
     Level,
     LevelError,
-    Run,
-    Runs,
     guarded,
     register,
 )
 from allreduce.comm.transports.hierarchical.plan import Accounts
-from allreduce.comm.transports.hierarchical.wait_monitor import Vigil
+from allreduce.comm.transports.hierarchical.wait_monitor import WaitMonitor
 from allreduce.comm.transports.tcp.transport import TcpWork
 from allreduce.errors import ClosedError, UsageError
 
@@ -55,7 +55,7 @@ class HierarchicalTransport(Transport):
     """One member.
 
     Args:
-        ledger: All members.
+        control: All members.
         levels: The smaller communicators that this member is in, by what steps call them.
         layout: Which members share hosts.
         timeout: Seconds that any wait may last.
@@ -65,16 +65,16 @@ class HierarchicalTransport(Transport):
 
     def __init__(
         self,
-        ledger: Ledger,
+        control: ControlChannel,
         levels: dict[str, Level],
         layout: Layout,
         timeout: float,
     ) -> None:
-        self.index = ledger.index
-        self.layout, self._ledger = layout, ledger
-        self._levels, self._runs = levels, Runs(levels)
+        self.index = control.index
+        self.layout, self._control = layout, control
+        self._levels, self._runs = levels, ChainQueue(levels)
         self.any_thread = all(level.transport.any_thread for level in levels.values())
-        self.accounts = Accounts(ledger, levels, layout)
+        self.accounts = Accounts(control, levels, layout)
         self._works: set[HierarchicalWork] = set()
         self._timeout = timeout
         self._dead = self._closed = False
@@ -88,10 +88,10 @@ class HierarchicalTransport(Transport):
 
     @property
     def members(self) -> tuple[MemberInfo, ...]:
-        return self._ledger.members
+        return self._control.members
 
     def admit(self) -> None:
-        self._ledger.admit()
+        self._control.admit()
         for level in self._levels.values():
             level.transport.admit()
 
@@ -102,22 +102,22 @@ class HierarchicalTransport(Transport):
         if x is not None:  # a NumPy scalar has no memory of its own
             x = np.asarray(x)
         if call.collective in ("send", "recv"):
-            return self._ledger.start(call, x, out, result)
+            return self._control.start(call, x, out, result)
         chains = make_chains(call, self.layout, self.index)
         if "every" not in self._levels and any("every" in chain.levels for chain in chains):
-            return self._ledger.start(call, x, out, result)
+            return self._control.start(call, x, out, result)
         with self.uninterrupted("a start"):
             with self._lock:  # calls of several threads get one order
-                agreed = self._ledger.agree(call, x, out)
+                agreed = self._control.agree(call, x, out)
                 work = HierarchicalWork(self, agreed, result)
                 if call.collective == "barrier":  # who has passed it is done with what was before
                     work.runs = self._runs.unfinished
                 for chain in chains:
-                    run = Run(chain, agreed, x, out)
+                    run = ChainRun(chain, agreed, x, out)
                     work.runs.append(run)
                     self._runs.add(run)
                 self._works.add(work)
-            progress.go_on()
+            progress.make_progress()
         return work
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:  # noqa: ARG002
@@ -131,17 +131,17 @@ class HierarchicalTransport(Transport):
     def poll(self, work: HierarchicalWork) -> None:
         """Do what can be done of a work now; raise if the communicator has failed."""
         self.admit()
-        progress.go_on()
+        progress.make_progress()
         self._check(work)
 
     @property
     def dead(self) -> bool:
-        return self._dead or self._ledger.dead
+        return self._dead or self._control.dead
 
     def check_alive(self) -> None:
         if self.dead:
             self._end()
-            self._ledger.check_alive()
+            self._control.check_alive()
 
     @property
     def ended(self) -> bool:
@@ -185,23 +185,23 @@ class HierarchicalTransport(Transport):
         total = self._timeout if timeout is None else timeout
         with self.uninterrupted():  # it would stay under way, and touch its arrays later
             self.admit()
-            vigil = Vigil(self._ledger, work.agreed, partial(self._absent, work), total)
+            monitor = WaitMonitor(self._control, work.agreed, partial(self._absent, work), total)
             try:
-                self._attend(work, vigil)
+                self._attend(work, monitor)
             finally:
-                vigil.end()
+                monitor.end()
 
-    def _attend(self, work: HierarchicalWork, vigil: Vigil) -> None:
+    def _attend(self, work: HierarchicalWork, monitor: WaitMonitor) -> None:
         """Drive all calls of this process until a work is complete."""
         while True:
-            seconds = progress.go_on()
+            seconds = progress.make_progress()
             if work.complete:
                 return
             self._check(work)
-            vigil.look()
-            if vigil.left <= 0:
-                self._give_up(work, vigil)
-            self._pause(work, min(seconds, vigil.left))
+            monitor.look()
+            if monitor.left <= 0:
+                self._give_up(work, monitor)
+            self._pause(work, min(seconds, monitor.left))
 
     def _pause(self, work: HierarchicalWork, seconds: float) -> None:
         """Wait a moment for something that may let calls go on."""
@@ -213,7 +213,7 @@ class HierarchicalTransport(Transport):
                 held, _, agreed = urgent
                 guarded(partial(held.pause, seconds), agreed)
             elif not work.agreed.native.done:
-                self._ledger.wait_for(work.agreed.native, seconds)
+                self._control.wait_for(work.agreed.native, seconds)
             else:  # another thread is about to see to it
                 time.sleep(min(seconds, progress.SLICE_SECONDS))
         except LevelError as failure:
@@ -223,13 +223,13 @@ class HierarchicalTransport(Transport):
     def _check(self, work: HierarchicalWork) -> None:
         """Raise why a work cannot complete any more, if it cannot."""
         if self._closed:
-            raise ClosedError(f"{self._ledger.where}: the communicator is closed")
+            raise ClosedError(f"{self._control.where}: the communicator is closed")
         if not self._dead:
             now = time.monotonic()
             if now - self._looked < _LOOK_SECONDS:
                 return
             self._looked = now
-            verdict = self._ledger.verdict()
+            verdict = self._control.verdict()
             if verdict is None:
                 return
             leaves = verdict[0] in _LATER
@@ -237,7 +237,7 @@ class HierarchicalTransport(Transport):
                 return
             self._end(leaves=leaves)
         if not work.complete:  # which another thread may just have brought about
-            raise self._ledger.failure(work.agreed)
+            raise self._control.failure(work.agreed)
 
     def _can_complete(self) -> bool:
         """Whether calls are under way here that all members have posted."""
@@ -247,7 +247,7 @@ class HierarchicalTransport(Transport):
     def _fail(self, failure: LevelError) -> None:
         """End the communicator on all members because a smaller one has ended, unless we left."""
         if not self._dead and not self._closed:
-            self._ledger.condemn(failure.error, failure.agreed)
+            self._control.propagate_failure(failure.error, failure.agreed)
             self._end()
 
     def _end(self, *, leaves: bool = False) -> None:
@@ -277,25 +277,25 @@ class HierarchicalTransport(Transport):
             absent = [level.numbers[member] for held, level, _ in first for member in held.absent()]
         return [member for member in absent if member != self.index]
 
-    def _give_up(self, work: HierarchicalWork, vigil: Vigil) -> None:
-        blamed, reason = vigil.blamed(), vigil.reason()
+    def _give_up(self, work: HierarchicalWork, monitor: WaitMonitor) -> None:
+        blamed, reason = monitor.blamed(), monitor.reason()
         mates = self.layout.hosts[self.layout.places[blamed][0]]
         if len(mates) > 1 and self.index not in mates:
-            self._ledger.await_verdict(_YIELD_SECONDS)  # who shares its host knows if it lives
-        self._ledger.give_up(work.agreed, blamed, reason)
+            self._control.await_verdict(_YIELD_SECONDS)  # who shares its host knows if it lives
+        self._control.give_up(work.agreed, blamed, reason)
         self._end()
-        raise self._ledger.failure(work.agreed)
+        raise self._control.failure(work.agreed)
 
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
         """Allocate ordinary memory; all members ask for the same size."""
-        return self._ledger.empty(nbytes)
+        return self._control.empty(nbytes)
 
     def abort(self, reason: str, *, interrupted: bool = False) -> None:
-        self._ledger.abort(reason, interrupted=interrupted)
+        self._control.abort(reason, interrupted=interrupted)
         self._end()
 
     def close(self, drain: bool) -> None:
-        if self._ledger.inherited:
+        if self._control.inherited:
             return
         with self._lock:
             if self._closed:
@@ -312,13 +312,13 @@ class HierarchicalTransport(Transport):
                 self._works.clear()
             for level in self._levels.values():
                 level.transport.close(drain=False)
-            self._ledger.close(drain and not self._dead)
+            self._control.close(drain and not self._dead)
 
     def close_inherited(self) -> None:
         self._lock = threading.RLock()  # another thread may have held it
         for level in self._levels.values():
             level.transport.close_inherited()
-        self._ledger.close_inherited()
+        self._control.close_inherited()
 
 
 class HierarchicalWork(Work):
@@ -328,7 +328,7 @@ class HierarchicalWork(Work):
         self, transport: HierarchicalTransport, agreed: TcpWork, result: Callable[[], Any]
     ) -> None:
         self._transport, self.agreed, self._result = transport, agreed, result
-        self.runs: list[Run] = []
+        self.runs: list[ChainRun] = []
 
     @property
     def complete(self) -> bool:
@@ -346,7 +346,7 @@ class HierarchicalWork(Work):
 
     def look(self) -> bool:
         if not self.complete:
-            progress.go_on()
+            progress.make_progress()
         return self.complete
 
     def finish(self, timeout: float | None) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from allreduce.cluster.host.waiting import Awake
 from allreduce.comm.failures.reporter import wait_text
 from allreduce.comm.transports import native
-from allreduce.comm.transports.hierarchical.control_channel import Ledger
+from allreduce.comm.transports.hierarchical.control_channel import ControlChannel
 from allreduce.comm.transports.tcp.transport import TcpWork
 from allreduce.events import logger
 
@@ -17,20 +17,24 @@ _TELL_SECONDS = 1.0
 _LOOK_SECONDS = 0.05
 
 
-class Vigil:
+class WaitMonitor:
     """One wait that begins now.
 
     Args:
-        ledger: All members.
-        agreed: The call that is waited for, as the ledger has it.
+        control: All members.
+        agreed: The call that is waited for, as the control has it.
         absent: Returns the members that may be waited for.
         seconds: How long the wait may last.
     """
 
     def __init__(
-        self, ledger: Ledger, agreed: TcpWork, absent: Callable[[], list[int]], seconds: float
+        self,
+        control: ControlChannel,
+        agreed: TcpWork,
+        absent: Callable[[], list[int]],
+        seconds: float,
     ) -> None:
-        self._ledger, self._agreed, self._absent = ledger, agreed, absent
+        self._control, self._agreed, self._absent = control, agreed, absent
         self._seconds = seconds
         self._awake = Awake()
         self._look_at = min(_TELL_SECONDS, seconds / 2)
@@ -54,12 +58,12 @@ class Vigil:
             return
         self._look_at = waited + _LOOK_SECONDS
         self._told = True
-        self._ledger.tell_awaited(self._keepers())
+        self._control.tell_awaited(self._keepers())
         if waited >= native.WARN_SECONDS and not self._warned:
             self._warned = True
             logger.warning(
                 "%s has waited %.3g s in %s: %s",
-                *(self._ledger.where, waited, self._ledger.named(self._agreed), self.missing()),
+                *(self._control.where, waited, self._control.named(self._agreed), self.missing()),
             )
 
     def _keepers(self) -> list[int]:
@@ -67,18 +71,18 @@ class Vigil:
 
         Everybody has a part in it then, and these keep the others.
         """
-        absent, stopped = self._absent(), self._ledger.stopped()
+        absent, stopped = self._absent(), self._control.stopped()
         if not self._agreed.native.done:
             return sorted(absent, key=lambda member: member not in stopped)
         return stopped or absent
 
     def blamed(self) -> int:
         """Return who keeps this member waiting; the own number where nobody does."""
-        return self._ledger.behind(self._keepers())
+        return self._control.behind(self._keepers())
 
     def missing(self) -> str:
         """Say who keeps this member waiting, what they did last and whether they live."""
-        return self._ledger.missing(self._agreed, self._keepers())
+        return self._control.missing(self._agreed, self._keepers())
 
     def reason(self) -> str:
         """Say why the wait is given up."""
@@ -87,4 +91,4 @@ class Vigil:
     def end(self) -> None:
         """Tell the others that the wait is over."""
         if self._told:
-            self._ledger.tell_awaited([])
+            self._control.tell_awaited([])

@@ -46,12 +46,12 @@ def _gathered(build: Builder, lanes: Lanes, chunk: Part) -> tuple[Part, Part]:
     """Reduce within the host: every carrier has its share. Returns where it is, and may go."""
     source = Part("x", chunk.start, chunk.stop)
     if build.wide:
-        wide = build.room(chunk.count)
+        wide = build.allocate(chunk.count)
         build.copy((source, wide))
         source = wide
     if len(build.mates) == 1:
         return source, source if build.wide else chunk
-    mine = build.room(lanes.share(build.position))
+    mine = build.allocate(lanes.share(build.position))
     if lanes.only is None:
         build.step("in", "reduce_scatter", chunk.count, source, mine, counts=lanes.counts)
     else:
@@ -71,7 +71,7 @@ def all_reduce(build: Builder, chunk: Part) -> None:
         if build.wide:
             build.copy((reduced, chunk))
         return
-    result = build.room(chunk.count) if build.wide else chunk
+    result = build.allocate(chunk.count) if build.wide else chunk
     _spread(build, lanes, reduced, result)
     if build.wide:
         build.copy((result, chunk))
@@ -94,14 +94,14 @@ def reduce(build: Builder, chunk: Part) -> None:
     mine, _ = _gathered(build, lanes, chunk)
     here, me_root = build.host == host, build.me == build.call.root
     alone = me_root and lanes.only == position  # nothing is left to gather
-    into = chunk if alone and not build.wide else build.room(mine.count if here else 0)
+    into = chunk if alone and not build.wide else build.allocate(mine.count if here else 0)
     if lanes.carries:
         root = lanes.across(build, host)
         build.step("across", "reduce", mine.count, mine, into if here else None, root=root)
         if here:
             build.divide(into)
     if here and lanes.only != position:
-        result = chunk if not build.wide else build.room(chunk.count if me_root else 0)
+        result = chunk if not build.wide else build.allocate(chunk.count if me_root else 0)
         target = result if me_root else None
         build.step("out", "gather", chunk.count, into, target, root=position, counts=lanes.counts)
         into = result
@@ -117,7 +117,7 @@ def broadcast(build: Builder, chunk: Part) -> None:
     here, me_root = build.host == host, build.me == build.call.root
     given = Part("x", chunk.start, chunk.stop)
     direct = lanes.only == position  # the root is the only carrier
-    mine = given if me_root and direct else build.room(lanes.share(build.position))
+    mine = given if me_root and direct else build.allocate(lanes.share(build.position))
     if len(build.mates) == 1:
         mine = given if me_root else chunk
     if here and not direct:

@@ -27,7 +27,7 @@ from allreduce.comm.transports.mpi.types import (
     address,
     cut,
     pieces,
-    typed,
+    typed_buffer,
     wire_dtype,
 )
 from allreduce.errors import UnsupportedError
@@ -249,8 +249,8 @@ class Collective:
                 self._x = self._x.copy()  # Open MPI takes one address for MPI_IN_PLACE (5.0)
             np.copyto(self._out[place : place + count], self._x[begin : begin + count])
         sends[self.rank] = receives[self.rank] = (0, 0)
-        source, made = typed(self.library, self._type, self._x, sends)
-        target, more = typed(self.library, self._type, self._out, receives)
+        source, made = typed_buffer(self.library, self._type, self._x, sends)
+        target, more = typed_buffer(self.library, self._type, self._out, receives)
         self._types += made + more
         self._add(self.comm.Ialltoallw(source, target))
 

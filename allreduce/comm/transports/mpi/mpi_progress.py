@@ -61,7 +61,7 @@ def turns() -> int:
     return _turns
 
 
-def _go_on() -> bool:
+def _make_progress() -> bool:
     """As `drive`, where MPI may be entered; returns whether calls are under way there."""
     transports = tuple(_open)
     if not all(transport.admits for transport in transports):
@@ -70,7 +70,7 @@ def _go_on() -> bool:
     return any(transport.busy for transport in transports)
 
 
-progress.drivers.append(_go_on)
+progress.drivers.append(_make_progress)
 
 
 def moving() -> bool:

@@ -14,7 +14,7 @@ from allreduce.cluster.host.launchers import launcher
 from allreduce.cluster.mpi import library
 from allreduce.cluster.mpi.arrival_tracker import Attendance
 from allreduce.comm.transports.mpi.mpi_progress import entered
-from allreduce.comm.transports.mpi.status_board import News
+from allreduce.comm.transports.mpi.status_board import StatusBoard
 from allreduce.comm.transports.mpi.transport import MpiTransport
 from allreduce.comm.transports.mpi.types import Library
 from allreduce.errors import AllreduceError, UnsupportedError, UsageError
@@ -46,8 +46,8 @@ def open_mpi(
         data.Set_errhandler(mpi.ERRORS_RETURN)
         control = data.Dup()
     functions = Library(mpi, sys.maxsize if mpi.Get_version() >= (4, 0) else 2**31 - 1)
-    news = News(world, name, quiet)
-    return [MpiTransport(functions, data, control, world, news, timeout)]
+    board = StatusBoard(world, name, quiet)
+    return [MpiTransport(functions, data, control, world, board, timeout)]
 
 
 def _meet(world: World, local_members: int, name: str, timeout: float) -> tuple[Any, list[int]]:

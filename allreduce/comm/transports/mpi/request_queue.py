@@ -16,7 +16,7 @@ from allreduce.comm.core.transport import Work
 from allreduce.comm.transports.mpi.calls import Collective
 from allreduce.comm.transports.mpi.messages import Message
 from allreduce.comm.transports.mpi.status_board import signature
-from allreduce.comm.transports.mpi.wait_monitor import Vigil
+from allreduce.comm.transports.mpi.wait_monitor import WaitMonitor
 
 
 class Driver(Protocol):
@@ -46,7 +46,7 @@ class MpiWork(Work):
         self.agreement: Any = None  # the request that reduces these:
         self.mark = np.uint64(0)  # its signature
         self.words = np.zeros(3, np.uint64)  # signature, its complement, the task's flag
-        self.vigil: Vigil | None = None  # of one that asks whether it is done
+        self.monitor: WaitMonitor | None = None  # of one that asks whether it is done
         self._transport = transport
         self._result = result
 
@@ -80,7 +80,7 @@ class MpiWork(Work):
         return self.task.found
 
 
-class Flight:
+class RequestQueue:
     """What is on its way.
 
     Args:

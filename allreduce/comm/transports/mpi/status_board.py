@@ -36,7 +36,7 @@ def signature(call: Call, shape: tuple[int, ...] = ()) -> int:
         shape: Lengths of the array's axes that have to agree.
     """
     shared: tuple[Any, ...] = (
-        *(call.collective, call.op, call.dtype, call.root, shape, call.typed),
+        *(call.collective, call.op, call.dtype, call.root, shape, call.call_text),
     )
     if call.collective == "all_to_all" and call.counts is not None:
         shared += ("counts",)  # each member has its own
@@ -68,14 +68,14 @@ class Notice:
 
 
 @dataclass(frozen=True)
-class News:
+class StatusBoard:
     """One member's view of what the members of a communicator have told."""
 
     world: World
     name: str
     quiet: bool = False  # whether a larger communicator tells all members of ends
 
-    def tell(self, notice: Notice) -> None:
+    def post_end(self, notice: Notice) -> None:
         """Tell all members; nothing comes of it if the world has ended already."""
         if self.quiet:
             return
@@ -84,10 +84,10 @@ class News:
             # One that leaves must not hide what is worse, nor others that left before.
             keys = ("left", f"left/{notice.rank}") if notice.kind == "left" else ("news",)
             for key in keys:
-                self._tell(key, text)
+                self._post(key, text)
             self._get(keys[-1], _TELL_SECONDS)  # this process may be about to end
 
-    def hear(self) -> Notice | None:
+    def latest_end(self) -> Notice | None:
         """Return what was told last; that a member left only if there is nothing worse.
 
         Raises:
@@ -96,7 +96,7 @@ class News:
         until = time.monotonic() + _LOOK_SECONDS
         return self._notice("news") or self._notice("left", max(0.0, until - time.monotonic()))
 
-    def gone(self, peer: int) -> Notice | None:
+    def departure(self, peer: int) -> Notice | None:
         """Return the notice of a message's peer that has left; of ANY, the last of all others'."""
         others = (rank for rank in range(self.world.size) if rank != self.world.rank)
         found = None
@@ -106,20 +106,20 @@ class News:
                 return None
         return found
 
-    def wait_in(self, seq: int, call: Call) -> None:
+    def post_wait(self, seq: int, call: Call) -> None:
         """Tell that this member waits in a call."""
-        self._tell(f"waits/{self.world.rank}", json.dumps([seq, str(call)]))
+        self._post(f"waits/{self.world.rank}", json.dumps([seq, str(call)]))
 
-    def wait_in_message(self, text: str) -> None:
+    def post_message_wait(self, text: str) -> None:
         """Tell in which send or recv this member waits, for whom; "" when that is over."""
-        self._tell(f"message/{self.world.rank}", text)
+        self._post(f"message/{self.world.rank}", text)
 
-    def ask(self) -> None:
+    def request_waits(self) -> None:
         """Have those who wait tell so, also those who do not wait for long."""
-        self._tell("asked", "")
+        self._post("asked", "")
 
     @property
-    def asked(self) -> bool:
+    def waits_requested(self) -> bool:
         """Whether a member has asked that."""
         return self._get("asked") is not None
 
@@ -148,9 +148,12 @@ class News:
             message = get(f"message/{rank}")
             did = f"{did}, and waits in a {message}" if message else did
             told.append(f"{self.world.called(rank)} {did} ({self._state(rank)})")
-        return "; ".join(told) or f"all ranks wait in it, but MPI has not completed it{self.odd()}"
+        return (
+            "; ".join(told)
+            or f"all ranks wait in it, but MPI has not completed it{self.stopped_text()}"
+        )
 
-    def odd(self) -> str:
+    def stopped_text(self) -> str:
         """Say which processes are not just running."""
         called = self.world.called
         states = [(called(rank), self._state(rank)) for rank in range(self.world.size)]
@@ -163,7 +166,7 @@ class News:
             return process_state(member.pid)
         return f"process {member.pid} on {member.host}"
 
-    def dispute(self, seq: int, call: Call, note: bytes, mark: int) -> None:
+    def post_call(self, seq: int, call: Call, note: bytes, mark: int) -> None:
         """Tell one's own version of call `seq`, in which members disagree.
 
         Args:
@@ -174,16 +177,16 @@ class News:
         """
         told = {"call": asdict(call), "note": note.decode(errors="replace"), "mark": mark}
         with contextlib.suppress(AllreduceError):
-            self._tell(f"call/{seq}/{self.world.rank}", json.dumps(told))
+            self._post(f"call/{seq}/{self.world.rank}", json.dumps(told))
 
-    def settle(self, where: str, seq: int) -> AllreduceError:
+    def mismatch_error(self, where: str, seq: int) -> AllreduceError:
         """Build the error for call `seq`, in which members disagree: the same on all of them."""
         told = [self._version(f"call/{seq}/{rank}") for rank in range(self.world.size)]
         known = [rank for rank, each in enumerate(told) if each is not None]
         odd = [rank for rank in known if told[rank]["mark"] != told[known[0]]["mark"]]
         if not odd:  # of members that cannot tell any more, unless they have told something else
             with contextlib.suppress(AllreduceError):
-                notice = self.hear()
+                notice = self.latest_end()
                 if notice is not None and notice.kind != "left":
                     current, member = f"call #{seq}", self.world.called(notice.rank)
                     return notice.error(where, current, member, ORDERED)
@@ -215,7 +218,7 @@ class News:
             return None if found is None else found.decode()
         return None
 
-    def _tell(self, key: str, text: str) -> None:
+    def _post(self, key: str, text: str) -> None:
         self.world.store.tell(self._key(key), text.encode())
 
     def _key(self, key: str) -> str:

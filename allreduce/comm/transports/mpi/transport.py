@@ -3,7 +3,7 @@
 Members first agree on a call: a reduction of its signature, which nobody passes before all have
 made the call. Only then are arrays touched. A thread that waits drives this process's share of all
 started calls, in the order of their start; MPI itself is entered by one thread at a time. What
-kills a communicator is told through the world's store (news.py).
+kills a communicator is told through the world's store (board.py).
 
 Sums are equal on all members, but MPI chooses the order of their terms: they may differ in the last
 bits from those of other transports, of other sizes and of other MPI libraries. Whether minima and
@@ -37,13 +37,13 @@ from allreduce.comm.failures.reporter import ORDERED, build_error, group_text
 from allreduce.comm.selection.choosing import choices_for
 from allreduce.comm.transports.mpi import mpi_progress
 from allreduce.comm.transports.mpi.calls import Collective
-from allreduce.comm.transports.mpi.ending import Ending
+from allreduce.comm.transports.mpi.failures import FailureState
 from allreduce.comm.transports.mpi.messages import Message
 from allreduce.comm.transports.mpi.mpi_progress import entered
-from allreduce.comm.transports.mpi.request_queue import Flight, MpiWork
-from allreduce.comm.transports.mpi.status_board import News
+from allreduce.comm.transports.mpi.request_queue import MpiWork, RequestQueue
+from allreduce.comm.transports.mpi.status_board import StatusBoard
 from allreduce.comm.transports.mpi.types import Library
-from allreduce.comm.transports.mpi.wait_monitor import Vigil
+from allreduce.comm.transports.mpi.wait_monitor import WaitMonitor
 from allreduce.comm.transports.planners import plan
 from allreduce.errors import ClosedError, Finding, OutOfMemoryError, UsageError
 
@@ -124,28 +124,34 @@ class MpiTransport(Transport):
         data: The mpi4py communicator for what calls carry; the transport frees it.
         control: One of the same members, for agreements.
         world: The members, in the same order.
-        news: What members tell each other beside MPI, under the communicator's name.
+        board: What members tell each other beside MPI, under the communicator's name.
         timeout: Seconds that any wait may last.
     """
 
     name = "mpi"
 
     def __init__(
-        self, library: Library, data: Any, control: Any, world: World, news: News, timeout: float
+        self,
+        library: Library,
+        data: Any,
+        control: Any,
+        world: World,
+        board: StatusBoard,
+        timeout: float,
     ) -> None:
         self._library, self._mpi = library, library.mpi
         self._data, self._control = data, control
-        self.index, self._group, self._timeout = world.rank, news.name, timeout
+        self.index, self._group, self._timeout = world.rank, board.name, timeout
         self._members = tuple(
             MemberInfo(index, member.world_rank, member.pid, replicated=False)
             for index, member in enumerate(world.members)
         )
-        self._where = f"[mpi] {group_text(news.name)}{world.called()}"
-        self._news = news
+        self._where = f"[mpi] {group_text(board.name)}{world.called()}"
+        self._board = board
         self._admission = Admission(self._mpi, self._where)
         self.any_thread = self._admission.any_thread
-        self._flight = Flight(self._mpi, control)
-        self._ending = Ending(self._mpi, self._where, self.index, news, self._flight)
+        self._queue = RequestQueue(self._mpi, control)
+        self._failure_state = FailureState(self._mpi, self._where, self.index, board, self._queue)
         self._closed = self._leaving = False
         self._closing = threading.Lock()
         mpi_progress.add(self)
@@ -170,15 +176,15 @@ class MpiTransport(Transport):
         note = call_site.note(array, None)
         message = Message(self._library, self._data, call, array, self._where, note)
         work = MpiWork(self, call, message, result, note)
-        with entered, self._ending.intact():
-            self._flight.begin_message(work)
+        with entered, self._failure_state.guard():
+            self._queue.begin_message(work)
         self._check()
         return work
 
     def _begin(self, task: Collective, result: Callable[[], Any], flag: bool) -> MpiWork:
         work = MpiWork(self, task.call, task, result, call_site.note(task.x, task.out))
-        with entered, self._ending.intact():
-            self._flight.begin(work, flag)
+        with entered, self._failure_state.guard():
+            self._queue.begin(work, flag)
         self._check()
         return work
 
@@ -205,12 +211,12 @@ class MpiTransport(Transport):
 
     def ask(self, work: MpiWork) -> bool:
         """As `poll`; one that only asks hears how the others end, too."""
-        progress.go_on()
+        progress.make_progress()
         if self.poll(work):
             return True
-        if work.vigil is None:
-            work.vigil = Vigil(self._news, self._where, work.seq, work.call, 0.0)
-        self._glance(work.vigil)
+        if work.monitor is None:
+            work.monitor = WaitMonitor(self._board, self._where, work.seq, work.call, 0.0)
+        self._check_others(work.monitor)
         return False
 
     def complete(self, work: MpiWork, timeout: float | None) -> None:
@@ -222,37 +228,37 @@ class MpiTransport(Transport):
         """
         total = self._timeout if timeout is None else timeout
         polls = 0
-        vigil = Vigil(self._news, self._where, work.seq, work.call, total)
+        monitor = WaitMonitor(self._board, self._where, work.seq, work.call, total)
         with self.uninterrupted():
             while not self.poll(work):
                 polls += 1
                 if polls < _SPINS:
                     continue
-                progress.go_on()
-                waited = vigil.waited
-                vigil.arrived, vigil.last = work.met, self._flight.last
+                progress.make_progress()
+                waited = monitor.waited
+                monitor.arrived, monitor.last = work.met, self._queue.last
                 if waited >= total and not self.poll(work):
-                    self._expire(vigil)
-                self._glance(vigil)
+                    self._expire(monitor)
+                self._check_others(monitor)
                 time.sleep(
                     _NAP_SECONDS if waited > _YIELD_SECONDS and not mpi_progress.moving() else 0
                 )
-            vigil.end()
+            monitor.end()
 
-    def _glance(self, vigil: Vigil) -> None:
-        error = vigil.glance()
+    def _check_others(self, monitor: WaitMonitor) -> None:
+        error = monitor.check_if_due()
         if error is not None:
-            self._ending.fail(error)
+            self._failure_state.fail(error)
 
-    def _expire(self, vigil: Vigil) -> None:
+    def _expire(self, monitor: WaitMonitor) -> None:
         """Give a work up, unless another member has done so already."""
-        error = vigil.look()
+        error = monitor.check()
         if error is not None:
-            self._ending.fail(error)
+            self._failure_state.fail(error)
         else:
-            text = vigil.surrender()
-            told = Finding("timeout", f"{self._news.world.called()} {text}")
-            self._ending.fail(build_error(self._where, Finding("timeout", text)), told)
+            text = monitor.timeout_text()
+            told = Finding("timeout", f"{self._board.world.called()} {text}")
+            self._failure_state.fail(build_error(self._where, Finding("timeout", text)), told)
         self._check()
 
     def _check_usable(self) -> None:
@@ -264,14 +270,14 @@ class MpiTransport(Transport):
         """Raise why there is no communicator any more, if there is none."""
         if self._closed:
             raise ClosedError(f"{self._where}: the communicator is closed")
-        self._ending.check()
+        self._failure_state.check()
 
     def advance(self) -> None:
         """Do what can be done of this communicator's calls; the caller is alone in MPI."""
-        with self._ending.intact():
-            work = self._flight.advance()
+        with self._failure_state.guard():
+            work = self._queue.advance()
             if work is not None:
-                self._ending.dispute(work)
+                self._failure_state.mismatch(work)
 
     @property
     def admits(self) -> bool:
@@ -281,7 +287,7 @@ class MpiTransport(Transport):
     @property
     def moving(self) -> bool:
         """Whether bytes are on their way, which advance with our polls only."""
-        return self._flight.moving
+        return self._queue.moving
 
     @property
     def busy(self) -> bool:
@@ -290,21 +296,21 @@ class MpiTransport(Transport):
         Without any it is not driven: an interrupt of who waits for another communicator's call
         leaves none of them half done.
         """
-        return not (self._flight.idle or self._ending.here or self._closed)
+        return not (self._queue.idle or self._failure_state.failed or self._closed)
 
     @property
     def dead(self) -> bool:
-        return self._ending.here
+        return self._failure_state.failed
 
     def check_alive(self) -> None:
         self._check()
         try:
-            notice = self._news.hear()
+            notice = self._board.latest_end()
         except LeaderLeftError:  # nobody tells anything any more, but MPI may go on
             return
         if notice is not None and notice.kind != "left":
-            member = self._news.world.called(notice.rank)
-            self._ending.fail(notice.error(self._where, "no call", member, ORDERED))
+            member = self._board.world.called(notice.rank)
+            self._failure_state.fail(notice.error(self._where, "no call", member, ORDERED))
             self._check()
 
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
@@ -324,7 +330,7 @@ class MpiTransport(Transport):
     def abort(self, reason: str, *, interrupted: bool = False) -> None:
         if self._admission.inherited:
             return
-        self._ending.abort(reason, interrupted)
+        self._failure_state.abort(reason, interrupted)
 
     def close(self, drain: bool) -> None:
         if self._admission.inherited:
@@ -335,9 +341,9 @@ class MpiTransport(Transport):
                 if self._leaving:
                     return
                 mine = self._leaving = True
-            if drain and self._ending.failure is None:
-                for work in self._flight.works:
-                    if not work.complete and not work.left_to_who_waits():
+            if drain and self._failure_state.failure is None:
+                for work in self._queue.works:
+                    if not work.complete and not work.awaited_elsewhere():
                         self.complete(work, None)
         finally:  # nobody else does it any more, whatever a signal's handler has interrupted
             if mine:
@@ -348,11 +354,11 @@ class MpiTransport(Transport):
 
     def _leave(self) -> None:
         """Free the communicators if nothing is left in them; otherwise keep what MPI may touch."""
-        if self._ending.failure is None:
-            self._ending.tell(Finding("left", ""))
+        if self._failure_state.failure is None:
+            self._failure_state.announce(Finding("left", ""))
         with entered:
             self._closed = True
-            unfinished = bool(self._flight.works) or self._ending.failure is not None
+            unfinished = bool(self._queue.works) or self._failure_state.failure is not None
             mpi_progress.remove(self, unfinished)
             if not unfinished and self._admission.open_here:
                 self._data.Free()  # a local matter once nothing is left in it

@@ -59,7 +59,7 @@ class Library:
     most: int
 
 
-def typed(
+def typed_buffer(
     library: Library, element: Any, array: Array | None, parts: Sequence[Range]
 ) -> tuple[list[Any], list[Any]]:
     """Describe parts of an array for Ialltoallw, each as one derived type.

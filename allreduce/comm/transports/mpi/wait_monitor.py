@@ -10,12 +10,12 @@ from allreduce.cluster import LeaderLeftError
 from allreduce.cluster.host.waiting import Awake
 from allreduce.comm.calls.call import ANY, Call
 from allreduce.comm.failures.reporter import ORDERED, PAIRED, advice
-from allreduce.comm.transports.mpi.status_board import News, Notice
+from allreduce.comm.transports.mpi.status_board import Notice, StatusBoard
 from allreduce.errors import AllreduceError, ClosedError, PeerLostError
 from allreduce.events import logger
 
 WARN_SECONDS = 10.0  # a wait this long is reported, once
-_LOOK_SECONDS = 0.25  # between looks at the news
+_LOOK_SECONDS = 0.25  # between looks at the board
 _ANNOUNCE_SECONDS = 1.0  # a wait this long is told to the others, for their messages
 _ASK_SECONDS = 0.75  # before it gives up, it asks who waits, too: the others look by then
 # In which what a member sent before it left must have come, and a call complete that all had begun.
@@ -23,18 +23,18 @@ _GRACE_SECONDS = 1.0
 
 
 @dataclass
-class Vigil:
+class WaitMonitor:
     """One long wait of one member: what it hears of the others, and tells them and the user.
 
     Args:
-        news: The communicator's.
+        board: The communicator's.
         where: "[mpi] rank 2", for messages.
         seq: The number of the collective call that is waited for; -1 of a send or receive.
         call: The call.
         seconds: How long the wait may last; 0 of one that only asks from time to time.
     """
 
-    news: News
+    board: StatusBoard
     where: str
     seq: int
     call: Call
@@ -57,32 +57,34 @@ class Vigil:
         """Seconds since it began."""
         return self._awake.look()
 
-    def glance(self) -> AllreduceError | None:
+    def check_if_due(self) -> AllreduceError | None:
         """Look around if it is time to."""
-        return self.look() if self.waited - self._looked >= _LOOK_SECONDS else None
+        return self.check() if self.waited - self._looked >= _LOOK_SECONDS else None
 
-    def look(self) -> AllreduceError | None:
+    def check(self) -> AllreduceError | None:
         """Look around; returns why the communicator is dead.
 
         Warns the user, once, of those that are missing.
         """
         waited = self._looked = self.waited
         try:
-            notice = self.news.hear()
+            notice = self.board.latest_end()
             if notice is None or notice.kind == "left":
                 notice = self._left(notice)
             elif self.arrived and self.seq < notice.calls and not self._overdue():
                 notice = None  # it ended behind this call
             if notice is not None:
-                member = self.news.world.called(notice.rank)
+                member = self.board.world.called(notice.rank)
                 remedy = ORDERED if self.seq >= 0 else PAIRED
                 return notice.error(self.where, str(self), member, remedy)
             asks = waited >= self._ask_at
-            if not self._announced and (waited >= _ANNOUNCE_SECONDS or asks or self.news.asked):
+            if not self._announced and (
+                waited >= _ANNOUNCE_SECONDS or asks or self.board.waits_requested
+            ):
                 self._announce()
             if asks and not self._asked:
                 self._asked = True
-                self.news.ask()
+                self.board.request_waits()
             if not self._warned and WARN_SECONDS <= waited < self.seconds:
                 self._warned = True
                 logger.warning(
@@ -106,7 +108,7 @@ class Vigil:
         """Return after how many seconds to ask who waits, too; never where it is not given up."""
         return max(self.seconds - _ASK_SECONDS, self.seconds / 2) if self.seconds else math.inf
 
-    def surrender(self) -> str:
+    def timeout_text(self) -> str:
         """Say why the wait is given up, without by whom."""
         try:
             missing = self._missing()
@@ -118,27 +120,27 @@ class Vigil:
         """Tell the others that the wait is over."""
         if self._announced and self.seq < 0:  # a later call's number tells it of a collective
             with contextlib.suppress(AllreduceError):  # nobody can ask any more
-                self.news.wait_in_message("")
+                self.board.post_message_wait("")
 
     def _announce(self) -> None:
         self._announced = True
         if self.seq >= 0:
-            self.news.wait_in(self.seq, self.call)
+            self.board.post_wait(self.seq, self.call)
         elif self.seconds:  # one that only asks does not say when it has ended
-            self.news.wait_in_message(f"{self.call.collective} for {self._peer}")
+            self.board.post_message_wait(f"{self.call.collective} for {self._peer}")
 
     @property
     def _peer(self) -> str:
         """Name the other side of a message."""
         assert self.call.root is not None, "a message has one"
-        return "any rank" if self.call.root == ANY else self.news.world.called(self.call.root)
+        return "any rank" if self.call.root == ANY else self.board.world.called(self.call.root)
 
     def _left(self, notice: Notice | None) -> Notice | None:
         """Return who has left without its part of the call; `notice` tells of one that left."""
         if self.seq >= 0:  # of earlier calls it has done its part
             return notice if notice is not None and self.seq >= notice.calls else None
         assert self.call.root is not None, "a message has a peer"
-        gone = None if notice is None else self.news.gone(self.call.root)
+        gone = None if notice is None else self.board.departure(self.call.root)
         if gone is None:
             return None
         self._left_seen = self._looked if self._left_seen is None else self._left_seen
@@ -146,7 +148,8 @@ class Vigil:
 
     def _missing(self) -> str:
         if self.arrived:
-            return f"all ranks have made the call, but MPI has not completed it{self.news.odd()}"
+            stopped = self.board.stopped_text()
+            return f"all ranks have made the call, but MPI has not completed it{stopped}"
         if self.seq >= 0:
-            return self.news.missing(self.seq, self.last)
-        return f"no matching call of {self._peer} has come{self.news.odd()}"
+            return self.board.missing(self.seq, self.last)
+        return f"no matching call of {self._peer} has come{self.board.stopped_text()}"

@@ -10,7 +10,7 @@ from allreduce import _native
 from allreduce.comm.calls.call import ANY, COLLECTIVES, DTYPES, PATHS, Call, from_native
 from allreduce.comm.calls.call_site import Note
 from allreduce.comm.failures.mismatch import Side, story
-from allreduce.comm.failures.reporter import Witness, build_error
+from allreduce.comm.failures.reporter import FailureReporter, build_error
 from allreduce.errors import AllreduceError, Finding
 
 _NOTE_SECONDS = 0.5  # in which a member that fails tells the line of its call
@@ -22,7 +22,7 @@ def message_word(collective: str, peer: int) -> int:
     return (peer + 2) << 1 | (collective == "recv")
 
 
-class SharedWitness(Witness[_native.Group]):
+class SharedFailureReporter(FailureReporter[_native.Group]):
     """It reads the memory that all members share."""
 
     transport: ClassVar[str] = "shared"
@@ -35,7 +35,7 @@ class SharedWitness(Witness[_native.Group]):
         told = self.group.note(member, seq)
         if found is None or told is None:
             return found
-        return replace(found, typed=Note.unpack(told).typed)
+        return replace(found, call_text=Note.unpack(told).call_text)
 
     def missing(self, seq: int) -> str:
         """As on other transports; but where all have made the call, they are only slow together."""
@@ -89,7 +89,7 @@ class SharedWitness(Witness[_native.Group]):
         return PATHS[words[3]] if words is not None else "unknown"
 
 
-class MessageWitness(SharedWitness):
+class MessageFailureReporter(SharedFailureReporter):
     """Only two members take part in a message; the one who blamed the other tells of it."""
 
     def waiting(self, work: _native.Work) -> str:
@@ -119,8 +119,8 @@ class MessageWitness(SharedWitness):
         if fault in ("lost", "left"):
             own = own or (None if native is None else self.made(native))
             if native is not None and own is not None:
-                return self.bereft(fault, member, self.me, own, native.seq)
-            return self.bereft(fault, member, witness, call)
+                return self.peer_lost_error(fault, member, self.me, own, native.seq)
+            return self.peer_lost_error(fault, member, witness, call)
         return self.given_up(witness, str(call), reason, self._absent(call))
 
     def _absent(self, call: Call) -> str:

@@ -95,7 +95,7 @@ class Links:
         failure = None
         for sock in self.sockets.values():
             try:
-                arm(sock, deadline)
+                set_deadline(sock, deadline)
                 message = _STATUS.pack(self._passed, error)
                 socket.send_fds(sock, [message], [] if fd is None else [fd])
             except OSError as lost:  # the others still wait for theirs
@@ -105,7 +105,7 @@ class Links:
 
     def _receive_file(self, deadline: float) -> tuple[int, int, int | None]:
         sock = self.sockets[0]
-        arm(sock, deadline)
+        set_deadline(sock, deadline)
         try:
             message, fd = receive_with_file(sock, _STATUS.size)
         except builtins.TimeoutError as late:
@@ -134,7 +134,7 @@ def receive_with_file(sock: socket.socket, size: int) -> tuple[bytes, int | None
     return b"", None
 
 
-def arm(sock: socket.socket, deadline: float) -> None:
+def set_deadline(sock: socket.socket, deadline: float) -> None:
     """Have a socket's calls end at a time, in `time.monotonic()` seconds."""
     sock.settimeout(max(0.001, deadline - time.monotonic()))
 

@@ -34,7 +34,7 @@ REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 _BYTES_PER_ENTRY = 512  # of memory per byte of page table: 8 bytes map 4096
 
 
-class Room(NamedTuple):
+class Available(NamedTuple):
     """How many bytes this process could still have, and what sets that limit."""
 
     nbytes: int
@@ -44,7 +44,7 @@ class Room(NamedTuple):
         return f"{self.nbytes} bytes are left of {self.limit}"
 
 
-def room(root: Path = _ROOT) -> Room:
+def available(root: Path = _ROOT) -> Available:
     """Find what limits this process's memory first: the machine, or one of its control groups.
 
     Args:
@@ -64,7 +64,7 @@ def check_available(nbytes: int) -> None:
     Raises:
         OSError: There is less memory (ENOMEM); its text says what the limit is.
     """
-    left = room()
+    left = available()
     if nbytes > left.nbytes:
         raise OSError(errno.ENOMEM, f"{nbytes} bytes are needed, and {left}")
 
@@ -112,17 +112,17 @@ def _create() -> int:
     return os.memfd_create("allreduce", os.MFD_CLOEXEC)
 
 
-def _machine(root: Path) -> Room:
+def _machine(root: Path) -> Available:
     """Return the kernel's own estimate of what can be had without swapping."""
     sizes = dict(line.split(":", 1) for line in _lines(root / "proc/meminfo") if ":" in line)
     total, available = (
         int(sizes[key].split()[0]) * 1024 if key in sizes else 1 << 62
         for key in ("MemTotal", "MemAvailable")
     )
-    return Room(available, f"this machine's {total}")
+    return Available(available, f"this machine's {total}")
 
 
-def _groups(root: Path) -> Iterator[Room]:
+def _groups(root: Path) -> Iterator[Available]:
     """Yield what each control group leaves that this process is in, from its own upwards."""
     for version, top, inside in _hierarchies(root):
         for level in (inside, *inside.parents):
@@ -152,7 +152,7 @@ def _hierarchies(root: Path) -> Iterator[tuple[str, Path, PurePosixPath]]:
         yield version, root / point.lstrip("/"), inside
 
 
-def _left(version: str, group: Path) -> Room | None:
+def _left(version: str, group: Path) -> Available | None:
     """Return what one group leaves; None if it sets no limit, or is outside this container."""
     limit_name, usage_name, reclaimable = _VERSIONS[version]
     try:
@@ -164,7 +164,7 @@ def _left(version: str, group: Path) -> Room | None:
         return None
     stat = dict(line.split(" ", 1) for line in _lines(group / "memory.stat"))
     used -= sum(int(stat.get(key, 0)) for key in reclaimable)
-    return Room(max(0, int(limit) - used), f"the {limit} that {group / limit_name} allows")
+    return Available(max(0, int(limit) - used), f"the {limit} that {group / limit_name} allows")
 
 
 def _lines(path: Path) -> list[str]:

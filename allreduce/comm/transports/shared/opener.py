@@ -15,7 +15,12 @@ from allreduce.comm.selection.choosing import Choices, choices_for
 from allreduce.comm.transports import handshake
 from allreduce.comm.transports.shared import memory
 from allreduce.comm.transports.shared.links import Links, LocalGroup, Process
-from allreduce.comm.transports.shared.meeting import connect, late, pull_refusal, pull_refusal_text
+from allreduce.comm.transports.shared.rendezvous import (
+    connect,
+    late,
+    pull_refusal,
+    pull_refusal_text,
+)
 from allreduce.comm.transports.shared.transport import SharedTransport
 from allreduce.errors import AllreduceError, JoinError, OutOfMemoryError, UnsupportedError
 from allreduce.events import logger
@@ -131,7 +136,7 @@ def _allocate(
         raise OutOfMemoryError(
             f"[shared] {world.called()}: no shared memory of {needed} bytes for a communicator of "
             f"{members} members: {world.called(rank)} got {os.strerror(error)!r}; here "
-            f"{memory.room()}"
+            f"{memory.available()}"
         )
     return group
 

@@ -17,7 +17,7 @@ from allreduce.comm.transports.shared import memory
 from allreduce.comm.transports.shared.links import LocalGroup
 from allreduce.errors import OutOfMemoryError
 
-CarryOut = Callable[[Callable[[], _native.Work]], None]
+RunCall = Callable[[Callable[[], _native.Work]], None]
 
 _PAGE = 4096
 _TEXT_WORDS = 63  # 504 bytes of why a process has no memory: room for a long group's path
@@ -36,12 +36,12 @@ class Symmetric:
         self._where = f"{where}: empty"
         self._regions = 0
 
-    def allocate(self, nbytes: int, carry_out: CarryOut) -> NDArray[np.uint8]:
+    def allocate(self, nbytes: int, run_call: RunCall) -> NDArray[np.uint8]:
         """Return this member's part; a collective call of the members.
 
         Args:
             nbytes: The size of a part.
-            carry_out: Starts a call and completes it.
+            run_call: Starts a call and completes it.
 
         Raises:
             OutOfMemoryError: A process cannot have the memory; raised on all members.
@@ -49,19 +49,19 @@ class Symmetric:
         pages = max(1, -(-nbytes // _PAGE))
         if pages >= COUNT_LIMIT:
             raise OutOfMemoryError(f"{self._where}: no machine has {nbytes} bytes")
-        carry_out(functools.partial(self._member.start_allocate, pages))
+        run_call(functools.partial(self._member.start_allocate, pages))
         # Making the pages takes long: not before everybody has room to map them.
-        self._tell(nbytes, self._look(pages * _PAGE), carry_out)
+        self._tell(nbytes, self._look(pages * _PAGE), run_call)
         self._regions += 1
         try:
-            self._tell(nbytes, self._map(self._regions, pages * _PAGE), carry_out)
+            self._tell(nbytes, self._map(self._regions, pages * _PAGE), run_call)
         except OutOfMemoryError:
             self._local.group.release_region(self._regions)
             raise
         part: NDArray[np.uint8] = self._local.group.claim(self._regions, self._index)
         return part
 
-    def _tell(self, nbytes: int, found: tuple[int, str], carry_out: CarryOut) -> None:
+    def _tell(self, nbytes: int, found: tuple[int, str], run_call: RunCall) -> None:
         """Have everybody learn whether everybody succeeded, and if not why.
 
         Raises:
@@ -70,7 +70,7 @@ class Symmetric:
         mine = _report(*found)
         reports = np.zeros((len(self._local.members), len(mine)), np.int64)
         words = reports.reshape(-1)
-        carry_out(functools.partial(self._member.start, kind("all_gather"), mine, words))
+        run_call(functools.partial(self._member.start, kind("all_gather"), mine, words))
         if reports[:, 0].any():
             raise self._shortage(nbytes, reports)
 

@@ -19,7 +19,7 @@ from allreduce.comm.failures.reporter import wait_text
 from allreduce.comm.transports.native import NativeTransport, NativeWork
 from allreduce.comm.transports.planners import plan
 from allreduce.comm.transports.shared import memory
-from allreduce.comm.transports.shared.failures import MessageWitness, message_word
+from allreduce.comm.transports.shared.failures import MessageFailureReporter, message_word
 from allreduce.comm.transports.shared.links import LocalGroup
 from allreduce.comm.transports.shared.symmetric import Symmetric
 from allreduce.errors import AllreduceError, UsageError
@@ -38,14 +38,15 @@ class SharedTransport(NativeTransport[_native.Work]):
 
     name = "shared"
     drives_shared = True
+    _reporter: MessageFailureReporter
     _still_shared = ""  # what to tell of arrays that others may change after the end
 
     def __init__(self, local: LocalGroup, index: int, name: str, timeout: float) -> None:
-        self._told = MessageWitness(local.group, name, index, local.members)
+        self._reporter = MessageFailureReporter(local.group, name, index, local.members)
         self._local = local
         self._member = _native.Member(local.group, index)
-        self._symmetric = Symmetric(local, self._member, index, self._told.where, timeout)
-        super().__init__(index, self._told, timeout)
+        self._symmetric = Symmetric(local, self._member, index, self._reporter.where, timeout)
+        super().__init__(index, self._reporter, timeout)
         self._member.quick_seconds = self.quick_seconds
 
     @property
@@ -74,8 +75,8 @@ class SharedTransport(NativeTransport[_native.Work]):
     def bind_update(
         self, call: Call, gradients: Array, values: Array, update: _native.Update, keep: object
     ) -> Callable[[], SharedWork]:
-        note = call_site.note(gradients, values, call.typed)
-        given = (gradients, values, update, note, digest(call.typed))
+        note = call_site.note(gradients, values, call.call_text)
+        given = (gradients, values, update, note, digest(call.call_text))
         post = functools.partial(self._member.start_update, *given)
         again = functools.partial(self._post_again, post)
         return functools.partial(self._launch, again, given[:2], lambda: (values, update, keep)[0])
@@ -90,7 +91,7 @@ class SharedTransport(NativeTransport[_native.Work]):
             return post()
         except (TypeError, ValueError) as error:
             raise UsageError(
-                f"{self._witness.where}: the arrays of a call that was made ready to be started "
+                f"{self._reporter.where}: the arrays of a call that was made ready to be started "
                 f"have changed since: {error}"
             ) from None
 
@@ -116,14 +117,14 @@ class SharedTransport(NativeTransport[_native.Work]):
 
     def _poster(self, call: Call, x: Array | None, out: Array | None) -> Callable[[], _native.Work]:
         """Look up all that a call's start needs besides the arrays' memory."""
-        note = call_site.note(x, out, call.typed or self._counted(call, x, out))
+        note = call_site.note(x, out, call.call_text or self._counted(call, x, out))
         member = self._member
         if call.tag is not None and call.root is not None:  # a send or recv
             return functools.partial(member.start_message, x, out, call.root, call.tag, note)
         packed = kind(call.collective, call.op, call.root or 0)
-        typed = digest(call.typed)
+        call_text = digest(call.call_text)
         return functools.partial(
-            member.start, packed, x, out, call.counts, call.receives, note, typed
+            member.start, packed, x, out, call.counts, call.receives, note, call_text
         )
 
     @staticmethod
@@ -151,7 +152,7 @@ class SharedTransport(NativeTransport[_native.Work]):
         return self._member.wait(native, seconds)
 
     def _waiting(self, native: _native.Work) -> str:
-        return self._told.waiting(native)
+        return self._reporter.waiting(native)
 
     @contextlib.contextmanager
     def _announced(self, native: _native.Work) -> Iterator[None]:
@@ -201,7 +202,7 @@ class SharedTransport(NativeTransport[_native.Work]):
             failure = shortage.strerror
         if failure:
             self._still_shared = (
-                f"{self._witness.where}: {exposed} bytes of this rank's comm.empty arrays could "
+                f"{self._reporter.where}: {exposed} bytes of this rank's comm.empty arrays could "
                 f"not be made private ({failure}): a rank that is stopped in the failed call may "
                 "still change them when it continues; end it, or copy what you need"
             )

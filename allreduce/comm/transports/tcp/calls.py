@@ -91,7 +91,7 @@ def encode(call: Call, where: str, shape: tuple[int, ...] = ()) -> bytes:
     if exchange:
         shown[3] = 0  # whatever this member happens to send
     counts = None if exchange else call.counts
-    text = json.dumps([*shown, counts, call.typed, shape], separators=(",", ":")).encode()
+    text = json.dumps([*shown, counts, call.call_text, shape], separators=(",", ":")).encode()
     pairs = (*(call.counts or ()), *(call.receives or ())) if exchange else ()
     agreed = _AGREED.size + len(text)
     signature = _AGREED.pack(min(agreed, 0xFFFF)) + text + struct.pack(f"<{len(pairs)}Q", *pairs)
@@ -118,9 +118,9 @@ def decode(told: bytes, group: str) -> Call:
     signature = told[: -1 - told[-1]]
     (agreed,) = _AGREED.unpack_from(signature)
     fields = json.loads(signature[_AGREED.size : agreed])
-    collective, op, dtype, count, root, tag, listed, typed, shape = fields
+    collective, op, dtype, count, root, tag, listed, call_text, shape = fields
     pairs = struct.unpack(f"<{(len(signature) - agreed) // 8}Q", signature[agreed:])
     half = len(pairs) // 2
     counts = pairs[:half] if pairs else (None if listed is None else tuple(listed))
     receives, row = pairs[half:] or None, math.prod(shape) if counts else 1
-    return Call(collective, op, dtype, count, root, group, counts, receives, tag, typed, row)
+    return Call(collective, op, dtype, count, root, group, counts, receives, tag, call_text, row)

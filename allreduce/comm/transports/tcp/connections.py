@@ -41,7 +41,7 @@ class Hello(NamedTuple):
         return cls(*_HELLO.unpack(packed))
 
 
-class Calling:
+class Dialer:
     """Calls one member after the other, in a thread of its own, until all are called or `end`.
 
     Args:
@@ -149,7 +149,7 @@ class _Caller:
     message: bytes = b""
 
 
-class Reception:
+class Acceptor:
     """Takes callers in, all at once, until all members that have to call are there.
 
     Args:
@@ -158,7 +158,7 @@ class Reception:
         calling: This process's own calls, which go on meanwhile.
     """
 
-    def __init__(self, mesh: Mesh, listener: socket.socket, calling: Calling) -> None:
+    def __init__(self, mesh: Mesh, listener: socket.socket, calling: Dialer) -> None:
         self._mesh = mesh
         self._listener = listener
         self._calling = calling

@@ -9,7 +9,7 @@ from allreduce import _native
 from allreduce.comm.calls.call import MESSAGES, Call
 from allreduce.comm.calls.call_site import Note
 from allreduce.comm.calls.members import MemberInfo
-from allreduce.comm.failures.reporter import Witness, build_error
+from allreduce.comm.failures.reporter import FailureReporter, build_error
 from allreduce.comm.transports.tcp.calls import decode, note_of
 from allreduce.errors import AllreduceError, Finding
 
@@ -33,7 +33,7 @@ class TcpMemberInfo(MemberInfo):
         return said if self.near else f"{said}; or {self.host} cannot be reached any more"
 
 
-class TcpWitness(Witness[_native.TcpMember]):
+class TcpFailureReporter(FailureReporter[_native.TcpMember]):
     """As a shared transport's, with the calls that frames have told."""
 
     transport: ClassVar[str] = "tcp"

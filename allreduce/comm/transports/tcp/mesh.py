@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from allreduce import _native
 from allreduce.cluster import World
-from allreduce.comm.transports.handshake import Meeting
+from allreduce.comm.transports.handshake import Credentials
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Mesh:
     """The sockets of this process's members: by member, then by peer and channel."""
 
     world: World
-    meeting: Meeting
+    meeting: Credentials
     processes: tuple[Process, ...]
     sockets: dict[tuple[int, int, int], socket.socket] = field(default_factory=dict)
 

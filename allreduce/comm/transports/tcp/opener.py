@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from allreduce.cluster import World
 from allreduce.comm.selection.choosing import choices_for
-from allreduce.comm.transports.handshake import Meeting
+from allreduce.comm.transports.handshake import Credentials
 from allreduce.comm.transports.tcp.failures import TcpMemberInfo
-from allreduce.comm.transports.tcp.meeting import connect
 from allreduce.comm.transports.tcp.mesh import Mesh, Process
+from allreduce.comm.transports.tcp.rendezvous import connect
 from allreduce.comm.transports.tcp.transport import TcpTransport
 from allreduce.errors import JoinError
 
@@ -45,7 +45,7 @@ def open_tcp(
     """
     if world.size * local_members == 1:
         alone = Process(world.rank, os.getpid(), 1, "", 0, 0)
-        mesh = Mesh(world, Meeting(world.job, name, world.secret), (alone,))
+        mesh = Mesh(world, Credentials(world.job, name, world.secret), (alone,))
     else:
         mesh = connect(world, name, local_members, timeout)
     replicated = any(process.local_members > 1 for process in mesh.processes)

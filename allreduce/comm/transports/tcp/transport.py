@@ -29,7 +29,7 @@ from allreduce.comm.selection.choosing import Choices
 from allreduce.comm.transports.native import NativeTransport, NativeWork
 from allreduce.comm.transports.planners import plan
 from allreduce.comm.transports.tcp import calls
-from allreduce.comm.transports.tcp.failures import NOBODY, TcpMemberInfo, TcpWitness
+from allreduce.comm.transports.tcp.failures import NOBODY, TcpFailureReporter, TcpMemberInfo
 from allreduce.errors import OutOfMemoryError
 from allreduce.events import logger
 
@@ -62,7 +62,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
     """
 
     name = "tcp"
-    witness_class: ClassVar[type[TcpWitness]] = TcpWitness
+    reporter_class: ClassVar[type[TcpFailureReporter]] = TcpFailureReporter
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
     ) -> None:
         self._choices = choices
         self._member = _native.TcpMember(index, sockets)
-        super().__init__(index, self.witness_class(self._member, name, index, members), timeout)
+        super().__init__(index, self.reporter_class(self._member, name, index, members), timeout)
         self._name = name
         self._size = len(members)
 
@@ -87,7 +87,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> TcpWork:
         self.admit()
-        calls.check(call, self._witness.where)
+        calls.check(call, self._reporter.where)
         if x is not None:  # a NumPy scalar has no memory of its own
             x = np.asarray(x)
         words = calls.words(call, self._size, self._choices)
@@ -98,7 +98,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         array = x if x is not None else out
         shape = () if array is None else agreed_shape(call, array.shape)
         return calls.annotated(
-            calls.encode(call, self._witness.where, shape), call_site.note(x, out)
+            calls.encode(call, self._reporter.where, shape), call_site.note(x, out)
         )
 
     def _begin(
@@ -118,7 +118,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
             arrays: The input and the output.
             result: Makes the result.
         """
-        late = call.collective not in MESSAGES and self._witness.heard
+        late = call.collective not in MESSAGES and self._reporter.heard
         try:
             with self._lock:  # calls of several threads get one order
                 native = self._member.start(words, told, *map(_address, arrays))
@@ -139,12 +139,12 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         return native.wait(seconds)
 
     def _waiting(self, native: _native.TcpWork) -> str:
-        what = self._witness.named(self.index, native.key)
-        return f"{what}: {self._witness.missing(native.key)}"
+        what = self._reporter.named(self.index, native.key)
+        return f"{what}: {self._reporter.missing(native.key)}"
 
     def _message(self, native: _native.TcpWork) -> Call | None:
         """Return the call of a send or recv: these have no place in the order."""
-        call = self._witness.call(self.index, native.key) if native.key != native.seq else None
+        call = self._reporter.call(self.index, native.key) if native.key != native.seq else None
         return call if call is not None and call.collective in MESSAGES else None
 
     @contextlib.contextmanager
@@ -160,9 +160,9 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         self._member.tell_awaited(NOBODY)
 
     def _surrender(self, native: _native.TcpWork, waited: float) -> bool:
-        absent = self._witness.absent(native.key)
+        absent = self._reporter.absent(native.key)
         blamed = next((m for m in absent if m != self.index), self.index)
-        reason = wait_text(waited, self._witness.missing(native.key))
+        reason = wait_text(waited, self._reporter.missing(native.key))
         self._member.blame_timeout(blamed, native.key, reason)
         return self._wait(native, _FAIL_SECONDS)
 
@@ -173,10 +173,10 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         farewell = self._member.leave(_LEAVE_SECONDS)
         limit = time.monotonic() + 2 * _LEAVE_SECONDS
         while not farewell.wait(_LEAVE_SECONDS) and time.monotonic() < limit:
-            logger.debug("%s: last words are still on their way", self._witness.where)
+            logger.debug("%s: last words are still on their way", self._reporter.where)
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
-        calls.check(call, self._witness.where)
+        calls.check(call, self._reporter.where)
         placed = Placed(in_place=in_place(call, x, out, self.index))
         here = Topology(TcpTransport.name, self.index, self._size)  # whoever it serves
         return plan(call, here, self._choices, placed)
@@ -199,10 +199,10 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         call = Call("all_gather", None, "bool", 1, None, self._name)
         self.start(call, mine, all_have, lambda: None).wait()
         if memory is None or not all_have.all():
-            without = self._witness.members[int(np.flatnonzero(~all_have)[0])]
+            without = self._reporter.members[int(np.flatnonzero(~all_have)[0])]
             raise OutOfMemoryError(
-                f"{self._witness.where}: empty: {without} has no {nbytes} bytes of memory; ask for "
-                "less on every rank"
+                f"{self._reporter.where}: empty: {without} has no {nbytes} bytes of memory; ask "
+                "for less on every rank"
             )
         return memory
 

@@ -17,9 +17,9 @@ import time
 from allreduce import _native, settings
 from allreduce.cluster import World
 from allreduce.cluster.host import fd_limits
-from allreduce.comm.transports.handshake import Meeting
+from allreduce.comm.transports.handshake import Credentials
 from allreduce.comm.transports.tcp import interface
-from allreduce.comm.transports.tcp.connections import Calling, Reception
+from allreduce.comm.transports.tcp.connections import Acceptor, Dialer
 from allreduce.comm.transports.tcp.mesh import Mesh, Process
 from allreduce.errors import AllreduceError, JoinError, PeerLostError, UsageError
 
@@ -49,7 +49,7 @@ def connect(world: World, name: str, local_members: int, timeout: float) -> Mesh
     with listener or contextlib.nullcontext():
         processes = _introduce(world, key, listener, (short, trouble), local_members, timeout)
         assert listener is not None, "a rank without a listener has raised"
-        mesh = Mesh(world, Meeting(world.job, key, world.secret), processes)
+        mesh = Mesh(world, Credentials(world.job, key, world.secret), processes)
         try:
             _connect_all(mesh, listener, deadline)
         except BaseException as error:
@@ -119,10 +119,10 @@ def _introduce(
 
 def _connect_all(mesh: Mesh, listener: socket.socket, deadline: float) -> None:
     """Call and be called at once, so that no order of members can lock up."""
-    calling = Calling(mesh, deadline)
+    calling = Dialer(mesh, deadline)
     try:
         calling.start()
-        Reception(mesh, listener, calling).run(deadline)
+        Acceptor(mesh, listener, calling).run(deadline)
     finally:
         calling.end()
     if calling.failure is not None:

@@ -10,9 +10,9 @@ import time
 import pytest
 
 from allreduce import errors
-from allreduce.comm.transports.handshake import Meeting
+from allreduce.comm.transports.handshake import Credentials
 from allreduce.comm.transports.tcp import connections
-from allreduce.comm.transports.tcp.connections import Calling, Reception
+from allreduce.comm.transports.tcp.connections import Acceptor, Dialer
 from allreduce.comm.transports.tcp.mesh import Mesh, Process
 from tests.comm.test_links import worlds
 
@@ -23,12 +23,12 @@ def test_a_connection_that_is_dropped_for_another_is_not_read_any_more(
     monkeypatch.setattr(connections, "_MAX_CALLERS", 1)
     held, inside, release = threading.Event(), threading.Event(), threading.Event()
 
-    def hold(_: Reception) -> None:  # between two turns
+    def hold(_: Acceptor) -> None:  # between two turns
         if held.is_set():
             inside.set()
             release.wait(5)
 
-    monkeypatch.setattr(Reception, "_hear", hold)
+    monkeypatch.setattr(Acceptor, "_hear", hold)
     outcomes: list[object] = []
 
     def run() -> None:
@@ -43,10 +43,10 @@ def test_a_connection_that_is_dropped_for_another_is_not_read_any_more(
         listener.setblocking(False)
         host, port = listener.getsockname()
         processes = tuple(Process(rank, 1, 1, host, port, 3) for rank in range(2))
-        mesh = Mesh(world, Meeting(world.job, "1/tcp/meeting", world.secret), processes)
-        calling = Calling(mesh, time.monotonic() + 5)
+        mesh = Mesh(world, Credentials(world.job, "1/tcp/meeting", world.secret), processes)
+        calling = Dialer(mesh, time.monotonic() + 5)
         calling.start()
-        reception = Reception(mesh, listener, calling)
+        reception = Acceptor(mesh, listener, calling)
         thread = threading.Thread(target=run)
         thread.start()
         with socket.create_connection((host, port)) as first:

@@ -21,15 +21,15 @@ from allreduce import _native, settings
 from allreduce.cluster import World
 from allreduce.cluster.host import fd_limits
 from allreduce.comm.transports import handshake
-from allreduce.comm.transports.handshake import STRANGER_SECONDS, HandshakeError, Meeting
+from allreduce.comm.transports.handshake import STRANGER_SECONDS, Credentials, HandshakeError
 from allreduce.comm.transports.shared.links import (
     PROCESS_BYTES,
     Links,
     Process,
     Token,
-    arm,
     own_cores,
     receive_with_file,
+    set_deadline,
 )
 from allreduce.errors import JoinError, TimeoutError, UnsupportedError
 from allreduce.events import logger
@@ -55,7 +55,7 @@ def connect(world: World, name: str, local_members: int, timeout: float) -> Link
     """
     deadline = time.monotonic() + timeout
     key = f"{world.generation}/comm/{name}"
-    meeting = Meeting(world.job, key, world.secret)
+    meeting = Credentials(world.job, key, world.secret)
     me = Process(world.rank, os.getpid(), local_members, new_token())
     try:
         if short := fd_limits.shortage(world.size):
@@ -78,7 +78,7 @@ def late(world: World, timeout: float) -> TimeoutError:
     )
 
 
-def _host(world: World, key: str, meeting: Meeting, me: Process, deadline: float) -> Links:
+def _host(world: World, key: str, meeting: Credentials, me: Process, deadline: float) -> Links:
     address = f"allreduce-{world.job}-{secrets.token_hex(8)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     links = Links(0)
@@ -91,7 +91,7 @@ def _host(world: World, key: str, meeting: Meeting, me: Process, deadline: float
         links.sockets = dict(sorted(links.sockets.items()))
         links.processes = (me, *(callers[rank] for rank in links.sockets))
         for sock in links.sockets.values():
-            arm(sock, deadline)
+            set_deadline(sock, deadline)
         _introduce(links)
     except BaseException:
         links.close()
@@ -102,7 +102,7 @@ def _host(world: World, key: str, meeting: Meeting, me: Process, deadline: float
 
 
 def _accept_all(
-    world: World, listener: socket.socket, links: Links, meeting: Meeting, deadline: float
+    world: World, listener: socket.socket, links: Links, meeting: Credentials, deadline: float
 ) -> dict[int, Process]:
     """Take the others' sockets into `links`, and return what they say of themselves, by rank.
 
@@ -126,7 +126,7 @@ def _accept_all(
 
 def _accept(world: World, listener: socket.socket, deadline: float) -> socket.socket:
     while True:
-        arm(listener, min(deadline, time.monotonic() + _LOOK_SECONDS))
+        set_deadline(listener, min(deadline, time.monotonic() + _LOOK_SECONDS))
         try:
             return listener.accept()[0]
         except builtins.TimeoutError:
@@ -149,19 +149,19 @@ def _introduce(links: Links) -> None:
                 socket.send_fds(links.sockets[high], [_PAIR.pack(low)], [ends[1].fileno()])
 
 
-def _visit(world: World, key: str, meeting: Meeting, me: Process, deadline: float) -> Links:
+def _visit(world: World, key: str, meeting: Credentials, me: Process, deadline: float) -> Links:
     address = world.store.get(f"{key}/address", max(0.001, deadline - time.monotonic())).decode()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     links = Links(world.rank, sockets={0: sock})
     try:
         try:
-            arm(sock, deadline)
+            set_deadline(sock, deadline)
             sock.connect(f"\0{address}")
             failure = ""
         except ConnectionRefusedError as error:
             failure = str(error)
         links.cores = _compare(world, key, failure, deadline)
-        arm(sock, deadline)
+        set_deadline(sock, deadline)
         handshake.call(sock, meeting, me.pack())
         rows = (handshake.receive(sock, PROCESS_BYTES) for _ in range(world.size))
         found = [Process.unpack(row) for row in rows]

@@ -20,27 +20,27 @@ def _dies_half_connected(folder: str) -> None:
 
     from allreduce import errors
     from allreduce.comm import init
-    from allreduce.comm.transports.tcp import connections, meeting, mesh, opener
+    from allreduce.comm.transports.tcp import connections, mesh, opener, rendezvous
 
     comm = init(transport="tcp", timeout=20)
     comm.barrier()
     gave_up = Path(folder, "gave up")
 
-    def die(calls: connections.Calling, *_: Any) -> None:
+    def die(calls: connections.Dialer, *_: Any) -> None:
         channels = range(calls._mesh.channels)
         while not all((1, 2, channel) in calls._mesh.sockets for channel in channels):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def connect_late(*arguments: Any) -> mesh.Mesh:
-        found = meeting.connect(*arguments)
+        found = rendezvous.connect(*arguments)
         while not gave_up.exists():
             time.sleep(0.01)
         return found
 
     patch = pytest.MonkeyPatch()
     if comm.rank == 1:
-        patch.setattr(connections.Calling, "_call", die)
+        patch.setattr(connections.Dialer, "_call", die)
     elif comm.rank == 2:
         patch.setattr(opener, "connect", connect_late)
     try:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from allreduce.comm.failures.reporter import build_error, dead
-from allreduce.comm.transports.mpi.request_queue import Flight, MpiWork
-from allreduce.comm.transports.mpi.status_board import News, Notice
+from allreduce.comm.transports.mpi.request_queue import MpiWork, RequestQueue
+from allreduce.comm.transports.mpi.status_board import Notice, StatusBoard
 from allreduce.errors import (
     AllreduceError,
     ClosedError,
@@ -19,33 +19,35 @@ from allreduce.errors import (
 )
 
 
-class Ending:
+class FailureState:
     """What has killed one member's communicator, if something has.
 
     Args:
         mpi: MPI's module.
         where: "[mpi] rank 2", for messages.
         rank: This member.
-        news: The communicator's.
-        flight: Its started calls.
+        board: The communicator's.
+        queue: Its started calls.
     """
 
-    def __init__(self, mpi: Any, where: str, rank: int, news: News, flight: Flight) -> None:
+    def __init__(
+        self, mpi: Any, where: str, rank: int, board: StatusBoard, queue: RequestQueue
+    ) -> None:
         self._mpi, self._where, self._rank = mpi, where, rank
-        self._news, self._flight = news, flight
+        self._board, self._queue = board, queue
         self.failure: AllreduceError | None = None
-        self._disputed: MpiWork | None = None
+        self._mismatched: MpiWork | None = None
         self._raised = False
 
     @property
-    def here(self) -> bool:
+    def failed(self) -> bool:
         """Whether the communicator is dead."""
-        return self.failure is not None or self._disputed is not None
+        return self.failure is not None or self._mismatched is not None
 
     def check(self) -> None:
         """Raise what killed the communicator: the cause first, then that it is dead."""
-        if self.failure is None and self._disputed is not None:
-            self.failure = self._news.settle(self._where, self._disputed.seq)
+        if self.failure is None and self._mismatched is not None:
+            self.failure = self._board.mismatch_error(self._where, self._mismatched.seq)
         if self.failure is None:
             return
         if self._raised:
@@ -55,16 +57,16 @@ class Ending:
 
     def fail(self, error: AllreduceError, told: Finding | None = None) -> None:
         """Make the communicator dead, and tell the others why if they are to be told."""
-        if not self.here:
+        if not self.failed:
             self.failure = error
             if told is not None:
-                self.tell(told)
+                self.announce(told)
 
-    def tell(self, finding: Finding) -> None:
+    def announce(self, finding: Finding) -> None:
         """Tell the others of this member's end."""
         text, interrupted = str(finding), finding.interrupted
-        calls = self._flight.completed
-        self._news.tell(Notice(finding.fault, self._rank, calls, text, interrupted))
+        calls = self._queue.completed
+        self._board.post_end(Notice(finding.fault, self._rank, calls, text, interrupted))
 
     def abort(self, reason: str, interrupted: bool) -> None:
         """Make the communicator dead on all members; nobody here waits for the cause."""
@@ -73,13 +75,13 @@ class Ending:
         self.fail(ClosedError(f"{self._where}: {text}"), told)
         self._raised = True
 
-    def dispute(self, work: MpiWork) -> None:
+    def mismatch(self, work: MpiWork) -> None:
         """Make the communicator dead because members disagree on a call."""
-        self._disputed = work
-        self._news.dispute(work.seq, work.call, work.note, int(work.mark))
+        self._mismatched = work
+        self._board.post_call(work.seq, work.call, work.note, int(work.mark))
 
     @contextlib.contextmanager
-    def intact(self) -> Iterator[None]:
+    def guard(self) -> Iterator[None]:
         """Make the communicator dead if what is done to its calls is left half done."""
         try:
             yield

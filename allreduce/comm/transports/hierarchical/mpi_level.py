@@ -17,17 +17,19 @@ from allreduce.comm.transports.mpi.transport import MpiTransport
 _NAP_SECONDS = 50e-6  # a call's agreement needs several looks, and its bytes as many as there are
 
 
-def mpi_lanes(world: World, local_members: int, *, name: str, timeout: float) -> list[MpiLane]:
+def open_mpi_levels(
+    world: World, local_members: int, *, name: str, timeout: float
+) -> list[MpiLevel]:
     """Open this process's member, as `open_tcp` does.
 
     Raises:
         UsageError, UnsupportedError: As for `open_mpi`.
     """
     opened = open_mpi(world, local_members, name=name, timeout=timeout, quiet=True)
-    return [MpiLane(each) for each in opened]
+    return [MpiLevel(each) for each in opened]
 
 
-class LaneWork:
+class MpiLevelWork:
     """A started call, which the larger communicator waits for: it looks for no news by itself."""
 
     def __init__(self, transport: MpiTransport, work: MpiWork, others: list[int]) -> None:
@@ -51,7 +53,7 @@ class LaneWork:
         return self._others
 
 
-class MpiLane:
+class MpiLevel:
     """One member of a level."""
 
     name = "mpi"
@@ -68,10 +70,10 @@ class MpiLane:
 
     def start(
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
-    ) -> LaneWork:
+    ) -> MpiLevelWork:
         transport = self._transport
         others = [info.index for info in transport.members if info.index != transport.index]
-        return LaneWork(transport, transport.start(call, x, out, result), others)
+        return MpiLevelWork(transport, transport.start(call, x, out, result), others)
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
         return self._transport.plan(call, x, out)
