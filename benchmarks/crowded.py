@@ -63,10 +63,11 @@ def _native_part(apart: ours.Ours, batch: tuple[np.ndarray, ...]) -> Step:
     """Return what carries out a step that has run, without what is around its instructions."""
     compiled = current_replicator().latest(apart._step)
     assert compiled is not None, "a step has run"
-    frame = compiled.executors[0].latest
-    assert frame is not None, "a step has run"
-    assert frame._replay is not None, "it was replayed"
-    replay, feeds = frame._replay, dict(zip(frame.program.inputs, batch, strict=True))
+    bound = compiled.executors[0].latest
+    assert bound is not None, "a step has run"
+    assert bound._replay is not None, "it was replayed"
+    frame, replay = bound.frame, bound._replay
+    feeds = dict(zip(frame.program.inputs, batch, strict=True))
 
     def run() -> None:
         moving = {**feeds, **frame.outputs.lend()}

@@ -21,7 +21,7 @@ from trainers import ours
 from workloads import WORKLOADS
 
 import allreduce as ar
-from allreduce.graph.execute.bound_program import Frame
+from allreduce.graph.execute.bound_program import BoundProgram
 from allreduce.graph.replicate.owner import current_replicator
 from allreduce.graph.replicate.replicator import Replicator
 
@@ -31,11 +31,11 @@ _STEPS, _SKIPPED, _ROUNDS = 15, 2, 8
 class Marks:
     """When a replica's first instruction begins in each step, and its last computation ends."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, bound: BoundProgram) -> None:
         self.begun: list[float] = []
         self.computed: list[float] = []
-        assert frame._replay is not None, "it was replayed"
-        steps = frame._replay.steps
+        assert bound._replay is not None, "it was replayed"
+        steps = bound._replay.steps
         last = max(i for i, each in enumerate(steps) if each.__qualname__.startswith("Replay._run"))
         last_part = steps[last]
 
@@ -56,7 +56,7 @@ class Marks:
 class Marked:
     """A step of this process's replicas."""
 
-    def __init__(self, step: Callable[[], object], frames: Sequence[Frame]) -> None:
+    def __init__(self, step: Callable[[], object], frames: Sequence[BoundProgram]) -> None:
         self._step = step
         self._marks = [Marks(each) for each in frames]
 
@@ -150,7 +150,7 @@ def _on_devices(devices: Sequence[str]) -> Marked:
     return Marked(lambda: strategy.run(step, args=shares), _frames(strategy, step))
 
 
-def _frames(replicator: Replicator, step: Any) -> list[Frame]:
+def _frames(replicator: Replicator, step: Any) -> list[BoundProgram]:
     compiled = replicator.latest(step)
     assert compiled is not None, "a step has run"
     return [each.latest for each in compiled.executors if each.latest is not None]

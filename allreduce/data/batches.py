@@ -12,7 +12,7 @@ from allreduce.data.sharding import Piece, Plan, split_rows, starts
 from allreduce.data.staging import Stager
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.pytree import leaves, map_leaves
-from allreduce.graph.execute.reports import Fed
+from allreduce.graph.execute.timing import Fed
 from allreduce.graph.replicate.replicator import Replicator
 from allreduce.graph.trace.per_replica import PerReplica
 from allreduce.graph.trace.rank_digest import Mark

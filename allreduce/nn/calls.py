@@ -6,18 +6,22 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from allreduce.errors import UsageError
 from allreduce.graph.core.scope import users_line
 
-if TYPE_CHECKING:
-    from allreduce.nn.layer import Layer
+
+class CalledLayer(Protocol):
+    """A layer, as far as this module needs it."""
+
+    name: str
+    trainable: bool
 
 
 class _Calls(threading.local):
     def __init__(self) -> None:
-        self.stack: list[Layer] = []  # outermost first
+        self.stack: list[CalledLayer] = []  # outermost first
         self.training = False
         self.largest: int | None = None  # elements that a new variable may have
 
@@ -35,13 +39,13 @@ def frozen() -> bool:
     return not all(layer.trainable for layer in _calls.stack)
 
 
-def caller() -> Layer | None:
+def caller() -> CalledLayer | None:
     """Return the innermost layer that is being called."""
     return _calls.stack[-1] if _calls.stack else None
 
 
 @contextmanager
-def calling(layer: Layer, training: bool) -> Iterator[None]:
+def calling(layer: CalledLayer, training: bool) -> Iterator[None]:
     """Note for the block that it calls a layer, and in which mode."""
     outer = _calls.training
     _calls.stack.append(layer)

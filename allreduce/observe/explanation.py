@@ -17,7 +17,8 @@ from allreduce.events import counted
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.core.spec import show
-from allreduce.graph.execute.bound_program import Frame
+from allreduce.graph.execute.bound_program import BoundProgram
+from allreduce.graph.execute.frame import Frame
 from allreduce.graph.execute.reports import nbytes_of
 from allreduce.graph.inspect.sections import amount, units
 from allreduce.graph.inspect.step_graph import StepGraph, name_of
@@ -56,8 +57,8 @@ def explain(
     if not isinstance(strategy, Replicator):
         raise UsageError(f"explain takes a strategy and a step, not {strategy!r:.60}")
     compiled = strategy.latest(step) if callable(step) else None
-    frame = compiled.executors[0].latest if compiled is not None else None
-    if compiled is None or frame is None or frame.took is None:
+    bound = compiled.executors[0].latest if compiled is not None else None
+    if compiled is None or bound is None or bound.took is None:
         name = getattr(step, "__qualname__", repr(step))
         raise UsageError(
             f"{strategy!r} has not run {name:.60} as a trace; run it once, and explain it then (of "
@@ -68,25 +69,25 @@ def explain(
     if picture is not None:
         StepGraph(compiled.graph).draw(picture)
     console = Console(highlight=False, markup=False)
-    for part in _parts(compiled, frame):
+    for part in _parts(compiled, bound):
         console.print(part, soft_wrap=isinstance(part, str))
 
 
-def _parts(compiled: Compiled, frame: Frame) -> Iterator[str | Table]:
-    program, replica = frame.program, frame.replica
+def _parts(compiled: Compiled, bound: BoundProgram) -> Iterator[str | Table]:
+    frame, program, replica = bound.frame, bound.program, bound.frame.replica
     yield f"replica {replica.id}, {frame.moment.rows} samples: step {frame.moment.step}"
     yield from _instructions(program)
     yield _variables(program)
     yield _placements(compiled, program)
     yield from _transfers(program)
-    yield from _communication(frame)
+    yield from _communication(bound)
     if compiled.fed is not None and compiled.fed.made:
         made, waited = compiled.fed.made, compiled.fed.waited
         yield (
             f"input: the batch took {_ms(made)} to be made, and the step waited {_ms(waited)} for "
             f"it; {max(0.0, 1 - waited / made):.0%} of it was hidden behind other steps"
         )
-    yield from _pipelining(frame)
+    yield from _pipelining(bound)
     if frame.memory.nbytes:
         needed = frame.memory.nbytes / frame.memory.least
         yield (
@@ -205,16 +206,17 @@ def _origin(
     return None if source is None else source.device
 
 
-def _communication(frame: Frame) -> Iterator[str]:
-    assert frame.took is not None, "explain has looked"
+def _communication(bound: BoundProgram) -> Iterator[str]:
+    frame, took = bound.frame, bound.took
+    assert took is not None, "checked by explain"
     nodes = {each.node.id: each.node for each in frame.program.instructions}
-    began, ended = frame.took.began, frame.took.ended
+    began, ended = took.began, took.ended
     alone = frame.replica.communicator is not None and (
         frame.replica.communicator.transport == _IN_WAITS
     )
     exposed = hidden = 0.0
     nbytes = 0
-    for number, clock in frame.took.clocks.items():
+    for number, clock in took.clocks.items():
         node = nodes[number]
         whole = clock.over - clock.started
         way = f" under way {_ms(whole)} at most," if not alone else ""
@@ -247,13 +249,13 @@ def _collective(frame: Frame, node: Node) -> str:
     return f"{what}{where} ({size}: {', '.join(names) or 'the number of samples'})"
 
 
-def _pipelining(frame: Frame) -> Iterator[str]:
+def _pipelining(bound: BoundProgram) -> Iterator[str]:
     """Say how long steps took, and what pipelining gave where they ran without it, too."""
     for how, name in ((True, "with"), (False, "without")):
-        if seconds := frame.recent.seconds(how):
+        if seconds := bound.recent.seconds(how):
             middle = _ms(statistics.median(seconds))
             yield f"steps {name} pipelining: {middle}, the median of {len(seconds)}"
-    if shares := frame.recent.shares():
+    if shares := bound.recent.shares():
         yield (
             f"pipelining gave {1 - statistics.median(shares):.0%} of a step's time, the median of "
             f"{counted(len(shares), 'pair')} of neighbours, beside what hides the input"

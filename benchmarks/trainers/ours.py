@@ -62,9 +62,10 @@ class Ours:
         beyond = self._beyond()
         compiled = current_replicator().latest(self._step)
         assert compiled is not None, "a step has run"
-        frame = compiled.executors[0].latest
-        if frame is None or not frame.memory.least:
+        bound = compiled.executors[0].latest
+        if bound is None or not bound.frame.memory.least:
             return {}
+        frame = bound.frame
         return {"peak": frame.memory.nbytes + beyond, "bound": frame.memory.least}
 
     def _beyond(self) -> int:

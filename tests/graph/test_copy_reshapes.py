@@ -86,9 +86,9 @@ def test_a_step_takes_no_memory_beside_what_is_planned() -> None:
     assert most < x.nbytes // 4
     compiled = current_replicator().latest(step)
     assert compiled is not None
-    frame = compiled.executors[0].latest
-    assert frame is not None
-    assert frame.memory.least == 2 * x.nbytes
+    bound = compiled.executors[0].latest
+    assert bound is not None
+    assert bound.frame.memory.least == 2 * x.nbytes
 
 
 def test_shapes_that_memory_can_be_seen_in_stay_views() -> None:

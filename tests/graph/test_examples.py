@@ -68,7 +68,7 @@ def test_an_example_is_safe_and_gives_the_same_bits_on_streams(
     found: list[Any] = []
     programs = programs_of(monkeypatch, lambda: found.append(run(monkeypatch, tmp_path)))
     assert check_events(programs) >= 3
-    monkeypatch.setattr(executor, "Frame", Streamed)
+    monkeypatch.setattr(executor, "BoundProgram", Streamed)
     for poisons in (False, True):
         monkeypatch.setattr(Streamed, "poisons", poisons)
         assert run(monkeypatch, tmp_path) == found[0]

@@ -13,7 +13,7 @@ import allreduce as ar
 from allreduce.devices import lookup
 from allreduce.errors import OutOfMemoryError
 from allreduce.graph.execute import executor
-from allreduce.graph.execute.bound_program import Frame
+from allreduce.graph.execute.bound_program import BoundProgram
 
 COLUMNS = 500
 WEIGHTS = np.ones((COLUMNS, COLUMNS), np.float32)
@@ -58,14 +58,14 @@ def _run(strategy: ar.MirroredStrategy, step: Any, rows: int) -> None:
         assert float(value) == rows * COLUMNS * COLUMNS * factor
 
 
-def _frames(strategy: ar.MirroredStrategy, step: Any) -> list[list[Frame]]:
+def _frames(strategy: ar.MirroredStrategy, step: Any) -> list[list[BoundProgram]]:
     compiled = strategy.latest(step)
     assert compiled is not None
-    return [each.frames for each in compiled.executors]
+    return [each.bound_programs for each in compiled.executors]
 
 
 def _rows(strategy: ar.MirroredStrategy, step: Any) -> list[int]:
-    return [frame.moment.rows for frame in _frames(strategy, step)[0]]
+    return [bound.frame.moment.rows for bound in _frames(strategy, step)[0]]
 
 
 def test_six_batch_sizes_are_bound_once_each(strategy: ar.MirroredStrategy) -> None:
@@ -120,7 +120,7 @@ def test_the_two_batch_sizes_used_last_stay_however_large(
     for rows in (11, 12) * 3:
         _run(alone, doubled, rows)
     (now,) = _frames(alone, doubled)
-    assert [frame.moment.rows for frame in now] == [11, 12]
+    assert [bound.frame.moment.rows for bound in now] == [11, 12]
     assert all(one is other for one, other in zip(before, now, strict=True))
 
 

@@ -12,7 +12,7 @@ import pytest
 import allreduce as ar
 from allreduce.devices import options
 from allreduce.graph.execute import executor
-from allreduce.graph.execute.bound_program import Frame
+from allreduce.graph.execute.bound_program import BoundProgram
 from allreduce.graph.schedule.hazards import hazards
 from allreduce.graph.schedule.program import Program
 from allreduce.graph.schedule.program_facts import ProgramFacts
@@ -31,12 +31,12 @@ def programs_of(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> l
     """Collect what replicas run in some steps."""
     found: list[Program] = []
 
-    class Seen(Frame):
+    class Seen(BoundProgram):
         def __init__(self, facts: ProgramFacts, *rest: Any, **named: Any) -> None:
             found.append(facts.program)
             super().__init__(facts, *rest, **named)
 
-    monkeypatch.setattr(executor, "Frame", Seen)
+    monkeypatch.setattr(executor, "BoundProgram", Seen)
     run()
     return list({id(each): each for each in found}.values())
 

@@ -10,7 +10,7 @@ import pytest
 
 import allreduce as ar
 from allreduce.devices import options
-from allreduce.graph.execute.reports import Clock
+from allreduce.graph.execute.timing import Clock
 from allreduce.reduction import sharding
 from tests.graph.eager_cases import NETWORKS, trained
 
@@ -58,10 +58,10 @@ def test_nothing_is_under_way_beside_another_instruction(
     def run() -> list[Clock]:
         strategy.run(step, (batch,))
         latest = strategy.latest(step)
-        frame = latest.executors[0].latest if latest else None
-        assert frame is not None
-        assert frame.took is not None
-        return list(frame.took.clocks.values())
+        bound = latest.executors[0].latest if latest else None
+        assert bound is not None
+        assert bound.took is not None
+        return list(bound.took.clocks.values())
 
     for _ in range(2):  # in Python, and in native code
         first, *_, last = run()

@@ -90,7 +90,7 @@ def test_it_is_safe_and_waits_for_nothing_else(
     programs = programs_of(monkeypatch, run)
     assert "update_own" in {each.node.op for program in programs for each in program.instructions}
     assert check_events(programs) >= 3
-    monkeypatch.setattr(executor, "Frame", Streamed)
+    monkeypatch.setattr(executor, "BoundProgram", Streamed)
     monkeypatch.setattr(Streamed, "poisons", True)
     run()
     for one, other in zip(*results, strict=True):

@@ -16,7 +16,8 @@ import pytest
 import allreduce as ar
 from allreduce.devices import options
 from allreduce.graph.execute import executor
-from allreduce.graph.execute.bound_program import Frame
+from allreduce.graph.execute.bound_program import BoundProgram
+from allreduce.graph.execute.reports import end
 from allreduce.graph.schedule.footprint import footprints
 from allreduce.graph.schedule.program_facts import ProgramFacts
 from allreduce.graph.schedule.streams import StreamName
@@ -34,7 +35,7 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "_current", options.Options())
 
 
-class Streamed(Frame):
+class Streamed(BoundProgram):
     """Runs each stream in a thread, which dawdles; values that nothing needs any more are poisoned.
 
     Poison needs a place for each value of its own: what is shared poisons itself.
@@ -68,7 +69,7 @@ class Streamed(Frame):
                                 assert over[i].wait(DEADLINE), f"{instruction} waits for {i}"
                             time.sleep(self._random.choice((0.0, 0.0, 1e-4, 1e-3)))
                             made[index]()
-                            self.end(instruction.node.id)
+                            end(self.frame, instruction.node.id)
                             self._poison(index, left, guard)
                             over[index].set()
             except BaseException as error:
@@ -92,7 +93,7 @@ class Streamed(Frame):
                 left[use.region] -= 1
                 kind, number = use.region[:2]  # type: ignore[index]
                 if self.poisons and kind == "value" and not left[use.region]:
-                    array = self.values.get(number)
+                    array = self.frame.values.get(number)
                     if array is not None and not array.flags.owndata:
                         array.reshape(-1).view(np.uint8).fill(0xFF)  # NaN, or -1
 
@@ -113,7 +114,7 @@ def test_training_gives_the_same_bits(
     owned = [f"CPU:{i}" for i in range(4 if split else 2)]
     strategy = ar.MirroredStrategy(owned, devices_per_replica=2 if split else 1)
     wanted = trained(make, strategy, eagerly=False)
-    monkeypatch.setattr(executor, "Frame", Streamed)
+    monkeypatch.setattr(executor, "BoundProgram", Streamed)
     monkeypatch.setattr(Streamed, "poisons", poisons)
     for seed in range(2):
         monkeypatch.setattr(Streamed, "seed", seed)

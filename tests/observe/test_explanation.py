@@ -16,8 +16,9 @@ from allreduce.devices import options
 from allreduce.errors import UsageError
 from allreduce.graph.core.node import Node
 from allreduce.graph.execute import reports
-from allreduce.graph.execute.bound_program import Frame
-from allreduce.graph.execute.reports import Clock, Took
+from allreduce.graph.execute.bound_program import BoundProgram
+from allreduce.graph.execute.frame import Frame
+from allreduce.graph.execute.timing import Clock, Took
 from allreduce.graph.update import sharded_update
 from allreduce.observe import explanation
 from allreduce.reduction import sharding
@@ -126,7 +127,7 @@ def test_slices_that_are_sent_are_explained(
     assert "the new parameters of bucket 0 (64 B: m/w): ready at " in said
 
 
-def _two_buckets() -> tuple[ar.MirroredStrategy, Callable[..., None], Frame]:
+def _two_buckets() -> tuple[ar.MirroredStrategy, Callable[..., None], BoundProgram]:
     """Take a step with buckets of 16 and 48 KiB, the first with the header's 64 bytes."""
     ar.config.set_buckets(1)  # each variable is one
     strategy = ar.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -142,9 +143,9 @@ def _two_buckets() -> tuple[ar.MirroredStrategy, Callable[..., None], Frame]:
     (batch,) = strategy.distribute_dataset([np.ones((2, 64), np.float32)])
     strategy.run(step, (batch,))
     latest = strategy.latest(step)
-    frame = latest.executors[0].latest if latest else None
-    assert frame is not None
-    return strategy, step, frame
+    bound = latest.executors[0].latest if latest else None
+    assert bound is not None
+    return strategy, step, bound
 
 
 @pytest.mark.parametrize(
@@ -164,14 +165,14 @@ def test_bytes_weigh_what_was_hidden(
 ) -> None:
     if not goes_on_in_waits:
         monkeypatch.setattr(explanation, "_IN_WAITS", "another one")
-    strategy, step, frame = _two_buckets()
-    assert frame.took is not None
-    small, large = frame.took.clocks
+    strategy, step, bound = _two_buckets()
+    assert bound.took is not None
+    small, large = bound.took.clocks
     clocks = {
         small: Clock(0.002, 0.012, 0.012, early),  # as long under way as the large one
         large: Clock(0.01, 0.014, 0.02, False),
     }
-    frame.took = Took(0.0, 0.03, clocks)
+    bound.took = Took(0.0, 0.03, clocks)
     ar.observe.explain(strategy, step)
     told = capsys.readouterr().out
     assert f"communication: the replica waited 6.00 ms of 30.00 ms; {said}" in told
@@ -180,18 +181,20 @@ def test_bytes_weigh_what_was_hidden(
 
 
 def test_what_another_replica_did_before_a_wait_was_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for = reports.wait_for
+
     def wait_late(frame: Frame, node: Node, work: Work) -> None:
         """Keep the first replica, until the other one has done its part of the first bucket."""
         end = time.monotonic() + 10
         while frame.replica.id == 0 and len(frame.works) == 1 and not work.settled:
             assert time.monotonic() < end, "nobody does it"
             time.sleep(1e-4)
-        reports.wait_for(frame, node, work)
+        wait_for(frame, node, work)
 
-    monkeypatch.setattr("allreduce.graph.execute.bound_program.wait_for", wait_late)
-    _, _, frame = _two_buckets()
-    assert frame.took is not None
-    first, last = frame.took.clocks.values()
+    monkeypatch.setattr("allreduce.graph.execute.reports.wait_for", wait_late)
+    _, _, bound = _two_buckets()
+    assert bound.took is not None
+    first, last = bound.took.clocks.values()
     assert first.early
     assert last.early is not None  # it may be done, too, by then
 

@@ -33,8 +33,8 @@ from allreduce.graph.trace.printing import say
 from allreduce.graph.trace.replica import Moment, Replica
 from allreduce.graph.trace.trace import Trace
 from allreduce.graph.trace.variable import Variable
-from allreduce.graph.update.arena_plan import Host
 from allreduce.graph.update.changes import check_equal, check_once, check_owner
+from allreduce.graph.update.host import Host
 from allreduce.graph.update.program_check import synchronize
 from allreduce.graph.update.program_summary import involved, outline
 

@@ -16,8 +16,9 @@ from allreduce.graph.execute.executor import Executor
 from allreduce.graph.schedule.schedule import schedule
 from allreduce.graph.trace.replica import Moment
 from allreduce.graph.trace.subgraph import joins_rows
-from allreduce.graph.update.arena_plan import ArenaPlan, Host
+from allreduce.graph.update.arena_plan import ArenaPlan
 from allreduce.graph.update.arenas import plan_for, publish_iterations
+from allreduce.graph.update.host import Host
 from allreduce.graph.update.program_check import Agreement, compare
 
 # Of each local replica: the values that an operation reads, and the step's moment.

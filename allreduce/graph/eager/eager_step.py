@@ -16,8 +16,8 @@ from allreduce.graph.trace.output_structure import Returned, take_apart
 from allreduce.graph.trace.replica import Moment, Replica
 from allreduce.graph.trace.signature import Arguments
 from allreduce.graph.trace.trace import recording
-from allreduce.graph.update.arena_plan import Host
 from allreduce.graph.update.changes import name_of, needs_all
+from allreduce.graph.update.host import Host
 
 
 def run_eagerly(

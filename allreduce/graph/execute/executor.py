@@ -14,7 +14,7 @@ from allreduce.errors import OutOfMemoryError, UsageError
 from allreduce.graph.consistency.rank_check import Facts
 from allreduce.graph.core.host_future import Output
 from allreduce.graph.core.inter_op_pool import end
-from allreduce.graph.execute.bound_program import Frame
+from allreduce.graph.execute.bound_program import BoundProgram
 from allreduce.graph.partition.rendezvous import LocalRendezvous, Rendezvous
 from allreduce.graph.schedule.empty_shard import null_program
 from allreduce.graph.schedule.program import Program
@@ -57,19 +57,19 @@ class Executor:
         self.outline = outline
         self.rendezvous = LocalRendezvous() if rendezvous is None else rendezvous
         self._facts = ProgramFacts(program)
-        self._frames: OrderedDict[tuple[int, tuple[int, ...] | None], Frame] = OrderedDict()
+        self._bound: OrderedDict[tuple[int, tuple[int, ...] | None], BoundProgram] = OrderedDict()
         self._joins_rows = joins_rows(each.node for each in program.instructions)
         replica.releasable.add(self)
 
     @property
-    def latest(self) -> Frame | None:
-        """The frame of the step that ran last."""
-        return next(reversed(self._frames.values()), None)
+    def latest(self) -> BoundProgram | None:
+        """The bound program of the latest step."""
+        return next(reversed(self._bound.values()), None)
 
     @property
-    def frames(self) -> list[Frame]:
+    def bound_programs(self) -> list[BoundProgram]:
         """The program bound to memory, for each of several batch sizes."""
-        return list(self._frames.values())
+        return list(self._bound.values())
 
     def run(self, feeds: Sequence[np.ndarray], moment: Moment, batch: bool) -> list[Output]:
         """Run one step.
@@ -106,19 +106,19 @@ class Executor:
 
     def _run(self, feeds: Sequence[np.ndarray], moment: Moment, batch: bool) -> list[Output]:
         sizes = (moment.rows, moment.everyone if self._joins_rows else None)
-        frame = self._frames.get(sizes)
-        if frame is None:
-            frame = self._frames[sizes] = self._bound(moment, batch)
+        bound = self._bound.get(sizes)
+        if bound is None:
+            bound = self._bound[sizes] = self._bind(moment, batch)
             self._evict()
-        self._frames.move_to_end(sizes)
+        self._bound.move_to_end(sizes)
         try:
-            return frame.run(feeds, moment)
+            return bound.run(feeds, moment)
         except BaseException as error:
             self.rendezvous.abort(self.replica.generation, moment.step, error)
             raise
 
-    def _bound(self, moment: Moment, batch: bool) -> Frame:
-        """Bind the program to memory; where there is too little, at the cost of other frames."""
+    def _bind(self, moment: Moment, batch: bool) -> BoundProgram:
+        """Bind the program to memory; if there is too little, release other bound programs."""
         if self._joins_rows and moment.everyone is None:
             raise UsageError(
                 "the step gathers the rows of all replicas, and how many there are is not "
@@ -126,8 +126,8 @@ class Executor:
             )
         facts = self._facts if moment.rows or not batch else self._null_facts
 
-        def bind() -> Frame:
-            return Frame(
+        def bind() -> BoundProgram:
+            return BoundProgram(
                 *(facts, self.replica, self.arenas, self.rendezvous, moment, self.outline),
                 threads=_threads(),
             )
@@ -143,17 +143,17 @@ class Executor:
         return ProgramFacts(null_program(self.program))
 
     def _evict(self) -> None:
-        """Release the frames used least recently, if all together take too much."""
-        total = sum(frame.nbytes for frame in self._frames.values())
-        while total > KEPT_BYTES and len(self._frames) > _ALWAYS_KEPT:
-            _, frame = self._frames.popitem(last=False)
-            total -= frame.nbytes
-            frame.release()
+        """Release the least recently used bound programs while their total is too large."""
+        total = sum(bound.nbytes for bound in self._bound.values())
+        while total > KEPT_BYTES and len(self._bound) > _ALWAYS_KEPT:
+            _, bound = self._bound.popitem(last=False)
+            total -= bound.nbytes
+            bound.release()
 
     def release_frames(self) -> None:
         """Let go of what the program is bound to; further steps bind it anew."""
-        while self._frames:
-            self._frames.popitem()[1].release()
+        while self._bound:
+            self._bound.popitem()[1].release()
 
     def release(self) -> None:
         """Let go of all memory, and of the error that has ended a step; it runs no more steps."""

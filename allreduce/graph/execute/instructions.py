@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +12,10 @@ from allreduce.devices import options
 from allreduce.errors import UsageError
 from allreduce.graph.core.node import Node, blame
 from allreduce.graph.core.op_table import located, lookup
-from allreduce.graph.debug.memory_guards import watched_inputs
-from allreduce.graph.execute.instrument import synchronized, watched
-from allreduce.graph.execute.loop import Loop
+from allreduce.graph.debug.memory_guards import beside, watched_inputs
+from allreduce.graph.execute.frame import Frame, Step
+from allreduce.graph.execute.instrument import watched
+from allreduce.graph.execute.reports import end
 from allreduce.graph.execute.sharded_instructions import (
     all_gather_bucket,
     reduce_scatter_bucket,
@@ -27,11 +28,6 @@ from allreduce.graph.schedule.streams import stream_of
 from allreduce.graph.trace.printing import say
 from allreduce.graph.update.step_checksum import begin_update
 
-if TYPE_CHECKING:
-    from allreduce.graph.execute.bound_program import Frame
-
-Step = Callable[[], None]
-
 
 def build(frame: Frame, node: Node) -> Step:
     """Return what carries out one of a frame's instructions."""
@@ -39,8 +35,20 @@ def build(frame: Frame, node: Node) -> Step:
     usual = _compute if kind == "compute" else _collective
     step = _BUILDERS.get(node.op, usual)(frame, node)
     if frame.syncs:
-        step = synchronized(frame, node, step)
+        step = _synchronized(frame, node, step)
     return watched(frame, node, step) if options.current().check_numerics else step
+
+
+def _synchronized(frame: Frame, node: Node, step: Step) -> Step:
+    """Return `step` so that it waits for its result and checks the guard bytes around it."""
+
+    def run_and_end() -> None:
+        step()
+        end(frame, node.id)
+        if not frame.memory.intact(node):
+            raise beside(node.op, node.source, f"{node.spec.dtype} {frame.shape(node)}")
+
+    return run_and_end
 
 
 def _compute(frame: Frame, node: Node) -> Step:
@@ -142,8 +150,7 @@ def _clear_gradients(frame: Frame, node: Node) -> Step:
 
 
 def _all_reduce_bucket(frame: Frame, node: Node) -> Step:
-    bucket, communicator = node.attrs["bucket"], frame.replica.communicator
-    assert communicator is not None, "a single replica has no collectives"
+    bucket, communicator = node.attrs["bucket"], frame.communicator
     arena, stamp = frame.arena(node), frame.stamp(node)
     part = arena.gradients[bucket.start : bucket.stop]
     start = communicator.all_reduce_init(part, op="sum", out=part)
@@ -160,8 +167,7 @@ def _all_reduce_bucket(frame: Frame, node: Node) -> Step:
 
 def _collective(frame: Frame, node: Node) -> Step:
     """Exchange values among the replicas in the middle of a step."""
-    communicator, out = frame.replica.communicator, frame.buffer(node)
-    assert communicator is not None, "a single replica has no collectives"
+    communicator, out = frame.communicator, frame.buffer(node)
     frame.values[node.id] = out
     call = getattr(communicator, node.op)
     named = _named(frame, node)
@@ -170,7 +176,7 @@ def _collective(frame: Frame, node: Node) -> Step:
 
     def run() -> None:
         for i in node.inputs:  # may be a collective's, which could still be under way
-            frame.end(i)
+            end(frame, i)
         x = frame.values[node.inputs[0]] if nothing is None else nothing
         frame.works[node.id] = call(x, out=out, async_op=True, **named)
 
@@ -269,8 +275,7 @@ def _fetch(frame: Frame, node: Node) -> Step:
 
 
 def _scan(frame: Frame, node: Node) -> Step:
-    frame.loops[node.id] = loop = Loop(frame, node)
-    return loop.run
+    return frame.loops[node.id].run
 
 
 def _scan_result(frame: Frame, node: Node) -> Step:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.debug import numerics
-from allreduce.graph.debug.memory_guards import beside
-from allreduce.graph.execute.sharded_instructions import own_sums, scattered_sums
-
-if TYPE_CHECKING:
-    from allreduce.graph.execute.bound_program import Frame
+from allreduce.graph.execute.frame import Frame
+from allreduce.graph.update.zero_update import Slices
+from allreduce.reduction import slice_of
 
 
 def watched(frame: Frame, node: Node, step: Callable[[], None]) -> Callable[[], None]:
@@ -33,18 +30,6 @@ def watched(frame: Frame, node: Node, step: Callable[[], None]) -> Callable[[], 
     return run_and_look
 
 
-def synchronized(frame: Frame, node: Node, step: Callable[[], None]) -> Callable[[], None]:
-    """Return the step so that it has ended when it returns, and what it wrote is looked around."""
-
-    def run_and_end() -> None:
-        step()
-        frame.end(node.id)
-        if not frame.memory.intact(node):
-            raise beside(node.op, node.source, f"{node.spec.dtype} {frame.shape(node)}")
-
-    return run_and_end
-
-
 def look_at(frame: Frame, node: Node) -> None:
     """Refuse a value that is not finite, of an operation, or of a collective that has ended.
 
@@ -56,14 +41,14 @@ def look_at(frame: Frame, node: Node) -> None:
             _look_at_sum(frame, node, name, gradient)
         return
     if node.op == "reduce_scatter_bucket":
-        for name, own in scattered_sums(frame, node):
+        for name, own in _scattered_sums(frame, node):
             _look_at_sum(frame, node, name, own)
         return
     if node.op == "all_gather_bucket":
         look_at_parameters(frame, node)
         return
     if node.op == "update_slices":
-        for name, own in own_sums(frame, node):
+        for name, own in _own_sums(frame, node):
             _look_at_sum(frame, node, name, own)
         look_at_parameters(frame, node)
         return
@@ -74,6 +59,27 @@ def look_at(frame: Frame, node: Node) -> None:
 def _look_at_sum(frame: Frame, node: Node, name: str, gradient: np.ndarray) -> None:
     told = f"the sum of all replicas' gradients of {name!r}"
     numerics.check(told, node.source, gradient, [], _when(frame))
+
+
+def _own_sums(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the names of a bucket's variables, and the parts that this replica summed in place."""
+    arena, communicator, bucket = frame.arena(node), frame.communicator, node.attrs["bucket"]
+    own = slice_of(bucket, arena.layout, communicator.size, communicator.rank)
+    for span in arena.layout.spans[bucket.first : bucket.last]:
+        low, high = max(own.start, span.start), min(own.stop, span.start + span.size)
+        if low < high:
+            yield span.name, arena.gradients[low:high]
+
+
+def _scattered_sums(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the names of a bucket's variables, and the parts that a reduce_scatter summed."""
+    arena, bucket = frame.arena(node), node.attrs["bucket"]
+    own = Slices(bucket, arena.layout, frame.communicator).own
+    sums = arena.sums[bucket.index]
+    for span in arena.layout.spans[bucket.first : bucket.last]:
+        low, high = max(own.start, span.start), min(own.stop, span.start + span.size)
+        if low < high:
+            yield span.name, sums[low - own.start : high - own.start]
 
 
 def look_at_parameters(frame: Frame, node: Node) -> None:

@@ -1,33 +1,37 @@
-"""A scan in a frame: the program of one step, repeated over buffers of its own."""
+"""Run a scan: repeat the program of its body, with the carry in two alternating buffers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.spec import Spec
+from allreduce.graph.execute.frame import Frame, Step
 from allreduce.graph.trace.subgraph import Body
-
-if TYPE_CHECKING:
-    from allreduce.graph.execute.bound_program import Frame
 
 
 class Loop:
-    """What carries out one scan of a frame.
+    """One scan of a frame.
 
-    The carry goes to and fro between two buffers, or through one for each step where the carry
-    before each is asked for; so a step never writes what it reads.
+    The carry alternates between two buffers, or moves through one buffer per iteration if the
+    carry before each iteration is a result. An iteration never writes to the buffer that it reads.
+
+    Args:
+        frame: The frame whose program contains the scan.
+        node: The scan.
+        inner: The body's frame.
+        steps: The body's instructions.
 
     Attributes:
-        nbytes: What it takes, about.
+        nbytes: Bytes of the scan's buffers, without the body's frame.
     """
 
-    def __init__(self, frame: Frame, node: Node) -> None:
+    def __init__(self, frame: Frame, node: Node, inner: Frame, steps: Sequence[Step]) -> None:
         body: Body = node.attrs["body"]
         self._frame, self._node, self._body = frame, node, body
-        self._inner = frame.inside(node)
+        self._inner, self._steps = inner, steps
         asked = {
             each.node.attrs["index"]
             for each in frame.program.instructions
@@ -39,19 +43,18 @@ class Loop:
         ]
         self._made = {i: self._room(body.specs[i]) for i in body.made}
         rooms = (*self._rooms, *self._made.values())
-        self.nbytes = self._inner.nbytes + sum(room.nbytes for room in rooms)
+        self.nbytes = sum(room.nbytes for room in rooms)
 
     def _room(self, spec: Spec, several: int | None = None) -> np.ndarray:
         shape = self._frame.sizes(spec.shape)
         return np.empty(shape if several is None else (several, *shape), spec.dtype)
 
     def release(self) -> None:
-        """Let go of all memory; it takes no more steps."""
-        self._inner.release()
+        """Free all memory; the loop cannot run again."""
         vars(self).clear()
 
     def result(self, index: int) -> np.ndarray:
-        """Return where a result is when the loop has run."""
+        """Return the array that holds a result after the loop has run."""
         body = self._body
         if index in self._made:
             return self._made[index]
@@ -62,7 +65,7 @@ class Loop:
         return before[::-1] if body.reverse else before
 
     def run(self) -> None:
-        """Take all steps."""
+        """Run all iterations."""
         body, values = self._body, self._inner.values
         given = [self._frame.values[i] for i in self._node.inputs]
         inputs, outputs = body.graph.inputs, body.graph.outputs
@@ -80,11 +83,11 @@ class Loop:
                 values[place] = room[i % len(room), ...]
             for place, array in elements:
                 values[place] = array[t, ...]
-            for step in self._inner.steps:
+            for step in self._steps:
                 step()
             for _, room, place in carries:
                 room[(i + 1) % len(room)] = values[place]
             for place, array in made:
                 array[t] = values[place]
-        for place in inputs:  # a batch may be large, and is the caller's
+        for place in inputs:  # a batch may be large, and belongs to the caller
             values.pop(place, None)

@@ -7,8 +7,7 @@ each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -17,11 +16,8 @@ from allreduce import _native
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.execute import native_lowering
-
-if TYPE_CHECKING:
-    from allreduce.graph.execute.bound_program import Frame
-
-Step = Callable[[], None]
+from allreduce.graph.execute.frame import Frame, Step
+from allreduce.graph.execute.reports import end
 
 
 class Replay:
@@ -151,11 +147,11 @@ class Replay:
         return steps
 
     def _wait(self, collectives: tuple[int, ...]) -> Step:
-        end = self._frame.end
+        frame = self._frame
 
         def wait() -> None:
             for each in collectives:
-                end(each)
+                end(frame, each)
 
         return wait
 

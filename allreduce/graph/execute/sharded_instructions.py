@@ -6,30 +6,20 @@ Over other transports these are three: a reduce_scatter, the update and an all_g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
-
-import numpy as np
-
-from allreduce.comm import Communicator
 from allreduce.comm.fused_update import update_init
 from allreduce.devices import options
 from allreduce.graph.core.node import Node
+from allreduce.graph.execute.frame import Frame, Step
+from allreduce.graph.execute.reports import end
 from allreduce.graph.update.step_checksum import begin_update
 from allreduce.graph.update.zero_update import Slices
-from allreduce.reduction import Way, slice_of
-
-if TYPE_CHECKING:
-    from allreduce.graph.execute.bound_program import Frame
-
-Step = Callable[[], None]
+from allreduce.reduction import Way
 
 
 def update_slices(frame: Frame, node: Node) -> Step:
     """Return what starts the update of a bucket by all members, each of its own slice."""
     plan, bucket, rule = (node.attrs[name] for name in ("plan", "bucket", "rule"))
-    arena, communicator = frame.arena(node), frame.replica.communicator
-    assert communicator is not None, "a single replica has no collectives"
+    arena, communicator = frame.arena(node), frame.communicator
     part, header = slice(bucket.start, bucket.stop), arena.gradients[: arena.layout.header]
     slots = {name: array[part] for name, array in arena.slots.items()}
     native = rule.native(header, slots)
@@ -39,7 +29,7 @@ def update_slices(frame: Frame, node: Node) -> Step:
 
     def run() -> None:
         if arena.loaded:
-            frame.end(summed)  # until then, others may look at what they are to find here
+            end(frame, summed)  # until then, others may look at what they are to find here
             plan.settle(arena)
         stamp = frame.stamps.get(id(plan))
         native.prepare(arena.number)
@@ -47,21 +37,6 @@ def update_slices(frame: Frame, node: Node) -> Step:
         frame.works[node.id] = start()
 
     return run
-
-
-def own_sums(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the names of a bucket's variables, and what this member has summed up of each."""
-    arena, communicator, bucket = (
-        frame.arena(node),
-        frame.replica.communicator,
-        node.attrs["bucket"],
-    )
-    assert communicator is not None, "a single replica has no collectives"
-    own = slice_of(bucket, arena.layout, communicator.size, communicator.rank)
-    for span in arena.layout.spans[bucket.first : bucket.last]:
-        low, high = max(own.start, span.start), min(own.stop, span.start + span.size)
-        if low < high:
-            yield span.name, arena.gradients[low:high]
 
 
 def _header_of(frame: Frame, node: Node) -> int:
@@ -78,7 +53,7 @@ def _header_of(frame: Frame, node: Node) -> int:
 
 def reduce_scatter_bucket(frame: Frame, node: Node) -> Step:
     """Return what starts to sum a bucket up, each slice where it is updated."""
-    arena, slices, communicator = frame.arena(node), _slices(frame, node), _members(frame)
+    arena, slices, communicator = frame.arena(node), _slices(frame, node), frame.communicator
     gradients, sums = arena.gradients[slices.whole], arena.sums[node.attrs["bucket"].index]
 
     def run() -> None:
@@ -107,7 +82,7 @@ def update_own(frame: Frame, node: Node) -> Step:
 
 def all_gather_bucket(frame: Frame, node: Node) -> Step:
     """Return what starts to give all members a bucket's new parameters."""
-    arena, slices, communicator = frame.arena(node), _slices(frame, node), _members(frame)
+    arena, slices, communicator = frame.arena(node), _slices(frame, node), frame.communicator
     parameters, own = arena.parameters[slices.whole], arena.parameters[slices.own]
 
     def run() -> None:
@@ -118,21 +93,6 @@ def all_gather_bucket(frame: Frame, node: Node) -> Step:
     return run
 
 
-def scattered_sums(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the names of a bucket's variables, and what this member has summed up of each."""
-    arena, bucket, own = frame.arena(node), node.attrs["bucket"], _slices(frame, node).own
-    sums = arena.sums[bucket.index]
-    for span in arena.layout.spans[bucket.first : bucket.last]:
-        low, high = max(own.start, span.start), min(own.stop, span.start + span.size)
-        if low < high:
-            yield span.name, sums[low - own.start : high - own.start]
-
-
 def _slices(frame: Frame, node: Node) -> Slices:
     """Return the slices of an instruction's bucket."""
-    return Slices(node.attrs["bucket"], frame.arena(node).layout, _members(frame))
-
-
-def _members(frame: Frame) -> Communicator:
-    assert frame.replica.communicator is not None, "a single replica has no collectives"
-    return frame.replica.communicator
+    return Slices(node.attrs["bucket"], frame.arena(node).layout, frame.communicator)

@@ -13,9 +13,9 @@ from allreduce.graph.consistency.rank_check import Facts
 from allreduce.graph.core import pass_switches
 from allreduce.graph.core.node import Graph
 from allreduce.graph.core.op_table import lookup
-from allreduce.graph.execute.bound_program import Frame
+from allreduce.graph.execute.bound_program import BoundProgram
 from allreduce.graph.execute.executor import Executor
-from allreduce.graph.execute.reports import Fed
+from allreduce.graph.execute.timing import Fed
 from allreduce.graph.partition.partition import partition
 from allreduce.graph.passes.validate import check_order
 from allreduce.graph.placement.placement import Placed, place, report
@@ -29,7 +29,7 @@ from allreduce.graph.trace.signature import Arguments
 from allreduce.graph.trace.subgraph import joins_rows
 from allreduce.graph.trace.trace import Trace, recording
 from allreduce.graph.trace.variable import Variable
-from allreduce.graph.update.arena_plan import ArenaPlan, Host
+from allreduce.graph.update.arena_plan import ArenaPlan
 from allreduce.graph.update.arenas import plan_for
 from allreduce.graph.update.changes import (
     check_equal,
@@ -38,6 +38,7 @@ from allreduce.graph.update.changes import (
     name_of,
     needs_all,
 )
+from allreduce.graph.update.host import Host
 from allreduce.graph.update.program_check import Agreement, compare, synchronize
 from allreduce.graph.update.program_summary import involved, outline
 from allreduce.graph.update.update import UpdateRule
@@ -68,9 +69,9 @@ class Compiled:
     involved: Sequence[Variable] = ()
 
     @property
-    def frames(self) -> list[Frame]:
+    def bound_programs(self) -> list[BoundProgram]:
         """Everything that is bound to memory."""
-        return [frame for executor in self.executors for frame in executor.frames]
+        return [bound for executor in self.executors for bound in executor.bound_programs]
 
     def release(self) -> None:
         """Let go of all memory; it runs no more steps."""

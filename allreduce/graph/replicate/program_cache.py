@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from allreduce.graph.execute.bound_program import Frame
+from allreduce.graph.execute.bound_program import BoundProgram
 from allreduce.graph.replicate.compiled import Compiled
 from allreduce.graph.trace.retracing import Discarded, Retracing, code_of
 from allreduce.graph.trace.signature import Arguments
@@ -26,14 +26,14 @@ class ProgramCache:
         self._functions: dict[tuple[int, object], Programs] = {}
         self._discarded = Discarded()
         # Weakly: the collector may be quicker, as where it is asked for want of memory.
-        self._gone: list[weakref.ref[Frame]] = []  # of functions that are
+        self._gone: list[weakref.ref[BoundProgram]] = []  # of functions that are
 
     def of(self, fn: Callable[..., Any]) -> Programs:
         """Return what was compiled of a function."""
         while self._gone:
-            frame = self._gone.pop()()
-            if frame is not None:
-                frame.release()
+            bound = self._gone.pop()()
+            if bound is not None:
+                bound.release()
         owner, method = _parts(fn)
         key = (id(owner), method)  # forgotten before its id can return
         found = self._functions.get(key)
@@ -58,7 +58,7 @@ class ProgramCache:
         if programs.by_signature:
             self._discarded.add(code, programs.steps)
         for compiled in programs.by_signature.values():
-            self._gone.extend(weakref.ref(frame) for frame in compiled.frames)
+            self._gone.extend(weakref.ref(bound) for bound in compiled.bound_programs)
 
     def clear(self) -> None:
         """Forget all programs, but not how often each function ran."""

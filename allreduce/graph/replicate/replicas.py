@@ -14,7 +14,7 @@ from allreduce.devices.names import DeviceName
 from allreduce.errors import ClosedError, UsageError, is_interrupt
 from allreduce.graph.consistency.rank_exchange import exchange_between_steps
 from allreduce.graph.core.scope import users_line
-from allreduce.graph.execute.reports import Fed
+from allreduce.graph.execute.timing import Fed
 from allreduce.graph.replicate.local_replicas import LocalReplicas
 
 T = TypeVar("T")

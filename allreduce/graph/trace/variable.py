@@ -11,10 +11,9 @@ from allreduce.devices import DeviceName, lookup
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.naming import unique_name
 from allreduce.graph.core.node import Node
-from allreduce.graph.core.python_operators import Operators, call
 from allreduce.graph.core.scope import choose, users_line
 from allreduce.graph.core.spec import Spec, show
-from allreduce.graph.core.tensor import ConcreteTensor, Tensor, TracedTensor
+from allreduce.graph.core.tensor import ConcreteTensor, Operators, Tensor, TracedTensor, call
 from allreduce.graph.placement.device_map import Places
 from allreduce.graph.placement.placement import check_exists
 from allreduce.graph.trace.dispatch import apply, as_tensor, current_place

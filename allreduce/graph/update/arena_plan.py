@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from allreduce.devices import lookup
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError
-from allreduce.graph.placement.device_map import Places
-from allreduce.graph.trace.rank_digest import Fingerprint
-from allreduce.graph.trace.replica import Replica
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.arena_memory import Room
 from allreduce.graph.update.bucket_cuts import agree_on_cuts, choose_buckets
+from allreduce.graph.update.host import Host
 from allreduce.graph.update.sharded_update import EveryonesSlots, agree_to_shard
 from allreduce.graph.update.update import UpdateRule
 from allreduce.graph.update.zero_update import gather_slots, joined_slots, spread_error
@@ -25,25 +21,6 @@ from allreduce.reduction import Arena, Bucket, Layout, Way, lay_out
 # How often a variable was updated, in an optimizer's state, where that is not "iterations": an
 # optimizer with variables of several dtypes, or in several steps, counts for each.
 UPDATES = "updates"
-
-
-class Host(Protocol):
-    """The replicas of this process, as compiling a step needs them."""
-
-    @property
-    def devices(self) -> Sequence[DeviceName]: ...
-    @property
-    def places(self) -> Sequence[Places]: ...
-    @property
-    def replicas(self) -> Sequence[Replica]: ...
-    @property
-    def num_replicas_in_sync(self) -> int: ...
-    @property
-    def shared(self) -> weakref.WeakSet[Variable]: ...
-    @property
-    def fingerprint(self) -> Fingerprint: ...
-
-    def on_replicas(self, work: Callable[[int], Any]) -> list[Any]: ...
 
 
 class ArenaPlan:

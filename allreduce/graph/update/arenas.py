@@ -13,7 +13,8 @@ from allreduce.devices.names import DeviceName
 from allreduce.errors import UsageError
 from allreduce.graph.trace.trace import check_outside
 from allreduce.graph.trace.variable import Variable
-from allreduce.graph.update.arena_plan import UPDATES, ArenaPlan, Host
+from allreduce.graph.update.arena_plan import UPDATES, ArenaPlan
+from allreduce.graph.update.host import Host
 from allreduce.graph.update.update import UpdateRule
 
 _rules: weakref.WeakSet[UpdateRule] = weakref.WeakSet()  # those that have plans

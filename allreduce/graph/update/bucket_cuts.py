@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from allreduce import events
 from allreduce.comm import world
@@ -12,11 +11,9 @@ from allreduce.errors import did_you_mean
 from allreduce.graph.consistency.rank_check import Fact, compare, mismatch
 from allreduce.graph.core import pass_switches
 from allreduce.graph.core.naming import own_part
+from allreduce.graph.update.host import Host
 from allreduce.graph.update.update import UpdateRule
 from allreduce.reduction import BUCKET_BYTES, Bucket, Layout, cut_buckets, plan_buckets
-
-if TYPE_CHECKING:
-    from allreduce.graph.update.arena_plan import Host
 
 
 def choose_buckets(host: Host, rule: UpdateRule, layout: Layout) -> tuple[Bucket, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 from allreduce.errors import UsageError
 from allreduce.graph.core.node import Node
 from allreduce.graph.trace.variable import Variable
-from allreduce.graph.update.arena_plan import Host
+from allreduce.graph.update.host import Host
 
 
 def name_of(fn: Callable[..., Any]) -> str:

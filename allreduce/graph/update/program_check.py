@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from allreduce.comm import Communicator, adopt, world
 from allreduce.errors import UsageError, everywhere
@@ -11,9 +10,7 @@ from allreduce.graph.consistency.rank_check import Fact, Facts, check, hash_of
 from allreduce.graph.core.naming import own_part
 from allreduce.graph.core.spec import show
 from allreduce.graph.trace.variable import Variable
-
-if TYPE_CHECKING:
-    from allreduce.graph.update.arena_plan import Host
+from allreduce.graph.update.host import Host
 
 _REMEDY = "make the same model, and use the same variables, on every rank"
 _KNOWN_ROWS = "make the batches with strategy.distribute_dataset"

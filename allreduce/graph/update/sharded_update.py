@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,21 +12,12 @@ from allreduce.comm import Communicator, exchange
 from allreduce.comm.fused_update import part_of, updates
 from allreduce.devices import options
 from allreduce.graph.core import pass_switches
-from allreduce.graph.trace.replica import Replica
+from allreduce.graph.update.host import Host
 from allreduce.graph.update.update import UpdateRule
 from allreduce.graph.update.zero_update import choose_way
 from allreduce.reduction import Arena, Bucket, Layout, Way, is_large, slice_of
 
 _NATIVE = ("float32", "float64")
-
-
-class Host(Protocol):
-    """The replicas of this process."""
-
-    @property
-    def replicas(self) -> Sequence[Replica]: ...
-
-    def on_replicas(self, work: Callable[[int], Any]) -> list[Any]: ...
 
 
 def agree_to_shard(

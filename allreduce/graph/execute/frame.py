@@ -1,0 +1,162 @@
+"""The buffers, arenas and communicators that the instructions of one program read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from allreduce.comm import Communicator, Work
+from allreduce.devices import Device, DeviceName, options
+from allreduce.devices import lookup as lookup_device
+from allreduce.graph.consistency.rank_check import Facts
+from allreduce.graph.core.node import Node
+from allreduce.graph.core.spec import Shape, concrete
+from allreduce.graph.execute.memory import Memory
+from allreduce.graph.execute.outputs import Outputs
+from allreduce.graph.execute.queues import Queues
+from allreduce.graph.execute.timing import Clock
+from allreduce.graph.partition.rendezvous import Rendezvous
+from allreduce.graph.schedule.program_facts import ProgramFacts
+from allreduce.graph.trace.replica import Moment, Replica
+from allreduce.graph.update.step_checksum import Stamp
+from allreduce.reduction import Arena
+
+Step = Callable[[], None]
+
+
+class ScanLoop(Protocol):
+    """Runs a scan's body once per element."""
+
+    def run(self) -> None: ...
+    def result(self, index: int) -> np.ndarray: ...
+
+
+class Frame:
+    """A program's memory on one replica, for one batch size.
+
+    Args:
+        facts: The program and the facts derived from it.
+        replica: The replica that runs the program.
+        arenas: The replica's arenas, by id of their plan.
+        rendezvous: Exchanges values between the replica's devices.
+        moment: The first step; later ones have the same numbers of rows.
+        outline: The facts that all ranks must share; None with one rank.
+        concurrent: Whether several threads run instructions; values then share no memory.
+        returns: Whether the program's outputs go to the caller.
+
+    Attributes:
+        values: Each node's value, by the node's id.
+        works: Collectives that were started and not awaited, by node.
+        clocks: This step's collectives, by node.
+        loops: The scans, by node.
+        in_place: Gradients that are computed directly in an arena, by node.
+        watches: Whether each value is checked for NaN and infinity.
+        syncs: Whether each instruction ends before the next starts.
+        nbytes: Approximate size in bytes; an output that the caller keeps counts once.
+    """
+
+    def __init__(
+        self,
+        facts: ProgramFacts,
+        replica: Replica,
+        arenas: Mapping[int, Arena],
+        rendezvous: Rendezvous,
+        moment: Moment,
+        outline: Facts | None,
+        concurrent: bool = False,
+        returns: bool = True,
+    ) -> None:
+        self.facts, self.program = facts, facts.program
+        self.replica = replica
+        self.arenas = arenas
+        self.rendezvous = rendezvous
+        self.outline = outline
+        self.moment = moment
+        self.stamps: dict[int, Stamp] = {}  # by id of the plan
+        self.values: dict[int, np.ndarray] = {}
+        self.works: dict[int, Work] = {}
+        self.clocks: dict[int, Clock] = {}
+        self.loops: dict[int, ScanLoop] = {}
+        self.runtime: dict[str, np.ndarray] = {}
+        self._total_rows = sum(moment.everyone or ())
+        self.watches = options.current().check_numerics
+        self.syncs = options.current().sync_errors
+        checked = self.watches or self.syncs
+        self.queues = Queues(facts, self.device, self.values, arenas, checked)
+        self.bind_constants()
+        # Gradients that are computed where they are reduced.
+        stored = {} if self.syncs else facts.stored
+        self.in_place = {value: self.gradient(node) for value, node in stored.items()}
+        # Guard bytes surround only values in the frame's own memory.
+        lends = returns and not self.syncs
+        self.outputs = Outputs(self.program, self.in_place, self.shape, self.device, lends)
+        planned = replace(self.program, blocks=None) if concurrent else self.program
+        elsewhere = {*self.in_place, *self.outputs.lent}
+        self.memory = Memory(planned, elsewhere, self.shape, self.device, self.syncs)
+
+    @property
+    def nbytes(self) -> int:
+        return self.memory.nbytes + self.memory.apart + self.outputs.nbytes
+
+    @property
+    def communicator(self) -> Communicator:
+        """The replica's communicator; only programs with several replicas have collectives."""
+        assert self.replica.communicator is not None, "a single replica has no collectives"
+        return self.replica.communicator
+
+    def bind_constants(self) -> None:
+        """Give constants, and numbers that change from step to step, their arrays."""
+        for node in self.program.given.values():
+            if node.op == "constant":
+                self.values[node.id] = node.attrs["value"]
+            elif node.op == "runtime":
+                value = self.runtime.setdefault(node.attrs["name"], np.zeros((), np.int64))
+                self.values[node.id] = value
+
+    def arena(self, node: Node) -> Arena:
+        """Return the arena of a node's optimizer."""
+        return self.arenas[id(node.attrs["plan"])]
+
+    def gradient(self, node: Node) -> np.ndarray:
+        """Return the part of the arena that a node stores a gradient to."""
+        arena = self.arena(node)
+        return arena.view(arena.gradients, node.attrs["span"])
+
+    def buffer(self, node: Node) -> np.ndarray:
+        """Return the memory for a node's value."""
+        return self.memory.array(node)
+
+    def device(self, name: DeviceName) -> Device:
+        """Return the replica's device of this name in the program."""
+        return lookup_device(self.replica.places.names[name])
+
+    def shape(self, node: Node) -> tuple[int, ...]:
+        """Return the shape of a node's value in this frame's steps."""
+        return self.sizes(node.spec.shape)
+
+    def sizes(self, shape: Shape) -> tuple[int, ...]:
+        """Replace named sizes by their values in this frame's steps."""
+        return concrete(shape, self.moment.rows, self._total_rows)
+
+    def stamp(self, node: Node) -> Stamp | None:
+        """Return the checksum in an arena's header that compares this step between ranks."""
+        communicator, arena = self.replica.communicator, self.arena(node)
+        if self.outline is None or communicator is None or not node.attrs["bucket"].has_header:
+            return None
+        key, rule, layout = id(node.attrs["plan"]), node.attrs["rule"], arena.layout
+        if key not in self.stamps:
+            place, brought = arena.gradients[1 : layout.header], self.replica.fingerprint
+            self.stamps[key] = Stamp(self.outline, rule, layout, place, communicator, brought)
+        return self.stamps[key]
+
+    def release(self) -> None:
+        """Free all memory at once, whatever still refers to the frame.
+
+        Instructions refer to their frame; without this, memory would stay until the garbage
+        collector runs, or as long as a traceback of a failed step is kept.
+        """
+        self.queues.stop()
+        vars(self).clear()

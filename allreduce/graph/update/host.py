@@ -1,0 +1,32 @@
+"""The interface through which updates reach the replicas of this process."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from allreduce.devices.names import DeviceName
+from allreduce.graph.placement.device_map import Places
+from allreduce.graph.trace.rank_digest import Fingerprint
+from allreduce.graph.trace.replica import Replica
+from allreduce.graph.trace.variable import Variable
+
+
+class Host(Protocol):
+    """The replicas of this process, as compiling a step needs them."""
+
+    @property
+    def devices(self) -> Sequence[DeviceName]: ...
+    @property
+    def places(self) -> Sequence[Places]: ...
+    @property
+    def replicas(self) -> Sequence[Replica]: ...
+    @property
+    def num_replicas_in_sync(self) -> int: ...
+    @property
+    def shared(self) -> weakref.WeakSet[Variable]: ...
+    @property
+    def fingerprint(self) -> Fingerprint: ...
+
+    def on_replicas(self, work: Callable[[int], Any]) -> list[Any]: ...
