@@ -26,7 +26,7 @@ class Queues:
     """The streams of one program, and the events between them.
 
     A step begins when all that was given to its devices before is over, but for copies from and to
-    the host: these have memory of their own (output_pool.py). What it uses stays until it is over,
+    the host: these have memory of their own (outputs.py). What it uses stays until it is over,
     whoever drops it meanwhile: a function that is gone takes its memory with it.
 
     Args:

@@ -12,7 +12,6 @@ from allreduce.devices.names import DeviceName
 from allreduce.graph.core.node import Graph, Node, Rewriter
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.core.spec import Spec, concrete
-from allreduce.graph.partition.host_copies import copy_with_host
 from allreduce.graph.schedule.dependence import dependents, of_samples
 
 # Every device has these by itself, so they are not sent but made where they are read.
@@ -33,7 +32,7 @@ def partition(graph: Graph) -> Graph:
     host's memory is brought there, and from there. Where a node only has to run after one of
     another task, a transfer without a value says so.
     """
-    whole = copy_with_host(graph)
+    whole = _copy_with_host(graph)
     cut = _Cut(_Cut(whole, task_of, True).run(), lambda node: node.device, False).run()
     return cut if len(cut.nodes) == len(whole.nodes) else _without_idle_looks(cut)
 
@@ -136,3 +135,44 @@ class _Cut:
                 node, op="receive", inputs=(), attrs=edge, control=(sent,), device=reader.device
             )
         return self.arrived[key]
+
+
+def _copy_with_host(graph: Graph) -> Graph:
+    """Insert copies of inputs and outputs between the host and devices with their own memory.
+
+    A graph on CPUs stays as it is. `allreduce.data.staging` may copy a batch to the device before
+    the step; the `feed` instruction then passes it on.
+    """
+    if not any(_is_far(node) for node in graph.nodes):
+        return graph
+    rewriter = Rewriter(graph)
+    fed: dict[int, int] = {}  # of each input: the new one
+    for node in graph.nodes:
+        fed[node.id] = rewriter.keep(node)
+        if node.op == "placeholder" and _is_far(node):
+            made = rewriter.add(node, op="feed", inputs=(fed[node.id],), attrs={}, control=())
+            rewriter.moved[node.id] = made
+    outputs = [_fetched(rewriter, graph.nodes[i]) for i in graph.outputs]
+    inputs = tuple(fed[i] for i in graph.inputs)
+    return replace(rewriter.finish(), inputs=inputs, outputs=tuple(outputs))
+
+
+def _fetched(rewriter: Rewriter, node: Node) -> int:
+    """Copy an output to the host; returns the copy's id."""
+    value = rewriter.moved[node.id]
+    if not _is_far(node):
+        return value
+    if not _is_computed(node, rewriter.old):  # the next step changes its memory
+        value = rewriter.add(node, op="snapshot", inputs=(value,), attrs={}, control=())
+    return rewriter.add(node, op="fetch", inputs=(value,), attrs={}, control=())
+
+
+def _is_computed(node: Node, graph: Graph) -> bool:
+    """Return whether a kernel computes a value, or the value that it is a view of."""
+    while lookup(node.op).view is not None:
+        node = graph.nodes[node.inputs[0]]
+    return lookup(node.op).kind == "compute"
+
+
+def _is_far(node: Node) -> bool:
+    return node.device is not None and not node.device.on_host

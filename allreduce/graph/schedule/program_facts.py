@@ -1,4 +1,4 @@
-"""What all frames of a program have in common: found once, whatever the batch size."""
+"""Facts derived from a program alone, computed once for all batch sizes."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from functools import cached_property
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.schedule.footprint import stored_in_place
-from allreduce.graph.schedule.parallel import dependencies, is_free
 from allreduce.graph.schedule.plan_buffers import plan_buffers
 from allreduce.graph.schedule.program import Instruction, Program
 from allreduce.graph.schedule.schedule import schedule
 from allreduce.graph.schedule.streams import COLLECTIVE
 from allreduce.graph.trace.subgraph import Body
 
+# Operations without a kernel that any thread may run.
+_FREE = ("read", "scan", "scan_result")
+
 
 class ProgramFacts:
-    """A program, and what follows from it alone.
+    """A program and the facts derived from it.
 
     Attributes:
-        nodes: Those of its instructions, by id.
-        stored: Gradients that are computed where they are reduced, by node: what would store each.
-        free: For each instruction whether any thread may run it: one alone waits for collectives.
-        awaited: For each instruction the collectives that end before it.
-        beside_host: Whether it has streams of devices that work beside the host.
+        nodes: The nodes of the program's instructions, by id.
+        stored: For gradients computed directly in an arena, by id: the `store_gradient` node.
+        free: For each instruction, whether any thread may run it. Only the replica's own thread
+            waits for collectives.
+        awaited: For each instruction, the collectives to wait for before it.
+        beside_host: Whether the program has asynchronous device streams.
     """
 
     def __init__(self, program: Program) -> None:
@@ -33,7 +36,7 @@ class ProgramFacts:
         self.nodes: dict[int, Node] = {each.node.id: each.node for each in instructions}
         self.stored = stored_in_place(program)
         self.free = [
-            is_free(each.node) and not self.collectives(each.node.before) for each in instructions
+            _is_free(each.node) and not self.collectives(each.node.before) for each in instructions
         ]
         self.awaited = [self._awaited(each) for each in instructions]
         self.beside_host = any(
@@ -55,8 +58,8 @@ class ProgramFacts:
 
     @cached_property
     def after(self) -> tuple[frozenset[int], ...]:
-        """For each instruction those that have to be over before it."""
-        return dependencies(self.program)
+        """For each instruction, the indices of those that must end before it."""
+        return _dependencies(self.program)
 
     def of_body(self, scan: Node) -> ProgramFacts:
         """Return the facts of the program that a scan repeats."""
@@ -67,3 +70,28 @@ class ProgramFacts:
                 program = plan_buffers(program)
             self._bodies[scan.id] = ProgramFacts(program)
         return self._bodies[scan.id]
+
+
+def _is_free(node: Node) -> bool:
+    """Return whether any thread may run an instruction: it has no effect but its value."""
+    op = lookup(node.op)
+    return node.op in _FREE or op.cpu is not None or op.view is not None
+
+
+def _dependencies(program: Program) -> tuple[frozenset[int], ...]:
+    """Return for each instruction the indices of those that must end before it.
+
+    These are the instructions of its inputs and control inputs. Instructions with effects also
+    depend on the previous one with effects, so that collectives start in one order on all ranks.
+    Assumes that no values share memory.
+    """
+    place = {each.node.id: index for index, each in enumerate(program.instructions)}
+    found: list[frozenset[int]] = []
+    ordered = -1
+    for index, instruction in enumerate(program.instructions):
+        before = {place[i] for i in instruction.node.before if i in place}
+        if not _is_free(instruction.node):
+            before.add(ordered)
+            ordered = index
+        found.append(frozenset(before - {-1}))
+    return tuple(found)
