@@ -34,7 +34,7 @@ class Store(ABC):
         """Store `value` under `key`, for all members; replaces what was there."""
 
     @abstractmethod
-    def tell(self, key: str, value: bytes) -> None:
+    def post(self, key: str, value: bytes) -> None:
         """Store what is only news, without waiting for that; never fails.
 
         The news may be lost, and is if it is longer than the store takes.
@@ -49,7 +49,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def look(self, key: str, patience: float, timeout: float = 0.0) -> bytes | None:
+    def try_get(self, key: str, patience: float, timeout: float = 0.0) -> bytes | None:
         """Return the value of `key`, or None: nobody has set it.
 
         Args:
@@ -70,11 +70,11 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def forget(self, prefix: str, ranks: Sequence[int]) -> None:
+    def delete_prefix(self, prefix: str, ranks: Sequence[int]) -> None:
         """Say that this member reads and sets no key that begins so any more; without waiting.
 
         What was set there is removed when all of the `ranks` have said so, or are gone. As with
-        `tell`, nothing comes of it where the store has ended.
+        `post`, nothing comes of it where the store has ended.
 
         Args:
             prefix: What the keys begin with.
@@ -100,7 +100,7 @@ class LocalStore(Store):
             self._values[key] = bytes(value)
             self._changed.notify_all()
 
-    def tell(self, key: str, value: bytes) -> None:
+    def post(self, key: str, value: bytes) -> None:
         with contextlib.suppress(ClosedError):
             self.set(key, value)
 
@@ -119,13 +119,13 @@ class LocalStore(Store):
             self._check()
             return self._values[key]
 
-    def look(self, key: str, patience: float, timeout: float = 0.0) -> bytes | None:  # noqa: ARG002
+    def try_get(self, key: str, patience: float, timeout: float = 0.0) -> bytes | None:  # noqa: ARG002
         try:
             return self.get(key, timeout)
         except TimeoutError:
             return None
 
-    def forget(self, prefix: str, ranks: Sequence[int]) -> None:  # noqa: ARG002 - it is alone
+    def delete_prefix(self, prefix: str, ranks: Sequence[int]) -> None:  # noqa: ARG002 - it is alone
         with self._changed:
             remove(self._values, prefix)
 
@@ -170,9 +170,9 @@ class SubsetStore(Store):
         self._check()
         self._parent.set(self._prefix + key, value)
 
-    def tell(self, key: str, value: bytes) -> None:
+    def post(self, key: str, value: bytes) -> None:
         if not self._closed:
-            self._parent.tell(self._prefix + key, value)
+            self._parent.post(self._prefix + key, value)
 
     def get(self, key: str, timeout: float) -> bytes:
         self._check()
@@ -183,13 +183,13 @@ class SubsetStore(Store):
                 f"[cluster] rank {self._ranks[self._me]}: nobody set {key!r} within {timeout:g} s"
             ) from error
 
-    def look(self, key: str, patience: float, timeout: float = 0.0) -> bytes | None:
+    def try_get(self, key: str, patience: float, timeout: float = 0.0) -> bytes | None:
         self._check()
-        return self._parent.look(self._prefix + key, patience, timeout)
+        return self._parent.try_get(self._prefix + key, patience, timeout)
 
-    def forget(self, prefix: str, ranks: Sequence[int]) -> None:
+    def delete_prefix(self, prefix: str, ranks: Sequence[int]) -> None:
         if not self._closed:
-            self._parent.forget(self._prefix + prefix, ranks)
+            self._parent.delete_prefix(self._prefix + prefix, ranks)
 
     def barrier(self, name: str, timeout: float) -> None:
         """As the parent's, which counts all of its members: here each shows itself by a key."""
@@ -216,7 +216,7 @@ class SubsetStore(Store):
         with self._lock:
             closed, self._closed = self._closed, True
         if not closed:
-            self._parent.forget(self._prefix, self._ranks)
+            self._parent.delete_prefix(self._prefix, self._ranks)
 
     def _check(self) -> None:
         if self._closed:

@@ -93,7 +93,7 @@ class Rendezvous:
             raise
         finally:
             members = [member.world_rank for member in self._group.members]
-            self._group.store.forget(_PREFIX, members)  # once all have left
+            self._group.store.delete_prefix(_PREFIX, members)  # once all have left
 
     def _raise_cause(self, lost: PeerLostError) -> NoReturn:
         """Raise why a process is gone, if it has told the communicator's members; else `lost`."""
@@ -174,10 +174,10 @@ class Rendezvous:
         return _ERRORS[kind](f"{self._where}: {story}")
 
     def _set(self, key: str, value: str | list[str] | None) -> None:
-        self._group.store.tell(_PREFIX + key, json.dumps(value).encode())
+        self._group.store.post(_PREFIX + key, json.dumps(value).encode())
 
     def _get(self, key: str, timeout: float = 0.0) -> bytes | None:
         """Return what a member has set, if any has and the store's keeper answers in time."""
         with contextlib.suppress(SilentError):
-            return self._group.store.look(_PREFIX + key, _LOOK_SECONDS, timeout)
+            return self._group.store.try_get(_PREFIX + key, _LOOK_SECONDS, timeout)
         return None

@@ -119,9 +119,9 @@ def _item_named(comm: Dispatcher, request: Request) -> Iterator[None]:
         own = json.dumps([call_text.array_text(each.dtype, each.shape) for each in request.arrays])
         found: list[list[str]] = []
         with contextlib.suppress(AllreduceError, SilentError):  # the mismatch is what to raise
-            store.tell(f"lists/{comm.rank}", own.encode())
+            store.post(f"lists/{comm.rank}", own.encode())
             for rank, _ in error.lists:
-                data = store.look(f"lists/{rank}", _LOOK_SECONDS, _LIST_SECONDS)
+                data = store.try_get(f"lists/{rank}", _LOOK_SECONDS, _LIST_SECONDS)
                 found.append(json.loads(data or "[]"))
         if len(found) < len(error.lists):
             raise

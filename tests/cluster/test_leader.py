@@ -103,10 +103,10 @@ def test_get_blocks_until_set_and_sees_binary_values() -> None:
 def test_news_arrive_and_never_fail() -> None:
     with worlds(3) as joined:
         part = joined[1].subset([1, 2], "part")
-        part.store.tell("k", b"last words")
+        part.store.post("k", b"last words")
         joined[1].close()
         assert joined[2].subset([1, 2], "part").store.get("k", 20) == b"last words"
-        joined[1].store.tell("k", b"")  # nobody hears
+        joined[1].store.post("k", b"")  # nobody hears
         joined[2].store.set("still", b"asked")
         assert joined[0].store.get("still", 20) == b"asked"
 
@@ -158,10 +158,10 @@ def test_a_value_above_the_cap_is_refused_and_one_at_the_cap_passes() -> None:
 
 def test_news_above_the_cap_are_dropped_and_the_store_goes_on() -> None:
     with worlds(2) as joined:
-        joined[0].store.tell("big", bytes(MAX_VALUE_BYTES + 2**17))
+        joined[0].store.post("big", bytes(MAX_VALUE_BYTES + 2**17))
         joined[0].store.set("small", b"here")
         assert joined[1].store.get("small", 20) == b"here"
-        assert joined[1].store.look("big", 20) is None
+        assert joined[1].store.try_get("big", 20) is None
 
 
 def test_closed_store_says_so() -> None:
@@ -253,13 +253,13 @@ def _sleep(leader: Leader, seconds: float) -> None:
 def test_a_look_does_not_wait_for_a_leader_that_is_busy() -> None:
     with hosting(1) as leader:
         world = meeting(leader.address, 0, 1).join()
-        assert world.store.look("k", 10) is None
+        assert world.store.try_get("k", 10) is None
         world.store.set("k", b"v")
-        assert world.store.look("k", 10) == b"v"
+        assert world.store.try_get("k", 10) == b"v"
         _sleep(leader, 1.0)
         with pytest.raises(SilentError):
-            world.store.look("k", 0.05)
-        assert world.store.look("k", 10) == b"v"
+            world.store.try_get("k", 0.05)
+        assert world.store.try_get("k", 10) == b"v"
         world.close()
 
 
@@ -274,7 +274,7 @@ def test_who_asks_often_notices_that_the_leader_is_silent(monkeypatch: pytest.Mo
         def ask_often() -> None:
             for _ in range(200):
                 with contextlib.suppress(SilentError):
-                    world.store.look("k", 0.01)
+                    world.store.try_get("k", 0.01)
 
         with pytest.raises(PeerLostError, match=said):
             ask_often()

@@ -88,7 +88,7 @@ def test_closing_a_subset_closes_nothing_of_the_parent() -> None:
     part.close()
     with pytest.raises(ClosedError, match="store of this group is closed"):
         part.store.set("key", b"")
-    part.store.tell("key", b"")  # is only news
+    part.store.post("key", b"")  # is only news
     alone.store.set("key", b"value")
     assert alone.store.get("key", 1) == b"value"
 

@@ -44,12 +44,12 @@ class LeaderStore(Store):
             )
         self._ask(pb.FromMember(set=pb.Set(key=key, value=bytes(value))), _ANSWER_MARGIN)
 
-    def tell(self, key: str, value: bytes) -> None:
+    def post(self, key: str, value: bytes) -> None:
         fits = len(value) <= MAX_VALUE_BYTES  # what is longer would end the connection
         if fits and not self._closed and os.getpid() == self._pid:
             self._line.send(pb.FromMember(set=pb.Set(key=key, value=bytes(value))))
 
-    def forget(self, prefix: str, ranks: Sequence[int]) -> None:
+    def delete_prefix(self, prefix: str, ranks: Sequence[int]) -> None:
         if not self._closed and os.getpid() == self._pid:
             self._line.send(pb.FromMember(forget=pb.Forget(prefix=prefix, ranks=ranks)))
 
@@ -61,7 +61,7 @@ class LeaderStore(Store):
             )
         return answer.value.value
 
-    def look(self, key: str, patience: float, timeout: float = 0.0) -> bytes | None:
+    def try_get(self, key: str, patience: float, timeout: float = 0.0) -> bytes | None:
         answer = self._answer(pb.FromMember(get=pb.Get(key=key)), timeout, patience)
         return None if answer.WhichOneof("content") == "missing" else answer.value.value
 
@@ -140,7 +140,7 @@ class LeaderStore(Store):
         content = answer.WhichOneof("content")
         if content == "lost":
             who = answer.lost.identity
-            self.tell(ENDING, b"")
+            self.post(ENDING, b"")
             raise lost(self._rank, Member(who.rank, who.host, who.pid), answer.lost.reason)
         if content is None:
             raise InternalError(f"[cluster] rank {self._rank}: an empty answer came")

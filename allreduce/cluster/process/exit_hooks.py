@@ -113,7 +113,7 @@ class Watch:
         try:
             if isinstance(error, PeerLostError):
                 if self._launched and self._world is not None:  # it waits for what is told here
-                    self._world.store.tell(VICTIM, b"")
+                    self._world.store.post(VICTIM, b"")
                 time.sleep(_AFTER_YOU_SECONDS)
             if not issubclass(kind, KeyboardInterrupt):
                 self._show_ending()
@@ -237,7 +237,7 @@ class Watch:
     def note_failure(self, elsewhere: bool) -> None:
         """Tell the launcher that this rank has learnt of a failure, perhaps of another rank."""
         if self._launched and self._world is not None:
-            self._world.store.tell(VICTIM if elsewhere else ENDING, b"")
+            self._world.store.post(VICTIM if elsewhere else ENDING, b"")
 
     def close_world(self) -> None:
         """Leave in good order, at the end of a program that did not."""

@@ -214,12 +214,12 @@ class StatusBoard:
 
     def _get(self, key: str, patience: float = _LOOK_SECONDS) -> str | None:
         with contextlib.suppress(SilentError):
-            found = self.world.store.look(self._key(key), patience)
+            found = self.world.store.try_get(self._key(key), patience)
             return None if found is None else found.decode()
         return None
 
     def _post(self, key: str, text: str) -> None:
-        self.world.store.tell(self._key(key), text.encode())
+        self.world.store.post(self._key(key), text.encode())
 
     def _key(self, key: str) -> str:
         return f"mpi/{self.name}/{key}"
