@@ -1,0 +1,79 @@
+"""What the pages name exists: paths, links, packages, and the picture of the packages."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.test_imports import LEVELS
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md")))
+FOLDERS = "allreduce|kernels|tests|strategies|benchmarks|docs|mpi_examples"
+
+_PATH = re.compile(rf"(?<![\w/.])(?:{FOLDERS})(?:/[\w.*-]+)+/?")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
+
+
+def names(page: Path) -> list[str]:
+    return [path.rstrip(".") for path in _PATH.findall(page.read_text())]
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    """Give the relative links of a page whose file or heading does not exist."""
+    for link in _LINK.findall(page.read_text()):
+        if "://" in link:
+            continue
+        name, _, heading = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (heading and heading not in anchors(target)):
+            yield link
+
+
+def anchors(page: Path) -> set[str]:
+    """Give the anchors that a page's headings have on GitHub."""
+    plain = (re.sub(r"[^\w\- ]", "", each.lower()) for each in _HEADING.findall(page.read_text()))
+    return {each.strip().replace(" ", "-") for each in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_paths_and_links_of_a_page_exist(page: Path) -> None:
+    assert [name for name in names(page) if not any(REPOSITORY.glob(name))] == []
+    assert list(broken_links(page)) == []
+
+
+def test_missing_paths_and_links_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A `b`, c\n[x](gone.md) [y](#a-b-c) [z](#d) [w](https://a.b/c) `tests/gone.py`."
+    )
+    assert names(page) == ["tests/gone.py"]
+    assert list(broken_links(page)) == ["gone.md", "#d"]
+
+
+def test_the_files_to_open_first_exist() -> None:
+    rows = re.findall(r"^\| (`.*?) \|.*\| (`[^|]*`) \|$", _architecture(), re.MULTILINE)
+    assert len(rows) > 30
+    for folders, files in rows:
+        paths = re.findall(r"`(.*?)`", folders)
+        for file in re.findall(r"`(.*?)`", files):
+            assert any((REPOSITORY / path / file).is_file() for path in paths), (paths, file)
+
+
+def test_every_package_is_on_the_page_of_the_architecture() -> None:
+    words = set(re.findall(r"\w+", _architecture()))
+    assert {package for level in LEVELS for package in level} - words == set()
+
+
+def test_the_picture_of_the_packages_is_the_one_that_its_script_draws() -> None:
+    script = REPOSITORY / "docs" / "images" / "architecture.py"
+    assert script.with_suffix(".svg").read_text() == runpy.run_path(str(script))["draw"]()
+
+
+def _architecture() -> str:
+    return (REPOSITORY / "docs" / "architecture.md").read_text()
