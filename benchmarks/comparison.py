@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from revision import Revision
 
 Place = tuple[str, int, int]  # collective, ranks, bytes
 _OURS = (EMPTY, ORDINARY, PROBE, PRIVATE_PROBE)
+_PANEL_CURVES = 8  # more of them are drawn in two panels
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,18 @@ def draw(timings: Sequence[Timing], path: Path, title: str) -> None:
     for (panel, name, nbytes), medians in by_curve.items():
         point = (nbytes, statistics.median(medians))
         panels.setdefault(panel, {}).setdefault(name, []).append(point)
-    picture.curves(panels, path.with_suffix(".png"), title)
+    split = {name: part for panel in panels.items() for name, part in _split(*panel).items()}
+    picture.curves(split, path.with_suffix(".png"), title)
+
+
+def _split(panel: str, curves: Mapping[str, picture.Curve]) -> dict[str, dict[str, picture.Curve]]:
+    """Part a crowded panel: libraries in one, our other types and the probes in another."""
+    if len(curves) <= _PANEL_CURVES:
+        return {panel: dict(curves)}
+    ours = [name for name in curves if name.split(", ")[0] in (EMPTY, ORDINARY, PROBE)]
+    peers = [name for name in curves if name in (EMPTY, ORDINARY) or name not in ours]
+    parts = {f"{panel}: libraries": peers, f"{panel}: types and probes": ours}
+    return {title: {name: curves[name] for name in names} for title, names in parts.items()}
 
 
 def label(timing: Timing) -> str:

@@ -10,12 +10,22 @@ from typing import Any
 Curve = Sequence[tuple[int, float]]  # bytes and seconds
 _COLUMNS = 2  # of panels
 _PANEL_INCHES = (8.0, 5.0)
+# Of curves, by the order in which contestants appear: no two look alike, also without colours.
+_COLOURS = (
+    *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f"),
+    *("#bcbd22", "#17becf", "#000000", "#00441b", "#6a0136", "#0000d0"),
+)
+_MARKERS = "osD^vPX<>*h"
 
 
 def curves(panels: Mapping[str, Mapping[str, Curve]], path: Path, title: str) -> None:
-    """Draw a panel per kind of call, and in it a curve per contestant, log-log."""
+    """Draw a panel per kind of call, and in it a curve per contestant, log-log.
+
+    A contestant looks the same in all panels.
+    """
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+    contestants = list(dict.fromkeys(name for curves_of in panels.values() for name in curves_of))
     columns = min(_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
     figure, axes = _figure(rows, columns)
@@ -23,7 +33,9 @@ def curves(panels: Mapping[str, Mapping[str, Curve]], path: Path, title: str) ->
         for contestant, points in curves_of.items():
             sizes, seconds = zip(*sorted(points), strict=True)
             values = [each * 1e6 for each in seconds]
-            place.plot(sizes, values, marker="o", markersize=4, label=contestant)
+            index = contestants.index(contestant)
+            colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
+            place.plot(sizes, values, color=colour, marker=marker, markersize=5, label=contestant)
         place.set(xscale="log", yscale="log", title=name, xlabel="bytes", ylabel="µs (median)")
         marks = sorted({size for points in curves_of.values() for size, _ in points})
         place.xaxis.set_major_locator(FixedLocator(marks))

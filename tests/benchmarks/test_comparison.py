@@ -82,6 +82,22 @@ def test_files(tmp_path: Path) -> None:
     assert (tmp_path / "results" / "peers.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_crowded_panel_is_parted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn: dict[str, set[str]] = {}
+
+    def curves(panels: dict[str, dict[str, object]], path: Path, title: str) -> None:
+        drawn.update({name: set(curves_of) for name, curves_of in panels.items()})
+
+    monkeypatch.setattr(comparison.picture, "curves", curves)
+    peers = {"Open MPI", "MPICH", "Intel MPI", "gloo", "JAX"}
+    timings = [_timing(name, 1e-4) for name in (EMPTY, ORDINARY, PROBE, PRIVATE_PROBE, *peers)]
+    comparison.draw(timings, tmp_path, "")
+    assert drawn == {
+        "all_reduce, 2 ranks: libraries": {EMPTY, ORDINARY, *peers},
+        "all_reduce, 2 ranks: types and probes": {EMPTY, ORDINARY, PROBE, PRIVATE_PROBE},
+    }
+
+
 def test_other_cases_are_kept(tmp_path: Path) -> None:
     first, gloo = _run("MPICH", 8e-4, 1e-4), _run("gloo", 8e-4, 2e-4)
     timings = [_timing(EMPTY, 1e-6, nbytes=8), _timing("MPICH", 3e-6, nbytes=8)]
