@@ -1,4 +1,4 @@
-"""The order of rooms: each imports only lower ones, not its siblings, and nothing in circles.
+"""The order of packages and of their folders: imports go downwards only, and never in a cycle.
 
 Read from the sources, so that an import inside a function, under TYPE_CHECKING or written as a
 registry's text ("allreduce.devices.cpu:CpuRuntime") counts as well.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-# Lowest first; those on one level are siblings. docs and design name the same order.
+# Lowest first; packages on one level must not import each other. docs/architecture.md shows it.
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("errors", "files", "importing", "openblas"),
     ("settings", "events"),
@@ -34,7 +33,18 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("config", "run"),
     ("__init__",),
 )
-HEIGHT = {room: height for height, rooms in enumerate(LEVELS) for room in rooms}
+HEIGHT = {package: height for height, packages in enumerate(LEVELS) for package in packages}
+
+# The folders of the large packages, lowest first. A module that stands in no folder may be imported
+# from everywhere in its package, as long as there is no cycle.
+FOLDERS: dict[str, tuple[str, ...]] = {
+    "cluster": ("host", "mpi", "process", "leader", "launcher", "resolvers"),
+    "comm": ("calls", "core", "failures", "arguments", "selection", "transports"),
+    "graph": (
+        *("core", "debug", "placement", "consistency", "trace", "ops", "autodiff", "schedule"),
+        *("partition", "passes", "update", "execute", "eager", "inspect", "replicate"),
+    ),
+}
 
 # Where packages are read from: (folder in the repository, what it is imported as).
 SOURCES = (("allreduce", "allreduce"), ("strategies", "allreduce.strategies"))
@@ -49,7 +59,6 @@ class Import:
     importer: str
     imported: str
     place: str  # "allreduce/comm/calls/call.py:12"
-    at_load: bool  # executed when the importer is loaded
 
 
 def modules(root: Path) -> dict[str, Path]:
@@ -68,39 +77,22 @@ def imports(root: Path, known: dict[str, Path]) -> list[Import]:
     """List everything that the modules in `known` import of this project."""
     found = []
     for module, path in known.items():
-        package = module if path.stem == "__init__" else module.rpartition(".")[0]
-        for node, at_load in _naming(path.read_text()):
-            for name in _named(node, package, known):
+        parent = module if path.stem == "__init__" else module.rpartition(".")[0]
+        for node in _naming(path.read_text()):
+            for name in _named(node, parent, known):
                 place = f"{path.relative_to(root)}:{getattr(node, 'lineno', 1)}"
-                found.append(Import(module, name, place, at_load))
+                found.append(Import(module, name, place))
     return found
 
 
 @cache
-def _naming(source: str) -> list[tuple[ast.AST, bool]]:
+def _naming(source: str) -> list[ast.AST]:
     """Give the nodes that may name modules: several tests read the same sources."""
     kinds = ast.Import | ast.ImportFrom | ast.Constant
-    return [
-        (node, at_load)
-        for node, at_load in _walk(ast.parse(source), True)
-        if isinstance(node, kinds)
-    ]
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
 
 
-def _walk(node: ast.AST, at_load: bool) -> Iterator[tuple[ast.AST, bool]]:
-    """Give every node, and whether it runs when its module is loaded."""
-    yield node, at_load
-    for child in ast.iter_child_nodes(node):
-        lazy = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        typing_only = (
-            isinstance(node, ast.If)
-            and ast.unparse(node.test).endswith("TYPE_CHECKING")
-            and child in node.body
-        )
-        yield from _walk(child, at_load and not lazy and not typing_only)
-
-
-def _named(node: ast.AST, package: str, known: dict[str, Path]) -> list[str]:
+def _named(node: ast.AST, parent: str, known: dict[str, Path]) -> list[str]:
     """Give the project's modules that a node names, registry texts included."""
     names: list[str] = []
     if isinstance(node, ast.Import):
@@ -108,7 +100,7 @@ def _named(node: ast.AST, package: str, known: dict[str, Path]) -> list[str]:
     elif isinstance(node, ast.ImportFrom):
         base = node.module or ""
         if node.level:
-            parents = package.split(".")
+            parents = parent.split(".")
             base = ".".join([*parents[: len(parents) - node.level + 1], *filter(None, [base])])
         for alias in node.names:
             whole = f"{base}.{alias.name}"
@@ -118,38 +110,58 @@ def _named(node: ast.AST, package: str, known: dict[str, Path]) -> list[str]:
     return [name for name in names if name.split(".")[0] == "allreduce"]
 
 
-def room(module: str) -> str:
-    """Give the room of a dotted name; the package itself is the room `__init__`."""
+def package(module: str) -> str:
+    """Give the package of a dotted name; the root itself is the package `__init__`."""
     return module.split(".")[1] if "." in module else "__init__"
 
 
 def broken_rules(root: Path) -> list[str]:
-    """Describe each import that the order of rooms forbids, and each room that it does not know."""
+    """Describe each import against the order of packages, and each package without a place."""
     known = modules(root)
     complaints = [
-        f"{path.relative_to(root)}: room {room(module)!r} has no place in LEVELS"
+        f"{path.relative_to(root)}: package {package(module)!r} has no place in LEVELS"
         for module, path in known.items()
-        if room(module) not in HEIGHT
+        if package(module) not in HEIGHT
     ]
     for each in imports(root, known):
-        here, there = room(each.importer), room(each.imported)
+        here, there = package(each.importer), package(each.imported)
         if here == there or here not in HEIGHT:
             continue
         if there not in HEIGHT:
-            complaints.append(f"{each.place} imports {each.imported}: no such room")
+            complaints.append(f"{each.place} imports {each.imported}: no such package")
         elif HEIGHT[there] >= HEIGHT[here]:
             relation = "beside" if HEIGHT[there] == HEIGHT[here] else "above"
             complaints.append(f"{each.place} imports {each.imported}, which is {relation} {here!r}")
     return complaints
 
 
+def broken_folders(root: Path) -> list[str]:
+    """Describe imports against the order of a package's folders, and folders without a place."""
+    known = modules(root)
+    complaints = []
+    for name, order in FOLDERS.items():
+        height = {f"allreduce.{name}.{folder}": i for i, folder in enumerate(order)}
+        present = {_folder(module) for module in known if package(module) == name} - {""}
+        complaints += [f"{folder} has no place in FOLDERS" for folder in present - set(height)]
+        for each in imports(root, known):
+            here, there = _folder(each.importer), _folder(each.imported)
+            if height.get(there, -1) > height.get(here, len(order)):
+                complaints.append(f"{each.place} imports {each.imported}, which is above {here}")
+    return complaints
+
+
+def _folder(module: str) -> str:
+    """Give the folder of a module in a large package: "allreduce.comm.core"."""
+    parts = module.split(".")
+    return ".".join(parts[:3]) if len(parts) > 3 and parts[1] in FOLDERS else ""
+
+
 def cycles(root: Path) -> list[str]:
-    """Describe the circles among modules of one room, through what runs when they are loaded."""
+    """Describe the cycles among modules, through imports of any kind."""
     known = modules(root)
     edges: dict[str, dict[str, str]] = {module: {} for module in known}
     for each in imports(root, known):
-        inside = each.imported in known and room(each.imported) == room(each.importer)
-        if each.at_load and inside and each.imported != each.importer:
+        if each.imported in known and each.imported != each.importer:
             edges[each.importer].setdefault(each.imported, each.place)
     found: list[str] = []
     state: dict[str, str] = {}
@@ -170,17 +182,21 @@ def cycles(root: Path) -> list[str]:
     return found
 
 
-def test_rooms_import_only_lower_ones() -> None:
+def test_packages_import_only_lower_ones() -> None:
     assert not broken_rules(REPOSITORY), "\n".join(["", *broken_rules(REPOSITORY)])
 
 
-def test_modules_of_a_room_do_not_import_in_circles() -> None:
+def test_folders_import_only_lower_ones() -> None:
+    assert not broken_folders(REPOSITORY), "\n".join(["", *broken_folders(REPOSITORY)])
+
+
+def test_no_module_imports_in_a_cycle() -> None:
     assert not cycles(REPOSITORY), "\n".join(["", *cycles(REPOSITORY)])
 
 
-def test_the_rooms_are_there_to_be_read() -> None:
-    rooms = {room(module) for module in modules(REPOSITORY)}
-    assert rooms >= {"errors", "devices", "cluster", "comm", "graph", "strategies", "__init__"}
+def test_the_packages_are_there_to_be_read() -> None:
+    packages = {package(module) for module in modules(REPOSITORY)}
+    assert packages >= {"errors", "devices", "cluster", "comm", "graph", "strategies", "__init__"}
     assert len(imports(REPOSITORY, modules(REPOSITORY))) > 50
 
 
@@ -197,7 +213,7 @@ def test_the_rooms_are_there_to_be_read() -> None:
         ("def f():\n    import allreduce.nn", "comm/x.py:2 imports allreduce.nn, which is above"),
         ("if TYPE_CHECKING:\n    from allreduce.nn import Model", "comm/x.py:2 imports"),
         ('ROWS = {"nn": "allreduce.nn:Dense"}', "imports allreduce.nn, which is above"),
-        ("import allreduce.plumbing", "imports allreduce.plumbing: no such room"),
+        ("import allreduce.plumbing", "imports allreduce.plumbing: no such package"),
         ("from allreduce.strategies import Mirrored", "imports allreduce.strategies, which is"),
     ],
 )
@@ -209,22 +225,43 @@ def test_forbidden_imports_are_found(tmp_path: Path, source: str, complaint: str
     assert complaint in found
 
 
-def test_siblings_and_unknown_rooms_are_found(tmp_path: Path) -> None:
+def test_siblings_and_unknown_packages_are_found(tmp_path: Path) -> None:
     _write(tmp_path, "allreduce/devices/x.py", "import allreduce.cluster\nimport allreduce.errors")
     _write(tmp_path, "allreduce/cluster/__init__.py", "from allreduce import _native, events")
     _write(tmp_path, "allreduce/events.py", "")
     _write(tmp_path, "allreduce/attic/x.py", "import allreduce.nn")
     attic, sibling = broken_rules(tmp_path)
-    assert "room 'attic' has no place in LEVELS" in attic
+    assert "package 'attic' has no place in LEVELS" in attic
     assert "devices/x.py:1 imports allreduce.cluster, which is beside 'devices'" in sibling
 
 
-def test_circles_are_found(tmp_path: Path) -> None:
+def test_imports_against_the_order_of_folders_are_found(tmp_path: Path) -> None:
+    _write(tmp_path, "allreduce/comm/__init__.py", "")
+    _write(tmp_path, "allreduce/comm/top.py", "")
+    _write(tmp_path, "allreduce/comm/core/a.py", "import allreduce.comm.calls.b")
+    _write(tmp_path, "allreduce/comm/calls/b.py", "from allreduce.comm import top")
+    assert broken_folders(tmp_path) == []
+    _write(tmp_path, "allreduce/comm/calls/b.py", "def f():\n    from allreduce.comm.core import a")
+    _write(tmp_path, "allreduce/comm/attic/c.py", "")
+    unknown, upwards = broken_folders(tmp_path)
+    assert unknown == "allreduce.comm.attic has no place in FOLDERS"
+    assert "calls/b.py:2 imports allreduce.comm.core.a, which is above" in upwards
+
+
+@pytest.mark.parametrize(
+    "closing",
+    [
+        "from . import a",
+        "def f():\n    from allreduce.comm import a",
+        "if TYPE_CHECKING:\n    from allreduce.comm.a import A",
+    ],
+)
+def test_cycles_are_found(tmp_path: Path, closing: str) -> None:
     _write(tmp_path, "allreduce/comm/a.py", "from allreduce.comm.b import B")
     _write(tmp_path, "allreduce/comm/b.py", "from allreduce.comm import c")
-    _write(tmp_path, "allreduce/comm/c.py", "def f():\n    from allreduce.comm import a")
+    _write(tmp_path, "allreduce/comm/c.py", "")
     assert cycles(tmp_path) == []
-    _write(tmp_path, "allreduce/comm/c.py", "from . import a")
+    _write(tmp_path, "allreduce/comm/c.py", closing)
     (circle,) = cycles(tmp_path)
     assert "allreduce.comm.a -> allreduce.comm.b -> allreduce.comm.c -> allreduce.comm.a" in circle
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import comparison
+import picture
 import pytest
 from comparison import Run, compare, type_rates
 from contest import EMPTY, ORDINARY, PRIVATE_PROBE, PROBE, Timing
@@ -88,7 +89,7 @@ def test_a_crowded_panel_is_parted(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     def curves(panels: dict[str, dict[str, object]], path: Path, title: str) -> None:
         drawn.update({name: set(curves_of) for name, curves_of in panels.items()})
 
-    monkeypatch.setattr(comparison.picture, "curves", curves)
+    monkeypatch.setattr(picture, "curves", curves)
     peers = {"Open MPI", "MPICH", "Intel MPI", "gloo", "JAX"}
     timings = [_timing(name, 1e-4) for name in (EMPTY, ORDINARY, PROBE, PRIVATE_PROBE, *peers)]
     comparison.draw(timings, tmp_path, "")

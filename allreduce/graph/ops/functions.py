@@ -4,7 +4,6 @@ Importing this module fills the operator table and gives tensors their Python op
 """
 
 from allreduce.errors import did_you_mean
-
 from allreduce.graph.core.tensor import METHODS, OPERATORS
 from allreduce.graph.ops import state  # noqa: F401  (its rows)
 from allreduce.graph.ops.array.conversion import stop_gradient
