@@ -1,10 +1,10 @@
-"""Train a model whose layers lie on two devices of each replica, on every process there is.
+"""Train a model whose layers are on two devices of each replica, on all processes of the job.
 
     mpirun -n 2 python mpi_examples/model_parallel.py   # two replicas, four devices
     python mpi_examples/model_parallel.py               # one replica, two devices
 
-What crosses from one device to the other is copied by itself. The same model is trained on one
-device of each replica, too: it learns the same, to the bit.
+Tensors that cross devices are copied automatically. The same model is also trained on one device
+of each replica: the weights are the same, to the bit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def train(strategy: ar.Strategy, second: str, epochs: int) -> ar.nn.Sequential:
         model = ar.nn.Sequential(name="digits")
         model.add(ar.nn.Dense(128, activation="relu"))
         model.add(ar.nn.Dense(64, activation="relu"))
-        with ar.device(second):  # an index counts the replica's own devices
+        with ar.device(second):  # indices count the replica's own devices
             model.add(ar.nn.Dense(64, activation="relu"))
             model.add(ar.nn.Dense(10, activation="softmax"))
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])

@@ -1,10 +1,10 @@
-"""Train a small network on handwritten digits, on every process there is.
+"""Train a small network on handwritten digits, on all processes of the job.
 
-    mpirun -n 8 python mpi_examples/train.py            # MPI tells the ranks
-    python -m allreduce.run -n 4 mpi_examples/train.py  # no MPI: the launcher does
-    python mpi_examples/train.py                        # alone: a world of one
+    mpirun -n 8 python mpi_examples/train.py            # ranks from MPI
+    python -m allreduce.run -n 4 mpi_examples/train.py  # ranks from the launcher, no MPI
+    python mpi_examples/train.py                        # one rank
 
-The data are scikit-learn's 1,797 real images of 8 × 8 pixels; a fifth of them is held out.
+The data are scikit-learn's 1,797 real images of 8 × 8 pixels; a fifth is held out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def load() -> Arrays:
 
 
 def draw(history: ar.nn.History, path: Path) -> None:
-    """Draw loss and accuracy, on training and test data, epoch by epoch."""
+    """Plot loss and accuracy per epoch, on training and test data."""
     matplotlib.use("Agg")
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), constrained_layout=True)
     epochs = [epoch + 1 for epoch in history.epoch]
@@ -48,7 +48,7 @@ def draw(history: ar.nn.History, path: Path) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """Read the command line, and make the folder for what comes out."""
+    """Read the command line and create the output folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch-size", type=int, default=128, help="of all ranks together")
@@ -57,7 +57,7 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.epochs < 1:
         parser.error("--epochs counts from 1")
-    options.out.mkdir(parents=True, exist_ok=True)  # now rather than after the training
+    options.out.mkdir(parents=True, exist_ok=True)  # fail before the training, not after it
     return options
 
 
