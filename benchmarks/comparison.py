@@ -1,4 +1,4 @@
-"""Peers beside ours: ratios within each run, and what the runs say together."""
+"""Compare other libraries with ours: ratios within each run, medians over runs."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from revision import Revision
 
 Place = tuple[str, int, int]  # collective, ranks, bytes
 _OURS = (EMPTY, ORDINARY, PROBE, PRIVATE_PROBE)
-_PANEL_CURVES = 8  # more of them are drawn in two panels
+_PANEL_CURVES = 8  # a panel with more is split
 
 
 @dataclass(frozen=True)
 class Run:
-    """What was measured beside one peer.
+    """The timings of one peer and of ours, measured in turns.
 
     Args:
         peer: The name of the peer's timings.
-        about: The peer's library in its own words.
-        timings: Ours and the peer's, of one run or of two that followed each other.
-        revision: When that was, and what ours was then.
+        about: The version that the peer's library reports.
+        timings: Of both, from one run or from two consecutive ones.
+        revision: The date, and our commit.
     """
 
     peer: str
@@ -38,7 +38,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One peer beside ours in one case, of float32."""
+    """One peer compared with ours in one case, of float32."""
 
     collective: str
     ranks: int
@@ -46,9 +46,9 @@ class Comparison:
     peer: str
     median: float  # seconds, as all times here
     p99: float
-    per_empty: float | None  # the peer's median divided by that of ours on comm.empty memory
+    per_empty: float | None  # the peer's median divided by ours on comm.empty memory
     per_ordinary: float | None  # and on ordinary arrays
-    per_private: float | None  # and by the probe's that moves private arrays: what could be had
+    per_private: float | None  # and by that of the probe with private arrays
     empty_of_limit: float | None  # the probe's median divided by ours
     ordinary_of_limit: float | None
     ordinary_of_private: float | None  # the private probe's
@@ -56,7 +56,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class TypeRate:
-    """How many elements per second one of ours reduces, as a multiple of float32's."""
+    """Elements reduced per second, as a multiple of float32's."""
 
     collective: str
     ranks: int
@@ -69,7 +69,7 @@ class TypeRate:
 
 
 def compare(runs: Iterable[Run]) -> list[Comparison]:
-    """Put every peer beside what was measured of ours in the peer's own run."""
+    """Compare every peer with our timings of the same run."""
     found = []
     for run in runs:
         by_place = {(each.place, each.contestant): each for each in _float32(run.timings)}
@@ -129,7 +129,7 @@ def print_comparisons(runs: Sequence[Run]) -> None:
 
 
 def print_types(runs: Iterable[Run]) -> None:
-    """Print how the other types do beside float32."""
+    """Print the rates of the other types, relative to float32."""
     rates = [rate for run in runs for rate in type_rates(run.timings)]
     columns = ("case", "type", "contestant", "median", "99 %", "elements/s ÷ float32's")
     cells = [
@@ -147,7 +147,7 @@ def print_types(runs: Iterable[Run]) -> None:
 
 
 def kept(path: Path, runs: Iterable[Run]) -> list[Run]:
-    """Read what `save` has written, if it has, of cases that these runs have not measured anew.
+    """Read the runs that `save` has written, without the cases that `runs` measured again.
 
     Raises:
         SystemExit: It was measured on another machine.
@@ -197,7 +197,7 @@ def draw(timings: Sequence[Timing], path: Path, title: str) -> None:
 
 
 def _split(panel: str, curves: Mapping[str, picture.Curve]) -> dict[str, dict[str, picture.Curve]]:
-    """Part a crowded panel: libraries in one, our other types and the probes in another."""
+    """Split a crowded panel: libraries in one, our other types and the probes in another."""
     if len(curves) <= _PANEL_CURVES:
         return {panel: dict(curves)}
     ours = [name for name in curves if name.split(", ")[0] in (EMPTY, ORDINARY, PROBE)]

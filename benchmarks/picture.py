@@ -1,4 +1,4 @@
-"""Pictures of medians: curves over sizes, bars for a few cases, and ratios with their goals."""
+"""Draw medians as curves over sizes or as bars, and ratios with their goals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 Curve = Sequence[tuple[int, float]]  # bytes and seconds
 _COLUMNS = 2  # of panels
 _PANEL_INCHES = (8.0, 5.0)
-# Of curves, by the order in which contestants appear: no two look alike, also without colours.
+# Styles of curves, in the order of contestants. No two have the same colour and marker.
 _COLOURS = (
     *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f"),
     *("#bcbd22", "#17becf", "#000000", "#00441b", "#6a0136", "#0000d0"),
@@ -19,9 +19,9 @@ _MARKERS = "osD^vPX<>*h"
 
 
 def curves(panels: Mapping[str, Mapping[str, Curve]], path: Path, title: str) -> None:
-    """Draw a panel per kind of call, and in it a curve per contestant, log-log.
+    """Draw a log-log panel per kind of call, with a curve per contestant.
 
-    A contestant looks the same in all panels.
+    A contestant has the same style in all panels.
     """
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -51,7 +51,7 @@ def curves(panels: Mapping[str, Mapping[str, Curve]], path: Path, title: str) ->
 
 
 def bars(values: Mapping[tuple[str, str], float], path: Path, title: str) -> None:
-    """Draw a group of bars per case, in it one per contestant; values are seconds."""
+    """Draw a group of bars per case, one bar per contestant; values are seconds."""
     cases = list(dict.fromkeys(case for case, _ in values))
     names = list(dict.fromkeys(name for _, name in values))
     width = 0.8 / len(names)
@@ -70,7 +70,7 @@ def bars(values: Mapping[tuple[str, str], float], path: Path, title: str) -> Non
 
 @dataclass(frozen=True)
 class Bar:
-    """A ratio that has a name, and maybe a goal."""
+    """A named ratio, with its goal if it has one."""
 
     name: str
     value: float
@@ -78,7 +78,7 @@ class Bar:
 
 
 def ratios(bars: Sequence[Bar], path: Path, title: str, label: str) -> None:
-    """Draw a bar per ratio, one below the other, and a line across it where its goal is."""
+    """Draw a horizontal bar per ratio, with a line at its goal."""
     figure, axes = _figure(1, 1, (9.0, 1.2 + 0.5 * len(bars)))
     place = axes.flat[0]
     for y, bar in enumerate(bars):

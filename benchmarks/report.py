@@ -22,7 +22,7 @@ from rich.table import Table
 class Row:
     """One contestant in one case."""
 
-    case: str  # what was done: a size, a number of processes
+    case: str  # a size, or a number of processes
     contestant: str
     runs: int
     median: float  # seconds
@@ -56,14 +56,14 @@ def write(rows: Sequence[Row], path: Path, title: str) -> None:
 
 
 def save(path: Path, title: str, figures: Mapping[str, Any]) -> None:
-    """Write figures, and what is needed to judge them, to `path` with the suffix .json."""
+    """Write figures, with the machine and the date, to `path` with the suffix .json."""
     path.parent.mkdir(parents=True, exist_ok=True)
     about = {"title": title, "machine": machine(), **figures}
     path.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
 
 
 def print_rows(rows: Sequence[Row], title: str) -> None:
-    """Print a line per row; the limit has a column where it is known."""
+    """Print a line per row, with a column for the limit if it is known."""
     columns = ["case", "contestant", "runs", "median", "99 %", "baseline / this"]
     cells = [
         [
@@ -101,17 +101,17 @@ def print_table(columns: Sequence[str], cells: Sequence[Sequence[str]], title: s
 
 
 def duration(seconds: float) -> str:
-    """Return a time as people read it: `12.3 µs`."""
+    """Format a time: `12.3 µs`."""
     return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
 
 
 def percent(fraction: float | None) -> str:
-    """Return a fraction as people read it; nothing where there is none."""
+    """Format a fraction; nothing for None."""
     return "" if fraction is None else f"{fraction * 100:.0f} %"
 
 
 def machine() -> dict[str, object]:
-    """Return what is needed to judge the figures."""
+    """Describe the machine, with the date."""
     models = [
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()

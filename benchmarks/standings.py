@@ -54,7 +54,7 @@ def show(standings: Sequence[Standing], figures: Sequence[Figure]) -> None:
 
 
 def read(path: Path) -> Rows:
-    """Read what `save` has written; nothing where it has not."""
+    """Read the rows that `save` has written; none if there is no file."""
     file = path.with_suffix(".json")
     written = json.loads(file.read_text()) if file.exists() else {"standings": [], "figures": []}
     for each in (*written["standings"], *written["figures"]):
@@ -65,13 +65,13 @@ def read(path: Path) -> Rows:
 
 
 def missing(known: Iterable[Standing], sides: Mapping[str, Container[str]]) -> list[str]:
-    """List whose rows of a case would have no new ones in their place.
+    """List the contestants whose rows would be dropped without new ones.
 
-    A ratio is of two who were measured in one run: a case's rows are replaced together.
+    Both sides of a ratio are measured in one run, so all rows of a case are replaced together.
 
     Args:
-        known: The rows there are.
-        sides: Who will be measured, by title, in each case that will be.
+        known: The existing rows.
+        sides: The contestants that will be measured, by case.
     """
     lost = {
         f"{each.contestant} in {each.case}": None
@@ -82,7 +82,7 @@ def missing(known: Iterable[Standing], sides: Mapping[str, Container[str]]) -> l
 
 
 def merged(known: Rows, made: Rows) -> Rows:
-    """Put the rows of new measurements in the place of those of the same cases."""
+    """Replace the rows of the cases that were measured again."""
     cases = {each.case for each in made[0]}
     return _replaced(known[0], made[0], cases), _replaced(known[1], made[1], cases)
 
@@ -95,7 +95,7 @@ def _replaced(known: list[Row], made: list[Row], cases: Container[str]) -> list[
 
 
 def save(standings: Sequence[Standing], figures: Sequence[Figure], path: Path, title: str) -> None:
-    """Write all of it to `path` with the suffix .json, and a picture with .png."""
+    """Write all rows to `path` with the suffix .json, and a picture with .png."""
     written = {
         "standings": [asdict(each) | {"met": each.met} for each in standings],
         "figures": [asdict(each) | {"met": each.met} for each in figures],

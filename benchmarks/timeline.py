@@ -29,7 +29,7 @@ _COLORS = {
     "update": "#16a34a",
     "other": "#94a3b8",
 }
-_PALE = 0.3  # the opacity of what is started and not awaited yet
+_PALE = 0.3  # the opacity of collectives before the replica waits for them
 
 
 def main() -> None:
@@ -79,7 +79,7 @@ def draw(recorded: Path, picture: Path) -> None:
             if _of(each, step):
                 start, end = ((each["ts"] + after - first) / 1e3 for after in (0, each["dur"]))
                 bar = partial(axes.barh, place, color=_COLORS[_kind(each["name"])], lw=0.3)
-                exposed = each["args"].get("exposed")  # in seconds; of collectives alone
+                exposed = each["args"].get("exposed")  # in seconds; only collectives have it
                 awaited = start if exposed is None else end - exposed * 1e3
                 bar(awaited - start, left=start, alpha=_PALE)
                 bar(end - awaited, left=awaited, edgecolor="white")
