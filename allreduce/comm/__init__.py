@@ -41,23 +41,27 @@ __all__ = [
 
 @dataclass
 class _State:
-    """What this process has joined; a process made by fork starts with nothing."""
+    """The world that this process joined; a forked child starts empty."""
 
     pid: int = field(default_factory=os.getpid)
-    arguments: dict[str, Any] = field(default_factory=dict, repr=False)  # of all calls, merged
-    facts: dict[str, Any] = field(default_factory=dict, repr=False)  # and what they left open
+    arguments: dict[str, Any] = field(
+        default_factory=dict, repr=False
+    )  # of all `init` calls, merged
+    facts: dict[str, Any] = field(
+        default_factory=dict, repr=False
+    )  # resolved values of omitted arguments
     world: World | None = None
     communicator: Communicator | None = None
     names: Counter[str] = field(default_factory=Counter)  # how often each was used in this world
 
 
-_IDENTITY = ("rank", "size", "leader", "secret")  # what makes another world if it differs
+_IDENTITY = ("rank", "size", "leader", "secret")  # a different value means another world
 _state = _State()
 _lock = threading.RLock()
 
 
 def _renew() -> None:
-    """In a child made by fork: another thread of the parent may have been in the middle of it."""
+    """Replace the lock in a forked child: another thread of the parent may have held it."""
     global _lock
     _lock = threading.RLock()
 
@@ -76,24 +80,23 @@ def init(
 ) -> Communicator:
     """Join the job and return the communicator with one member per process.
 
-    Blocks until all ranks have called. Called again it returns the same communicator, also a dead
-    one; after its `close()` it makes a new one, and only another rank, size, leader or secret
-    leaves the world.
-    What is left out is as it was, or read from `ALLREDUCE_<NAME>`.
+    Blocks until all ranks have called. A second call returns the same communicator, even a dead
+    one; after `close()` it makes a new one. Only another rank, size, leader or secret leaves the
+    world. Omitted arguments keep their value, or are read from `ALLREDUCE_<NAME>`.
 
     Args:
         rank: This process's rank.
-        size: How many ranks the job has.
+        size: The number of ranks.
         leader: `host:port` of the group leader.
-        secret: What all ranks have to know.
-        transport: What carries collectives: "shared" (one host), "hierarchical" (several), "tcp" or
-            "mpi". Without it, "shared" or "hierarchical", as the ranks' hosts ask for.
-        timeout: Seconds that joining, and any wait, may last; 300 without it.
+        secret: A secret that all ranks share.
+        transport: "shared" (one host), "hierarchical" (several), "tcp" or "mpi". Default: "shared"
+            or "hierarchical", depending on the number of hosts.
+        timeout: Limit for joining and for any wait, in seconds; default: 300.
 
     Raises:
         UsageError: An argument is wrong, or differs from the first call's.
         JoinError: The job cannot be joined.
-        UnsupportedError: The ranks are spread over hosts that the transport does not connect.
+        UnsupportedError: The transport does not connect the ranks' hosts.
     """
     place = {"rank": rank, "size": size, "leader": leader, "secret": secret}
     given = _checked(place | {"transport": transport, "timeout": timeout})
@@ -107,7 +110,7 @@ def init(
 
 
 def world() -> World:
-    """Return the world that `init` joined, or join it: its communicator is not made yet."""
+    """Return the world that `init` joined, or join it without making a communicator."""
     with _lock:
         return _join(_current(), {})
 
@@ -117,14 +120,13 @@ def replica_communicators(
 ) -> list[Communicator]:
     """Make a communicator of one member per replica; a collective call of the processes.
 
-    Members are numbered through ranks, then through the replicas of each. Each of the communicators
-    returned is for one thread; threads of one process and processes mix freely.
+    Members are ordered by rank, then by replica. Each returned communicator is for one thread.
 
     Args:
-        world: Whose processes take part; a world of one needs nobody else.
-        local_replicas: How many replicas this process has; may differ between processes.
-        name: What it is for; the same on all ranks.
-        timeout: Seconds that making it, and any wait, may last; as for `init` without it.
+        world: The processes.
+        local_replicas: The number of replicas of this process; may differ between processes.
+        name: A name for messages; the same on all ranks.
+        timeout: Limit for the call and for any wait, in seconds; default: as for `init`.
 
     Returns:
         This process's communicators, in the order of its replicas.
@@ -164,14 +166,14 @@ def _open(state: _State, given: dict[str, Any]) -> Communicator:
 
 
 def _transport(asked: dict[str, Any], read: settings.Settings) -> str | None:
-    """Return the transport's name, or say what is wrong with it before anybody meets."""
+    """Return the transport's name; raise before joining if it is unknown."""
     named = asked.get("transport")
     opener(named or read.transport, "" if named else "ALLREDUCE_TRANSPORT")
     return named or read.transport
 
 
 def _checked(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that were given, as their variables' values would be read."""
+    """Return the given arguments, checked as the values of their variables are."""
     return {
         name: settings.check(name.upper(), value)
         for name, value in arguments.items()
@@ -180,13 +182,13 @@ def _checked(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _join(state: _State, given: dict[str, Any]) -> World:
-    """Return the world, joined if need be; what the caller leaves out is as it was."""
+    """Return the world, and join it if necessary; omitted arguments keep their values."""
     before, state.arguments = state.arguments, state.arguments | given
     if state.world is None:
         asked = {name: value for name, value in state.arguments.items() if name != "transport"}
         try:
             state.world = join(**asked)
-        except UsageError:  # any other failure may pass: the next attempt is for the same world
+        except UsageError:  # after other errors a second attempt may succeed
             state.arguments = before
             raise
         read = settings.load()
@@ -200,7 +202,7 @@ def _differs(state: _State, given: dict[str, Any], name: str) -> bool:
 
 
 def _fresh(state: _State, name: str) -> str:
-    """Return a name that is new in this world, and the same on all ranks that call in one order."""
+    """Return a new name, the same on all ranks that call in the same order."""
     state.names[name] += 1
     return f"{name}.{state.names[name]}"
 

@@ -27,42 +27,41 @@ from allreduce.comm.group_factory import GroupFactory, several_per_process
 from allreduce.errors import OutOfMemoryError, UsageError, everywhere
 
 _FIXED = frozenset({"rank", "size", "local_rank", "local_size", "transport"})
-_COUNTS = Options(call_text="all_to_all(..., counts=[...])")  # the exchange of these
+_COUNTS = Options(call_text="all_to_all(..., counts=[...])")  # the exchange of counts
 _REDUCING = OPERATORS[1:]  # all but "none"
 
 
 class Communicator:
-    """Orders collective calls over its members; every member makes the same calls in one order.
+    """Runs collective calls among its members; all members make the same calls in the same order.
 
-    Collectives take NumPy arrays, arrays on the CPU of libraries that speak DLPack (PyTorch, JAX),
-    and Python numbers, and give back the same kind. With `async_op=True` they return a `Work` at
-    once; the arrays belong to it until its `wait()` returns. Threads may share a communicator, if
-    they start their calls in one order on all members. Results are the same on all members;
-    on the shared transport sums are added in the order of members, so they are bitwise the same
-    from run to run, too.
+    Collectives take NumPy arrays, CPU arrays of libraries that support DLPack (PyTorch, JAX) and
+    Python numbers, and return the same kind. With `async_op=True` they return a `Work` at once; do
+    not touch the arrays until its `wait()` returns. Threads may share a communicator if they start
+    their calls in the same order on all members. Results are the same on all members. The shared
+    transport adds in member order, so its sums are also bitwise the same from run to run.
 
     After an error a communicator is dead on all members: each call raises `ClosedError`, which
     repeats the cause.
 
     Common arguments:
         x: The contribution, as `Communicator` describes; equal in shape and dtype on all members
-            unless said otherwise. Lists of arrays go as one call where that is said.
+            unless stated otherwise. Some collectives take a list of arrays as one call.
         op: "sum", "mean", "min", "max", "prod", "logical_and", "logical_or", "bitwise_and",
             "bitwise_or" or "bitwise_xor".
         prescale, postscale: Factors before and after a sum or mean of floating-point or complex
             arrays; the same on all members.
-        root: The member that gives or gets; the others' results are None.
-        counts: Rows of every member's share, the same list on all members; equal shares without it.
-        out: Where the result goes; it may be `x` itself, or where rows are joined or cut the array
-            that has the shorter one as this member's own rows, but overlap it in no other way. A
-            new array without it. Ignored where there is no result.
-        async_op: Return a `Work` without waiting. A call that consists of several cannot: a
-            `scatter` without `out`, an `all_to_all` with `counts`, and those of plain data.
+        root: The member that sends or receives; on other members a rooted result is None.
+        counts: Rows of every member's share, the same list on all members; default: equal shares.
+        out: The output array; default: a new array. It may be `x` itself. If the collective joins
+            or splits rows, the shorter array may be this member's rows of the longer one. It must
+            not overlap `x` in any other way. Ignored if there is no result.
+        async_op: Return a `Work` without waiting. Not possible for calls that consist of several:
+            a `scatter` without `out`, an `all_to_all` with `counts`, and plain data.
         value: Plain Python data: numbers, strings, bytes, None, and lists and dicts of them.
             Nothing is pickled; tuples arrive as lists, and NumPy's numbers as Python's.
 
     Raises:
-        UsageError, UnsupportedError: An argument is wrong; ShapeError if only its shape is.
+        UsageError, UnsupportedError: An argument is wrong; ShapeError for a wrong shape.
         MismatchError: Members made different calls; no output is touched.
         PeerLostError: A member died, left or gave up.
         TimeoutError: Members did not come in time.
@@ -90,12 +89,12 @@ class Communicator:
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in _FIXED and name in self.__dict__:
-            raise AttributeError(f"{self._dispatch.where}: {name} is what it is, and cannot be set")
+            raise AttributeError(f"{self._dispatch.where}: {name} cannot be set")
         super().__setattr__(name, value)
 
     @property
     def name(self) -> str:
-        """What messages call it; the same on all members, and no other communicator's."""
+        """The name in messages; unique, and the same on all members."""
         return self._dispatch.name
 
     @property
@@ -105,7 +104,7 @@ class Communicator:
 
     @property
     def dead(self) -> bool:
-        """Whether an error has ended it."""
+        """Whether an error has ended the communicator."""
         return self._dispatch.transport.dead
 
     def __repr__(self) -> str:
@@ -125,7 +124,7 @@ class Communicator:
     ) -> Any:
         """Combine the members' arrays element by element; every member gets the result.
 
-        `x` may be a list of arrays; `out` and the result are such lists then.
+        `x` may be a list of arrays; then `out` and the result are lists, too.
         """
         options = Options(op, scale=_factors(prescale, postscale))
         return self._finish("all_reduce", x, options, out, async_op)
@@ -142,7 +141,7 @@ class Communicator:
         out: Any = None,
         async_op: bool = False,
     ) -> Any:
-        """Combine the members' arrays (or lists of them) element by element, for the root."""
+        """Combine the members' arrays, or lists of arrays, on the root."""
         options = Options(op, root, scale=_factors(prescale, postscale))
         return self._finish("reduce", x, options, out, async_op)
 
@@ -173,7 +172,7 @@ class Communicator:
     ) -> Any:
         """Join the members' arrays along axis 0, in member order; every member gets all.
 
-        `x` is `(rows, ...)`, with `counts[rank]` rows where these are given; a number is one row.
+        `x` is `(rows, ...)`, with `counts[rank]` rows if `counts` is given; a number is one row.
         """
         return self._finish("all_gather", x, Options(counts=counts), out, async_op)
 
@@ -186,7 +185,7 @@ class Communicator:
         out: Any = None,
         async_op: bool = False,
     ) -> Any:
-        """Join the members' arrays along axis 0, in member order, for the root."""
+        """Join the members' arrays along axis 0, in member order; the root gets the result."""
         return self._finish("gather", x, Options(root=root, counts=counts), out, async_op)
 
     def scatter(
@@ -198,7 +197,7 @@ class Communicator:
         out: Any = None,
         async_op: bool = False,
     ) -> Any:
-        """Cut the root's array `(rows, ...)` along axis 0; every member gets its share.
+        """Split the root's array `(rows, ...)` along axis 0; every member gets its share.
 
         The others pass None for `x`. Pass `out` on all members or on none: without it, the root
         first sends them the dtype and shape of its array, so the call cannot be asynchronous.
@@ -219,9 +218,9 @@ class Communicator:
 
     @fast_path()
     def broadcast(self, x: Any, *, root: int = 0, out: Any = None, async_op: bool = False) -> Any:
-        """Give every member the root's array, or list of arrays.
+        """Send the root's array, or list of arrays, to every member.
 
-        The others pass any arrays of that shape and dtype; `out` may be `x`.
+        The others pass arrays of the same shape and dtype; `out` may be `x`.
         """
         return self._finish("broadcast", x, Options(root=root), out, async_op)
 
@@ -234,15 +233,15 @@ class Communicator:
         out: Any = None,
         async_op: bool = False,
     ) -> Any:
-        """Give every member its share of the rows of `x`, and join what all gave to this one.
+        """Send every member its share of the rows of `x`, and join the rows received.
 
-        `counts` are the rows for each member, and may differ between members: they exchange them
+        `counts[i]` rows go to member i. The counts may differ between members, which exchange them
         first, so the call cannot be asynchronous.
         """
         if counts is None or isinstance(x, list | tuple):
             return self._finish("all_to_all", x, Options(counts=counts), out, async_op)
         context = self._dispatch.context("all_to_all")
-        # What is wrong is raised before the others hear of it, but for an `out` that does not fit.
+        # Check all but the shape of `out` before the exchange of counts involves the others.
         rows = borrow(context.where, x).array
         counts = checks.check_counts(context, counts)
         result_shape(context, rows.shape, Options(counts=counts))
@@ -256,31 +255,31 @@ class Communicator:
         return finished
 
     def send(self, x: Any, dest: int, tag: int = 0, *, async_op: bool = False) -> Any:
-        """Give one member an array or number, which it takes by a `recv` of its own.
+        """Send an array or number to one member, which calls `recv`.
 
-        Only these two take part: sends and recvs have no place in the order of the collectives. A
-        recv takes the messages of one member in the order in which they were sent. A small message
-        may be on its way when this returns, a large one has been taken by a recv.
+        Sends and recvs need no order relative to the collectives. Messages from one member are
+        received in the order of their sends. A small message may still be in flight when this
+        returns; a large one has been received.
 
         Args:
-            dest: The member that gets it; it may be this one, whose recv then has to be started,
-                or this send, with `async_op`.
-            tag: A number from 0 that tells messages apart.
+            dest: The receiving member. A member that sends to itself starts the send or the recv
+                with `async_op`.
+            tag: A number from 0 that a recv can select messages by.
 
         Raises:
-            MismatchError: The recv that takes it has another dtype or number of elements.
+            MismatchError: The recv has another dtype or number of elements.
         """
         return self._dispatch.call(functools.partial(self._dispatch.send, x, dest, tag), async_op)
 
     def recv(self, out: Any, source: int = ANY, tag: int = ANY, *, async_op: bool = False) -> Any:
-        """Receive into `out`, which is returned, the first message that fits source and tag.
+        """Receive the first message that matches source and tag into `out`, and return `out`.
 
         Args:
             out: A writable array of the message's dtype and number of elements; the shape is free.
-            source: The member that it comes from, or `ANY`.
+            source: The sending member, or `ANY`.
             tag: The message's tag, or `ANY`.
-            async_op: Return a `Receive`, whose `source` and `tag` tell after its wait which
-                message it was.
+            async_op: Return a `Receive`; after its wait, its `source` and `tag` are those of the
+                message.
 
         Raises:
             MismatchError: The message has another dtype or number of elements.
@@ -290,19 +289,19 @@ class Communicator:
         )
 
     def broadcast_object(self, value: Any = None, *, root: int = 0, async_op: bool = False) -> Any:
-        """Give every member the root's plain data; the others' is ignored."""
+        """Send the root's plain data to every member; other members' values are ignored."""
         context = self._dispatch.context("broadcast_object")
         calls = functools.partial(objects.broadcast, self._dispatch, context, value, root)
         return self._dispatch.compound(context, calls, async_op)
 
     def gather_object(self, value: Any, *, root: int = 0, async_op: bool = False) -> Any:
-        """Give the root a list of every member's plain data, by rank; the others get None."""
+        """Return a list of every member's plain data, by rank, on the root; None elsewhere."""
         context = self._dispatch.context("gather_object")
         calls = functools.partial(objects.gather, self._dispatch, context, value, root)
         return self._dispatch.compound(context, calls, async_op)
 
     def all_gather_object(self, value: Any, *, async_op: bool = False) -> Any:
-        """Give every member a list of every member's plain data, by rank."""
+        """Return a list of every member's plain data, by rank."""
         context = self._dispatch.context("all_gather_object")
         calls = functools.partial(objects.all_gather, self._dispatch, context, value)
         return self._dispatch.compound(context, calls, async_op)
@@ -310,59 +309,58 @@ class Communicator:
     def split(
         self, color: int | None, key: int = 0, *, transport: str | None = None
     ) -> Communicator | None:
-        """Make a communicator for each color, of the members that named it; a collective call.
+        """Make one communicator per color; a collective call.
 
-        What is made belongs to the caller, who closes it; parents and parts are closed in any
-        order.
+        The caller closes the new communicator; parent and parts may be closed in any order.
 
         Args:
-            color: Members that name the same number come together; None for no part.
+            color: Members with the same color form a communicator; None for none.
             key: Members of a part are numbered by key, then by rank here.
-            transport: What carries the parts' calls; as here without it. The same on all members.
+            transport: The parts' transport; default: this one's. The same on all members.
 
         Returns:
             This member's part, or None without a color.
 
         Raises:
             MismatchError: Members name different transports.
-            UnsupportedError: Members are replicas of which a process may have several.
+            UnsupportedError: A process may have several members here.
         """
         return self._factory("split").split(color, key, transport)
 
     def group(self, ranks: Sequence[int], *, transport: str | None = None) -> Communicator | None:
-        """Make a communicator of some members; a collective call of these alone.
+        """Make a communicator of some members; a collective call among them.
 
-        Others may call, too, and get None at once: where every rank makes the same list of groups,
-        each gets its own ones.
+        Other members may call, too, and get None at once. So every rank can make the same list of
+        groups and gets its own.
 
         Args:
-            ranks: The members, by their ranks here, in the order of their ranks there; the same on
-                all of them.
-            transport: What carries its calls; as here without it. The same on all of them.
+            ranks: The members' ranks here, in the order of their new ranks; the same on all of
+                them.
+            transport: The group's transport; default: this one's. The same on all of them.
 
         Raises:
-            UsageError: There is no such rank, or one comes twice.
+            UsageError: A rank does not exist, or is listed twice.
             MismatchError: Members name different transports.
-            TimeoutError: A member did not come, or waits in another group; the message names it.
+            TimeoutError: A member did not call, or waits in another group; the message names it.
             PeerLostError: A member has died.
-            UnsupportedError: Members are replicas of which a process may have several.
+            UnsupportedError: A process may have several members here.
         """
         return self._factory("group").group(ranks, transport)
 
     @property
     def local(self) -> Communicator:
-        """The members on this member's host; closed with this communicator.
+        """The communicator of this host's members; closed with this communicator.
 
-        Made when it is first asked for: that is a collective call of its members.
+        Made on first access, which is a collective call of its members.
         """
         return self._factory("local").local()
 
     @property
     def across(self) -> Communicator:
-        """One member per host: those with this member's place on their hosts; closed with this.
+        """The communicator of one member per host, those with the same local position as this one.
 
-        Made when it is first asked for: that is a collective call of its members. Hosts with fewer
-        members have none in the lanes of the last places.
+        Made on first access, which is a collective call of its members, and closed with this
+        communicator. A host with fewer members has none in the last of these communicators.
         """
         return self._factory("across").across()
 
@@ -374,13 +372,13 @@ class Communicator:
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = "float32") -> NDArray[Any]:
         """Allocate an array of zeros in symmetric memory; a collective call.
 
-        Collectives whose arrays (or slices) lie in such memory on every member copy nothing. It is
-        freed with the last array that uses it. After the communicator has died it can still be
-        read and written, and no other member changes it any more; what the failed calls left in
-        their outputs is undefined.
+        Collectives whose arrays (or slices) lie in symmetric memory on every member copy nothing.
+        The memory is freed with the last array that uses it. After the communicator has died it
+        stays readable and writable, and no other member changes it; outputs of failed calls are
+        undefined.
 
         Raises:
-            OutOfMemoryError: A member cannot have the memory; raised on all members.
+            OutOfMemoryError: A member lacks the memory; raised on all members.
             MismatchError: Members asked for different shapes or dtypes.
         """
         transport = self._dispatch.transport
@@ -416,21 +414,21 @@ class Communicator:
         source: int | None = None,
         tag: int | None = None,
     ) -> Plan:
-        """Say what a call would do here, without making it: not a collective call. Print it.
+        """Return the plan of a call, to print, without making the call; not a collective call.
 
         Args:
             collective: "all_reduce", "broadcast", "barrier", "send", ...
-            x: What the call would take: the way it goes depends on its size, type and memory. Of
-                scatter the root's array, on every rank; of recv the array it would receive into.
-            op: The operator; "sum" where one is needed.
+            x: The call's array: the plan depends on its size, type and memory. For scatter, the
+                root's array on every rank; for recv, the output.
+            op: The operator; default: "sum" for reductions.
             prescale, postscale, root, counts, dest, source, tag: As for the call.
-            receives: Of all_to_all with counts: the rows that this rank would get from each.
-            out: As for the call; a new array without it.
+            receives: For all_to_all with counts: the rows that this rank would get from each.
+            out: As for the call; default: a new array.
 
         Raises:
             UsageError, UnsupportedError: As the call itself would.
         """
-        from allreduce.comm import planning  # which few programs use
+        from allreduce.comm import planning  # few programs use it
 
         given: dict[str, Any] = {
             "op": op,
@@ -449,9 +447,9 @@ class Communicator:
     ) -> Callable[[], Work]:
         """Prepare an all_reduce of the same arrays in every step; not a collective call.
 
-        Each call of what it returns is an `all_reduce(x, op=op, out=out, async_op=True)`, with the
-        checks done beforehand; before the next one, wait for its work. Between the matrix products
-        of a training step, which leave little in the caches, a start took 50 us instead of 320.
+        Each call of the returned function is an `all_reduce(x, op=op, out=out, async_op=True)`
+        without its checks. Wait for its work before the next call. Between the matrix products of a
+        training step, which leave the caches cold, a start took 50 us instead of 320.
 
         Source: MPI 4.0, section 6.13, persistent collective operations.
 
@@ -472,20 +470,20 @@ class Communicator:
         return begin
 
     def abort(self, reason: str, *, interrupted: bool = False) -> None:
-        """Make the communicator dead on all members; theirs raise an error with our rank and this.
+        """Make the communicator dead on all members; the others raise rank and reason.
 
         Args:
-            reason: What happened, for the others' messages; about 250 bytes of it are kept.
-            interrupted: Whether an interrupt such as Ctrl-C is the cause, as the others'
-                `PeerLostError.interrupted` tells.
+            reason: The cause, for the others' messages; about 250 bytes are kept.
+            interrupted: Whether an interrupt such as Ctrl-C is the cause; the others get it as
+                `PeerLostError.interrupted`.
         """
         self._dispatch.transport.abort(reason, interrupted=interrupted)
 
     def close(self) -> None:
-        """Complete what was started, and leave; `local` and `across`, too.
+        """Complete all started calls and leave; also closes `local` and `across`.
 
-        But a recv that another thread waits for, and whose message has not come, ends by a
-        `ClosedError`. Not collective: the others may go on without us, until they need us.
+        Not a collective call: the others may continue until they need this member. A recv that
+        another thread waits for, without a message yet, raises `ClosedError`.
         """
         self._close(drain=True)
 
@@ -493,7 +491,7 @@ class Communicator:
         first = self._closer.acquire(blocking=False)
         dispatch = self._dispatch
         dispatch.closed, dispatch.fast_path = True, None
-        with contextlib.ExitStack() as stack:  # all of them, whichever fails
+        with contextlib.ExitStack() as stack:  # run all of them, even if one fails
             stack.callback(lifecycle.remove, dispatch.transport)
             for group in self._groups.cached if self._groups is not None else ():
                 if not group.closed:
@@ -505,8 +503,8 @@ class Communicator:
                 stack.callback(self._finish_compound)
 
     def _finish_compound(self) -> None:
-        """Wait until no other thread is in a call that consists of several."""
-        with contextlib.suppress(UsageError):  # of a thread or process that must not call
+        """Wait until no other thread is in a compound call."""
+        with contextlib.suppress(UsageError):  # this thread or process must not call
             self._dispatch.exclusively(lambda: None)
 
     def __enter__(self) -> Communicator:
@@ -523,7 +521,7 @@ class Communicator:
     def _finish(self, collective: str, x: Any, options: Options, out: Any, async_op: bool) -> Any:
         begin: Callable[..., Work] = self._dispatch.start
         if isinstance(x, list | tuple):
-            from allreduce.comm import lists  # which few programs use
+            from allreduce.comm import lists  # few programs use it
 
             begin = functools.partial(lists.start, self._dispatch)
         return self._dispatch.call(functools.partial(begin, collective, x, options, out), async_op)
@@ -536,6 +534,6 @@ def _exchange_unequal(dispatch: Dispatcher, x: Any, counts: Sequence[int], out: 
 
 
 def _factors(prescale: Any, postscale: Any) -> tuple[Any, Any]:
-    """Return `UNSCALED` for two ones, which need no way of their own; others are checked later."""
+    """Return `UNSCALED` if both factors are 1; other factors are checked later."""
     ones = all(type(factor) in (int, float) and factor == 1 for factor in (prescale, postscale))
     return UNSCALED if ones else (prescale, postscale)

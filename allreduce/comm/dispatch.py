@@ -29,11 +29,11 @@ class Dispatcher:
     """Starts the calls of one member on its transport.
 
     Args:
-        transport: Carries the calls.
-        name: The communicator's.
-        label: This member's, for messages: "rank 2".
+        transport: The transport.
+        name: The communicator's name.
+        label: This member's name in messages: "rank 2".
         rank: This member.
-        size: How many members there are.
+        size: The number of members.
     """
 
     def __init__(
@@ -44,41 +44,39 @@ class Dispatcher:
         self.name = name
         self.where = f"[{transport.name}] {group_text(name)}{label}"
         self.transport = transport
-        # Native methods read it and hand plain arrays to it.
+        # Native methods read this attribute and pass plain arrays to it.
         self.fast_path = transport.native if isinstance(transport, FastTransport) else None
-        self.store: Store | None = None  # where the members may leave texts for each other
+        self.store: Store | None = None  # for texts that members exchange outside calls
         self.closed = False
-        self._thread = (
-            threading.local()
-        )  # `starts`: whether this thread's call is behind its checks
-        # Held to start a call, or to make several without another thread's call between them.
+        self._thread = threading.local()  # `starts`: whether this thread's call has been checked
+        # Held to start a call, or to make a compound call without interleaving.
         self.lock = threading.RLock()
 
     def admit(self) -> None:
-        """Refuse processes and threads that must not use this."""
+        """Raise if this process or thread must not use the communicator."""
         self.transport.admit()
 
     def check_open(self) -> None:
         """Raise if the communicator was closed."""
         if self.closed:
             group = group_text(self.name)
-            who = "the communicator that it came from" if group else "allreduce.init()"
-            raise ClosedError(f"{self.where}: the communicator is closed; {who} makes a new one")
+            origin = "the communicator that it came from" if group else "allreduce.init()"
+            raise ClosedError(f"{self.where}: the communicator is closed; {origin} makes a new one")
 
     def context(self, collective: str) -> Context:
-        """Return who is calling what; refuses a closed communicator."""
+        """Return the context of a call for messages; raise if the communicator is closed."""
         self.check_open()
         return Context(collective, self.where, self.name, self.rank, self.size)
 
     def called(self, member: int) -> str:
-        """Name a member as people know it: "rank 7 (member 2)"."""
+        """Return a member's name for messages: "rank 7 (member 2)"."""
         return self.transport.called(member)
 
     def call(self, begin: Callable[[], Work], async_op: bool) -> Any:
         """Start a call, and wait for it if not `async_op`.
 
-        If a signal's handler interrupts it, the communicator is aborted: the call must not write to
-        the caller's arrays later.
+        If a signal handler interrupts it, abort the communicator: the call must not write to the
+        caller's arrays later.
         """
         work: Work | None = None
         self._thread.starts = False
@@ -101,13 +99,13 @@ class Dispatcher:
         """Make a call that consists of several, one after the other.
 
         Args:
-            context: Who is calling what.
-            calls: Makes them, and waits for each.
-            async_op: Whether the caller has asked for a `Work`.
-            instead: What to do for that.
+            context: The context of the call.
+            calls: Makes the calls and waits for each.
+            async_op: Whether the caller asked for a `Work`.
+            instead: The remedy for the error in that case.
 
         Raises:
-            UnsupportedError: The caller has asked for a `Work`.
+            UnsupportedError: The caller asked for a `Work`.
         """
         if async_op:
             raise UnsupportedError(
@@ -124,9 +122,9 @@ class Dispatcher:
             raise
 
     def _interrupted(self, error: BaseException, work: Work | None) -> None:
-        """Abort after a signal's handler has raised, unless the call is complete.
+        """Abort after a signal handler raised, unless the call is complete.
 
-        Without a work the call may have started, unless the caller's array raised before that.
+        Without a work the call may have started, unless the caller's array raised before.
         """
         of_array = isinstance(error, Exception) and not self._thread.starts
         if not (of_array if work is None else work.settled):
@@ -134,9 +132,9 @@ class Dispatcher:
             self.transport.abort(reason, interrupted=is_interrupt(error))
 
     def exclusively(self, calls: Callable[[], T]) -> T:
-        """Let no other thread start a call meanwhile, not by the fast path either.
+        """Run `calls` while no other thread can start a call, not even on the fast path.
 
-        This is no context manager: one whose exit a signal's handler interrupts keeps the lock.
+        Not a context manager: a signal handler that interrupts its exit would keep the lock held.
         """
         self.transport.admit()  # in a child made by fork nobody may release the lock
         with self.lock:
@@ -151,7 +149,7 @@ class Dispatcher:
     def start(
         self, collective: str, x: Any, options: Options, out: Any = None, whole: Any = None
     ) -> Work:
-        """Check and start a call; the arguments are those of `prepare`."""
+        """Check and start a call; see `prepare` for the arguments."""
         context = self.context(collective)
         return self.start_prepared(context, prepare(context, x, options, out, whole))
 
@@ -163,9 +161,9 @@ class Dispatcher:
     def step(
         self, collective: str, x: Any, options: Options, out: Any = None, whole: Any = None
     ) -> Any:
-        """Make one of the calls of a compound one, and return its result.
+        """Make one call of a compound call, and return its result.
 
-        It is made also if another thread has called `close()`, which waits for the compound call.
+        It also runs after another thread called `close()`, which waits for the compound call.
         """
         context = Context(collective, self.where, self.name, self.rank, self.size)
         return self.start_prepared(context, prepare(context, x, options, out, whole)).wait()
@@ -177,7 +175,7 @@ class Dispatcher:
         return self.in_order(context, self.transport.start, call, None, None, lambda: None)
 
     def in_order(self, context: Context, start: Callable[..., Work], *arguments: Any) -> Work:
-        """Start a collective, when no other thread makes calls that belong together."""
+        """Start a collective once no other thread is in a compound call."""
         self.transport.admit()  # in a child made by fork nobody may release the lock
         self._thread.starts = True
         with self.lock:
@@ -197,19 +195,19 @@ class Dispatcher:
         return messages.Receive(work)
 
     def _begin(self, context: Context, ready: Prepared) -> Work:
-        """Start a message, which has no place in the order of the collectives."""
+        """Start a message; messages need no order relative to collectives."""
         self._thread.starts = True
         work = self.transport.start(ready.call, ready.x, ready.out, ready.result)
         work.where = context.where
         return work
 
     def finish_fast(self, work: object, x: Any) -> None:
-        """Complete a call that the fast path left unfinished, or raise why it failed."""
+        """Complete a call that the fast path left unfinished; raise if it failed."""
         assert isinstance(self.transport, FastTransport), "it had a fast path"
         self.transport.finish_fast(work, x)
 
     def interrupt_fast(self, kind: type[BaseException]) -> None:
-        """Abort after a signal's handler has raised in the middle of a call on the fast path."""
+        """Abort after a signal handler raised during a call on the fast path."""
         reason = f"a collective was interrupted by {kind.__name__}"
         self.transport.abort(reason, interrupted=issubclass(kind, KeyboardInterrupt))
 
@@ -220,14 +218,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 def fast_path(
     operators: Sequence[str | None] = (None,), default: str | None = None
 ) -> Callable[[F], F]:
-    """Decorate a collective's method so that native code carries out calls of plain arrays.
+    """Decorate a collective's method so that native code runs calls of plain NumPy arrays.
 
-    The method itself gets everything else: other arrays, arrays that need a copy, wrong arguments,
-    `counts`, factors and `async_op`, and all calls on transports without a `FastTransport`.
+    The method itself handles all other calls: other arrays, arrays that need a copy, wrong
+    arguments, `counts`, factors, `async_op`, and transports that are no `FastTransport`.
 
     Args:
-        operators: The operators that the collective takes; None if it takes none.
-        default: The operator of a call that names none.
+        operators: The operators of the collective; `(None,)` if it has none.
+        default: The default operator.
     """
 
     def decorate(method: F) -> F:

@@ -316,8 +316,8 @@ def test_symmetric_memory_on_some_members_only_is_a_mismatch() -> None:
     for message in raised(member, 2, errors.MismatchError):
         assert message.count("all_reduce(float32[5000], op='sum')") == 2
         assert message.endswith(
-            "replica 1 (rank 0) passes memory of comm.empty, replica 0 (rank 0) other memory as "
-            "input or output: pass that of comm.empty on every rank, or on none"
+            "replica 1 (rank 0) passes arrays of comm.empty, but replica 0 (rank 0) ordinary "
+            "ones: pass arrays of comm.empty on every rank, or on none"
         )
 
 

@@ -56,5 +56,5 @@ def test_without_a_thread_more_it_says_that_calls_wait(
     with caplog.at_level("WARNING"), progress.background_progress():
         pass
     monkeypatch.undo()
-    assert "calls under way do not go on here" in caplog.text
+    assert "calls in flight make no progress here" in caplog.text
     comms[0].close()

@@ -70,7 +70,7 @@ def test_a_result_that_was_interrupted_is_not_scaled_again(
                 with pytest.raises(KeyboardInterrupt):
                     work.wait()
                 for _ in range(2):
-                    with pytest.raises(errors.ClosedError, match="half made; make the call again"):
+                    with pytest.raises(errors.ClosedError, match="incomplete; make the call again"):
                         work.wait()
         else:
             comm.all_reduce(x, out=x, postscale=0.5)

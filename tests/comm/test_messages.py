@@ -356,8 +356,8 @@ def _killed(transport: str) -> None:
 def test_whoever_dies_is_named_by_each_rank_with_the_call_that_it_was_in(name: str) -> None:
     results = run_ranks(_killed, 3, arguments=(name,))
     when = {
-        0: "died while rank 0 was in recv(float64[1000000], source=1, tag=9), without a word",
-        2: "died before it completed all_reduce(float64[1000000], op='sum') #1, without a word",
+        0: "died while rank 0 was in recv(float64[1000000], source=1, tag=9), without notice",
+        2: "died before it completed all_reduce(float64[1000000], op='sum') #1, without notice",
     }
     for rank, told in when.items():
         said = results[rank].stdout

@@ -199,7 +199,7 @@ world().store.barrier("told", 20)  # with rank 0 would go who tells rank 1
 def test_who_keeps_the_store_may_be_stopped_for_a_while() -> None:
     program = """
 import os, signal, subprocess
-from allreduce.cluster import client
+from allreduce.cluster.leader import client
 from allreduce.comm.transports.mpi import wait_monitor
 client._ANSWER_MARGIN, wait_monitor.WARN_SECONDS = 0.3, 1.0
 comm.all_reduce(1)

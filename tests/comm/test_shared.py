@@ -25,6 +25,6 @@ class TestProcesses(Bounded, ContractOfProcesses, Symmetric):
         if len(said) == 1:  # who is alone drives all
             return
         (line,), *others = said
-        under_way = "all ranks have made the call, and it is still under way here and on rank 1"
+        under_way = "all ranks have made the call, and it is still in progress here and on rank 1"
         assert re.search(rf"#\d+: {under_way} \(process \d+ is alive\)", line), line
         assert not any(others)

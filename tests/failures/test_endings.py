@@ -88,7 +88,7 @@ def test_a_killed_rank_ends_the_job(broken: Break, launcher: str, moment: str, v
         assert f"rank {victim} (process" in result.err
         assert "was killed by SIGKILL" in result.err
     if launcher == "run" and moment in ("fit", "collective"):
-        assert re.search(rf"rank {victim} .* died .* without a word: it was killed", result.err)
+        assert re.search(rf"rank {victim} .* died .* without notice: it was killed", result.err)
 
 
 @LAUNCHERS

@@ -1,4 +1,4 @@
-"""What a collective call is, in one value: its signature, its log line, a plan's input."""
+"""A collective call as one value, its text for people and its form for native code."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ DTYPES = (
     "complex128",
 )
 PATHS = ("small", "direct", "staged", "pulled", "exchanged", "chain")
-COUNT_LIMIT = 1 << 36  # what a signature cannot count any more
-ANY = -1  # source or tag of a recv that takes every one
+COUNT_LIMIT = 1 << 36  # native signatures hold counts below this
+ANY = -1  # source or tag of a recv that accepts any
 
 
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -62,7 +62,7 @@ _INTEGERS = frozenset(name for name in DTYPES if name.lstrip("u").startswith("in
 _COMPLEX = frozenset({"complex64", "complex128"})
 _BOOL = frozenset({"bool"})
 _REAL = _FLOATS | _INTEGERS
-# The types an operator makes sense on: where the native table has a kernel.
+# The types that each operator supports: those with a native kernel.
 CARRIES = {
     "sum": _REAL | _COMPLEX,
     "mean": _FLOATS | _COMPLEX,
@@ -79,27 +79,27 @@ CARRIES = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One collective call, as every member of `group` has to make it."""
+    """One collective call; every member of `group` must make the same."""
 
     collective: str
     op: str | None
     dtype: str
-    # Elements: of the array, or of one member's share where shares are joined or cut. Of all shares
-    # together where they differ; 0 for an all_to_all of such.
+    # Elements of the array, or of one member's share for collectives that join or split shares.
+    # With unequal shares, the total; 0 for an all_to_all with unequal shares.
     count: int
     root: int | None  # also the peer of send and recv; -1 is any source
     group: str
-    counts: tuple[int, ...] | None = None  # elements of each member's share where they differ; of
-    # all_to_all, what this member sends to each
-    receives: tuple[int, ...] | None = None  # of all_to_all with counts: what it gets from each
+    # Elements of each member's share if they differ; for all_to_all, of those this member sends.
+    counts: tuple[int, ...] | None = None
+    receives: tuple[int, ...] | None = None  # all_to_all with counts: elements from each member
     tag: int | None = None  # of send and recv; -1 is any
     call_text: str = (
         ""  # what the caller wrote, where that is not just this (call_text.py); it must agree
     )
-    row: int = field(default=1, compare=False)  # elements of a row, in which callers give counts
+    row: int = field(default=1, compare=False)  # elements per row; callers give counts in rows
 
     def __str__(self) -> str:
-        """Say it as the caller wrote it: `all_reduce(float32[1000], op='sum')`."""
+        """Format as the caller wrote it: `all_reduce(float32[1000], op='sum')`."""
         if self.call_text:
             return without_digest(self.call_text)
         if self.collective == "barrier":
@@ -124,12 +124,12 @@ class Call:
 
 
 def shaped(call: Call, shape: str) -> str:
-    """Say a call with its array's shape, "2, 500", or "()" of a number, for the elements."""
+    """Format a call with its array's shape, "2, 500" or "()", in place of the element count."""
     return str(call).replace(f"[{call.count}]", f"[{shape.rstrip(',').strip('()')}]", 1)
 
 
 def agreed_shape(call: Call, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the lengths of an array's axes that must be equal on all members."""
+    """Return the part of an array's shape that must be equal on all members."""
     if call.collective in MESSAGES:
         return ()
     return shape if call.collective in ("all_reduce", "reduce", "broadcast") else shape[1:]
@@ -137,12 +137,12 @@ def agreed_shape(call: Call, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def digest(call_text: str) -> int:
-    """Return 64 bits of what was call_text, for comparisons; 0 of nothing."""
-    told = hashlib.blake2b(call_text.encode(), digest_size=8).digest()
-    return int.from_bytes(told, "little") if call_text else 0
+    """Return a 64-bit hash of a call's text; 0 for an empty text."""
+    hashed = hashlib.blake2b(call_text.encode(), digest_size=8).digest()
+    return int.from_bytes(hashed, "little") if call_text else 0
 
 
-_PEERS = {"send": "dest", "recv": "source"}  # what callers name the peer
+_PEERS = {"send": "dest", "recv": "source"}  # the name of the peer's argument
 
 
 def _any(number: int) -> str:
@@ -150,13 +150,15 @@ def _any(number: int) -> str:
 
 
 def remedy(op: str, dtype: str) -> str:
-    """Say why an operator does not carry a type, and what to do instead."""
+    """Explain why an operator does not support a type, and what to do instead."""
     if dtype in _COMPLEX:
         if op in ("min", "max"):
             return "complex numbers have no order; reduce their abs() or real part"
-        return "of complex numbers there are sum and mean; all_gather them and combine them here"
+        return "complex numbers support sum and mean; all_gather them and combine them here"
     if op.startswith("bitwise"):
-        return "bits of a float are no number; convert to an integer type, or use a view of one"
+        return (
+            "floats have no bitwise operators; convert to an integer type, or view the array as one"
+        )
     if dtype == "bool" and op in ("min", "prod"):
         return "use logical_and"
     if dtype == "bool" and op == "max":
@@ -164,29 +166,29 @@ def remedy(op: str, dtype: str) -> str:
     if dtype == "bool" and op == "sum":
         return "use logical_or, or convert to int64 to count"
     if dtype == "bool":  # a mean
-        return "convert to float64 for the share of True"
-    return "a mean of integers is no integer; convert to float64, or use sum"
+        return "convert to float64 to get the fraction of True"
+    return "the mean of integers is not an integer; convert to float64, or use sum"
 
 
 _ITEM_BYTES = {"none": 0, "bytes": 0, "bool": 1}
 
 
 def item_bytes(dtype: str) -> int:
-    """Return the size of an element: of "float32", 4."""
+    """Return the size of an element in bytes: 4 for "float32"."""
     found = _ITEM_BYTES.get(dtype)
     return int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8 if found is None else found
 
 
 def kind(collective: str, op: str | None = None, root: int = 0) -> int:
-    """Pack what the native side needs to know of a call besides its arrays."""
+    """Pack collective, operator and root into one integer for native code."""
     return COLLECTIVES.index(collective) | OPERATORS.index(op or "none") << 4 | root << 8
 
 
 def from_native(words: tuple[int, int, int, int, int, int], group: str) -> Call:
-    """Read the native description: collective, operator, type, path, root, count."""
+    """Build a call from native words: collective, operator, type, path, root, count."""
     collective, op, dtype, _, root, count = words
     name = COLLECTIVES[collective]
-    if name == "empty":  # counted in pages, so that 36 bits suffice
+    if name == "empty":  # counts pages, to fit 36 bits
         return Call(name, None, "bytes", count * 4096, None, group)
     return Call(
         name,
@@ -198,18 +200,20 @@ def from_native(words: tuple[int, int, int, int, int, int], group: str) -> Call:
     )
 
 
-TEXT_BYTES = 100  # a longer text is cut, and ends with a digest of all of it
+TEXT_BYTES = 100  # a longer text is cut and ends with a digest of the whole text
 _DIGEST = 8  # characters, of 6 bits each
 _CUT = re.compile(r"\.\.\. (\d+) arrays\](.*), #[\w-]+\)$")
 
 
 def list_call_text(name: str, arrays: Sequence[str], options: str) -> str:
-    """Write a call of a list: `all_reduce([float32[7], ... 101 arrays], op='sum', #digest)`.
+    """Format a call with a list of arrays, cut to `TEXT_BYTES`.
+
+    A cut text is `all_reduce([float32[7], ... 101 arrays], op='sum', #digest)`.
 
     Args:
         name: The collective's.
         arrays: Each as `float32[7]`.
-        options: What follows them: `, op='sum'`.
+        options: The text after the list: `, op='sum'`.
     """
     text = f"{name}([{', '.join(arrays)}]{options})"
     if len(text) <= TEXT_BYTES:
@@ -224,12 +228,12 @@ def list_call_text(name: str, arrays: Sequence[str], options: str) -> str:
 
 
 def without_digest(text: str) -> str:
-    """Return a call's text without the digest, for people."""
+    """Return a call's text without the digest."""
     return _CUT.sub(r"... \1 arrays]\2)", text) if ", #" in text else text
 
 
 def list_length(text: str) -> int | None:
-    """Read how many arrays a call of a list has; None of another call."""
+    """Parse the number of arrays from the text of a list call; None for other calls."""
     name, _, rest = text.partition("([")
     if not rest or not name.isidentifier():
         return None
@@ -241,7 +245,7 @@ NativeCall = tuple[object, ...]  # collective, operator, type, root, count, coun
 
 
 def native_words(call: Call) -> NativeCall:
-    """Return a call as native code takes it where there is no array to read it from."""
+    """Return a call as the tuple that native code takes."""
     return (
         COLLECTIVES.index(call.collective),
         OPERATORS.index(call.op or "none"),
@@ -254,7 +258,7 @@ def native_words(call: Call) -> NativeCall:
 
 
 def in_place(call: Call, x: Array | None, out: Array | None, me: int) -> bool:
-    """Say whether a member's own part of the output is that of the input, in memory."""
+    """Return whether a member's part of the output lies where its input does."""
     if x is None or out is None:
         return False
     shares = [call.count] * me if call.counts is None else call.counts[:me]

@@ -1,7 +1,7 @@
-"""Where a call was made and of what shape: what a member tells the others for their errors.
+"""Call sites and shapes that members exchange for error messages.
 
-Remembering the place costs some hundred nanoseconds: a look at each frame between the caller's and
-here. It is turned into text once per place.
+Finding a call site takes a few hundred nanoseconds, as it walks the frames up to the caller. Its
+text is formatted once per site.
 """
 
 from __future__ import annotations
@@ -18,23 +18,21 @@ from allreduce.comm.calls.call import TEXT_BYTES, Array
 NOTE_BYTES = 180  # native kNoteText
 _SHAPE_BYTES = 60
 _PACKAGE = __name__.partition(".")[0]
-_SILENT = (__name__.rpartition(".")[0], "contextlib")  # where no line tells who wanted a call
-_RUNNERS = ("threading", "concurrent.futures.thread")  # they call nothing by themselves
+_SILENT = (__name__.rpartition(".")[0], "contextlib")  # frames that say nothing about the caller
+_RUNNERS = ("threading", "concurrent.futures.thread")  # they start threads and make no calls
 
-Place = tuple[types.CodeType, int]  # a function's code, and the offset of the instruction in it
+Place = tuple[types.CodeType, int]  # a code object and an instruction offset in it
 
 
 class Note(NamedTuple):
-    """What a member tells of a call beyond its signature; empty where it is not known."""
+    """Facts about a call beyond its signature; unknown ones are empty."""
 
-    shape: str  # of the array: "2, 500"; "()" of a number
+    shape: str  # the array's: "2, 500"; "()" for a number
     site: str  # the caller's line: "train.py:31"
-    call_text: str = (
-        ""  # what the caller wrote, where the transport's own words have no room for it
-    )
+    call_text: str = ""  # the caller's text, if the transport's signature lacks it
 
     def pack(self) -> bytes:
-        """Return it as bytes, at most `NOTE_BYTES`; of a long path the end counts."""
+        """Encode in at most `NOTE_BYTES`; a long path keeps its end."""
         shape = self.shape.encode()[:_SHAPE_BYTES]
         call_text = self.call_text.encode()[:TEXT_BYTES]
         site = self.site.encode()
@@ -54,7 +52,7 @@ def note(x: Array | None, out: Array | None, call_text: str = "") -> bytes:
     Args:
         x: The input, or None.
         out: The output, or None.
-        call_text: What the caller wrote, if that is to be in the note: it tells the shapes, too.
+        call_text: The caller's text, if the note must carry it; it includes the shapes.
     """
     array = x if x is not None else out
     shape = "" if array is None or call_text else shape_text(array)
@@ -62,15 +60,15 @@ def note(x: Array | None, out: Array | None, call_text: str = "") -> bytes:
 
 
 def shape_text(array: Array) -> str:
-    """Say an array's shape as a note does."""
+    """Format an array's shape for a note."""
     return str(array.shape)[1:-1] or "()"
 
 
 def place() -> Place:
     """Find the caller: the nearest frame outside this package and contextlib.
 
-    A thread that the package itself has started has none: then it is the nearest that is not of the
-    collectives.
+    A thread that the package started has no such frame. Then the nearest frame outside the
+    collectives counts.
     """
     frame: types.FrameType | None = sys._getframe(1)
     nearest = first = frame
@@ -89,10 +87,10 @@ def place() -> Place:
 
 @functools.lru_cache(maxsize=1024)
 def text(code: types.CodeType, instruction: int) -> str:
-    """Say a place as file:line, relative to the working folder if the file lies in it."""
+    """Format a place as file:line; files in the working folder get a relative path."""
     lines = (line for low, high, line in code.co_lines() if low <= instruction < high)
     file = code.co_filename
-    with contextlib.suppress(OSError, ValueError):  # no such folder any more
+    with contextlib.suppress(OSError, ValueError):  # the folder was removed
         near = os.path.relpath(file)
         file = near if os.path.isabs(file) and not near.startswith(os.pardir) else file
     return f"{file}:{next(lines, None) or code.co_firstlineno}"

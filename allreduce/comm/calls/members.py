@@ -1,4 +1,4 @@
-"""The members of a communicator, as messages tell of them: who they are, and whether they live."""
+"""The members of a communicator, as error messages name them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from allreduce.cluster.world import rank_text
 
 @dataclass(frozen=True)
 class MemberInfo:
-    """One member of a communicator: where it lives."""
+    """One member of a communicator."""
 
     index: int
     rank: int
     pid: int
-    replicated: bool  # whether processes have several members in this communicator
+    replicated: bool  # whether a process may have several members
 
     def __str__(self) -> str:
         if self.replicated:
@@ -24,7 +24,7 @@ class MemberInfo:
 
     @property
     def state(self) -> str:
-        """Say whether its process lives."""
+        """Describe the state of its process."""
         return process_state(self.pid)
 
     @property
@@ -34,5 +34,5 @@ class MemberInfo:
 
     @property
     def lost(self) -> str:
-        """Say what may have become of it when its connection ends without a word."""
-        return "it was killed, crashed or called os._exit; what started it tells its exit status"
+        """Explain a connection that closed without a notice."""
+        return "it was killed, crashed or called os._exit; its launcher reports the exit status"

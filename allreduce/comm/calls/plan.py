@@ -1,4 +1,4 @@
-"""What a plan is: what one member would do in a call, for people to read and for tests."""
+"""Plans: the steps that one member takes in a call, for people and for tests."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Topology:
-    """Where a call is planned.
+    """The place that a call is planned for.
 
     Args:
-        transport: What carries it.
-        rank: The member that it is planned for.
-        size: How many members there are.
+        transport: The transport's name.
+        rank: The member.
+        size: The number of members.
     """
 
     transport: str
@@ -23,11 +23,11 @@ class Topology:
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a call's arrays lie.
+    """Where a call's arrays lie in memory.
 
     Args:
-        symmetric: In symmetric memory, as far as the call's direct way needs that.
-        in_place: The member's own part of the output is that of the input.
+        symmetric: In symmetric memory, as far as the direct algorithm needs that.
+        in_place: The member's part of the output is its input.
     """
 
     symmetric: bool = False
@@ -36,20 +36,20 @@ class Placed:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one member does in a call. Bytes that only others know of are None.
+    """The work of one member in a call. Byte counts that only other members know are None.
 
     Args:
         call: The call, as its caller writes it.
-        transport: What carries it.
-        algorithm: The way it takes.
-        chunk: Bytes that one step moves at most; 0 where all goes at once.
+        transport: The transport's name.
+        algorithm: The algorithm's name.
+        chunk: Largest number of bytes that one step moves; 0 if one step moves all.
         stores: How staged chunks are written: "ordinary", or "streaming", past the caches.
-        steps: What this member does, in words; steps of different chunks overlap.
-        read: Bytes that it loads, from arrays, staging memory and other members' memory.
-        written: Bytes that it stores there.
-        sent: Bytes of data that it sends through sockets.
-        staging: Bytes of staging memory that it uses for this at most.
-        parts: Plans of the calls that this one is made of, in their order.
+        steps: A description of each step; steps of different chunks overlap.
+        read: Bytes loaded from arrays, staging memory and other members' memory.
+        written: Bytes stored there.
+        sent: Bytes of data sent through sockets.
+        staging: Largest number of bytes of staging memory in use.
+        parts: Plans of the calls that this one consists of, in order.
     """
 
     call: str
@@ -80,8 +80,8 @@ class Plan:
         }
         known = {name: in_units(value) for name, value in figures.items() if value is not None}
         if known:
-            told = ", ".join(f"{name} {amount}" for name, amount in known.items())
-            lines.append(f"  this rank: {told}")
+            amounts = ", ".join(f"{name} {amount}" for name, amount in known.items())
+            lines.append(f"  this rank: {amounts}")
         for part, alike in itertools.groupby(self.parts):
             number = len(list(alike))
             times = f"{number} times " if number > 1 else ""
@@ -90,7 +90,7 @@ class Plan:
 
 
 def in_units(nbytes: int) -> str:
-    """Write a number of bytes for people: "512 KiB", "1.5 MiB", "12 bytes"."""
+    """Format a number of bytes: "512 KiB", "1.5 MiB", "12 bytes"."""
     for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if nbytes >= 1 << shift:
             return f"{nbytes / (1 << shift):.4g} {unit}"

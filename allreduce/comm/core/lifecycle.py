@@ -1,4 +1,4 @@
-"""What is in use of communicators, for two moments: the program's end, and a fork."""
+"""Close the open transports at the program's end, and detach them in a forked child."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from allreduce.cluster import failure
 from allreduce.cluster.process import exit_hooks
 from allreduce.comm.core.transport import Transport
 
-# By id. Other threads may open communicators, and free them, while the references are listed, which
-# is one step of the interpreter's; a set of weak references could not be gone through meanwhile.
+# By id. Listing the references is atomic in the interpreter, so other threads may open and free
+# communicators meanwhile; iterating over a WeakSet is not.
 _transports: weakref.WeakValueDictionary[int, Transport] = weakref.WeakValueDictionary()
 
 
 def add(transport: Transport) -> None:
-    """Have the transport leave in good order at the program's end, whatever is still started."""
+    """Have the transport close at the program's end, even with started calls."""
     _transports[id(transport)] = transport
     exit_hooks.hook()
 
 
 def remove(transport: Transport) -> None:
-    """Forget a transport that has left; with the last one, the hooks for the program's end go."""
+    """Forget a closed transport; remove the exit hooks with the last one."""
     _transports.pop(id(transport), None)
     if not _transports:
         exit_hooks.unhook()
 
 
 def any_open() -> bool:
-    """Say whether there are any."""
+    """Return whether any transport is open."""
     return bool(_transports)
 
 
@@ -38,7 +38,7 @@ def _open_transports() -> list[Transport]:
 
 
 def _abort_all(reason: str) -> None:
-    """Tell the peers at once by what error this program ends, which may take it a while."""
+    """Send the peers the error that ends this program, whose exit may take a while."""
     for transport in _open_transports():
         transport.abort(f"its program ended with {reason}", interrupted=exit_hooks.interrupted())
 
@@ -47,7 +47,7 @@ exit_hooks.on_failure(_abort_all)
 
 
 def leave_all() -> None:
-    """Tell the peers that this program has come to its end: it has not died."""
+    """Close all transports, so that peers see a normal end and not a death."""
     if failure():
         _abort_all(failure())
     for transport in _open_transports():

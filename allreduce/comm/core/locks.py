@@ -1,4 +1,4 @@
-"""Locks that are waited for only so long, and let go of whatever a signal's handler raises."""
+"""Lock helpers with timeouts that are safe against exceptions of signal handlers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 
 def within(lock: threading.RLock, seconds: float | None, do: Callable[[], object]) -> bool:
-    """Call something with a lock held, as `with lock` would; returns False if it was not to be had.
+    """Call a function with a lock held, as `with lock` would; return False on timeout.
 
-    A handler may raise as soon as `acquire` has returned, for which a `try` after it comes too
-    late: the lock would be held for ever.
+    A signal handler may raise right after `acquire` returns, before a following `try` begins. The
+    lock would then stay held for ever.
 
     Args:
         lock: The lock.
-        seconds: How long to wait for it; without it, as long as it takes.
-        do: What to call.
+        seconds: Timeout for acquiring it; None for none.
+        do: The function.
     """
     if lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks it
         do()
@@ -32,11 +32,11 @@ def within(lock: threading.RLock, seconds: float | None, do: Callable[[], object
 
 
 def owned(lock: threading.RLock) -> bool:
-    """Say whether this thread holds the lock."""
+    """Return whether this thread holds the lock."""
     mine: bool = lock._is_owned()  # type: ignore[attr-defined]
     return mine
 
 
 def taken(lock: threading.RLock) -> bool:
-    """Say whether a thread holds the lock, this one or another."""
+    """Return whether any thread holds the lock."""
     return owned(lock) or not within(lock, 0.0, lambda: None)

@@ -1,12 +1,12 @@
-"""What goes on of all started calls of this process while a thread waits.
+"""Make progress on all started calls of this process while a thread waits.
 
-Members may wait for calls of several communicators in any order, a different one on each: whoever
-waits for one does this member's share of all of them. Calls over tcp go on by themselves, and those
-in shared memory in any wait for one of these. All others are gone on with here, between slices of
-whatever a thread waits for.
+Members may wait for calls of several communicators in different orders. So a thread that waits for
+one call drives all calls of its process. Calls over tcp have a thread of their own; a wait for a
+call in shared memory drives all such calls. This module drives the others, between time slices of
+the wait.
 
-A member that makes a communicator waits for the others in the store and in sockets. These may first
-have to complete a call that needs this member's share of it: a thread does it meanwhile.
+While a process makes a communicator it waits for other processes in the store and in sockets. They
+may first have to complete a call that needs this process, so a background thread drives calls.
 """
 
 from __future__ import annotations
@@ -21,33 +21,35 @@ from allreduce.cluster.process import exit_hooks
 from allreduce.comm.core import lifecycle
 from allreduce.events import logger
 
-SLICE_SECONDS = 0.001  # of a wait while other calls need its thread
-IDLE_SECONDS = 0.02  # while none does, but another thread may start one
+SLICE_SECONDS = 0.001  # slice of a wait while other calls need the thread
+IDLE_SECONDS = 0.02  # slice while none does; another thread may start one
 
 _END_SECONDS = 5.0
 
-_helpers: dict[threading.Thread, threading.Event] = {}  # threads that drive calls, until an event
+_helpers: dict[
+    threading.Thread, threading.Event
+] = {}  # background threads, and the events that end them
 
-# Each does what can be done of the calls of one kind of transport, without blocking, and says
-# whether some are under way. They are added where such transports are imported.
+# One per kind of transport: makes progress on its calls without blocking, and returns whether some
+# are in flight. The transports' modules register them on import.
 drivers: list[Callable[[], bool]] = []
 
 
 class _Here(threading.local):
-    inside = False  # what drives calls looks at others, which must not be driven from there
+    inside = False  # guards against recursion: a driver may poll calls of other kinds
 
 
 _here = _Here()
 
 
 def make_progress(shared: bool = True) -> float:
-    """Do what can be done of all calls now, as far as this thread may.
+    """Make progress on all calls that this thread may drive.
 
     Args:
-        shared: Also of those in shared memory, if what the thread waits in does not do that.
+        shared: Include calls in shared memory, unless the caller's wait drives them.
 
     Returns:
-        For how many seconds the thread may wait until it has to do so again.
+        Seconds that the thread may wait until the next call of this function.
     """
     if not shared and not drivers:
         return math.inf
@@ -68,8 +70,8 @@ def _drive() -> bool:
 
 @contextlib.contextmanager
 def background_progress() -> Iterator[None]:
-    """Drive all calls of this process in a thread while the caller waits for something else."""
-    if not lifecycle.any_open():  # a process that joins has no calls yet
+    """Drive all calls of this process in a background thread during the block."""
+    if not lifecycle.any_open():  # no calls yet
         yield
         return
     over = threading.Event()
@@ -80,15 +82,15 @@ def background_progress() -> Iterator[None]:
             _helpers[thread] = over
         except RuntimeError as error:  # no more threads
             logger.warning(
-                "no thread can be started (%s): until all members of the new communicator have "
-                "come, calls under way do not go on here",
+                "no thread can be started (%s): calls in flight make no progress here until all "
+                "members of the new communicator have come",
                 error,
             )
         yield
     finally:
         over.set()
         if _helpers.pop(thread, None) is not None:
-            thread.join(_END_SECONDS)  # in native code it must not outlive the interpreter
+            thread.join(_END_SECONDS)  # native code must not outlive the interpreter
 
 
 def _drive_until(over: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""What a transport is, and the work that it starts."""
+"""The interfaces of transports and of the works that they start."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from allreduce.comm.calls.plan import Plan
 from allreduce.comm.core.locks import taken, within
 from allreduce.errors import AllreduceError, ClosedError, TimeoutError, UsageError, is_interrupt
 
-_ABOUT_SECONDS = 0.5  # in which a thread waits for what it has just started
+_ABOUT_SECONDS = 0.5  # between a thread's start of a call and its wait
 _LOOK_SECONDS = 0.002
-_waiting = "_waiting"  # a work's lock; a child made by fork takes another, as nobody may free this
+_waiting = (
+    "_waiting"  # name of a work's lock; a forked child uses another, as the parent's may stay held
+)
 
 
 def _after_fork() -> None:
@@ -36,40 +38,40 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Work(ABC):
-    """A started call. Its arrays belong to it until it is done."""
+    """A started call, which owns its arrays until it is done."""
 
     @abstractmethod
     def done(self) -> bool:
-        """Say whether the call is complete, after doing what can be done without blocking.
+        """Make progress without blocking, and return whether the call is complete.
 
         Raises:
             AllreduceError: The communicator has failed.
         """
 
     def look(self) -> bool:
-        """As `done`, but leave it to who waits to hear of a failure; transports' own works can."""
+        """As `done`, but do not raise failures; only transports' own works implement it."""
         raise AssertionError(f"{self!r} is not a transport's own work")
 
     @property
     def awaited(self) -> bool:
-        """Whether a thread is in the middle of a wait for it, be it this one."""
+        """Whether a thread, possibly this one, is waiting for it."""
         lock = self.__dict__.get(_waiting)
         return lock is not None and taken(lock)
 
     @property
     @abstractmethod
     def settled(self) -> bool:
-        """Whether no more of it is to come: it is complete, or has failed."""
+        """Whether it is complete or has failed."""
 
     @property
     def unmet(self) -> bool:
-        """Whether it is a recv whose message has not come; transports' own works can tell."""
+        """Whether it is a recv without a message yet."""
         return False
 
     def awaited_elsewhere(self) -> bool:
-        """Say whether another thread waits for an unmet recv, or is about to: it hears of the end.
+        """Return whether another thread waits for an unmet recv, or is about to.
 
-        Or what a signal's handler has interrupted does, if that is who asks.
+        That thread will raise the error. A signal handler counts the call that it interrupted.
         """
         until = time.monotonic() + _ABOUT_SECONDS
         while self.unmet and not self.awaited:
@@ -85,17 +87,17 @@ class Work(ABC):
     def wait(self, timeout: float | None = None) -> Any:
         """Block until the call is complete, and return its result.
 
-        Works may be waited for in any order, a different one on each member. A second wait returns
-        the same result; the arrays are the caller's from the first one on. Threads that wait for
-        one work share the wait of the first.
+        Members may wait for their works in different orders. After the first wait the arrays belong
+        to the caller again; a second wait returns the same result. Threads may wait for the same
+        work.
 
         Args:
-            timeout: Seconds from now; without it, the communicator's.
+            timeout: Seconds from now; default: the communicator's timeout.
 
         Raises:
-            UsageError: The timeout is no number of seconds; nothing has happened then.
-            TimeoutError: It took longer. The communicator is dead then, on all members, unless
-                another thread of this one still waits for the call, or keeps it from starting.
+            UsageError: The timeout is invalid; the call continues.
+            TimeoutError: It took longer. The communicator is dead on all members, unless another
+                thread of this one still waits for the call or keeps it from starting.
             PeerLostError: A member died or left.
             MismatchError: Members made different calls.
             ClosedError: An earlier wait was interrupted while it made the result.
@@ -110,17 +112,17 @@ class Work(ABC):
         if not within(lock, seconds, lambda: self._complete(max(0.0, until - time.monotonic()))):
             raise TimeoutError(
                 f"{self.where}: another thread of this rank waits for the call, and {seconds:.3g} "
-                "s were too few to share its wait; nothing has ended by this, so wait longer"
+                "s were too few to share its wait; the call continues, so wait longer"
             )
         return self._value
 
     def _complete(self, timeout: float | None) -> None:
-        """Have the result, which is made once: half of it may be in the caller's array."""
+        """Make the result once; a second attempt could work on a half-made result."""
         if self._broken is not None:
             self.done()  # the communicator may have died of it
             raise ClosedError(
                 f"{self.where}: an earlier wait ended by {self._broken!r} while it made the "
-                "result, which may be half made; make the call again"
+                "result, which may be incomplete; make the call again"
             ) from self._broken
         if self._finished:
             return
@@ -135,16 +137,16 @@ class Work(ABC):
             raise
 
     def origin(self) -> tuple[int, int]:
-        """Return the source and the tag of the message that a completed recv got."""
+        """Return source and tag of the message of a completed recv."""
         raise UsageError(f"{self.where}: only the work of a recv has a source and a tag")
 
     def __repr__(self) -> str:
         state = "waited for" if self._finished else "started"
         return f"<{type(self).__name__} {self.where}: {state}>"
 
-    where: str = ""  # who started what, for messages: "[shared] rank 2: all_reduce"
+    where: str = ""  # prefix of messages: "[shared] rank 2: all_reduce"
     _finished = False
-    _broken: BaseException | None = None  # what ended a wait that may have begun with the result
+    _broken: BaseException | None = None  # interrupted a wait that may have begun the result
     _value: Any = None
 
 
@@ -158,11 +160,11 @@ def _seconds(where: str, timeout: Any) -> float:
 
 
 class Transport(ABC):
-    """One member's way to the others. Calls take contiguous arrays, checked by the caller."""
+    """One member's connection to the others. Calls take contiguous arrays that are checked."""
 
-    name: str  # what `transport=` and `ALLREDUCE_TRANSPORT` say
+    name: str  # as in `transport=` and `ALLREDUCE_TRANSPORT`
     index: int  # this member
-    any_thread = True  # whether it may be called from every thread
+    any_thread = True  # whether every thread may call it
 
     @property
     @abstractmethod
@@ -171,30 +173,30 @@ class Transport(ABC):
 
     @abstractmethod
     def admit(self) -> None:
-        """Refuse processes and threads that must not use this, before anything of it is touched.
+        """Raise if this process or thread must not use the transport; touches nothing.
 
         Raises:
-            UsageError: This process was made by fork, or MPI takes no calls of this thread.
+            UsageError: This is a forked child, or MPI accepts no calls of this thread.
         """
 
     @abstractmethod
     def start(
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> Work:
-        """Start a call; `result()` makes what its `wait` returns."""
+        """Start a call; its `wait` returns `result()`."""
 
     def bind(
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> Callable[[], Work]:
-        """Return what starts this call, as often as wanted; once at a time."""
+        """Return a function that starts this call; it may run again after each completion."""
         return functools.partial(self.start, call, x, out, result)
 
     @abstractmethod
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
-        """Say what `start` would do with these."""
+        """Return the plan of `start` with these arguments."""
 
     def called(self, member: int) -> str:
-        """Name a member as people know it: "rank 7 (member 2)"."""
+        """Return a member's name for messages: "rank 7 (member 2)"."""
         return str(self.members[member])
 
     @property
@@ -204,7 +206,7 @@ class Transport(ABC):
 
     @abstractmethod
     def check_alive(self) -> None:
-        """Raise what has ended the communicator, if it has ended: the cause first, then that."""
+        """Raise if the communicator has ended: first the cause, later `ClosedError`."""
 
     @abstractmethod
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
@@ -212,27 +214,27 @@ class Transport(ABC):
 
     @abstractmethod
     def abort(self, reason: str, *, interrupted: bool = False) -> None:
-        """Make the communicator dead on all members; what was started touches no array any more.
+        """Make the communicator dead on all members; started calls touch no array any more.
 
         Args:
-            reason: What happened, for the others' messages.
+            reason: The cause, for the others' messages.
             interrupted: Whether an interrupt such as Ctrl-C is the cause.
         """
 
     @abstractmethod
     def close(self, drain: bool) -> None:
-        """Leave in good order; with `drain`, first complete what was started."""
+        """Leave with notice; with `drain`, first complete all started calls."""
 
     @abstractmethod
     def close_inherited(self) -> None:
-        """In a child made by fork: let go of what tells the others of our parent's end.
+        """In a forked child, close the inherited sockets whose end means the parent's end.
 
-        And of locks that other threads of the parent may have held.
+        Also replace locks that other threads of the parent may have held.
         """
 
     @contextlib.contextmanager
     def uninterrupted(self, doing: str = "a wait") -> Iterator[None]:
-        """Make the communicator dead if a signal's handler raises in the middle of something."""
+        """Make the communicator dead if a signal handler raises in the block."""
         try:
             yield
         except AllreduceError:
@@ -252,27 +254,27 @@ class FastTransport(Protocol):
         """The native member."""
 
     def finish_fast(self, work: object, x: Array | None) -> None:
-        """Complete the native work of such a call, of the input `x`, or raise why it failed."""
+        """Complete the native work of a fast call with input `x`, or raise its error."""
 
 
 @runtime_checkable
 class MappedTransport(Protocol):
-    """A transport whose members read and write each other's symmetric memory."""
+    """A transport whose members can read and write each other's symmetric memory."""
 
     def bind_update(
         self, call: Call, gradients: Array, values: Array, update: _native.Update, keep: object
     ) -> Callable[[], Work]:
-        """Return what starts an update (updating.py), as often as wanted; once at a time."""
+        """Return a function that starts an update (fused_update.py), one at a time."""
 
     def part_of(self, array: Array, member: int) -> NDArray[np.uint8]:
-        """Return a member's bytes where an array of symmetric memory lies here."""
+        """Return a member's bytes at the place of an array of symmetric memory."""
 
 
 _ALIGNMENT = 64  # bytes: a cache line
 
 
 def aligned(nbytes: int) -> NDArray[np.uint8] | None:
-    """Allocate zeros that begin with a cache line; None where there is no room for them."""
+    """Allocate zeros aligned to a cache line; return None if there is too little memory."""
     try:
         memory = np.zeros(nbytes + _ALIGNMENT, np.uint8)
     except (MemoryError, ValueError):  # the latter where an address cannot say so much

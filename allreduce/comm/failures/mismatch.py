@@ -1,4 +1,4 @@
-"""What the error of members that made different calls says: both calls, where, and what to do."""
+"""Errors for members that made different calls: both calls, their sites and a remedy."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from allreduce.errors import Finding, MismatchError
 _EQUAL = "must be equal on all ranks"
 _ORDER = "every rank must make the same calls in the same order"
 _KINDS = "every rank must pass one array, or every rank a list of them"
-_INTERNAL = ("exchange", "total", "adopt")  # made of the library's own accord, for a purpose
+_INTERNAL = ("exchange", "total", "adopt")  # calls that the library makes itself
 
 
 class Side(NamedTuple):
-    """One of two members that disagree."""
+    """One of the two members of a mismatch."""
 
     member: str  # "rank 2"
     call: Call
     note: Note
     here: bool = False
-    rank: int = -1  # the member's, of a collective
+    rank: int = -1  # of the member, for a collective
 
     def __str__(self) -> str:
-        """Say its call, with the shape where that is known, the caller's line, and whose it is."""
+        """Format the call with its shape, if known, the call site and the member."""
         shape = self.note.shape
         text = without_digest(self.call_text) or (
             shaped(self.call, shape) if shape else str(self.call)
@@ -35,22 +35,22 @@ class Side(NamedTuple):
 
     @property
     def whose(self) -> str:
-        """Say who made it: "here", or "on rank 2"."""
+        """The caller: "here" or "on rank 2"."""
         return "here" if self.here else f"on {self.member}"
 
     @property
     def call_text(self) -> str:
-        """What the caller wrote, where it is more than the call."""
+        """The caller's text, if it is more than the call."""
         return self.call.call_text or self.note.call_text
 
     @property
     def name(self) -> str:
-        """What the caller called."""
+        """The name of the called function."""
         return self.call_text.partition("(")[0] or self.call.collective
 
 
 def mismatch(where: str, what: str, first: Side, second: Side, hidden: str = "") -> MismatchError:
-    """Build the error of two members that disagree; the arguments are those of `story`."""
+    """Build the error of two members that disagree; see `story` for the arguments."""
     text = story(what, first, second, hidden)
     error = MismatchError(f"{where}: {text}")
     error.finding = Finding("mismatch", text)
@@ -62,7 +62,7 @@ def mismatch(where: str, what: str, first: Side, second: Side, hidden: str = "")
 
 
 def _lists_differ(first: Side, second: Side) -> bool:
-    """Say whether the calls are of lists, as long as each other, that differ in an array."""
+    """Return whether the calls have lists of equal length that differ in an array."""
     numbers = [list_length(side.call_text) for side in (first, second)]
     alike = (first.call.op, first.call.root) == (second.call.op, second.call.root)
     same = first.name == second.name and None not in numbers and numbers[0] == numbers[1]
@@ -70,13 +70,13 @@ def _lists_differ(first: Side, second: Side) -> bool:
 
 
 def story(what: str, first: Side, second: Side, hidden: str = "") -> str:
-    """Say what two members have called, the reader's own call first, and how to mend it.
+    """Describe the calls of two members, this member's first, and the remedy.
 
     Args:
         what: "call #41", or "a message".
         first: One side.
         second: The other one.
-        hidden: What differs though the calls look alike.
+        hidden: A difference that the calls' texts do not show.
     """
     low, high = (second, first) if second.here else (first, second)
     same = first.note.shape == second.note.shape
@@ -101,11 +101,11 @@ def _remedy_of(first: Side, second: Side) -> str:
         lists = numbers != [None, None]
         return _KINDS if lists else arguments
     if None not in numbers and numbers[0] != numbers[1]:
-        told = ", ".join(
+        lengths = ", ".join(
             f"{side.member}: {number}"
             for side, number in zip((first, second), numbers, strict=True)
         )
-        return f"lists must have the same number of arrays on all ranks ({told})"
+        return f"lists must have the same number of arrays on all ranks ({lengths})"
     if first.call.collective != second.call.collective and not message:
         return arguments
     if _lists_differ(first, second):
@@ -125,10 +125,10 @@ def _remedy(a: Call, b: Call) -> str:
     if {a.collective, b.collective} == set(MESSAGES):
         return "both must have as many elements"
     if a.receives is not None and b.receives is not None:
-        return ""  # what each sends may differ
+        return ""  # members may send different counts
     if a.counts != b.counts:
         return "every rank must name the same counts"
     if a.count == b.count:
         return ""
     joined = a.collective in ("all_gather", "gather")
-    return f"shapes {_EQUAL}{', or counts= must tell the rows of each' if joined else ''}"
+    return f"shapes {_EQUAL}{', or pass counts= with the rows of each' if joined else ''}"

@@ -1,4 +1,4 @@
-"""Why a communicator died, as an error that names ranks, calls and what to do."""
+"""Errors that say why a communicator died, with ranks, calls and a remedy."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from allreduce.errors import (
     TimeoutError,
 )
 
-# What members that left too early had to do.
+# Remedies for members that left too early.
 ORDERED = "every rank must make the same calls"
 PAIRED = "every send needs its recv, and every recv its send"
 
-_REASON_BYTES = 247  # for which the state of a member in shared memory has room; TCP takes 250
-_CUT = "…"  # ends what is cut
-_LONG_WORD = 30  # characters; of a longer one the beginning says something
+_REASON_BYTES = 247  # capacity of a member's state in shared memory; TCP takes 250
+_CUT = "…"  # ends a cut text
+_LONG_WORD = 30  # characters; a longer word is cut, not dropped
 
-_MISSED = {"lost": "before it completed", "left": "while others were in"}  # goes before the call
+_MISSED = {"lost": "before it completed", "left": "while others were in"}  # precedes the call
 _ERRORS: dict[str, type[AllreduceError]] = {"mismatch": MismatchError, "timeout": TimeoutError}
 
 # The first character of an abort's reason is an index into this table: the fault, and whether an
-# interrupt caused it. Reasons that native code gives by itself have no such character.
+# interrupt caused it. Reasons of native code lack this character.
 _KINDS = [(fault, flag) for fault in ("aborted", "lost", *_ERRORS) for flag in (False, True)]
 _GROUP = re.compile(r"[^/]+(/(split|group|local|across)\.\d+)+")
 
 
 def group_text(name: str) -> str:
-    """Say which group a message is about: that of all ranks goes without saying."""
+    """Return the prefix that names a group in messages; empty for the communicator of all ranks."""
     return f"{name}: " if _GROUP.fullmatch(name) else ""
 
 
 def build_error(where: str, finding: Finding) -> AllreduceError:
-    """Build one member's error for what has ended its communicator."""
+    """Build one member's error for a communicator that has ended."""
     error = _ERRORS.get(finding.fault, PeerLostError)(f"{where}: {finding}")
     error.finding = finding
     if isinstance(error, PeerLostError):
@@ -54,11 +54,11 @@ def build_error(where: str, finding: Finding) -> AllreduceError:
 
 
 def encode(finding: Finding) -> str:
-    """Return the reason of an abort that tells a finding; a long text is cut.
+    """Encode a finding as the reason of an abort; a long text is cut.
 
     Args:
-        finding: Its text is the caller's reason if its fault is "aborted". Otherwise it is the
-            whole message.
+        finding: For the fault "aborted" its text is the caller's reason, otherwise the whole
+            message.
     """
     fault = "lost" if finding.fault == "left" else finding.fault
     head = chr(1 + _KINDS.index((fault, finding.interrupted)))
@@ -66,7 +66,7 @@ def encode(finding: Finding) -> str:
 
 
 def decode(reason: str) -> Finding:
-    """Return what `encode` was given."""
+    """Invert `encode`."""
     kind = ord(reason[0]) - 1 if reason else -1
     if not 0 <= kind < len(_KINDS):
         return Finding("aborted", reason)
@@ -75,14 +75,14 @@ def decode(reason: str) -> Finding:
 
 
 def dead(where: str, cause: object) -> ClosedError:
-    """Build the error for each call after the one that has heard why its communicator died."""
+    """Build the error for calls after the one that raised the cause."""
     return ClosedError(
         f"{where}: the communicator is dead since: {cause}; close() it before you make a new one"
     )
 
 
 def shortened(reason: str) -> str:
-    """Cut a reason to what members are told at once, between words where one ends near there."""
+    """Cut a reason to the size that members exchange, between words if possible."""
     if len(reason.encode(errors="replace")) <= _REASON_BYTES:
         return reason
     kept = reason.encode(errors="replace")[: _REASON_BYTES - len(_CUT.encode())]
@@ -92,17 +92,17 @@ def shortened(reason: str) -> str:
 
 
 def wait_text(seconds: float, missing: str = "") -> str:
-    """Return the reason of a timeout, as the one who gives up tells it to the others.
+    """Encode the reason of a timeout for the other members.
 
     Args:
-        seconds: How long it has waited.
-        missing: For whom, where the others cannot see that by themselves.
+        seconds: The length of the wait.
+        missing: The awaited members, if the others cannot determine them.
     """
     return f"{seconds:.3g} {missing}"
 
 
 def advice(waited_for: str) -> str:
-    """Say what to do after a wait that was too long, by what is told of those it was for."""
+    """Return the remedy for a timeout, given the description of the awaited members."""
     if STOPPED in waited_for:
         return "resume what is stopped: a longer timeout would not help"
     return "if it only needs longer, raise the timeout"
@@ -114,7 +114,7 @@ def _read_wait(reason: str) -> tuple[str, str]:
 
 
 class Evidence(Protocol):
-    """What the native side knows of a communicator; how it writes a call down is its own."""
+    """A native communicator's records of calls and faults; their encoding of a call varies."""
 
     def culprit(self) -> tuple[str, int, int, int, str] | None: ...
     def missing(self, seq: int) -> list[int]: ...
@@ -126,13 +126,13 @@ E = TypeVar("E", bound=Evidence)
 
 
 class FailureReporter(ABC, Generic[E]):
-    """What one member can say about its communicator's end.
+    """Builds one member's error when its communicator has ended.
 
     Args:
-        group: What the native side knows.
-        name: The communicator's.
+        group: The native records.
+        name: The communicator's name.
         me: The member.
-        members: All of them, as messages are to name them.
+        members: All members, as messages name them.
     """
 
     transport: ClassVar[str]
@@ -146,29 +146,29 @@ class FailureReporter(ABC, Generic[E]):
 
     @property
     def heard(self) -> bool:
-        """Whether the communicator has ended, and in which call of the others is known."""
+        """Whether the communicator has ended, in a known call of the others."""
         found = self.group.culprit()
         return found is not None and self.call(found[2], found[3]) is not None
 
     def call(self, member: int, seq: int) -> Call | None:
-        """Return the call that a member posted under a number, if its slot still tells."""
+        """Return the call that a member posted under a number, if its slot still has it."""
         words = self.group.posted_call(member, seq)
         return None if words is None else self.read(words)
 
     @abstractmethod
     def read(self, words: Any) -> Call:
-        """Read what the native side has written down of a call."""
+        """Decode a native record of a call."""
 
     @abstractmethod
     def note(self, member: int, seq: int) -> Note:
-        """Return what a member tells of a call besides."""
+        """Return a member's note on a call."""
 
     @abstractmethod
     def difference(self, low: int, high: int, seq: int) -> str:
-        """Say what differs though two calls look alike, if it is not the arrays' shapes."""
+        """Describe a difference that the calls' texts do not show, other than shapes."""
 
     def last_call(self, member: int) -> str:
-        """Say what a member did last."""
+        """Describe a member's last call."""
         found = self.group.last_call(member)
         if found is None:
             return "has made no call yet"
@@ -176,43 +176,43 @@ class FailureReporter(ABC, Generic[E]):
         return f"made its last call, {self.read(words)} #{seq}"
 
     def missing(self, seq: int) -> str:
-        """Say for whom call `seq` waits, what they did last and whether they live."""
+        """Describe the members that call `seq` waits for: last call and process state."""
         return "; ".join(
             f"{self.members[m]} {self.last_call(m)} ({self.members[m].state})"
             for m in self.absent(seq)
         )
 
     def absent(self, seq: int) -> list[int]:
-        """List for whom call `seq` waits, whoever is most to blame first."""
+        """Return the members that call `seq` waits for, the most likely culprit first."""
         return self.group.missing(seq)
 
     def made(self, native: Any) -> Call | None:
-        """Return the call of this member's that is carried out as `native`, if that is known."""
+        """Return this member's call behind `native`, if known."""
         return self.call(self.me, native.seq)
 
     def error(self, native: Any = None, own: Call | None = None) -> AllreduceError:
-        """Build the error for what killed the communicator.
+        """Build the error for the communicator's end.
 
         Args:
-            native: What this member waits for; None if for nothing.
-            own: The call of it, where the native side may have forgotten it.
+            native: The native work that this member waits for, or None.
+            own: Its call, if the native side may have forgotten it.
         """
         found = self.group.culprit()
         assert found is not None, "only a dead communicator has an error"
-        fault, member, witness, seq, reason = found
+        fault, member, observer, seq, reason = found
         note_failure(elsewhere=member != self.me and fault not in ("mismatch", "timeout"))
         blamed = self.members[member]
         absent = fault == "timeout" or self.call(self.me, seq) is None  # from the call
-        current = self.named(witness if absent else self.me, seq)
+        current = self.named(observer if absent else self.me, seq)
         if fault == "mismatch":
-            return self._mismatch(member, witness, seq)
+            return self._mismatch(member, observer, seq)
         if fault in ("lost", "left"):
             own = own or (None if native is None else self.made(native))
             if own is not None:
                 return self.peer_lost_error(fault, member, self.me, own, native.seq)
-            message = self.call(witness, seq)
+            message = self.call(observer, seq)
             if message is not None and message.collective in MESSAGES:
-                return self.peer_lost_error(fault, member, witness, message)
+                return self.peer_lost_error(fault, member, observer, message)
             return self._missed(fault, member, current)
         if fault == "aborted":
             finding = decode(reason)
@@ -220,38 +220,40 @@ class FailureReporter(ABC, Generic[E]):
                 text = f"{blamed} aborted the communicator: {finding}"
                 finding = replace(finding, before=text)
             return build_error(self.where, finding)
-        _, told = _read_wait(reason)
-        waited_for = told or self.missing(seq) or f"{blamed} {self.last_call(member)}"
-        return self.given_up(witness, current, reason, waited_for)
+        _, missing = _read_wait(reason)
+        waited_for = missing or self.missing(seq) or f"{blamed} {self.last_call(member)}"
+        return self.timeout_error(observer, current, reason, waited_for)
 
-    def given_up(self, witness: int, current: str, reason: str, waited_for: str) -> AllreduceError:
-        """Build the error for a wait of the witness that took too long.
+    def timeout_error(
+        self, observer: int, current: str, reason: str, waited_for: str
+    ) -> AllreduceError:
+        """Build the error for a wait that took too long.
 
         Args:
-            witness: Who gave up.
-            current: In which call.
-            reason: As `wait_text` made it.
-            waited_for: Who was missing.
+            observer: The member that gave up.
+            current: Its call.
+            reason: The text of `wait_text`.
+            waited_for: The missing members.
         """
-        gave_up = "gave up" if witness == self.me else f"{self.members[witness]} gave up"
+        gave_up = "gave up" if observer == self.me else f"{self.members[observer]} gave up"
         after = f" after {_read_wait(reason)[0]} s: {waited_for}; {advice(waited_for)}"
         return build_error(self.where, Finding("timeout", f"{gave_up} ", current, after))
 
     def peer_lost_error(
-        self, fault: str, member: int, witness: int, call: Call, seq: int = 0
+        self, fault: str, member: int, observer: int, call: Call, seq: int = 0
     ) -> AllreduceError:
-        """Build the error for a call of the witness's in which another died or left.
+        """Build the error for a member that died or left during another's call.
 
         Args:
             fault: "lost" or "left".
-            member: Who did.
-            witness: Whose call it is.
+            member: The member that died or left.
+            observer: The member that made the call.
             call: The call.
             seq: Its number; messages have none.
         """
         if call.collective not in MESSAGES:
             return self._missed(fault, member, f"{call} #{seq}")
-        when = f"while {self.members[witness]} was in"
+        when = f"while {self.members[observer]} was in"
         return self._departed(fault, member, when, str(call), PAIRED)
 
     def _missed(self, fault: str, member: int, current: str) -> AllreduceError:
@@ -263,21 +265,21 @@ class FailureReporter(ABC, Generic[E]):
         blamed = self.members[member]
         did, after = "left normally, by close() or the end of its program,", f"; {remedy}"
         if fault == "lost":
-            did, after = "died", f", without a word: {blamed.lost}; the communicator is dead"
+            did, after = "died", f", without notice: {blamed.lost}; the communicator is dead"
         before = f"{blamed} (process {blamed.pid}) {did} {when} "
         return build_error(self.where, Finding(fault, before, call, after))
 
     def named(self, member: int, seq: int) -> str:
-        """Say which call a member has posted under a number, as far as that is still known."""
+        """Name the call that a member posted under a number, as far as it is known."""
         call = self.call(member, seq)
-        if call is not None and call.collective in MESSAGES:  # they have no place in the order
+        if call is not None and call.collective in MESSAGES:  # messages have no number
             return str(call)
         return f"call #{seq}" if call is None else f"{call} #{seq}"
 
-    def _mismatch(self, member: int, witness: int, seq: int) -> AllreduceError:
-        low, high = sorted((member, witness))
+    def _mismatch(self, member: int, observer: int, seq: int) -> AllreduceError:
+        low, high = sorted((member, observer))
         first, second = self.call(low, seq), self.call(high, seq)
-        if first is None or second is None:  # it cannot be reused: nobody has completed this call
+        if first is None or second is None:  # its slot is not readable
             a, b = self.members[low], self.members[high]
             text = f"{a} and {b} made different calls #{seq}"
             return build_error(self.where, Finding("mismatch", text))

@@ -1,4 +1,4 @@
-"""What a member of a shared communicator can say about its end."""
+"""Failure reports of members that share memory."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from allreduce.comm.failures.mismatch import Side, story
 from allreduce.comm.failures.reporter import FailureReporter, build_error
 from allreduce.errors import AllreduceError, Finding
 
-_NOTE_SECONDS = 0.5  # in which a member that fails tells the line of its call
+_NOTE_SECONDS = 0.5  # for a failing member to post its note
 _POLL_SECONDS = 0.002
 
 
 def message_word(collective: str, peer: int) -> int:
-    """Return what the members' memory says of one that waits in a send or recv; 0 is none."""
+    """Encode a send or recv that a member waits in, for shared memory; 0 means none."""
     return (peer + 2) << 1 | (collective == "recv")
 
 
 class SharedFailureReporter(FailureReporter[_native.Group]):
-    """It reads the memory that all members share."""
+    """Reads the failure from shared memory."""
 
     transport: ClassVar[str] = "shared"
 
@@ -32,13 +32,13 @@ class SharedFailureReporter(FailureReporter[_native.Group]):
 
     def call(self, member: int, seq: int) -> Call | None:
         found = super().call(member, seq)
-        told = self.group.note(member, seq)
-        if found is None or told is None:
+        note = self.group.note(member, seq)
+        if found is None or note is None:
             return found
-        return replace(found, call_text=Note.unpack(told).call_text)
+        return replace(found, call_text=Note.unpack(note).call_text)
 
     def missing(self, seq: int) -> str:
-        """As on other transports; but where all have made the call, they are only slow together."""
+        """As on other transports; but if all have made the call, list those still working on it."""
         unfinished = self.absent(seq)
         if self.me not in unfinished or self.group.posted_call(self.me, seq) is None:
             return super().missing(seq)
@@ -49,15 +49,15 @@ class SharedFailureReporter(FailureReporter[_native.Group]):
                 state = self.members[member].state + (f", {waits}" if waits else "")
                 others.append(f"{self.members[member]} ({state})")
         also = f" and on {', '.join(others)}" if others else ""
-        return f"all ranks have made the call, and it is still under way here{also}"
+        return f"all ranks have made the call, and it is still in progress here{also}"
 
     def last_call(self, member: int) -> str:
-        """As on other transports, with the message in which the member waits by now."""
-        said, waits = super().last_call(member), self.message_of(member)
-        return f"{said}, and {waits}" if waits else said
+        """As on other transports, with the message that the member waits in."""
+        last, waits = super().last_call(member), self.message_of(member)
+        return f"{last}, and {waits}" if waits else last
 
     def message_of(self, member: int) -> str:
-        """Say in which message a member waits by now; nothing if in none."""
+        """Describe the message that a member waits in; empty if it waits in none."""
         word = self.group.message(member)
         if not word:
             return ""
@@ -66,22 +66,22 @@ class SharedFailureReporter(FailureReporter[_native.Group]):
         return f"waits in a {'recv' if word & 1 else 'send'} for {whom}"
 
     def note(self, member: int, seq: int) -> Note:
-        """Return what a member tells of a call, which it may do only when the call has failed."""
+        """Return a member's note on a call; wait, as it may post it only after the failure."""
         until = time.monotonic() + _NOTE_SECONDS
-        while (told := self.group.note(member, seq)) is None and time.monotonic() < until:
+        while (note := self.group.note(member, seq)) is None and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
-        return Note("", "") if told is None else Note.unpack(told)
+        return Note("", "") if note is None else Note.unpack(note)
 
     def difference(self, low: int, high: int, seq: int) -> str:
         paths = {member: self._path(member, seq) for member in (low, high)}
         if paths[low] != paths[high]:
-            lent, own = (low, high) if paths[low] == "direct" else (high, low)
+            symmetric, other = (low, high) if paths[low] == "direct" else (high, low)
             return (
-                f"{self.members[lent]} passes memory of comm.empty, {self.members[own]} other "
-                "memory as input or output: pass that of comm.empty on every rank, or on none"
+                f"{self.members[symmetric]} passes arrays of comm.empty, but {self.members[other]} "
+                "ordinary ones: pass arrays of comm.empty on every rank, or on none"
             )
         if paths[low] == "direct" and self.note(low, seq).shape == self.note(high, seq).shape:
-            return "the arrays of comm.empty must be the same one on every rank"
+            return "every rank must pass the array of the same comm.empty call"
         return ""
 
     def _path(self, member: int, seq: int) -> str:
@@ -90,10 +90,10 @@ class SharedFailureReporter(FailureReporter[_native.Group]):
 
 
 class MessageFailureReporter(SharedFailureReporter):
-    """Only two members take part in a message; the one who blamed the other tells of it."""
+    """Also reports failures in messages, which only two members know of."""
 
     def waiting(self, work: _native.Work) -> str:
-        """Say which call a work waits in, and for whom."""
+        """Describe the call of a work and the members that it waits for."""
         if not work.seq & _native.MESSAGE:
             return f"{self.named(self.me, work.seq)}: {self.missing(work.seq)}"
         call = self._posted(work)
@@ -105,29 +105,30 @@ class MessageFailureReporter(SharedFailureReporter):
     def error(self, native: _native.Work | None = None, own: Call | None = None) -> AllreduceError:
         found = self.group.culprit()
         assert found is not None, "only a dead communicator has an error"
-        fault, member, witness, seq, reason = found
+        fault, member, observer, seq, reason = found
         if not seq & _native.MESSAGE:
             return super().error(native, own)
-        told = self.group.told(witness)
-        call = self._message(*told[0][:5])
-        blamed, teller = self.members[member], self.members[witness]
+        sides = self.group.told(observer)
+        call = self._message(*sides[0][:5])
+        blamed = self.members[member]
         if fault == "mismatch":
-            taken = Side(str(teller), call, Note.unpack(told[0][5]), witness == self.me)
-            sent = self._message(*told[1][:5])
-            given = Side(str(blamed), sent, Note.unpack(told[1][5]), member == self.me != witness)
-            return build_error(self.where, Finding("mismatch", story("a message", given, taken)))
+            by = str(self.members[observer])
+            received = Side(by, call, Note.unpack(sides[0][5]), observer == self.me)
+            peer, here = self._message(*sides[1][:5]), member == self.me != observer
+            sent = Side(str(blamed), peer, Note.unpack(sides[1][5]), here)
+            return build_error(self.where, Finding("mismatch", story("a message", sent, received)))
         if fault in ("lost", "left"):
             own = own or (None if native is None else self.made(native))
             if native is not None and own is not None:
                 return self.peer_lost_error(fault, member, self.me, own, native.seq)
-            return self.peer_lost_error(fault, member, witness, call)
-        return self.given_up(witness, str(call), reason, self._absent(call))
+            return self.peer_lost_error(fault, member, observer, call)
+        return self.timeout_error(observer, str(call), reason, self._absent(call))
 
     def _absent(self, call: Call) -> str:
-        """Say who has not done its part of a message."""
+        """Describe the member that a message waits for."""
         if call.root is None or call.root == ANY:
             stopped = [f"{m} ({m.state})" for m in self.members if m.index != self.me and m.stopped]
-            return "; ".join(["no other member has sent what fits it", *stopped])
+            return "; ".join(["no other member has sent a matching message", *stopped])
         peer = self.members[call.root]
         did = "has not received it" if call.collective == "send" else "has not sent it"
         found = self.group.last_call(call.root)
@@ -138,7 +139,7 @@ class MessageFailureReporter(SharedFailureReporter):
         return f"{peer} {did}{waits and f', and {waits}'} ({peer.state}{last}){mend}"
 
     def _posted(self, work: _native.Work) -> Call:
-        """Read the message of a work of this member's."""
+        """Return the message of a work of this member."""
         collective, _, dtype, _, peer, count = work.call
         return self._message(collective, dtype, peer, count, work.tag)
 
