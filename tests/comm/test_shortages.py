@@ -77,7 +77,7 @@ def test_slow_strangers_do_not_use_up_the_members_descriptors() -> None:
     spare = 2 * 3 + 2 + 8  # of a member that is called and calls
     results = run_ranks(_strangers, 3, arguments=(1, spare))
     assert [result.stdout for result in results] == ["3\n"] * 3, results
-    assert "no descriptor is left for those that call" in results[1].stderr
+    assert "no descriptor is left for new connections" in results[1].stderr
 
 
 def _no_ports() -> None:

@@ -269,7 +269,7 @@ def test_slow_strangers_are_dropped_after_their_time(
     assert len(dropped) == 2
     assert max(dropped) < 0.9  # while the members still met
     close(outcomes)
-    assert caplog.text.count("it proved nothing within 0.2 s") == 2
+    assert caplog.text.count("it did not authenticate within 0.2 s") == 2
 
 
 def test_who_has_the_secret_still_gets_no_place_but_its_own(
@@ -295,7 +295,7 @@ def test_who_has_the_secret_still_gets_no_place_but_its_own(
                 return caplog.messages[-1].rpartition(": ")[2]
         return "welcome"
 
-    taken = "member 2 is here already, or not expected"
+    taken = "member 2 is connected already, or not expected"
     assert call(rank=1) == "it is rank 1 of another world"
     assert call(channels=3) == "it is rank 2 of another world"
     assert call(channel=2) == call(callee=1) == taken

@@ -48,7 +48,7 @@ class ControlChannel(TcpTransport):
         check(call, self._reporter.where)
         nothing = Call("barrier", None, "none", 0, None, call.group)
         barrier = words(nothing, self._size, self._choices)
-        return self._begin(call, barrier, self._told(call, x, out), (None, None), _nothing)
+        return self._begin(call, barrier, self._post(call, x, out), (None, None), _nothing)
 
     @property
     def where(self) -> str:

@@ -1,4 +1,4 @@
-"""How a call is told to the native side and to the other members of a tcp communicator."""
+"""Encode calls for native code and for the other members of a tcp communicator."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from allreduce.comm.selection.choosing import Choice, Choices
 from allreduce.errors import UnsupportedError
 
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-_AGREED = struct.Struct("<H")  # how many bytes of a signature must be equal, these included
+_AGREED = struct.Struct("<H")  # bytes of a signature that must be equal, including this field
 _MAX_SIGNATURE = 59000  # native kMaxSignature, less the longest note
 
 
 def choose(call: Call, size: int, choices: Choices) -> Choice:
-    """Choose how a call travels; all members choose alike.
+    """Choose the algorithm of a call, the same on all members.
 
-    Sums of 16-bit floats (and means of complex numbers) go in one hop whatever their size: all
-    contributions meet where they are reduced, so that nothing is rounded in between.
+    Sums of 16-bit floats and means of complex numbers always go in one hop, so that intermediate
+    results are not rounded.
     """
     if size == 1 or call.collective in ("barrier", "empty"):
         return Choice("small")
@@ -44,10 +44,10 @@ def choose(call: Call, size: int, choices: Choices) -> Choice:
 
 
 def check(call: Call, where: str) -> None:
-    """Refuse what the native side has no kernel for.
+    """Check that native code has a kernel for the call.
 
     Raises:
-        UnsupportedError: The operator makes no sense on the type, or the type is unknown.
+        UnsupportedError: The operator does not support the type, or the type is unknown.
     """
     if call.collective in ("barrier", "empty"):
         return
@@ -64,7 +64,7 @@ def check(call: Call, where: str) -> None:
 
 @functools.lru_cache(maxsize=256)
 def words(call: Call, size: int, choices: Choices) -> tuple[object, ...]:
-    """Return what the native side executes."""
+    """Return a call as native code takes it."""
     choice = choose(call, size, choices)
     return (
         native_words(call),
@@ -76,12 +76,12 @@ def words(call: Call, size: int, choices: Choices) -> tuple[object, ...]:
 
 @functools.lru_cache(maxsize=256)
 def encode(call: Call, where: str, shape: tuple[int, ...] = ()) -> bytes:
-    """Return a call's signature: what has to agree on all members, and what only has to fit.
+    """Return a call's signature: an equal part, and counts that must match pairwise.
 
     Args:
         call: The call.
         where: "[tcp] rank 2", for messages.
-        shape: Lengths of the array's axes that have to agree.
+        shape: The part of the array's shape that must be equal.
 
     Raises:
         UnsupportedError: There are too many members for counts of their own.
@@ -89,7 +89,7 @@ def encode(call: Call, where: str, shape: tuple[int, ...] = ()) -> bytes:
     exchange = call.collective == "all_to_all" and call.counts is not None
     shown = [call.collective, call.op, call.dtype, call.count, call.root, call.tag]
     if exchange:
-        shown[3] = 0  # whatever this member happens to send
+        shown[3] = 0  # it differs between members
     counts = None if exchange else call.counts
     text = json.dumps([*shown, counts, call.call_text, shape], separators=(",", ":")).encode()
     pairs = (*(call.counts or ()), *(call.receives or ())) if exchange else ()
@@ -97,25 +97,25 @@ def encode(call: Call, where: str, shape: tuple[int, ...] = ()) -> bytes:
     signature = _AGREED.pack(min(agreed, 0xFFFF)) + text + struct.pack(f"<{len(pairs)}Q", *pairs)
     if len(signature) > _MAX_SIGNATURE:
         raise UnsupportedError(
-            f"{where}: {call.collective} of so many members does not carry counts of their own: "
-            f"they take {len(signature)} bytes of at most {_MAX_SIGNATURE}"
+            f"{where}: {call.collective} with counts does not support this many members: the "
+            f"counts take {len(signature)} bytes, but the limit is {_MAX_SIGNATURE}"
         )
     return signature
 
 
 def annotated(signature: bytes, note: bytes) -> bytes:
-    """Return a signature with what its member tells of the call besides, as it is sent."""
+    """Return the post of a call: its signature with its note."""
     return signature + note + bytes([len(note)])
 
 
-def note_of(told: bytes) -> bytes:
-    """Return the note of an annotated signature."""
-    return told[-1 - told[-1] : -1]
+def note_of(post: bytes) -> bytes:
+    """Return the note of a post."""
+    return post[-1 - post[-1] : -1]
 
 
-def decode(told: bytes, group: str) -> Call:
-    """Read an annotated signature."""
-    signature = told[: -1 - told[-1]]
+def decode(post: bytes, group: str) -> Call:
+    """Decode the call of a post."""
+    signature = post[: -1 - post[-1]]
     (agreed,) = _AGREED.unpack_from(signature)
     fields = json.loads(signature[_AGREED.size : agreed])
     collective, op, dtype, count, root, tag, listed, call_text, shape = fields

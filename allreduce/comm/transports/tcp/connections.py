@@ -1,4 +1,4 @@
-"""How a process calls the members that expect it while a tcp communicator is made."""
+"""Make and accept the connections of a tcp communicator."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ HELLO_BYTES = _HELLO.size
 
 
 class Hello(NamedTuple):
-    """Who calls whom, and for which of their connections."""
+    """The first message on a connection: which one it is."""
 
     rank: int
-    caller: int  # members of the communicator
+    caller: int  # a member of the communicator
     callee: int
-    channel: int  # 0 for words, 1 for probes, others for data
+    channel: int  # 0 for control frames, 1 for probes, others for data
     channels: int
 
     def pack(self) -> bytes:
@@ -37,12 +37,12 @@ class Hello(NamedTuple):
 
     @classmethod
     def unpack(cls, packed: bytes) -> Hello:
-        """Read what `pack` has written."""
+        """Invert `pack`."""
         return cls(*_HELLO.unpack(packed))
 
 
 class Dialer:
-    """Calls one member after the other, in a thread of its own, until all are called or `end`.
+    """Connects to one member after the other in a background thread.
 
     Args:
         mesh: Takes the connections.
@@ -52,12 +52,12 @@ class Dialer:
     def __init__(self, mesh: Mesh, deadline: float) -> None:
         self._mesh, self._deadline = mesh, deadline
         self.failure: BaseException | None = None
-        self._sockets: dict[tuple[int, int, int], socket.socket] = {}  # that wait for their call
+        self._sockets: dict[tuple[int, int, int], socket.socket] = {}  # not connected yet
         self._ended = False
         self._thread = threading.Thread(target=self._call_all, name="tcp-meeting", daemon=True)
 
     def start(self) -> None:
-        """Begin to call, with sockets that strangers cannot use up the descriptors for any more.
+        """Start to connect; sockets are made first, as strangers may use up descriptors later.
 
         Raises:
             JoinError: There are too few descriptors.
@@ -69,25 +69,25 @@ class Dialer:
                 self._sockets[mine, other, channel] = interface.stream(host)
         except OSError as error:
             raise JoinError(
-                f"[tcp] {mesh.world.called()} cannot call the others: {error}; "
+                f"[tcp] {mesh.world.called()} cannot connect to the others: {error}; "
                 f"{interface.remedy(error)}"
             ) from error
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all are called, or a call has failed; returns whether that is so."""
+        """Wait until all are connected or one has failed; return whether that is so."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def end(self) -> None:
-        """Call nobody any more; no connection is added to the mesh after this.
+        """Stop connecting; no connection is added to the mesh after this.
 
-        A call that waits for an answer, which it may as long as the meeting lasts, is cut short.
+        Interrupts a connection that waits for an answer.
         """
         self._ended = True
         while self._thread.is_alive():
             for sock in list(self._sockets.values()):
-                with contextlib.suppress(OSError):  # not even connecting yet: once more
+                with contextlib.suppress(OSError):  # not connecting yet: try again
                     sock.shutdown(socket.SHUT_RDWR)
             self.wait(_WAKE_SECONDS)
         for sock in self._sockets.values():
@@ -122,25 +122,25 @@ class Dialer:
             ) from error
         try:
             sock.settimeout(max(0.001, self._deadline - time.monotonic()))
-            handshake.call(sock, self._mesh.meeting, hello.pack())
+            handshake.call(sock, self._mesh.credentials, hello.pack())
         except (HandshakeError, OSError) as error:
             self._check_lives()
             raise JoinError(f"[tcp] {world.called()} could not join {place}: {error}") from error
 
     def _check_lives(self) -> None:
-        """Raise PeerLostError if a call failed because somebody died, and not because of `end`."""
+        """Raise PeerLostError if the connection failed because a process died."""
         if not self._ended:
             self._mesh.world.check_lives()
 
 
-_MAX_CALLERS = 256  # unproved at a time; further ones wait in the backlog
+_MAX_CALLERS = 256  # unauthenticated at a time; others wait in the backlog
 _POLL_SECONDS = 0.05
-_HEAR_SECONDS = 0.25  # between looks whether another process has failed
+_HEAR_SECONDS = 0.25  # between checks whether another process has failed
 
 
 @dataclass
 class _Caller:
-    """A connection that has not proved itself."""
+    """A connection that is not authenticated yet."""
 
     sock: socket.socket
     address: str
@@ -150,39 +150,41 @@ class _Caller:
 
 
 class Acceptor:
-    """Takes callers in, all at once, until all members that have to call are there.
+    """Accepts and authenticates connections concurrently, until all members have connected.
 
     Args:
-        mesh: Takes the connections.
-        listener: Where they call.
-        calling: This process's own calls, which go on meanwhile.
+        mesh: Receives the connections.
+        listener: The listening socket.
+        dialer: This process's own connections, made at the same time.
     """
 
-    def __init__(self, mesh: Mesh, listener: socket.socket, calling: Dialer) -> None:
+    def __init__(self, mesh: Mesh, listener: socket.socket, dialer: Dialer) -> None:
         self._mesh = mesh
         self._listener = listener
-        self._calling = calling
+        self._dialer = dialer
         self._missing = mesh.expected(caller=False)
         self._callers: dict[int, _Caller] = {}
         self._selector = selectors.DefaultSelector()
         self._hear_at = time.monotonic() + _HEAR_SECONDS
 
     def run(self, deadline: float) -> None:
-        """Return when all have called, and all calls of our own are done or one has failed."""
+        """Return when all have connected, and all own connections are made or one has failed."""
         try:
             self._selector.register(self._listener, selectors.EVENT_READ)
-            while self._missing and self._calling.failure is None:
+            while self._missing and self._dialer.failure is None:
                 if time.monotonic() >= deadline:
                     raise self._late()
                 for ready, _ in self._selector.select(_POLL_SECONDS):
                     caller = self._callers.get(ready.fd)
                     if ready.fileobj is self._listener:
                         self._accept()
-                    elif caller is not None and caller.sock is ready.fileobj:  # not dropped since
+                    elif (
+                        caller is not None and caller.sock is ready.fileobj
+                    ):  # not dropped meanwhile
                         self._read(caller)
                 self._drop_slow()
                 self._hear()
-            while not self._calling.wait(_POLL_SECONDS):
+            while not self._dialer.wait(_POLL_SECONDS):
                 self._hear()
         finally:
             for caller in list(self._callers.values()):
@@ -190,26 +192,26 @@ class Acceptor:
             self._selector.close()
 
     def _hear(self) -> None:
-        """Raise what has kept another process from connecting: nobody will come from there."""
+        """Raise the error of another process that could not connect."""
         if time.monotonic() < self._hear_at:
             return
         self._hear_at = time.monotonic() + _HEAR_SECONDS
         world = self._mesh.world
         with contextlib.suppress(TimeoutError):
-            text = world.store.get(f"{self._mesh.meeting.name}/failed", 0.0).decode()
+            text = world.store.get(f"{self._mesh.credentials.name}/failed", 0.0).decode()
             raise JoinError(f"[tcp] {world.called()}: not joined: {text}")
 
     def _late(self) -> TimeoutError:
         owners = self._mesh.owners
         ranks = sorted({owners[other] for _, other, _ in self._missing})
         return TimeoutError(
-            f"[tcp] {self._mesh.world.called()}: nobody called in time from rank"
+            f"[tcp] {self._mesh.world.called()}: no connection came in time from rank"
             f"{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
         )
 
     def _accept(self) -> None:
         if len(self._callers) >= _MAX_CALLERS:
-            self._drop(self._least(), "too many connections prove nothing")
+            self._drop(self._least(), "too many connections are not authenticated")
         try:
             sock, address = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
@@ -217,25 +219,25 @@ class Acceptor:
         except OSError as error:
             if error.errno not in interface.NO_FILES:
                 raise
-            self._make_room(error)
+            self._drop_one(error)
             return  # the listener is still ready
         sock.setblocking(False)
-        challenge = Challenge(self._mesh.meeting, HELLO_BYTES)
+        challenge = Challenge(self._mesh.credentials, HELLO_BYTES)
         until = time.monotonic() + STRANGER_SECONDS
         self._callers[sock.fileno()] = _Caller(sock, f"{address[0]}:{address[1]}", challenge, until)
         self._selector.register(sock, selectors.EVENT_READ)
 
-    def _make_room(self, error: OSError) -> None:
-        """Let a connection that has proved nothing go for one that calls."""
+    def _drop_one(self, error: OSError) -> None:
+        """Drop an unauthenticated connection in favor of a new one."""
         if not self._callers:
             raise JoinError(
-                f"[tcp] {self._mesh.world.called()} cannot take in who calls: {error}; "
+                f"[tcp] {self._mesh.world.called()} cannot accept connections: {error}; "
                 f"{interface.remedy(error)}"
             ) from error
-        self._drop(self._least(), f"no descriptor is left for those that call ({error})")
+        self._drop(self._least(), f"no descriptor is left for new connections ({error})")
 
     def _least(self) -> _Caller:
-        """Return the oldest connection of those that have said least."""
+        """Return the oldest connection with the least progress in its handshake."""
         return min(self._callers.values(), key=lambda caller: caller.challenge.begun)
 
     def _read(self, caller: _Caller) -> None:
@@ -265,14 +267,14 @@ class Acceptor:
     def _check(self, hello: Hello) -> None:
         owners = self._mesh.owners
         if (hello.callee, hello.caller, hello.channel) not in self._missing:
-            raise HandshakeError(f"member {hello.caller} is here already, or not expected")
+            raise HandshakeError(f"member {hello.caller} is connected already, or not expected")
         if owners[hello.caller] != hello.rank or hello.channels != self._mesh.channels:
             raise HandshakeError(f"it is rank {hello.rank} of another world")
 
     def _drop_slow(self) -> None:
         now = time.monotonic()
         for caller in [one for one in self._callers.values() if now >= one.until]:
-            self._drop(caller, f"it proved nothing within {STRANGER_SECONDS:g} s")
+            self._drop(caller, f"it did not authenticate within {STRANGER_SECONDS:g} s")
 
     def _drop(self, caller: _Caller, why: str) -> None:
         logger.warning("[tcp] dropped a connection from %s: %s", caller.address, why)

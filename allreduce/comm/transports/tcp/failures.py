@@ -1,4 +1,4 @@
-"""What a member of a tcp communicator can say about its end."""
+"""Failure reports of members that are connected over TCP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from allreduce.comm.failures.reporter import FailureReporter, build_error
 from allreduce.comm.transports.tcp.calls import decode, note_of
 from allreduce.errors import AllreduceError, Finding
 
-NOBODY = -1  # for whom a member waits that does not wait long; itself, if for any other
+NOBODY = -1  # awaited by a member without a long wait; its own index means any other
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class TcpMemberInfo(MemberInfo):
     """One member of a tcp communicator, perhaps on another host."""
 
     host: str
-    near: bool  # whether this process's host: names do not tell
+    near: bool  # whether on this process's host; equal host names do not prove that
 
     @property
     def state(self) -> str:
@@ -29,12 +29,12 @@ class TcpMemberInfo(MemberInfo):
 
     @property
     def lost(self) -> str:
-        said = super().lost
-        return said if self.near else f"{said}; or {self.host} cannot be reached any more"
+        cause = super().lost
+        return cause if self.near else f"{cause}; or {self.host} cannot be reached any more"
 
 
 class TcpFailureReporter(FailureReporter[_native.TcpMember]):
-    """As a shared transport's, with the calls that frames have told."""
+    """Reports failures with the calls that members have posted in frames."""
 
     transport: ClassVar[str] = "tcp"
 
@@ -58,13 +58,14 @@ class TcpFailureReporter(FailureReporter[_native.TcpMember]):
         return self.call(self.me, native.key)
 
     def note(self, member: int, seq: int) -> Note:
-        told = self.group.posted_call(member, seq)
-        return Note("", "") if told is None else Note.unpack(note_of(told))
+        posted = self.group.posted_call(member, seq)
+        return Note("", "") if posted is None else Note.unpack(note_of(posted))
 
     def absent(self, seq: int) -> list[int]:
-        """Begin with those of this host that are stopped; leave out who waits for them, too.
+        """Return the awaited members, stopped ones of this host first.
 
-        Once all have begun, others wait for them along a chain; before, and in a message, not.
+        Once all have begun the call, follow the chain of waits and omit members that wait
+        themselves.
         """
         missing = self.group.missing(seq)
         stopped = [m.index for m in self.members if m.index != self.me and m.stopped]
@@ -77,10 +78,10 @@ class TcpFailureReporter(FailureReporter[_native.TcpMember]):
         return list(dict.fromkeys([*stopped, *behind])) or missing
 
     def _end_of_chain(self, member: int, seq: int) -> int | None:
-        """Return for whom one waits in the end that is waited for in a call under way.
+        """Return the member at the end of the chain of waits from `member` in a call.
 
-        Members that live tell in it for whom they wait. They may wait for each other, besides for
-        the one that does not: then this is nobody.
+        Live members announce the member that they wait for. Members may wait for each other; then
+        return None.
         """
         seen = {self.me}
         while member not in seen:
@@ -92,23 +93,23 @@ class TcpFailureReporter(FailureReporter[_native.TcpMember]):
         return None
 
     def last_call(self, member: int) -> str:
-        """As on other transports, with the line of the call."""
+        """As on other transports, with the call site."""
         found = self.group.last_call(member)
-        said = super().last_call(member)
+        last = super().last_call(member)
         if found is not None:
-            said += f" at {Note.unpack(note_of(found[1])).site}"
+            last += f" at {Note.unpack(note_of(found[1])).site}"
         awaited = NOBODY if member == self.me else self.group.awaited(member)
-        return said if awaited == NOBODY else f"{said}, and {self._waits(member, awaited)}"
+        return last if awaited == NOBODY else f"{last}, and {self._waits(member, awaited)}"
 
     def _waits(self, member: int, awaited: int) -> str:
-        """Say for whom a member waits."""
+        """Describe the wait of a member."""
         peer = "any rank" if awaited == member else self.members[awaited]
         call = self.group.awaited_in(member)
         kind = f"in a {MESSAGES[call - 1]} " if 0 < call <= len(MESSAGES) else ""
         return f"waits {kind}for {peer}"
 
     def difference(self, low: int, high: int, seq: int) -> str:
-        """Say which share of an all_to_all does not fit, if it is such a call."""
+        """Describe the shares of an all_to_all that do not match, if it is one."""
         first, second = self.call(low, seq), self.call(high, seq)
         assert first is not None, "the calls were compared before"
         assert second is not None, "both of them"

@@ -13,7 +13,7 @@ from allreduce.comm.transports.handshake import Credentials
 
 @dataclass(frozen=True)
 class Process:
-    """What one process of the communicator tells the others."""
+    """One process of the communicator, as it announces itself to the others."""
 
     rank: int
     pid: int
@@ -25,10 +25,10 @@ class Process:
 
 @dataclass
 class Mesh:
-    """The sockets of this process's members: by member, then by peer and channel."""
+    """The sockets of this process's members, by (member, peer, channel)."""
 
     world: World
-    meeting: Credentials
+    credentials: Credentials
     processes: tuple[Process, ...]
     sockets: dict[tuple[int, int, int], socket.socket] = field(default_factory=dict)
 
@@ -47,7 +47,7 @@ class Mesh:
         return self.processes[0].channels
 
     def expected(self, caller: bool) -> set[tuple[int, int, int]]:
-        """List the (own member, peer, channel) that this process calls, or is called for."""
+        """Return the (own member, peer, channel) of all connections to make, or to accept."""
         members = range(len(self.owners))
         return {
             (mine, other, channel)
@@ -58,13 +58,13 @@ class Mesh:
         }
 
     def give_up(self, reason: str) -> None:
-        """Close the connections after a word to those at their ends, who may have begun already.
+        """Close the connections after sending the reason to the peers.
 
-        Without it they would take this process for dead.
+        Peers that have begun already would otherwise take this process for dead.
         """
         for (mine, _, channel), sock in self.sockets.items():
             if channel == 0:
-                with contextlib.suppress(OSError):  # the other one is gone
+                with contextlib.suppress(OSError):  # the peer is gone
                     sock.setblocking(False)
                     sock.send(_native.tcp_last_words(mine, reason))
         self.close()

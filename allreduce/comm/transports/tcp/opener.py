@@ -1,4 +1,4 @@
-"""How members come to talk over TCP: they meet, and each gets its connections to all others."""
+"""Open the tcp transport."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def open_tcp(
     Members of one process are connected over loopback, like any others.
 
     Args:
-        world: Whose processes.
-        local_members: How many members this process brings, each for a thread of its own.
-        name: The communicator's; the same on all ranks, and new in this world.
-        timeout: Seconds that meeting, and later any wait, may last.
-        kind: The class of the transports; a larger transport passes its own.
+        world: The processes.
+        local_members: The number of members of this process, each for one thread.
+        name: The communicator's name; the same on all ranks, and new in this world.
+        timeout: Limit for connecting and for any wait, in seconds.
+        kind: The class of the transports.
 
     Raises:
-        UsageError: There is no interface to meet on.
-        JoinError: A member cannot be reached, or is not of this job; or the system is short of
-            descriptors or threads.
+        UsageError: There is no suitable interface.
+        JoinError: A member cannot be reached or does not belong to this job, or the system has
+            too few descriptors or threads.
         PeerLostError: A process died meanwhile.
-        TimeoutError: Members did not come.
+        TimeoutError: Members did not connect in time.
     """
     if world.size * local_members == 1:
         alone = Process(world.rank, os.getpid(), 1, "", 0, 0)
@@ -72,12 +72,12 @@ def open_tcp(
             "process's limits: ulimit -n for descriptors, -u and -v for threads"
         ) from error
     finally:
-        mesh.close()  # what nobody has taken over
+        mesh.close()  # sockets that no transport owns
     return made
 
 
 def _sockets(mesh: Mesh, index: int) -> list[list[int]]:
-    """Take a member's sockets out of the mesh: of each other member, its channels'."""
+    """Remove a member's sockets from the mesh, by peer and channel."""
     sockets: list[list[int]] = [[] for _ in mesh.owners]
     for other in range(len(sockets)):
         if other != index:

@@ -1,8 +1,8 @@
-"""How the members of a tcp communicator come to be connected, each with each.
+"""Connect each pair of members of a tcp communicator.
 
-Every process listens on a free port of the chosen interface and tells the others its address
-through the world's store. The member of the higher index calls. A handshake opens every connection;
-whoever fails it is dropped and logged, and accepting goes on.
+Every process listens on a free port of the chosen interface and publishes its address in the
+world's store. The member with the higher index connects. Every connection begins with a handshake;
+a connection that fails it is dropped and logged.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from allreduce.errors import AllreduceError, JoinError, PeerLostError, UsageErro
 
 _BACKLOG = 1024
 _ENGINE_FILES = 2
-_FIRST_DATA = _native.TCP_FIRST_DATA  # before it come the connections for words and for probes
+_FIRST_DATA = _native.TCP_FIRST_DATA  # channels before it: control frames and probes
 
 
 def connect(world: World, name: str, local_members: int, timeout: float) -> Mesh:
-    """Meet the other processes and connect all members; a collective call of the processes.
+    """Connect all members; a collective call of the processes.
 
     Raises:
-        UsageError: There is no interface, or ranks want different numbers of connections.
-        JoinError: A member cannot be reached, or proved not to be of this job.
+        UsageError: There is no interface, or ranks set different numbers of connections.
+        JoinError: A member cannot be reached, or does not belong to this job.
         PeerLostError: A process died meanwhile.
-        TimeoutError: Members did not come.
+        TimeoutError: Members did not connect in time.
     """
     deadline = time.monotonic() + timeout
     key = f"{world.generation}/tcp/{name}"
@@ -90,22 +90,23 @@ def _introduce(
     local_members: int,
     timeout: float,
 ) -> tuple[Process, ...]:
-    """Tell all processes where this one listens, or have all of them raise why it cannot.
+    """Exchange the processes' addresses; if one cannot listen, all raise its error.
 
     Args:
-        troubles: That there are too few descriptors here, and why it does not listen; or nothing.
+        troubles: The errors of too few descriptors and of listening; empty without one.
     """
     host, port = listener.getsockname()[:2] if listener is not None else ("", 0)
     channels = _FIRST_DATA + settings.load().tcp_connections
     mine = [os.getpid(), local_members, host, port, channels, *troubles]
-    told = [json.loads(text) for text in world.exchange(key, json.dumps(mine).encode(), timeout)]
-    for rank, (*_, short, trouble) in enumerate(told):
+    answers = world.exchange(key, json.dumps(mine).encode(), timeout)
+    all_facts = [json.loads(answer) for answer in answers]
+    for rank, (*_, short, trouble) in enumerate(all_facts):
         if short:
             raise JoinError(f"[tcp] {world.called()}: not joined: {world.called(rank)}: {short}")
         if trouble:
             own = rank == world.rank
             raise UsageError(trouble if own else f"[tcp] {world.called()}: not joined: {trouble}")
-    processes = tuple(Process(rank, *facts[:5]) for rank, facts in enumerate(told))
+    processes = tuple(Process(rank, *facts[:5]) for rank, facts in enumerate(all_facts))
     first = processes[0].channels
     for process in processes:
         if process.channels != first:
@@ -118,12 +119,12 @@ def _introduce(
 
 
 def _connect_all(mesh: Mesh, listener: socket.socket, deadline: float) -> None:
-    """Call and be called at once, so that no order of members can lock up."""
-    calling = Dialer(mesh, deadline)
+    """Connect and accept concurrently, so that no order of members can deadlock."""
+    dialer = Dialer(mesh, deadline)
     try:
-        calling.start()
-        Acceptor(mesh, listener, calling).run(deadline)
+        dialer.start()
+        Acceptor(mesh, listener, dialer).run(deadline)
     finally:
-        calling.end()
-    if calling.failure is not None:
-        raise calling.failure
+        dialer.end()
+    if dialer.failure is not None:
+        raise dialer.failure

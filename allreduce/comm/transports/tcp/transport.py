@@ -1,12 +1,12 @@
 """The transport over TCP: native, one epoll thread per process.
 
-Every call is posted to all members with its signature; nothing of it is sent, and no output is
-touched, before all posts are there and agree. Small contributions travel with the posts, others in
-chunks, in one hop or along a ring; each element's result is made once and distributed, or made by
-everybody in member order: results are equal on all members, to the bit.
+Each member posts each call with its signature to all members. No data is sent and no output is
+touched before all posts have arrived and agree. Small inputs travel with the posts, larger ones in
+chunks, in one hop or along a ring. Each element is reduced once and distributed, or reduced by
+every member in member order, so results are bitwise equal on all members.
 
-Started calls advance by themselves. A connection that ends without a goodbye means that its member
-died.
+Started calls progress without a waiting thread. A connection that closes without a goodbye means
+that its member died.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from allreduce.comm.transports.tcp.failures import NOBODY, TcpFailureReporter, T
 from allreduce.errors import OutOfMemoryError
 from allreduce.events import logger
 
-_LEAVE_SECONDS = 2.0  # how long last words may take to arrive
-_FAIL_SECONDS = 5.0  # how long the engine may take to let go of the arrays of a dead communicator
+_LEAVE_SECONDS = 2.0  # for goodbyes to arrive
+_FAIL_SECONDS = 5.0  # for the engine to release the arrays of a dead communicator
 
 
 class TcpWork(NativeWork[_native.TcpWork]):
     """A started call of the tcp transport.
 
     Attributes:
-        call: What was started; None if that was too late, and is not what others were in.
+        call: The call; None if it was started after the communicator ended.
     """
 
     def origin(self) -> tuple[int, int]:
@@ -49,16 +49,16 @@ class TcpWork(NativeWork[_native.TcpWork]):
 
 
 class TcpTransport(NativeTransport[_native.TcpWork]):
-    """One member of a communicator whose members are connected each with each.
+    """One member of a communicator with a connection between each pair of members.
 
     Args:
         index: This member.
-        sockets: Descriptors for each member, which it takes over: one for words, one for probes,
-            then those for data.
+        sockets: Descriptors for each member, which the transport owns: one for control frames, one
+            for probes, the others for data.
         members: All members.
-        name: The communicator's.
-        timeout: Seconds that any wait may last.
-        choices: How calls are carried out.
+        name: The communicator's name.
+        timeout: Limit for any wait, in seconds.
+        choices: The algorithm of each call.
     """
 
     name = "tcp"
@@ -88,13 +88,13 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
     ) -> TcpWork:
         self.admit()
         calls.check(call, self._reporter.where)
-        if x is not None:  # a NumPy scalar has no memory of its own
+        if x is not None:  # NumPy scalars have no buffer
             x = np.asarray(x)
         words = calls.words(call, self._size, self._choices)
-        return self._begin(call, words, self._told(call, x, out), (x, out), result)
+        return self._begin(call, words, self._post(call, x, out), (x, out), result)
 
-    def _told(self, call: Call, x: Array | None, out: Array | None) -> bytes:
-        """Return what all members get to know of a call."""
+    def _post(self, call: Call, x: Array | None, out: Array | None) -> bytes:
+        """Return the post of a call: its signature and note."""
         array = x if x is not None else out
         shape = () if array is None else agreed_shape(call, array.shape)
         return calls.annotated(
@@ -105,23 +105,23 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         self,
         call: Call,
         words: tuple[object, ...],
-        told: bytes,
+        post: bytes,
         arrays: tuple[Array | None, Array | None],
         result: Callable[[], Any],
     ) -> TcpWork:
-        """Have the native side start a call.
+        """Start a call natively.
 
         Args:
             call: The call.
-            words: What is carried out, which may be less.
-            told: What the other members get to know of the call.
+            words: The native call to run, which may be a part of it.
+            post: The call's post to the other members.
             arrays: The input and the output.
             result: Makes the result.
         """
         late = call.collective not in MESSAGES and self._reporter.heard
         try:
-            with self._lock:  # calls of several threads get one order
-                native = self._member.start(words, told, *map(_address, arrays))
+            with self._lock:  # order the calls of several threads
+                native = self._member.start(words, post, *map(_address, arrays))
                 work = TcpWork(self, native, arrays, result)
                 work.call = None if late else call
                 self._keep(work)
@@ -143,7 +143,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         return f"{what}: {self._reporter.missing(native.key)}"
 
     def _message(self, native: _native.TcpWork) -> Call | None:
-        """Return the call of a send or recv: these have no place in the order."""
+        """Return the call of a send or recv; None for a collective."""
         call = self._reporter.call(self.index, native.key) if native.key != native.seq else None
         return call if call is not None and call.collective in MESSAGES else None
 
@@ -156,7 +156,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
             return
         peer = self.index if call.root == ANY else call.root
         self._member.tell_awaited(peer, 1 + MESSAGES.index(call.collective))
-        yield  # after an error the others may still want to know
+        yield  # not after an error: the others may still ask
         self._member.tell_awaited(NOBODY)
 
     def _surrender(self, native: _native.TcpWork, waited: float) -> bool:
@@ -173,19 +173,19 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         farewell = self._member.leave(_LEAVE_SECONDS)
         limit = time.monotonic() + 2 * _LEAVE_SECONDS
         while not farewell.wait(_LEAVE_SECONDS) and time.monotonic() < limit:
-            logger.debug("%s: last words are still on their way", self._reporter.where)
+            logger.debug("%s: goodbyes are still in flight", self._reporter.where)
 
     def plan(self, call: Call, x: Array | None, out: Array | None) -> Plan:
         calls.check(call, self._reporter.where)
         placed = Placed(in_place=in_place(call, x, out, self.index))
-        here = Topology(TcpTransport.name, self.index, self._size)  # whoever it serves
+        here = Topology(TcpTransport.name, self.index, self._size)  # also as a control channel
         return plan(call, here, self._choices, placed)
 
     def payload_bytes(self) -> list[int]:
         return self._member.payload_bytes()
 
     def close_inherited(self) -> None:
-        """In a child made by fork: let go of the sockets, whose end of file tells of our parent."""
+        """In a forked child, close the sockets: their end of file means the parent's end."""
         super().close_inherited()
         self._member.close_inherited()
 
@@ -194,7 +194,7 @@ class TcpTransport(NativeTransport[_native.TcpWork]):
         call = Call("empty", None, "bytes", nbytes, None, self._name)
         self.start(call, None, None, lambda: None).wait()
         memory = aligned(nbytes)
-        # Everybody learns whether everybody has it.
+        # All members agree whether all have the memory.
         mine, all_have = np.array([memory is not None]), np.zeros(self._size, bool)
         call = Call("all_gather", None, "bool", 1, None, self._name)
         self.start(call, mine, all_have, lambda: None).wait()
