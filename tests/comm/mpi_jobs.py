@@ -25,14 +25,14 @@ def say(*words):  # in one piece, whoever else writes
 
 
 def job(program: str, size: int, timeout: float = 60) -> Result:
-    """ChainRun a program under MPICH's mpirun, or skip the test where that is not installed."""
+    """Run a program under MPICH's mpirun, or skip the test where that is not installed."""
     mpirun(size, Path())
     (result,) = run_ranks(program, size, launcher="mpirun", timeout=timeout)
     return result
 
 
 def failing(lines: str, size: int = 3, timeout: float = 20) -> list[str]:
-    """ChainRun lines that end with `say`, and return what each rank said."""
+    """Run lines that end with `say`, and return what each rank said."""
     result = job(FAILURES.format(timeout=timeout) + lines, size)
     assert result.returncode == 0, result.stderr
     said = [line for line in result.stdout.splitlines() if line]

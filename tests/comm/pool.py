@@ -91,7 +91,7 @@ class ProcessPool:
         self._answers = [_there(process.stdout) for process in self._processes]
 
     def run(self, name: str, *arguments: Any, timeout: float = 60) -> list[Any]:
-        """ChainRun a case on all ranks and return their results; a rank's error fails the test."""
+        """Run a case on all ranks and return their results; a rank's error fails the test."""
         assert not self._ended, "an earlier case has ended these ranks"
         self._ended = True  # unless they answer well
         for asked in self._asked:

@@ -116,7 +116,7 @@ def slow(comm: Communicator) -> list[str]:
 
 
 def pulled(comm: Communicator, name: str, *arguments: Any) -> Any:
-    """ChainRun a case where all that can be is pulled."""
+    """Run a case where all that can be is pulled."""
     from tests.comm.pool import case  # which imports this module
 
     with before_the_table(SOON):

@@ -22,7 +22,7 @@ from tests.harness import settle_threads
 def raised(
     fn: Callable[[Communicator], Any], size: int, kind: type[BaseException], **options: Any
 ) -> list[str]:
-    """ChainRun `fn` in threads; every member must raise `kind`. Returns the messages."""
+    """Run `fn` in threads; every member must raise `kind`. Returns the messages."""
     outcomes = settle_threads(fn, size, **options)
     for outcome in outcomes:
         assert isinstance(outcome, kind), outcomes

@@ -179,7 +179,7 @@ def test_a_call_made_ready_whose_array_has_changed_is_refused_and_nothing_dies()
         out = np.zeros(3)
         start = comm.all_reduce_init(np.ones(3), out=out)
         out.flags.writeable = False
-        with pytest.raises(UsageError, match="made ready to be started have changed since"):
+        with pytest.raises(UsageError, match="a prepared call have changed since"):
             start()
         out.flags.writeable = True
         start().wait()

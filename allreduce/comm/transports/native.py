@@ -1,7 +1,7 @@
-"""What transports whose members work natively have in common: waiting, warning, failing, leaving.
+"""The common part of transports with native members: waits, warnings, failures and closing.
 
-A member's works are kept until they are waited for, so that nobody's arrays go while they are used.
-Whatever ends the communicator is raised once as what it was, and afterwards as what it is dead of.
+A member keeps its works until they have been waited for, so that their arrays stay alive. The error
+that ends the communicator is raised once; later calls raise `ClosedError` with its text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from allreduce.events import logger
 
 
 class Started(Protocol):
-    """A call as the native side has it."""
+    """A native call."""
 
     @property
     def seq(self) -> int: ...
@@ -43,8 +43,8 @@ class NativeWork(Work, Generic[N]):
     """A started call; keeps its arrays alive.
 
     Attributes:
-        native: As the native side has it.
-        call: The call, where the native side forgets it before it is done.
+        native: The native call.
+        call: The call, for transports whose native side may forget it.
     """
 
     call: Call | None = None
@@ -79,7 +79,7 @@ class NativeWork(Work, Generic[N]):
         return self.native.done or self._transport.wait_for(self.native, 0.0)
 
     def pause(self, seconds: float) -> bool:
-        """Wait a moment; returns whether it is complete. That it is not is nobody's fault yet.
+        """Wait for `seconds` at most, without a timeout error; return whether it is complete.
 
         Raises:
             AllreduceError: The communicator has failed.
@@ -89,7 +89,7 @@ class NativeWork(Work, Generic[N]):
         return self.native.done
 
     def absent(self) -> list[int]:
-        """Say for which members it waits."""
+        """Return the members that it waits for."""
         return self._transport.absent(self.native)
 
     def finish(self, timeout: float | None) -> Any:
@@ -99,14 +99,14 @@ class NativeWork(Work, Generic[N]):
         return self._result()
 
 
-WARN_SECONDS = 10.0  # a wait this long is reported, once
-_ANNOUNCE_SECONDS = 1.0  # a wait for a message this long is told to the others, for their errors
-_PIECE_SECONDS = 1.0  # of a long wait: what a process was stopped for counts as one of these
-_PRUNE = 64  # started works without a wait that are kept before looking which are complete
+WARN_SECONDS = 10.0  # a longer wait logs one warning
+_ANNOUNCE_SECONDS = 1.0  # a longer wait for a message is announced, for the others' errors
+_PIECE_SECONDS = 1.0  # slice of a long wait; time while the process is stopped counts as one
+_PRUNE = 64  # works kept before pruning complete ones
 
 
 class NativeTransport(Transport, Generic[N]):
-    """One member of a communicator, which works natively.
+    """One member of a communicator, with a native implementation.
 
     Args:
         index: This member.
@@ -115,7 +115,7 @@ class NativeTransport(Transport, Generic[N]):
     """
 
     drives_shared: ClassVar[bool] = False  # whether its waits drive all calls in shared memory
-    _closing = True  # until there is something to close
+    _closing = True  # nothing to close before __init__ is done
 
     def __init__(self, index: int, witness: FailureReporter[Any], timeout: float) -> None:
         self.index = index
@@ -125,12 +125,14 @@ class NativeTransport(Transport, Generic[N]):
         self._prune_at = _PRUNE
         self._failure: str | None = None
         self._closed = False
-        self._lock = threading.RLock()  # a signal's handler may abort whatever it interrupts
-        self.quick_seconds = min(timeout, progress.IDLE_SECONDS)  # then Python drives other calls
+        self._lock = threading.RLock()  # reentrant: a signal handler may call abort
+        self.quick_seconds = min(
+            timeout, progress.IDLE_SECONDS
+        )  # after it Python drives other calls, too
         self._closing = False
 
     def __del__(self) -> None:
-        """Leave in good order if nobody has, before the arrays of what was started are freed."""
+        """Close if not closed yet, before the arrays of started calls are freed."""
         if not self._closing:
             self.close(drain=False)
 
@@ -148,81 +150,81 @@ class NativeTransport(Transport, Generic[N]):
             raise self._error()
 
     def verdict(self) -> tuple[str, int] | None:
-        """Say what killed the communicator, if it is dead: the fault, and the member to blame."""
+        """Return fault and culprit of a dead communicator, or None."""
         found = self._reporter.group.culprit()
         return None if found is None else found[:2]
 
     def rename(self, members: tuple[MemberInfo, ...]) -> None:
-        """Have messages name members as the larger communicator does that this one serves."""
+        """Use the members' names of the larger communicator that this one serves."""
         self._reporter.members = members
 
     @property
     @abstractmethod
     def inherited(self) -> bool:
-        """Whether this process was made by fork, from the one that joined."""
+        """Whether this process is a forked child of the one that joined."""
 
     @abstractmethod
     def _drive(self, native: N, seconds: float) -> bool:
-        """Wait for a work; False if it has failed or the time is over."""
+        """Wait for a work; return False if it failed or time ran out."""
 
     @abstractmethod
     def _surrender(self, native: N, waited: float) -> bool:
-        """Make the communicator dead for a wait that took too long.
+        """Make the communicator dead after a timeout.
 
         Args:
-            native: What was waited for.
-            waited: Seconds.
+            native: The awaited work.
+            waited: The length of the wait in seconds.
 
         Returns:
-            Whether the work is complete, because the last moment was enough.
+            Whether the work completed at the last moment.
         """
 
     @abstractmethod
     def _kill(self, reason: str) -> None:
-        """Make the communicator dead on all members; no array is touched after that.
+        """Make the communicator dead on all members; started calls touch no array any more.
 
         Args:
-            reason: As `encode` made it.
+            reason: The text of `encode`.
         """
 
     def _drain(self) -> None:
-        """Complete what was started and is not kept here: by other threads, which wait for it."""
+        """Complete started calls that are not kept here."""
 
     @abstractmethod
     def _leave(self) -> None:
-        """Tell the others that this member leaves in good order, and let go of everything."""
+        """Notify the others that this member leaves, and release everything."""
 
     def payload_bytes(self) -> list[int]:
-        """Return the bytes of data that have gone to each member through a socket."""
+        """Return the bytes of data sent to each member through sockets."""
         return [0] * len(self.members)
 
     def _keep(self, work: NativeWork[N]) -> None:
-        """Keep what is started: who drops a work without waiting must not drop its arrays."""
+        """Keep a started work: its arrays must outlive a caller that drops it without waiting."""
         self._pending.add(work)
         if len(self._pending) >= self._prune_at:
             self._pending = {one for one in self._pending if not one.settled}
             self._prune_at = max(_PRUNE, 2 * len(self._pending))
 
     def _interrupted(self, error: BaseException) -> None:
-        """Give up after a signal's handler raised in a start: nobody would keep its arrays."""
+        """Abort after a signal handler raised in a start: the call's arrays are not kept."""
         reason = f"a start was interrupted by {type(error).__name__}"
         self.abort(reason, interrupted=is_interrupt(error))
 
     def forget(self, work: NativeWork[N]) -> None:
-        """Let go of a completed work's arrays."""
+        """Release a completed work's arrays."""
         with self._lock:
             self._pending.discard(work)
 
     def wait_for(self, native: N, seconds: float) -> bool:
-        """Wait a moment for a work; False if it has failed or the time is over."""
+        """Wait for a work; return False if it failed or time ran out."""
         return self._wait(native, seconds)
 
     @abstractmethod
     def absent(self, native: N) -> list[int]:
-        """Say for which members a work waits."""
+        """Return the members that a work waits for."""
 
     def poll(self, native: N) -> None:
-        """Do what can be done now; raise if the work has failed."""
+        """Make progress without blocking; raise if the work has failed."""
         if not self._wait(native, 0.0) and native.failed:
             raise self._error(native)
 
@@ -231,8 +233,8 @@ class NativeTransport(Transport, Generic[N]):
 
         Args:
             native: The work.
-            timeout: Seconds from now, or None for the transport's own.
-            waited: How long its wait has lasted already; a wait that failed at once has not.
+            timeout: Seconds from now, or None for the transport's timeout.
+            waited: Seconds that its wait has lasted already.
         """
         self.admit()
         if native.failed:
@@ -247,7 +249,7 @@ class NativeTransport(Transport, Generic[N]):
             self._complete_late(native, total, waited)
 
     def _complete_late(self, native: N, total: float, waited: float) -> None:
-        """Go on waiting for a work: warn, and then give up."""
+        """Continue a long wait: warn, and later give up."""
         if waited < WARN_SECONDS < total:
             if self._wait_on(native, WARN_SECONDS - waited):
                 return
@@ -264,7 +266,7 @@ class NativeTransport(Transport, Generic[N]):
         raise self._error(native)
 
     def _wait_on(self, native: N, seconds: float) -> bool:
-        """As `_wait`, in pieces, of which each counts as it was meant to last."""
+        """As `_wait`, in slices; each counts with its nominal length."""
         while seconds > _PIECE_SECONDS and not native.failed:
             if self._wait(native, _PIECE_SECONDS):
                 return True
@@ -272,28 +274,28 @@ class NativeTransport(Transport, Generic[N]):
         return self._wait(native, seconds)
 
     def _announced(self, native: N) -> contextlib.AbstractContextManager[object]:  # noqa: ARG002
-        """Have the others know, while this lasts, in which message this member waits, if in one."""
+        """Announce to the others, during the block, the message that this member waits in."""
         return contextlib.nullcontext()
 
     @abstractmethod
     def _waiting(self, native: N) -> str:
-        """Say in which call a work waits, for whom, what they did last and whether they live."""
+        """Describe a work's call and the members that it waits for: last call and state."""
 
     def make_progress(self) -> float:
-        """Do what can be done of other calls; returns how long this thread may wait until then."""
+        """Make progress on other calls; return the seconds until this is due again."""
         return progress.make_progress(shared=not self.drives_shared)
 
     def _wait(self, native: N, seconds: float) -> bool:
         self.admit()
         try:
             return self._drive_all(native, seconds) if seconds else self._drive(native, 0.0)
-        except BaseException as error:  # a signal's handler raised in the middle of a collective
+        except BaseException as error:  # a signal handler raised in the middle of a collective
             reason = f"a wait was interrupted by {type(error).__name__}"
             self.abort(reason, interrupted=is_interrupt(error))
             raise
 
     def _drive_all(self, native: N, seconds: float) -> bool:
-        """Wait for a work, and go on with other calls meanwhile."""
+        """Wait for a work, and drive other calls meanwhile."""
         most = self.make_progress()
         if seconds <= most:
             return self._drive(native, seconds)
@@ -313,17 +315,17 @@ class NativeTransport(Transport, Generic[N]):
             )
 
     def _error(self, native: N | None = None, own: Call | None = None) -> AllreduceError:
-        """Return what killed the communicator: the cause first, then that it is dead.
+        """Return the error of a dead communicator: first its cause, later `ClosedError`.
 
         Args:
-            native: What this member waits for; None if for nothing.
-            own: The call of it; without this, as its work knows it.
+            native: The work that this member waits for, or None.
+            own: Its call; default: from the work.
         """
         if own is None:
             with self._lock:
                 calls = (work.call for work in self._pending if work.native is native)
                 own = next(calls, None)
-        # It may take a while to find out the cause: what needs the lock must not wait for that.
+        # Finding the cause may take a while, so do it without the lock.
         known = self._closed or self._failure is not None
         error = None if known else self._reporter.error(native, own)
         with self._lock:
@@ -342,7 +344,7 @@ class NativeTransport(Transport, Generic[N]):
             self._failure = self._failure or f"this member aborted it: {reason}"
 
     def close_inherited(self) -> None:
-        self._lock = threading.RLock()  # another thread may have held it
+        self._lock = threading.RLock()  # another thread of the parent may hold it
 
     def close(self, drain: bool) -> None:
         if self.inherited:
@@ -359,13 +361,13 @@ class NativeTransport(Transport, Generic[N]):
                     if not work.awaited_elsewhere():
                         work.wait()
                 self._drain()
-        finally:  # nobody else does it any more, whatever a signal's handler has interrupted
+        finally:  # even if a signal handler interrupted the above
             if mine:
                 self._end()
 
     def _end(self) -> None:
         with self._lock:
-            self._closed = True  # what other threads wait for is about to fail
+            self._closed = True  # waits of other threads are about to fail
         self._leave()
         with self._lock:
             self._pending.clear()

@@ -1,6 +1,6 @@
 """The sockets between the processes of one communicator.
 
-A process that dies is seen by every other as an end of file; files are passed on without a name.
+The death of a process is an end of file for every other. Descriptors of files are passed along.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from allreduce import _native
 from allreduce.comm.calls.members import MemberInfo
 from allreduce.comm.selection.choosing import Choices
 
-_STATUS = struct.Struct("!Ii")  # which file; an errno value, or 0 with the file
+_STATUS = struct.Struct("!Ii")  # number of the file; an errno value, or 0 with the file
 _PROCESS = struct.Struct("!IIIQ16s")
 PROCESS_BYTES = _PROCESS.size
 
 
 class Token(NamedTuple):
-    """Random bytes that a process has in its memory: who finds them there can read that memory."""
+    """Random bytes in a process's memory; a process that finds them there can read that memory."""
 
     address: int
     value: bytes
@@ -45,7 +45,7 @@ class Process(NamedTuple):
 
     @classmethod
     def unpack(cls, packed: bytes) -> Process:
-        """Read what `pack` has written."""
+        """Invert `pack`."""
         rank, pid, local_members, *token = _PROCESS.unpack(packed)
         return cls(rank, pid, local_members, Token(*token))
 
@@ -57,9 +57,9 @@ class Links:
     rank: int
     processes: tuple[Process, ...] = ()
     sockets: dict[int, socket.socket] = field(default_factory=dict)
-    # All members' together, as all count them: where a launcher binds ranks, each has but its own.
+    # The union of all members' cores; a launcher may bind each rank to its own.
     cores: int = field(default_factory=lambda: len(own_cores()))
-    _passed: int = 0  # files so far, also those that did not come in time
+    _passed: int = 0  # files so far, including late ones
 
     def close(self) -> None:
         for sock in self.sockets.values():
@@ -67,10 +67,10 @@ class Links:
         self.sockets.clear()
 
     def pass_file(self, fd: int | None, error: int, deadline: float) -> tuple[int | None, int]:
-        """Give rank 0's file, or why there is none, to all; a collective call of the processes.
+        """Pass rank 0's file, or its error, to all processes; a collective call of them.
 
         Args:
-            fd: Rank 0's file; None on the others, or if there is none.
+            fd: Rank 0's file; None on the others, or on failure.
             error: Rank 0's errno value, or 0.
             deadline: `time.monotonic()` seconds.
 
@@ -78,7 +78,7 @@ class Links:
             The file (the caller's to close), and rank 0's errno value.
 
         Raises:
-            OSError: Rank 0, or another process, died meanwhile, or it took too long.
+            OSError: A process died meanwhile, or it took too long.
         """
         self._passed += 1
         if self.rank == 0:
@@ -88,7 +88,7 @@ class Links:
             number, error, file = self._receive_file(deadline)
             if number == self._passed:
                 return file, error
-            if file is not None:  # an earlier one, which this process did not wait for
+            if file is not None:  # an earlier file, which this process gave up
                 os.close(file)
 
     def _send_file(self, fd: int | None, error: int, deadline: float) -> None:
@@ -98,7 +98,7 @@ class Links:
                 set_deadline(sock, deadline)
                 message = _STATUS.pack(self._passed, error)
                 socket.send_fds(sock, [message], [] if fd is None else [fd])
-            except OSError as lost:  # the others still wait for theirs
+            except OSError as lost:  # continue: the others still wait
                 failure = lost
         if failure is not None:
             raise failure
@@ -113,7 +113,7 @@ class Links:
         if not message:
             raise ConnectionResetError(errno.ECONNRESET, "rank 0 died while it shared memory")
         number, error = _STATUS.unpack(message)
-        if error == 0 and fd is None:  # there was no descriptor for it
+        if error == 0 and fd is None:  # the receiver had no free descriptor
             error = errno.EMFILE
         return number, error, fd
 
@@ -122,8 +122,8 @@ def receive_with_file(sock: socket.socket, size: int) -> tuple[bytes, int | None
     """Receive a message and the file that was sent with it, if any.
 
     Returns:
-        The message and the file's descriptor (the caller's to close); nothing and None if the
-        message is cut short, because its sender died.
+        The message and the file's descriptor (the caller's to close); empty and None if the sender
+        died in the middle of the message.
     """
     message, fds, _, _ = socket.recv_fds(sock, size, 1, socket.MSG_CMSG_CLOEXEC)
     fd = fds[0] if fds else None
@@ -135,17 +135,17 @@ def receive_with_file(sock: socket.socket, size: int) -> tuple[bytes, int | None
 
 
 def set_deadline(sock: socket.socket, deadline: float) -> None:
-    """Have a socket's calls end at a time, in `time.monotonic()` seconds."""
+    """Set a socket's timeout to end at `deadline`, in `time.monotonic()` seconds."""
     sock.settimeout(max(0.001, deadline - time.monotonic()))
 
 
 def own_cores() -> list[int]:
-    """Return the cores of this process, and of this thread where that is bound to others."""
+    """Return the cores that this process or this thread may run on."""
     return sorted(os.sched_getaffinity(os.getpid()) | os.sched_getaffinity(0))
 
 
 class LocalGroup:
-    """The mapped regions, and the sockets to the other processes."""
+    """The state that this process's members share: mapped regions and sockets."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class LocalGroup:
         self._lock = threading.Lock()
 
     def leave(self) -> None:
-        """Count a member out; with the last one the sockets go."""
+        """Unregister a member; the last one closes the sockets."""
         with self._lock:
             self._open -= 1
             if self._open == 0:

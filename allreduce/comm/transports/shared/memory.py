@@ -35,7 +35,7 @@ _BYTES_PER_ENTRY = 512  # of memory per byte of page table: 8 bytes map 4096
 
 
 class Available(NamedTuple):
-    """How many bytes this process could still have, and what sets that limit."""
+    """The bytes that this process can still allocate, and the limit that applies."""
 
     nbytes: int
     limit: str
@@ -45,7 +45,7 @@ class Available(NamedTuple):
 
 
 def available(root: Path = _ROOT) -> Available:
-    """Find what limits this process's memory first: the machine, or one of its control groups.
+    """Return the tightest limit on this process's memory: the machine's or a control group's.
 
     Args:
         root: Where /proc and /sys are, or what stands in for them.
@@ -54,12 +54,12 @@ def available(root: Path = _ROOT) -> Available:
 
 
 def page_tables(nbytes: int, processes: int) -> int:
-    """Return how many bytes of page tables a region costs, mapped by so many processes."""
+    """Return the bytes of page tables for a region that `processes` processes map."""
     return nbytes * processes // _BYTES_PER_ENTRY
 
 
 def check_available(nbytes: int) -> None:
-    """Refuse what this process cannot have: the kernel would kill a process to make room for it.
+    """Check that the memory is available: the kernel would kill a process to free it.
 
     Raises:
         OSError: There is less memory (ENOMEM); its text says what the limit is.
@@ -70,20 +70,20 @@ def check_available(nbytes: int) -> None:
 
 
 def check_mappable(nbytes: int) -> None:
-    """Refuse what this process has no addresses for, as under a limit on them; touches no page.
+    """Check that the address space suffices, which may be limited; touches no page.
 
     Raises:
         OSError: It has not (ENOMEM).
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    try:  # without access: what cannot be written takes no memory
+    try:  # an inaccessible mapping takes no memory
         mmap.mmap(-1, nbytes, flags=flags, prot=0).close()
     except OverflowError:
-        raise OSError(errno.ENOMEM, f"no process has addresses for {nbytes} bytes") from None
+        raise OSError(errno.ENOMEM, f"the address space has no {nbytes} bytes left") from None
 
 
 def allocate(nbytes: int) -> int:
-    """Return the descriptor of a new anonymous file whose `nbytes` are all allocated and zero.
+    """Return the descriptor of a new anonymous file of `nbytes` allocated zeros.
 
     Raises:
         OSError: There is no memory for it, or no descriptor left.
@@ -113,7 +113,7 @@ def _create() -> int:
 
 
 def _machine(root: Path) -> Available:
-    """Return the kernel's own estimate of what can be had without swapping."""
+    """Return the kernel's estimate of memory available without swapping."""
     sizes = dict(line.split(":", 1) for line in _lines(root / "proc/meminfo") if ":" in line)
     total, available = (
         int(sizes[key].split()[0]) * 1024 if key in sizes else 1 << 62
@@ -123,7 +123,7 @@ def _machine(root: Path) -> Available:
 
 
 def _groups(root: Path) -> Iterator[Available]:
-    """Yield what each control group leaves that this process is in, from its own upwards."""
+    """Yield the memory left in each control group of this process, from its own upwards."""
     for version, top, inside in _hierarchies(root):
         for level in (inside, *inside.parents):
             left = _left(version, top / level)
@@ -132,7 +132,7 @@ def _groups(root: Path) -> Iterator[Available]:
 
 
 def _hierarchies(root: Path) -> Iterator[tuple[str, Path, PurePosixPath]]:
-    """Yield the mounted trees of groups that limit memory: version, folder, and our place in it."""
+    """Yield the mounted hierarchies of memory groups: version, folder, and our group in it."""
     places: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, name = line.split(":", 2)
@@ -147,13 +147,13 @@ def _hierarchies(root: Path) -> Iterator[tuple[str, Path, PurePosixPath]]:
             continue
         shown, point = mount.split()[3:5]
         place = PurePosixPath(places[version])
-        # A container may see its own group as the top, under the name that it has outside.
+        # A container may see its own group as the root, under its outside name.
         inside = place.relative_to(shown) if place.is_relative_to(shown) else PurePosixPath()
         yield version, root / point.lstrip("/"), inside
 
 
 def _left(version: str, group: Path) -> Available | None:
-    """Return what one group leaves; None if it sets no limit, or is outside this container."""
+    """Return the memory left in a group; None without a limit, or outside this container."""
     limit_name, usage_name, reclaimable = _VERSIONS[version]
     try:
         limit = (group / limit_name).read_text().strip()
@@ -170,5 +170,5 @@ def _left(version: str, group: Path) -> Available | None:
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text().splitlines()
-    except OSError:  # an old kernel, or a container that hides it
+    except OSError:  # missing in old kernels, or hidden by a container
         return []

@@ -1,4 +1,4 @@
-"""How members come to share memory: they meet, and the first process's file becomes everybody's."""
+"""Open the shared transport: connect the processes, and map rank 0's file in all of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_shared(
         timeout: Seconds that meeting, and later any wait, may last.
 
     Raises:
-        OutOfMemoryError: A process cannot have the memory; raised on all of them.
+        OutOfMemoryError: A process lacks the memory; raised on all of them.
         UnsupportedError: The system refuses to make shared memory; raised on all of them.
         PeerLostError: A process died meanwhile.
     """
@@ -51,7 +51,7 @@ def open_shared(
     except builtins.TimeoutError as error:
         raise late(world, timeout) from error
     except (ConnectionError, handshake.HandshakeError) as failure:
-        world.check_lives()  # it is known who has died, or will be in a moment
+        world.check_lives()  # names the dead process, if there is one
         raise JoinError(
             f"[shared] {world.called()}: a process ended while they made a communicator: {failure}"
         ) from failure
@@ -59,7 +59,7 @@ def open_shared(
 
 
 def _meet(world: World, local_members: int, name: str, timeout: float) -> LocalGroup:
-    """Connect the processes, and have them share memory."""
+    """Connect the processes and share memory among them."""
     deadline = time.monotonic() + timeout
     if world.size == 1:
         links = Links(0, (Process(0, os.getpid(), local_members),))
@@ -73,7 +73,7 @@ def _meet(world: World, local_members: int, name: str, timeout: float) -> LocalG
 
 
 def _share(world: World, links: Links, deadline: float) -> LocalGroup:
-    """Map the control region that rank 0 allocates, in all processes or in none."""
+    """Map rank 0's control region in all processes, or in none."""
     replicated = any(process.local_members > 1 for process in links.processes)
     members = tuple(
         MemberInfo(index, world.members[process.rank].world_rank, process.pid, replicated)
@@ -142,7 +142,7 @@ def _allocate(
 
 
 def _agree(links: Links, error: int) -> tuple[int, int]:
-    """Have every process learn of the first that failed: its errno value (or 0) and rank."""
+    """Return the errno value and rank of the first process that failed, or 0, on all processes."""
     mine = _REPORT.pack(error, links.rank)
     if links.rank != 0:
         links.sockets[0].sendall(mine)

@@ -1,7 +1,12 @@
-"""How the processes of one communicator come to be connected, on one host.
+"""Connect the processes of one communicator on one host.
 
-Rank 0 listens on an abstract Unix socket whose name is published in the world's store, proves each
-caller, and then hands each pair of processes a socket pair.
+Rank 0 listens on an abstract Unix socket whose name it publishes in the world's store. It
+authenticates each caller and sends each pair of processes a socket pair.
+
+Processes also test whether they can read each other's memory (process_vm_readv). The kernel allows
+it where tracing is allowed: for the same user, unless a security module (Yama's ptrace_scope), a
+container's system call filter or the process itself forbids it. As process numbers are valid in one
+namespace only, each process looks for a token in the others' memory.
 """
 
 from __future__ import annotations
@@ -34,28 +39,28 @@ from allreduce.comm.transports.shared.links import (
 from allreduce.errors import JoinError, TimeoutError, UnsupportedError
 from allreduce.events import logger
 
-_LOOK_SECONDS = 0.25  # between looks whether a rank that has not called has died
+_LOOK_SECONDS = 0.25  # between checks whether an absent rank has died
 _PAIR = struct.Struct("!I")
 
 
 def connect(world: World, name: str, local_members: int, timeout: float) -> Links:
-    """Meet the other processes of the world; a collective call.
+    """Connect to the other processes of the world; a collective call.
 
     Args:
-        name: Names the meeting; the same on all ranks, and new in this world.
-        local_members: How many members this process brings.
-        timeout: Seconds in which all ranks must have come.
+        name: The communicator's name; the same on all ranks, and new in this world.
+        local_members: The number of members of this process.
+        timeout: Limit for all ranks to arrive, in seconds.
 
     Raises:
         UnsupportedError: Ranks do not share a host.
         PeerLostError: A process died meanwhile.
-        JoinError: A process could not prove that it belongs to the job, or has no descriptors left.
-        TimeoutError: Ranks did not come.
+        JoinError: A process failed authentication, or has no descriptors left.
+        TimeoutError: Ranks did not arrive.
         ConnectionError: A connection broke.
     """
     deadline = time.monotonic() + timeout
     key = f"{world.generation}/comm/{name}"
-    meeting = Credentials(world.job, key, world.secret)
+    credentials = Credentials(world.job, key, world.secret)
     me = Process(world.rank, os.getpid(), local_members, new_token())
     try:
         if short := fd_limits.shortage(world.size):
@@ -63,22 +68,22 @@ def connect(world: World, name: str, local_members: int, timeout: float) -> Link
                 world.store.set(f"{key}/address", b"")
             _compare(world, key, "", deadline, short)
         if world.rank == 0:
-            return _host(world, key, meeting, me, deadline)
-        return _visit(world, key, meeting, me, deadline)
+            return _host(world, key, credentials, me, deadline)
+        return _visit(world, key, credentials, me, deadline)
     except builtins.TimeoutError as error:
-        if isinstance(error, TimeoutError):  # the store's, which says who is missing
+        if isinstance(error, TimeoutError):  # of the store; it names the missing ranks
             raise
         raise late(world, timeout) from error
 
 
 def late(world: World, timeout: float) -> TimeoutError:
-    """Build the error for a socket on which nothing came in time."""
+    """Build the error for a timeout of a socket."""
     return TimeoutError(
         f"[shared] {world.called()}: the ranks did not all meet within {timeout:g} s"
     )
 
 
-def _host(world: World, key: str, meeting: Credentials, me: Process, deadline: float) -> Links:
+def _host(world: World, key: str, credentials: Credentials, me: Process, deadline: float) -> Links:
     address = f"allreduce-{world.job}-{secrets.token_hex(8)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     links = Links(0)
@@ -87,7 +92,7 @@ def _host(world: World, key: str, meeting: Credentials, me: Process, deadline: f
         listener.listen(world.size + 16)
         world.store.set(f"{key}/address", address.encode())
         links.cores = _compare(world, key, "", deadline)
-        callers = _accept_all(world, listener, links, meeting, deadline)
+        callers = _accept_all(world, listener, links, credentials, deadline)
         links.sockets = dict(sorted(links.sockets.items()))
         links.processes = (me, *(callers[rank] for rank in links.sockets))
         for sock in links.sockets.values():
@@ -102,20 +107,20 @@ def _host(world: World, key: str, meeting: Credentials, me: Process, deadline: f
 
 
 def _accept_all(
-    world: World, listener: socket.socket, links: Links, meeting: Credentials, deadline: float
+    world: World, listener: socket.socket, links: Links, credentials: Credentials, deadline: float
 ) -> dict[int, Process]:
-    """Take the others' sockets into `links`, and return what they say of themselves, by rank.
+    """Accept the others' sockets into `links`, and return their processes by rank.
 
-    If one does not come, who has come hears that by the end of its socket.
+    On failure the sockets close, which the processes that have arrived notice.
     """
     callers: dict[int, Process] = {}
     while len(callers) < world.size - 1:
         sock = _accept(world, listener, deadline)
         sock.settimeout(STRANGER_SECONDS)
         try:
-            caller = Process.unpack(handshake.answer(sock, meeting, PROCESS_BYTES))
+            caller = Process.unpack(handshake.answer(sock, credentials, PROCESS_BYTES))
             if caller.rank in callers or not 0 < caller.rank < world.size:
-                raise HandshakeError(f"rank {caller.rank} is here already, or not expected")
+                raise HandshakeError(f"rank {caller.rank} is connected already, or not expected")
         except (HandshakeError, OSError) as error:
             logger.warning("[shared] dropped a connection: %s", error)
             sock.close()
@@ -136,7 +141,7 @@ def _accept(world: World, listener: socket.socket, deadline: float) -> socket.so
 
 
 def _introduce(links: Links) -> None:
-    """Tell every process who there is, and give each pair a socket pair."""
+    """Send every process the table of processes, and each pair a socket pair."""
     table = b"".join(process.pack() for process in links.processes)
     for sock in links.sockets.values():
         sock.sendall(table)
@@ -149,7 +154,7 @@ def _introduce(links: Links) -> None:
                 socket.send_fds(links.sockets[high], [_PAIR.pack(low)], [ends[1].fileno()])
 
 
-def _visit(world: World, key: str, meeting: Credentials, me: Process, deadline: float) -> Links:
+def _visit(world: World, key: str, credentials: Credentials, me: Process, deadline: float) -> Links:
     address = world.store.get(f"{key}/address", max(0.001, deadline - time.monotonic())).decode()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     links = Links(world.rank, sockets={0: sock})
@@ -162,10 +167,14 @@ def _visit(world: World, key: str, meeting: Credentials, me: Process, deadline: 
             failure = str(error)
         links.cores = _compare(world, key, failure, deadline)
         set_deadline(sock, deadline)
-        handshake.call(sock, meeting, me.pack())
+        handshake.call(sock, credentials, me.pack())
         rows = (handshake.receive(sock, PROCESS_BYTES) for _ in range(world.size))
         found = [Process.unpack(row) for row in rows]
-        links.processes = (*found[: me.rank], me, *found[me.rank + 1 :])  # whose token must stay
+        links.processes = (
+            *found[: me.rank],
+            me,
+            *found[me.rank + 1 :],
+        )  # keeps the own token alive
         for _ in range(world.size - 2):
             _receive_pair(links, sock)
     except HandshakeError as error:
@@ -188,25 +197,25 @@ def _receive_pair(links: Links, sock: socket.socket) -> None:
 
 
 def _compare(world: World, key: str, failure: str, deadline: float, short: str = "") -> int:
-    """Have all learn whether everyone can share memory with rank 0; counts cores."""
+    """Check on all ranks that all can share memory with rank 0; return the number of cores."""
     remaining = max(0.001, deadline - time.monotonic())
     mine = [failure, own_cores(), short, _native.LAYOUT]
     answers = world.exchange(f"{key}/reached", json.dumps(mine).encode(), remaining)
-    told = [json.loads(answer) for answer in answers]
-    for rank, (_, _, text, _) in enumerate(told):
+    reports = [json.loads(answer) for answer in answers]
+    for rank, (_, _, text, _) in enumerate(reports):
         if text:
             raise JoinError(f"[shared] {world.called()}: not joined: {world.called(rank)}: {text}")
-    far = [rank for rank, (text, *_) in enumerate(told) if text]
+    far = [rank for rank, (text, *_) in enumerate(reports) if text]
     if far:
         hosts = {rank: world.members[rank].host for rank in (0, far[0])}
         raise UnsupportedError(
             f"[shared] {world.called()}: {world.called(far[0])} on {hosts[far[0]]} cannot reach "
-            f"{world.called(0)} on {hosts[0]} through a Unix socket ({told[far[0]][0]}): they do "
-            "not share a host and its network namespace; use the transport hierarchical or tcp "
-            "between hosts, and give each a name of its own in ALLREDUCE_HOST if these were taken "
-            "for one"
+            f"{world.called(0)} on {hosts[0]} through a Unix socket ({reports[far[0]][0]}): they "
+            "do not share a host and its network namespace; use the transport hierarchical or tcp "
+            "between hosts, and set ALLREDUCE_HOST to a different name on each if these were "
+            "taken for one"
         )
-    layouts = [layout for *_, layout in told]
+    layouts = [layout for *_, layout in reports]
     for rank, layout in enumerate(layouts):
         if layout != layouts[0]:
             raise JoinError(
@@ -214,17 +223,17 @@ def _compare(world: World, key: str, failure: str, deadline: float, short: str =
                 f"different builds of allreduce, whose shared memory has the layouts "
                 f"{layouts[0]:x} and {layout:x}; install the same build for every rank"
             )
-    return len({core for _, cores, *_ in told for core in cores})
+    return len({core for _, cores, *_ in reports for core in cores})
 
 
 def new_token() -> Token:
-    """Return what others have to find in this process's memory; it is there as long as this."""
+    """Return bytes for others to find in this process's memory; keep them alive."""
     value = secrets.token_bytes(16)
     return Token(np.frombuffer(value, np.uint8).ctypes.data, value)
 
 
 def pull_refusal(links: Links) -> int:
-    """Return why this process does not read the others' memory, as an errno value; 0 if it may."""
+    """Return the errno value of reading the other processes' memory; 0 if that works."""
     if not settings.load().shared_pull:
         return errno.ECANCELED
     for process in links.processes:
@@ -235,13 +244,13 @@ def pull_refusal(links: Links) -> int:
             found = _native.read_process(process.pid, address, len(value))
         except OSError as error:
             return error.errno or errno.EPERM
-        if found != value:  # that number is another process's here
+        if found != value:  # another namespace: the number is another process here
             return errno.ESRCH
     return 0
 
 
 def pull_refusal_text(refused: int) -> str:
-    """Say of a process why it does not read the others' memory."""
+    """Explain why a process does not read the others' memory."""
     if refused == errno.ECANCELED:
         return "has that switched off, by ALLREDUCE_SHARED_PULL=off"
     return f"cannot read the others' memory: {os.strerror(refused)}"

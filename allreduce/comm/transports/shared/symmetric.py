@@ -1,4 +1,4 @@
-"""Symmetric memory: one part per member, in a region that all of them map."""
+"""Symmetric memory: one part per member, in a region that all members map."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from allreduce.errors import OutOfMemoryError
 RunCall = Callable[[Callable[[], _native.Work]], None]
 
 _PAGE = 4096
-_TEXT_WORDS = 63  # 504 bytes of why a process has no memory: room for a long group's path
+_TEXT_WORDS = 63  # 504 bytes for an error, which may contain a long path
 
 
 class Symmetric:
-    """One member's side of the allocations of a communicator."""
+    """Allocates one member's parts of symmetric memory."""
 
     def __init__(
         self, local: LocalGroup, member: _native.Member, index: int, where: str, timeout: float
@@ -44,28 +44,30 @@ class Symmetric:
             run_call: Starts a call and completes it.
 
         Raises:
-            OutOfMemoryError: A process cannot have the memory; raised on all members.
+            OutOfMemoryError: A process lacks the memory; raised on all members.
         """
         pages = max(1, -(-nbytes // _PAGE))
         if pages >= COUNT_LIMIT:
-            raise OutOfMemoryError(f"{self._where}: no machine has {nbytes} bytes")
+            raise OutOfMemoryError(
+                f"{self._where}: {nbytes} bytes exceed any machine's memory; ask for less"
+            )
         run_call(functools.partial(self._member.start_allocate, pages))
-        # Making the pages takes long: not before everybody has room to map them.
-        self._tell(nbytes, self._look(pages * _PAGE), run_call)
+        # Allocating pages takes long, so first check that all processes can map them.
+        self._share_outcome(nbytes, self._check(pages * _PAGE), run_call)
         self._regions += 1
         try:
-            self._tell(nbytes, self._map(self._regions, pages * _PAGE), run_call)
+            self._share_outcome(nbytes, self._map(self._regions, pages * _PAGE), run_call)
         except OutOfMemoryError:
             self._local.group.release_region(self._regions)
             raise
         part: NDArray[np.uint8] = self._local.group.claim(self._regions, self._index)
         return part
 
-    def _tell(self, nbytes: int, found: tuple[int, str], run_call: RunCall) -> None:
-        """Have everybody learn whether everybody succeeded, and if not why.
+    def _share_outcome(self, nbytes: int, found: tuple[int, str], run_call: RunCall) -> None:
+        """Exchange the outcomes of all processes.
 
         Raises:
-            OutOfMemoryError: A process did not; raised on all members.
+            OutOfMemoryError: A process failed; raised on all members.
         """
         mine = _report(*found)
         reports = np.zeros((len(self._local.members), len(mine)), np.int64)
@@ -74,8 +76,8 @@ class Symmetric:
         if reports[:, 0].any():
             raise self._shortage(nbytes, reports)
 
-    def _look(self, part_bytes: int) -> tuple[int, str]:
-        """Have this process's first member see whether a new region could be mapped here.
+    def _check(self, part_bytes: int) -> tuple[int, str]:
+        """Check on this process's first member whether a new region can be mapped here.
 
         Returns:
             As `_map`.
@@ -94,10 +96,10 @@ class Symmetric:
         return 0, ""
 
     def _map(self, region: int, part_bytes: int) -> tuple[int, str]:
-        """Have this process's first member map a new region.
+        """Map a new region on this process's first member.
 
         Returns:
-            0 and nothing, or an errno value and what is known of its cause here.
+            0 and an empty text, or an errno value and its cause.
         """
         local = self._local
         if self._index != local.first:
@@ -105,7 +107,7 @@ class Symmetric:
         fd, error, why = None, 0, ""
         try:
             if local.links.rank == 0 and local.links.sockets:
-                # One file for all members' parts, which counts as the first process's.
+                # One file for all members' parts; the kernel charges it to the first process.
                 fd = memory.allocate(part_bytes * len(local.members))
         except OSError as failure:
             error, why = failure.errno or errno.ENOMEM, failure.strerror or ""

@@ -1,4 +1,4 @@
-"""The transport between threads and processes of one host: memory that all members map."""
+"""The transport between threads and processes of one host, over memory that all members map."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SharedTransport(NativeTransport[_native.Work]):
     name = "shared"
     drives_shared = True
     _reporter: MessageFailureReporter
-    _still_shared = ""  # what to tell of arrays that others may change after the end
+    _still_shared = ""  # a warning about arrays that others may change after the end
 
     def __init__(self, local: LocalGroup, index: int, name: str, timeout: float) -> None:
         self._reporter = MessageFailureReporter(local.group, name, index, local.members)
@@ -86,13 +86,12 @@ class SharedTransport(NativeTransport[_native.Work]):
         return group.part_of(self.index, array.ctypes.data, array.nbytes, member)
 
     def _post_again(self, post: Callable[[], _native.Work]) -> _native.Work:
-        """Start a call that was checked before; nothing is posted if its arrays have changed."""
+        """Start a bound call; post nothing if its arrays have changed."""
         try:
             return post()
         except (TypeError, ValueError) as error:
             raise UsageError(
-                f"{self._reporter.where}: the arrays of a call that was made ready to be started "
-                f"have changed since: {error}"
+                f"{self._reporter.where}: the arrays of a prepared call have changed since: {error}"
             ) from None
 
     def _launch(
@@ -116,20 +115,20 @@ class SharedTransport(NativeTransport[_native.Work]):
         return work
 
     def _poster(self, call: Call, x: Array | None, out: Array | None) -> Callable[[], _native.Work]:
-        """Look up all that a call's start needs besides the arrays' memory."""
+        """Return a function that posts a call, with everything prepared."""
         note = call_site.note(x, out, call.call_text or self._counted(call, x, out))
         member = self._member
         if call.tag is not None and call.root is not None:  # a send or recv
             return functools.partial(member.start_message, x, out, call.root, call.tag, note)
         packed = kind(call.collective, call.op, call.root or 0)
-        call_text = digest(call.call_text)
+        text = digest(call.call_text)
         return functools.partial(
-            member.start, packed, x, out, call.counts, call.receives, note, call_text
+            member.start, packed, x, out, call.counts, call.receives, note, text
         )
 
     @staticmethod
     def _counted(call: Call, x: Array | None, out: Array | None) -> str:
-        """Say a call of unequal shares, for which a slot has no room."""
+        """Format a call with unequal shares, which do not fit in a slot."""
         array = x if x is not None else out
         if call.counts is None or array is None:
             return ""
@@ -161,7 +160,7 @@ class SharedTransport(NativeTransport[_native.Work]):
             return
         collective, *_, peer, _ = native.call
         self._local.group.set_message(self.index, message_word(COLLECTIVES[collective], peer))
-        yield  # after an error the others may still want to know
+        yield  # not after an error: the others may still ask
         self._local.group.set_message(self.index, 0)
 
     def _surrender(self, native: _native.Work, waited: float) -> bool:
@@ -185,16 +184,15 @@ class SharedTransport(NativeTransport[_native.Work]):
         return error
 
     def _isolate(self) -> None:
-        """Make the arrays of failed calls private, at their addresses and with their values.
+        """Make the arrays of failed calls private, at the same addresses with the same values.
 
-        Another process may be stopped in the middle of such a call, and store into them when it
-        continues.
+        Otherwise a process that is stopped in such a call could write to them when it continues.
         """
         exposed = self._member.exposed()
         if self._still_shared or not exposed:
             return
         failure = None
-        try:  # every process of the communicator may need as much, at the same time
+        try:  # every process may need as much at the same time
             memory.check_available(exposed * len(self._local.links.processes))
             error = self._member.isolate()
             failure = os.strerror(error) if error else None
@@ -204,7 +202,7 @@ class SharedTransport(NativeTransport[_native.Work]):
             self._still_shared = (
                 f"{self._reporter.where}: {exposed} bytes of this rank's comm.empty arrays could "
                 f"not be made private ({failure}): a rank that is stopped in the failed call may "
-                "still change them when it continues; end it, or copy what you need"
+                "still change them when it continues; end it, or copy the arrays"
             )
             logger.warning("%s", self._still_shared)
 
@@ -219,7 +217,7 @@ class SharedTransport(NativeTransport[_native.Work]):
         self._local.leave()
 
     def close_inherited(self) -> None:
-        """In a child made by fork: let go of the sockets, whose end of file tells of our parent."""
+        """In a forked child, close the sockets: their end of file means the parent's end."""
         super().close_inherited()
         self._local.links.close()
 
@@ -227,7 +225,7 @@ class SharedTransport(NativeTransport[_native.Work]):
         return self._symmetric.allocate(nbytes, self._carry_out)
 
     def _carry_out(self, post: Callable[[], _native.Work]) -> None:
-        """Start a call and complete it. Its caller keeps its arrays, unless this raises."""
+        """Start a call and complete it; its caller keeps its arrays alive."""
         try:
             work = post()
             if not self._wait(work, self.quick_seconds):
@@ -237,7 +235,7 @@ class SharedTransport(NativeTransport[_native.Work]):
             raise
 
     def _finish(self, native: _native.Work, x: Array | None) -> None:
-        """Complete a call that failed or waits long: only now its caller is looked up."""
+        """Complete a call that failed or waits long; only now find its call site."""
         self.admit()
         self._member.note(native.seq, call_site.note(x, None))
         self.complete(native, None, self.quick_seconds)
