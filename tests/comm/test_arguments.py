@@ -189,7 +189,7 @@ def test_a_root_is_a_number(comm: Communicator) -> None:
 
 def test_no_machine_has_so_much_memory(comm: Communicator) -> None:
     with pytest.raises(
-        errors.OutOfMemoryError, match=r"^\[shared\] replica 1 \(rank 0\): empty: \d+ bytes exceed"
+        errors.OutOfMemoryError, match=r"^\[shared\] replica 1 \(rank 0\): empty: no machine has"
     ):
         comm.empty(1 << 62)
 
@@ -316,7 +316,10 @@ def test_a_prepared_call_ends_with_its_communicator(comm: Communicator) -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda comm: comm.all_reduce(np.ones(3, bool), op="mean"), "float64 for the share of"),
+        (
+            lambda comm: comm.all_reduce(np.ones(3, bool), op="mean"),
+            "float64 to get the fraction of",
+        ),
         (lambda comm: comm.all_reduce("abc"), "broadcast_object and all_gather_object take"),
         (lambda comm: comm.all_reduce({"a": 1}), "broadcast_object and all_gather_object take"),
         (
