@@ -1,7 +1,7 @@
-"""What each member does in a call of the hierarchical transport: pure, call and layout in.
+"""Turn a call of the hierarchical transport into chains of steps; pure functions.
 
-A call becomes chains of steps. Every level of every member gets its steps in the order of calls,
-chains and steps, which is the same on all members of the level: none can wait for another's call.
+Every level of every member gets its steps in the order of calls, chains and steps. That order is
+the same on all members of the level, so no two can wait for each other's calls.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CUTTING = ("reduce_scatter", "scatter")  # their `x` is the joined array
 def make_chains(call: Call, layout: Layout, me: int) -> tuple[Chain, ...]:
     """Plan a call for one member; the chains of different chunks are independent."""
     if call.collective == "barrier":
-        return ()  # that all have posted the call is all there is to it
+        return ()  # posting the call is enough
     if level := _only_level(call, layout):
         return (_alone(call, layout, me, level),)
     if call.collective in _WHOLE:
@@ -54,9 +54,9 @@ def make_chains(call: Call, layout: Layout, me: int) -> tuple[Chain, ...]:
 
 
 def _only_level(call: Call, layout: Layout) -> str | None:
-    """Return the level that carries a call alone, if one does.
+    """Return the level that carries the entire call, if there is one.
 
-    Each pair has something else to exchange in an all_to_all: no detour makes that less.
+    In an all_to_all each pair exchanges different data, which no detour reduces.
     """
     if len(layout.hosts) == 1:
         return "in"

@@ -1,8 +1,8 @@
-"""All members of a hierarchical communicator, connected each with each: who calls what, who lives.
+"""The control channel of a hierarchical communicator: tcp connections among all members.
 
-Every call is posted here to all members, without data, before any output is written; messages and
-all_to_all go here whole. Whatever happens in a smaller communicator becomes one fault here, so that
-all members tell one story.
+Every call is posted on it to all members, without data, before any output is written. It carries
+messages and all_to_all entirely. A failure of a level becomes one fault here, so that all members
+report the same cause.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from allreduce.comm.transports.tcp.failures import TcpFailureReporter
 from allreduce.comm.transports.tcp.transport import TcpTransport, TcpWork
 from allreduce.errors import AllreduceError, Finding
 
-_VERDICT_SECONDS = 0.3  # for this communicator to find out by itself; a mismatch takes its time:
+_VERDICT_SECONDS = 0.3  # for the channel to detect the fault itself; longer for a mismatch:
 _MISMATCH_SECONDS = 0.8  # others may have to post their calls first
 _LOOK_SECONDS = 0.002
 
 
 class HierarchicalFailureReporter(TcpFailureReporter):
-    """As a tcp transport's, under another name."""
+    """Reports failures under the name of the hierarchical transport."""
 
     transport: ClassVar[str] = "hierarchical"
 
     @property
     def where(self) -> str:
-        """As of the communicator, of which all levels are parts: "world.1/split.1/all"."""
+        """The prefix with the communicator's name: this one is its part "all"."""
         group = group_text(self.name.rpartition("/")[0])
         return f"[{self.transport}] {group}{self.members[self.me]}"
 
 
 class ControlChannel(TcpTransport):
-    """One member's view of all; its arguments are TcpTransport's."""
+    """One member of the control channel; the arguments are those of TcpTransport."""
 
     name = "hierarchical"
     reporter_class = HierarchicalFailureReporter
-    _awaited = -1  # for whom the others think that this member waits
+    _awaited = -1  # the announced member that this one waits for
 
     def agree(self, call: Call, x: Array | None, out: Array | None) -> TcpWork:
-        """Post a call to all members, and none of its data; done when all have posted the same."""
+        """Post a call without its data; the work is done when all members have posted the same."""
         self.admit()
         check(call, self._reporter.where)
         nothing = Call("barrier", None, "none", 0, None, call.group)
@@ -52,22 +52,22 @@ class ControlChannel(TcpTransport):
 
     @property
     def where(self) -> str:
-        """Say whose messages these are."""
+        """The prefix of messages."""
         return self._reporter.where
 
     def tell_awaited(self, candidates: list[int]) -> None:
-        """Tell all others whom this member may wait for in a long wait; none when it is over."""
+        """Announce a member that this one waits for; none when the wait is over."""
         idle = (member for member in candidates if self._member.awaited(member) < 0)
         chosen = next(idle, candidates[0]) if candidates else -1
         if chosen != self._awaited:
             self._awaited = chosen
             self._member.tell_awaited(chosen)
 
-    def behind(self, candidates: list[int]) -> int:
-        """Return who keeps this member waiting: who waits for nobody.
+    def culprit_among(self, candidates: list[int]) -> int:
+        """Return the member that delays this one: one that waits for nobody itself.
 
         Args:
-            candidates: Whom this member may wait for; where these wait for others, those count.
+            candidates: The members that this one may wait for; their waits are followed.
         """
         seen = {self.index}
         for member in candidates:
@@ -80,7 +80,7 @@ class ControlChannel(TcpTransport):
         return candidates[0] if candidates else self.index
 
     def failure(self, agreed: TcpWork) -> AllreduceError:
-        """Return why the communicator is dead: the cause first, then that it is.
+        """Return the error of the dead communicator: first its cause, later `ClosedError`.
 
         Args:
             agreed: The call that this member waits for.
@@ -88,53 +88,55 @@ class ControlChannel(TcpTransport):
         return self._error(agreed.native, agreed.call)
 
     def propagate_failure(self, error: AllreduceError, agreed: TcpWork) -> None:
-        """Tell all members why a smaller communicator has ended, unless they know by now.
+        """End the communicator on all members after a level failed, unless it has ended already.
 
         Args:
-            error: Its error, which names a call of its own.
-            agreed: The caller's call that it was a step of.
+            error: The level's error, which names the level's call.
+            agreed: The caller's call with that step.
         """
         finding = error.finding or Finding("lost", str(error))
         differs = finding.fault == "mismatch"
         if finding.fault in ("lost", "left") and finding.call:
             finding = replace(finding, call=self.named(agreed))
-        if finding.fault == "aborted":  # by another member than this one
+        if finding.fault == "aborted":  # of a level, by another member
             finding = replace(finding, fault="lost")
         if not self.await_verdict(_MISMATCH_SECONDS if differs else _VERDICT_SECONDS):
             self._member.abort(encode(finding))
 
     def named(self, agreed: TcpWork) -> str:
-        """Say which call this is; also once all have posted it."""
+        """Name a call for messages."""
         number = f"#{agreed.native.seq}"
         return f"call {number}" if agreed.call is None else f"{agreed.call} {number}"
 
     def await_verdict(self, seconds: float) -> bool:
-        """Wait for the communicator's end; returns whether it has come in this time."""
+        """Wait for the communicator's end; return whether it came in time."""
         limit = time.monotonic() + seconds
         while self.verdict() is None and time.monotonic() < limit:
             time.sleep(_LOOK_SECONDS)
         return self.verdict() is not None
 
     def missing(self, agreed: TcpWork, absent: list[int]) -> str:
-        """Say who keeps a call waiting, what they did last and whether they live.
+        """Describe the members that delay a call: last call and process state.
 
         Args:
             agreed: The call.
-            absent: Whom it may wait for: all who have not posted it; once all have, those who
-                must do their part now, or whom they wait for in their turn.
+            absent: The members that it may wait for: those that have not posted it, or, once all
+                have, those whose step is due.
         """
         found = absent
         if agreed.native.done:
-            found = list(dict.fromkeys(self.behind([member]) for member in absent or [self.index]))
-        told = ((self.members[member], self._reporter.last_call(member)) for member in found)
-        return "; ".join(f"{info} {last} ({info.state})" for info, last in told)
+            found = list(
+                dict.fromkeys(self.culprit_among([member]) for member in absent or [self.index])
+            )
+        described = ((self.members[member], self._reporter.last_call(member)) for member in found)
+        return "; ".join(f"{info} {last} ({info.state})" for info, last in described)
 
     def stopped(self) -> list[int]:
-        """List the other members whose processes are known to be stopped."""
+        """Return the other members whose processes are known to be stopped."""
         return [m.index for m in self.members if m.index != self.index and m.stopped]
 
     def give_up(self, agreed: TcpWork, blamed: int, reason: str) -> None:
-        """End the communicator because a call takes too long; `blamed` keeps it."""
+        """End the communicator after a timeout; `blamed` delayed the call."""
         self._member.blame_timeout(blamed, agreed.native.key, reason)
 
 

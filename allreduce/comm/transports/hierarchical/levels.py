@@ -1,4 +1,9 @@
-"""Chains under way: what of them can go on without blocking, level by level in order."""
+"""Levels, the smaller communicators of a hierarchical one, and the chains that run on them.
+
+A host's members have two levels, "in" before and "out" after the exchange between hosts; each lane
+has one, "across". The level "every" has all members; it exists if MPI carries data between hosts,
+otherwise the control channel replaces it.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +28,20 @@ from allreduce.errors import AllreduceError
 
 
 class LevelWork(Protocol):
-    """A started call of a level, as `base.Work`."""
+    """A started call of a level, like `Work`."""
 
     def done(self) -> bool: ...
     def wait(self) -> Any: ...
 
     def pause(self, seconds: float) -> bool:
-        """Wait a moment; returns whether it is complete. That it is not is nobody's fault yet."""
+        """Wait for `seconds` at most, without a timeout error; return whether it is complete."""
 
     def absent(self) -> list[int]:
-        """Say for which members of the level it may wait."""
+        """Return the members of the level that it may wait for."""
 
 
 class LevelTransport(Protocol):
-    """One member of a level, as `base.Transport`."""
+    """One member of a level, like `Transport`."""
 
     @property
     def name(self) -> str: ...
@@ -52,18 +57,18 @@ class LevelTransport(Protocol):
     def close_inherited(self) -> None: ...
 
     def rename(self, members: tuple[MemberInfo, ...]) -> None:
-        """Have messages name members as the larger communicator does that this one serves."""
+        """Use the members' names of the larger communicator that this one serves."""
 
     def payload_bytes(self) -> list[int] | None:
-        """Return the bytes of data that have gone to each member; None where nobody counts them."""
+        """Return the bytes of data sent to each member; None if they are not counted."""
 
 
 class Level:
-    """One smaller communicator, and the chains that have steps of it, in their order.
+    """One level, with a queue of the chains that have steps on it, in order.
 
     Args:
-        transport: The smaller communicator's.
-        numbers: Its members' numbers in the larger one.
+        transport: The level's transport.
+        numbers: Its members' indices in the larger communicator.
     """
 
     def __init__(self, transport: LevelTransport, numbers: tuple[int, ...]) -> None:
@@ -72,7 +77,7 @@ class Level:
 
 
 class LevelError(Exception):
-    """A smaller communicator has failed.
+    """A level has failed.
 
     Args:
         error: What it has raised.
@@ -88,10 +93,10 @@ T = TypeVar("T")
 
 
 def guarded(do: Callable[[], T], agreed: TcpWork) -> T:
-    """Do something with a level, for the caller's call.
+    """Call a function of a level, for the caller's call.
 
     Raises:
-        LevelError: It has failed.
+        LevelError: The level has failed.
     """
     try:
         return do()
@@ -99,11 +104,11 @@ def guarded(do: Callable[[], T], agreed: TcpWork) -> T:
         raise LevelError(error, agreed) from error
 
 
-_CHAINS = 16  # under way in one member: each look at them asks all
+_CHAINS = 16  # in flight in one member; each poll visits all
 
 
 class ChainRun:
-    """A chain with its arrays."""
+    """A chain in execution, with its arrays."""
 
     def __init__(self, chain: Chain, agreed: TcpWork, x: Array | None, out: Array | None) -> None:
         self.chain, self.agreed = chain, agreed
@@ -122,44 +127,44 @@ class ChainRun:
         return self._at == len(self.chain.steps)
 
     def admit(self) -> None:
-        """Take the working memory.
+        """Allocate the working memory.
 
         Raises:
-            MemoryError: There is none.
+            MemoryError: There is too little.
         """
         for name, count in self.chain.memory.items():
             self._arrays[name] = np.empty(count, self._dtype)
 
     def advance(self, levels: Mapping[str, Level]) -> bool:
-        """Do what can be done now; returns whether anything was.
+        """Make progress without blocking; return whether there was any.
 
         Raises:
-            LevelError: A smaller communicator has failed.
+            LevelError: A level has failed.
         """
-        if self.agreed.native.failed:  # a fault has come before all members had posted the call
+        if self.agreed.native.failed:  # a fault came before all members had posted the call
             return False
         moved = False
         while not self.finished:
             if self.current is not None:
-                if not self._ask(self.current):
+                if not self._finish_step(self.current):
                     break
                 self.current = self.level = None
                 self._at += 1
-            elif not self._begin(self.chain.steps[self._at], levels):
+            elif not self._start_step(self.chain.steps[self._at], levels):
                 break
             moved = True
         if self.finished:
             self._arrays.clear()
         return moved
 
-    def _ask(self, current: LevelWork) -> bool:
+    def _finish_step(self, current: LevelWork) -> bool:
         if not guarded(current.done, self.agreed):
             return False
-        current.wait()  # its transport forgets it
+        current.wait()  # lets its transport release it
         return True
 
-    def _begin(self, step: Step | Copies | Division, levels: Mapping[str, Level]) -> bool:
-        """Begin a step; returns whether its turn has come. Output is for when all have agreed."""
+    def _start_step(self, step: Step | Copies | Division, levels: Mapping[str, Level]) -> bool:
+        """Start a step if it is its turn; the output is written once all members have agreed."""
         if step.target is not None and step.target.array == "out" and not self.agreed.native.done:
             return False
         if isinstance(step, Step):
@@ -188,7 +193,7 @@ class ChainRun:
 
 
 class ChainQueue:
-    """All chains of one member that are not finished, in the order in which they were started."""
+    """The unfinished chains of one member, in the order of their start."""
 
     def __init__(self, levels: Mapping[str, Level]) -> None:
         self._levels = levels
@@ -197,22 +202,22 @@ class ChainQueue:
 
     @property
     def unfinished(self) -> list[ChainRun]:
-        """All chains, in order."""
+        """All unfinished chains, in order."""
         return [*self.active, *self._waiting]
 
     def add(self, run: ChainRun) -> None:
-        """Have a chain follow all others."""
+        """Append a chain."""
         for step in run.chain.steps:
             if isinstance(step, Step):
                 self._levels[step.level].queue.append(run)
         self._waiting.append(run)
 
     def advance(self) -> bool:
-        """Do what can be done now; returns whether some are left.
+        """Make progress without blocking; return whether chains are left.
 
         Raises:
-            LevelError: A smaller communicator has failed.
-            MemoryError: There is no working memory.
+            LevelError: A level has failed.
+            MemoryError: There is too little working memory.
         """
         moved = True
         while moved:
@@ -223,16 +228,16 @@ class ChainQueue:
         return bool(self.active)
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Remove all chains."""
         self._waiting.clear()
         self.active.clear()
         for level in self._levels.values():
             level.queue.clear()
 
     def under_way(self) -> list[tuple[LevelWork, Level, TcpWork]]:
-        """Return the calls of levels that are under way: the first holds up the others.
+        """Return the levels' calls in flight, each with its level and the caller's call.
 
-        With each goes the caller's call.
+        The first delays the others.
         """
         return [
             (run.current, run.level, run.agreed) for run in self.active if run.current and run.level
@@ -256,13 +261,13 @@ def _nothing() -> None:
 
 
 class Driven(Protocol):
-    """A transport, as it is driven here."""
+    """A transport with calls to drive."""
 
     def drive(self) -> bool: ...
 
 
 _transports: weakref.WeakSet[Driven] = weakref.WeakSet()
-_lock = threading.RLock()  # held to look at these: other threads may add to them
+_lock = threading.RLock()  # guards the set: other threads may add to it
 
 
 def register(transport: Driven) -> None:
@@ -272,7 +277,7 @@ def register(transport: Driven) -> None:
 
 
 def drive_all() -> bool:
-    """Do what can be done of all calls of this process; returns whether some are under way."""
+    """Make progress on all calls of this process; return whether some are in flight."""
     with _lock:
         transports = list(_transports)
     busy = [transport.drive() for transport in transports]

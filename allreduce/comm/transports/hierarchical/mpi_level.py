@@ -1,4 +1,4 @@
-"""Levels between hosts that MPI carries: for fabrics that only MPI drives."""
+"""Levels between hosts over MPI, for fabrics that only MPI supports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from allreduce.comm.transports.mpi.opener import open_mpi
 from allreduce.comm.transports.mpi.request_queue import MpiWork
 from allreduce.comm.transports.mpi.transport import MpiTransport
 
-_NAP_SECONDS = 50e-6  # a call's agreement needs several looks, and its bytes as many as there are
+_NAP_SECONDS = 50e-6  # several polls per call
 
 
 def open_mpi_levels(
@@ -30,7 +30,7 @@ def open_mpi_levels(
 
 
 class MpiLevelWork:
-    """A started call, which the larger communicator waits for: it looks for no news by itself."""
+    """A started call; the larger communicator monitors the wait."""
 
     def __init__(self, transport: MpiTransport, work: MpiWork, others: list[int]) -> None:
         self._transport, self._work, self._others = transport, work, others
@@ -42,14 +42,14 @@ class MpiLevelWork:
         return self._work.wait()
 
     def pause(self, seconds: float) -> bool:
-        """Drive MPI, and the calls of this host's members, for a moment."""
+        """Drive MPI and the calls of this host's members for `seconds`."""
         limit = time.monotonic() + seconds
         while not self.done() and time.monotonic() < limit:
             time.sleep(_NAP_SECONDS)
         return self._work.complete
 
     def absent(self) -> list[int]:
-        """Return all others: for whom of them it waits is MPI's secret."""
+        """Return all others: MPI does not expose the awaited member."""
         return self._others
 
 
@@ -88,7 +88,7 @@ class MpiLevel:
         self._transport.close_inherited()
 
     def rename(self, members: tuple[MemberInfo, ...]) -> None:
-        """Do nothing: whose message it was, the larger communicator says."""
+        """Do nothing: the larger communicator names the members."""
 
     def payload_bytes(self) -> list[int] | None:
         return None

@@ -1,4 +1,4 @@
-"""How members come to talk in two levels: all meet, then those of each host, then the lanes."""
+"""Open the hierarchical transport: connect all members, then each host's, then the lanes."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def open_hierarchical(
     """Open this process's members of a transport over all processes of the world.
 
     Args:
-        world: Whose processes.
-        local_members: How many members this process brings, each for a thread of its own.
-        name: The communicator's; the same on all ranks, and new in this world.
-        timeout: Seconds that meeting, and later any wait, may last.
-        hosts: Tells which host a member counts as on, in place of the evidence; for tests.
+        world: The processes.
+        local_members: The number of members of this process, each for one thread.
+        name: The communicator's name; the same on all ranks, and new in this world.
+        timeout: Limit for connecting and for any wait, in seconds.
+        hosts: Overrides the host of each member; for tests.
 
     Raises:
         UnsupportedError: Processes that seem to share a host cannot share memory.
-        UsageError, JoinError, TimeoutError: As for tcp, and for mpi where that carries.
+        UsageError, JoinError, TimeoutError: As for tcp, and for mpi if it is used.
     """
     meeting = _meet(world, local_members, name, timeout, hosts)
     try:
@@ -79,7 +79,7 @@ def _transports(meeting: _Meeting) -> list[HierarchicalTransport]:
 
 
 def _carriers(across: str) -> _Opens:
-    """Return what opens levels between hosts; mpi4py is imported where it is asked for."""
+    """Return the opener of levels between hosts; imports mpi4py only if needed."""
     if across == "tcp":
         return open_tcp
     lanes: _Opens = importlib.import_module(
@@ -89,9 +89,9 @@ def _carriers(across: str) -> _Opens:
 
 
 def _parts(layout: Layout, members: Sequence[int]) -> tuple[str, ...]:
-    """Return what levels a host has."""
+    """Return the names of a host's levels."""
     if len(layout.hosts) == 1:
-        return ("in",)  # it carries calls whole
+        return ("in",)  # it carries entire calls
     return ("in", "out") if len(members) > 1 else ()
 
 
@@ -100,20 +100,20 @@ T = TypeVar("T", bound=LevelTransport)
 
 @dataclass(frozen=True)
 class _Meeting:
-    """What a smaller communicator is made from."""
+    """The facts for opening levels."""
 
     world: World
-    owners: tuple[int, ...]  # the rank of each member
+    owners: tuple[int, ...]  # each member's rank
     layout: Layout
     name: str
     timeout: float
-    across: str  # what carries between hosts
+    across: str  # the transport between hosts
     opened: list[LevelTransport] = field(default_factory=list)
 
     def open(
         self, opens: Callable[..., Sequence[T]], members: Sequence[int], part: str
     ) -> dict[int, T]:
-        """Make this process's members of a smaller communicator; called by all, in one order."""
+        """Open this process's members of a level; all processes call it in the same order."""
         mine = [member for member in members if self.owners[member] == self.world.rank]
         if not mine:
             return {}
@@ -121,7 +121,7 @@ class _Meeting:
         world = self.world.subset(sorted({self.owners[member] for member in members}), name)
         try:
             made = opens(world, len(mine), name=name, timeout=self.timeout)
-        except AllreduceError as error:  # which begins with what carries this part
+        except AllreduceError as error:  # its text begins with the level's transport
             where = f"[hierarchical] {self.world.called()}"
             raise reworded(error, f"{where}: its part {part!r} failed: {error}") from error
         self.opened.extend(made)
@@ -137,18 +137,18 @@ def _meet(
 ) -> _Meeting:
     key = f"{world.generation}/hierarchical/{name}"
     mine = json.dumps([local_members, settings.load().across]).encode()
-    told = [json.loads(text) for text in world.exchange(key, mine, timeout)]
-    across = _agreed(world, told)
-    owners = tuple(rank for rank, (count, *_) in enumerate(told) for _ in range(count))
+    answers = [json.loads(text) for text in world.exchange(key, mine, timeout)]
+    across = _agreed_across(world, answers)
+    owners = tuple(rank for rank, (count, *_) in enumerate(answers) for _ in range(count))
     machines = [world.members[rank].machine for rank in owners]
     layout = Layout.of(machines if hosts is None else [hosts(m) for m in range(len(owners))])
     return _Meeting(world, owners, layout, name, timeout, across)
 
 
-def _agreed(world: World, told: Sequence[tuple[int, str]]) -> str:
-    """Return what carries between hosts, after looking whether all ranks want and can do that."""
-    where, (_, across) = f"[hierarchical] {world.called()}", told[0]
-    for rank, (count, other) in enumerate(told):
+def _agreed_across(world: World, answers: Sequence[tuple[int, str]]) -> str:
+    """Return the transport between hosts, after checking that all ranks want and support it."""
+    where, (_, across) = f"[hierarchical] {world.called()}", answers[0]
+    for rank, (count, other) in enumerate(answers):
         if other != across:
             raise UsageError(
                 f"{where}: ALLREDUCE_ACROSS is {across} on {world.called(0)} but {other} on "

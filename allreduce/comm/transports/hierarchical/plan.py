@@ -1,4 +1,4 @@
-"""Plans of the hierarchical transport, for people: its chains, in words and numbers."""
+"""Plans of the hierarchical transport: its chains in words, and the bytes planned and sent."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def plan_hierarchical(call: Call, layout: Layout, me: int, plans: Plans) -> Plan
     """Plan a call for one member.
 
     Args:
-        call: The call, as its caller makes it.
-        layout: All members.
+        call: The caller's call.
+        layout: The members of each host.
         me: The member.
-        plans: Plans the calls of levels that this member is in.
+        plans: Plans the calls of this member's levels.
     """
     if call.collective in MESSAGES:
         part = plans("every", call)
@@ -72,7 +72,7 @@ def crossing(call: Call, layout: Layout, me: int, plans: Plans) -> int | None:
 
 
 def _abroad(call: Call, layout: Layout, me: int) -> int:
-    """Return the bytes of an all_to_all that are for members on other hosts."""
+    """Return the bytes of an all_to_all that go to other hosts."""
     counts = call.counts or (call.count,) * layout.size
     mates = _mates(layout, me)
     elements = sum(count for member, count in enumerate(counts) if member not in mates)
@@ -100,18 +100,18 @@ def _copied(chain: Chain) -> int:
 
 
 def _working_memory(chains: tuple[Chain, ...]) -> int:
-    """Return the bytes that the chains have together, of which so many are under way at once."""
+    """Return the working memory of the chains in flight, in bytes."""
     each = [chain.nbytes for chain in chains]
     return min(sum(each), max(MEMORY, *each)) if each else 0
 
 
 def _sum(known: list[int | None], more: int) -> int | None:
-    """Add bytes up, where all are known."""
+    """Add bytes if all are known."""
     return None if None in known else sum(one or 0 for one in known) + more
 
 
 class Accounts:
-    """One member's; its arguments are HierarchicalTransport's."""
+    """Plans one member's calls and counts its bytes."""
 
     def __init__(
         self, control: ControlChannel, levels: Mapping[str, Level], layout: Layout
@@ -122,11 +122,11 @@ class Accounts:
         return plan_hierarchical(call, self._layout, self._control.index, self._part)
 
     def crossing(self, call: Call) -> int | None:
-        """Return the bytes that this member's part of a call sends to other hosts, if known."""
+        """Return the bytes that this member sends to other hosts in a call, if known."""
         return crossing(call, self._layout, self._control.index, self._part)
 
     def crossed(self) -> int | None:
-        """Return the bytes of data that this member has sent to other hosts, if all are counted."""
+        """Return the bytes of data that this member has sent to other hosts, if counted."""
         mates = self._layout.hosts[self._layout.places[self._control.index][0]]
         sent = self._control.payload_bytes()
         total = sum(count for member, count in enumerate(sent) if member not in mates)

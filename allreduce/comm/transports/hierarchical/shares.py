@@ -1,8 +1,9 @@
-"""Plans of the collectives that cut or join the members' shares, for all of them.
+"""Chains of the collectives that split or join the members' shares.
 
 A lane carries the shares of some members of each host (`Layout.carried`), in the order of the
 lane's hosts: working memory holds them lane by lane, and copies bring them from and into the order
-of members.
+of members. In gather and scatter all shares use one lane, the root's if it has one; otherwise the
+shares take one more step on the root's host.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def _carried(build: Builder, lane: int, host: int) -> tuple[int, ...]:
 
 
 def _order(build: Builder, lane: int) -> list[int]:
-    """Return the members whose shares a lane carries, in the order in which it has them."""
+    """Return the members whose shares a lane carries, in the lane's order."""
     hosts = build.layout.lane(lane)
     return [member for host in hosts for member in _carried(build, lane, host)]
 
@@ -126,14 +127,14 @@ def all_gather(build: Builder, shares: Shares, mine: Part) -> None:
 
 @dataclass(frozen=True)
 class _Leg:
-    """A part of the way, as a gather has it; a scatter goes all of them the other way round.
+    """One step of a gather's route; a scatter reverses the route.
 
     Args:
-        level: Where it is gone.
-        root: Who has the whole, by its number there.
+        level: The level.
+        root: The root's index in the level.
         counts: The elements of each member.
-        piece: This member's.
-        whole: All of them, where this member is the root.
+        piece: This member's elements.
+        whole: All elements, if this member is the root.
     """
 
     level: str
@@ -144,12 +145,12 @@ class _Leg:
 
 
 class _Route:
-    """By which members all shares go.
+    """The steps that bring all shares to the root.
 
     Args:
         build: The member's chain.
-        shares: By member.
-        mine: This member's.
+        shares: The shares, by member.
+        mine: This member's share.
     """
 
     def __init__(self, build: Builder, shares: Shares, mine: Part) -> None:
@@ -199,7 +200,7 @@ def gather(build: Builder, shares: Shares, mine: Part) -> None:
 
 
 def scatter(build: Builder, shares: Shares, mine: Part) -> None:
-    """As gather, the other way round.
+    """Reverse a gather.
 
     Args:
         build: The member's chain.

@@ -1,4 +1,4 @@
-"""What a plan of two levels is made of, and how large calls are cut."""
+"""The steps of hierarchical chains, and the chunks of large calls."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from itertools import accumulate, pairwise
 from allreduce.comm.calls.call import Call, item_bytes
 from allreduce.comm.transports.hierarchical.layout import Layout
 
-# Bytes of a call that take all steps together, while others are at other steps: several of tcp's
-# chunks for each lane. Not measured: on one machine the levels share its cores and its memory.
+# Bytes of a chunk, whose steps overlap with those of other chunks: several tcp chunks per lane. Not
+# measured: on one machine the levels share its cores and memory.
 CHUNK = 2 << 20
-# Bytes of working memory of the chains under way in one member: of about three chunks, or of more
-# that are smaller.
+# Bytes of working memory of one member's chains in flight: about three chunks.
 MEMORY = 12 << 20
-# Up to here (bytes) one lane carries a call: all of it goes with the post of a tcp member.
+# Calls up to this size in bytes use one lane: they fit in the post of a tcp member.
 ONE_LANE = 4096
 _WIDE = ("float16", "bfloat16")
 _ROUNDS = ("sum", "mean", "prod")
@@ -23,7 +22,7 @@ _ROUNDS = ("sum", "mean", "prod")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some consecutive elements of an array: the call's `x` or `out`, or working memory."""
+    """Consecutive elements of an array: the call's `x` or `out`, or working memory."""
 
     array: str  # "x", "out", or the name of working memory
     start: int
@@ -36,14 +35,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A call of a smaller communicator.
+    """A call of a level.
 
     Args:
         level: "in" and "out" are the host's, before and after "across", the member's lane; "every"
             has all members.
-        call: In the smaller communicator's numbers.
-        source: Its input, where it has one.
-        target: Its output, where it has one.
+        call: The call, with member indices of the level.
+        source: Its input, if any.
+        target: Its output, if any.
     """
 
     level: str
@@ -54,7 +53,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Copies within this member, which may convert."""
+    """Copies within this member, possibly with conversion."""
 
     pairs: tuple[tuple[Part, Part], ...]  # from, to
 
@@ -65,7 +64,7 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Makes a mean of a sum, where it lies."""
+    """Divides a sum in place, for a mean."""
 
     target: Part
     by: int
@@ -73,7 +72,7 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Steps, each after the one before it; chains of one call are independent."""
+    """Steps that run one after the other; chains of one call are independent."""
 
     steps: tuple[Step | Copies | Division, ...]
     dtype: str  # of the working memory

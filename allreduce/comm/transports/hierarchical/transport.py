@@ -1,13 +1,13 @@
 """The transport of two levels: shared memory within hosts, tcp or mpi between them.
 
-A call's plan (chains.py) is chains of steps, each a call of a smaller communicator: the
-host's members before and after ("in", "out": two communicators, so that neither's order depends on
-when the other's calls are done), and the member's lane in between. A member starts the steps of a
-level in the order of calls, which is the same on all; that excludes waiting in a circle. Nothing
-advances between steps by itself: whoever waits, for whatever call, drives all of this process.
+A call becomes chains of steps (chains.py). Each step is a call of a smaller communicator, a level:
+the host's members before and after the exchange ("in" and "out", two communicators so that their
+orders of calls are independent), and the member's lane in between ("across"). A member starts the
+steps of a level in the order of calls, which is the same on all members, so there is no deadlock.
+Chains progress only while a thread waits; a wait for any call drives all calls of the process.
 
-Results are equal on all members to the bit: every element is reduced once, in one lane, and then
-distributed. They need not be equal to what `shared` gives, which adds in another order.
+Results are bitwise equal on all members: each element is reduced once, in one lane, and then
+distributed. They may differ from those of `shared`, which adds in another order.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ from allreduce.comm.transports.hierarchical.wait_monitor import WaitMonitor
 from allreduce.comm.transports.tcp.transport import TcpWork
 from allreduce.errors import ClosedError, UsageError
 
-# Who waits for mpi drives the host's calls, too, which need this thread; tcp's need none.
+# A wait in mpi also drives the host's calls, which need this thread; tcp calls need none.
 _URGENCY = ("mpi", "shared", "tcp")
-_LOOK_SECONDS = 0.005  # between looks at whether all is well
-_YIELD_SECONDS = 2.0  # for another to give up first, who can tell more
+_LOOK_SECONDS = 0.005  # between checks for failures
+_YIELD_SECONDS = 2.0  # for another member, which knows more, to give up first
 _END = "the hierarchical communicator that this belongs to has ended"
-_LATER = ("mismatch", "left")  # faults that end no call that all members have posted before
+_LATER = ("mismatch", "left")  # faults that do not end calls that all members have posted
 
 
 class HierarchicalTransport(Transport):
     """One member.
 
     Args:
-        control: All members.
-        levels: The smaller communicators that this member is in, by what steps call them.
-        layout: Which members share hosts.
-        timeout: Seconds that any wait may last.
+        control: The control channel.
+        levels: This member's levels, by name.
+        layout: The members of each host.
+        timeout: Limit for any wait, in seconds.
     """
 
     name = "hierarchical"
@@ -78,12 +78,12 @@ class HierarchicalTransport(Transport):
         self._works: set[HierarchicalWork] = set()
         self._timeout = timeout
         self._dead = self._closed = False
-        self._looked = 0.0  # when it was last asked whether all is well
+        self._looked = 0.0  # time of the last check for failures
         self._lock = threading.RLock()
         register(self)
 
     def __del__(self) -> None:
-        """Leave in good order if nobody has."""
+        """Close if not closed yet."""
         self.close(drain=False)
 
     @property
@@ -99,7 +99,7 @@ class HierarchicalTransport(Transport):
         self, call: Call, x: Array | None, out: Array | None, result: Callable[[], Any]
     ) -> Work:
         self.admit()
-        if x is not None:  # a NumPy scalar has no memory of its own
+        if x is not None:  # NumPy scalars have no buffer
             x = np.asarray(x)
         if call.collective in ("send", "recv"):
             return self._control.start(call, x, out, result)
@@ -107,10 +107,10 @@ class HierarchicalTransport(Transport):
         if "every" not in self._levels and any("every" in chain.levels for chain in chains):
             return self._control.start(call, x, out, result)
         with self.uninterrupted("a start"):
-            with self._lock:  # calls of several threads get one order
+            with self._lock:  # order the calls of several threads
                 agreed = self._control.agree(call, x, out)
                 work = HierarchicalWork(self, agreed, result)
-                if call.collective == "barrier":  # who has passed it is done with what was before
+                if call.collective == "barrier":  # it completes after all calls before it
                     work.runs = self._runs.unfinished
                 for chain in chains:
                     run = ChainRun(chain, agreed, x, out)
@@ -124,12 +124,12 @@ class HierarchicalTransport(Transport):
         return self.accounts.plan(call)
 
     def forget(self, work: HierarchicalWork) -> None:
-        """Let go of a completed work."""
+        """Release a completed work."""
         with self._lock:
             self._works.discard(work)
 
     def poll(self, work: HierarchicalWork) -> None:
-        """Do what can be done of a work now; raise if the communicator has failed."""
+        """Make progress without blocking; raise if the communicator has failed."""
         self.admit()
         progress.make_progress()
         self._check(work)
@@ -145,27 +145,27 @@ class HierarchicalTransport(Transport):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of the arrays is touched any more: it has seen that it is dead."""
+        """Whether the transport has noticed its end; arrays are not touched any more."""
         return self._dead
 
     def drive(self) -> bool:
-        """Do what can be done of this member's calls; returns whether some are under way."""
-        if not self._admits():  # who must not call a level must not make it fail
+        """Make progress on this member's calls; return whether some are in flight."""
+        if not self._admits():  # a thread that must not call a level must not make it fail
             return bool(self._runs.active)
-        found: list[bool] = []  # nothing where another thread does it
+        found: list[bool] = []  # stays empty if another thread holds the lock
         within(self._lock, 0.0, lambda: found.append(self._advance()))
         return found != [False]
 
     def _advance(self) -> bool:
         if self._dead or self._closed:
             return False
-        with self.uninterrupted("a call"):  # it would be left half done
+        with self.uninterrupted("a call"):  # an interrupt would leave it half done
             try:
                 return self._runs.advance()
             except LevelError as failure:
                 self._fail(failure)
             except MemoryError as shortage:
-                self.abort(f"it has no memory to work in: {shortage}")
+                self.abort(f"it has too little working memory: {shortage}")
         return False
 
     def _admits(self) -> bool:
@@ -180,31 +180,31 @@ class HierarchicalTransport(Transport):
 
         Args:
             work: The work.
-            timeout: Seconds from now, or None for the transport's own.
+            timeout: Seconds from now, or None for the transport's timeout.
         """
         total = self._timeout if timeout is None else timeout
-        with self.uninterrupted():  # it would stay under way, and touch its arrays later
+        with self.uninterrupted():  # an interrupted call would touch its arrays later
             self.admit()
             monitor = WaitMonitor(self._control, work.agreed, partial(self._absent, work), total)
             try:
-                self._attend(work, monitor)
+                self._drive_until_complete(work, monitor)
             finally:
                 monitor.end()
 
-    def _attend(self, work: HierarchicalWork, monitor: WaitMonitor) -> None:
+    def _drive_until_complete(self, work: HierarchicalWork, monitor: WaitMonitor) -> None:
         """Drive all calls of this process until a work is complete."""
         while True:
             seconds = progress.make_progress()
             if work.complete:
                 return
             self._check(work)
-            monitor.look()
+            monitor.check()
             if monitor.left <= 0:
                 self._give_up(work, monitor)
             self._pause(work, min(seconds, monitor.left))
 
     def _pause(self, work: HierarchicalWork, seconds: float) -> None:
-        """Wait a moment for something that may let calls go on."""
+        """Wait for at most `seconds` for an event that allows progress."""
         with self._lock:
             under_way = self._runs.under_way()
         try:
@@ -214,14 +214,14 @@ class HierarchicalTransport(Transport):
                 guarded(partial(held.pause, seconds), agreed)
             elif not work.agreed.native.done:
                 self._control.wait_for(work.agreed.native, seconds)
-            else:  # another thread is about to see to it
+            else:  # another thread drives it
                 time.sleep(min(seconds, progress.SLICE_SECONDS))
         except LevelError as failure:
             with self._lock:
                 self._fail(failure)
 
     def _check(self, work: HierarchicalWork) -> None:
-        """Raise why a work cannot complete any more, if it cannot."""
+        """Raise if a work cannot complete any more."""
         if self._closed:
             raise ClosedError(f"{self._control.where}: the communicator is closed")
         if not self._dead:
@@ -236,32 +236,32 @@ class HierarchicalTransport(Transport):
             if leaves and self._can_complete():
                 return
             self._end(leaves=leaves)
-        if not work.complete:  # which another thread may just have brought about
+        if not work.complete:  # another thread may just have completed it
             raise self._control.failure(work.agreed)
 
     def _can_complete(self) -> bool:
-        """Whether calls are under way here that all members have posted."""
+        """Return whether calls that all members have posted are still in flight."""
         with self._lock:
             return any(one.agreed.native.done and not one.complete for one in self._works)
 
     def _fail(self, failure: LevelError) -> None:
-        """End the communicator on all members because a smaller one has ended, unless we left."""
+        """End the communicator on all members after a level failed, unless it is closed."""
         if not self._dead and not self._closed:
             self._control.propagate_failure(failure.error, failure.agreed)
             self._end()
 
     def _end(self, *, leaves: bool = False) -> None:
-        """Let nothing of the arrays be touched any more, and nobody wait in a smaller one.
+        """Stop touching arrays, and end waits in the levels.
 
         Args:
-            leaves: Whether the others may complete calls that are complete here.
+            leaves: Whether to let the others complete calls that are complete here.
         """
         with self._lock:
             if self._dead:
                 return
             self._dead = True
             for level in self._levels.values():
-                if leaves and level.transport.name != "mpi":  # which all members close together
+                if leaves and level.transport.name != "mpi":  # all members close it together
                     level.transport.close(drain=False)
                 else:
                     level.transport.abort(_END)
@@ -281,7 +281,7 @@ class HierarchicalTransport(Transport):
         blamed, reason = monitor.blamed(), monitor.reason()
         mates = self.layout.hosts[self.layout.places[blamed][0]]
         if len(mates) > 1 and self.index not in mates:
-            self._control.await_verdict(_YIELD_SECONDS)  # who shares its host knows if it lives
+            self._control.await_verdict(_YIELD_SECONDS)  # members on its host know its state
         self._control.give_up(work.agreed, blamed, reason)
         self._end()
         raise self._control.failure(work.agreed)
@@ -315,14 +315,14 @@ class HierarchicalTransport(Transport):
             self._control.close(drain and not self._dead)
 
     def close_inherited(self) -> None:
-        self._lock = threading.RLock()  # another thread may have held it
+        self._lock = threading.RLock()  # another thread of the parent may hold it
         for level in self._levels.values():
             level.transport.close_inherited()
         self._control.close_inherited()
 
 
 class HierarchicalWork(Work):
-    """A started call; its runs keep its arrays."""
+    """A started call; its chains keep its arrays alive."""
 
     def __init__(
         self, transport: HierarchicalTransport, agreed: TcpWork, result: Callable[[], Any]
@@ -332,7 +332,7 @@ class HierarchicalWork(Work):
 
     @property
     def complete(self) -> bool:
-        """Whether all of it has been done."""
+        """Whether all its chains are finished."""
         return self.agreed.native.done and all(run.finished for run in self.runs)
 
     @property

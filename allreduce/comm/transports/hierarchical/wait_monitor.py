@@ -1,4 +1,4 @@
-"""One long wait of a member: whom it is for, what the others and the user are told of it."""
+"""Monitor a long wait: announce the awaited member and warn the user."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from allreduce.comm.transports.hierarchical.control_channel import ControlChanne
 from allreduce.comm.transports.tcp.transport import TcpWork
 from allreduce.events import logger
 
-# A wait this long is told to the others, and then whom it is for as often as that changes. They
-# may wait for this member: who is to blame is at the end of such a chain.
-_TELL_SECONDS = 1.0
+# A longer wait is announced to the others with the awaited member. They may wait for this member,
+# and the culprit is at the end of the chain of waits.
+_ANNOUNCE_SECONDS = 1.0
 _LOOK_SECONDS = 0.05
 
 
 class WaitMonitor:
-    """One wait that begins now.
+    """One wait, which begins now.
 
     Args:
         control: All members.
@@ -37,9 +37,9 @@ class WaitMonitor:
         self._control, self._agreed, self._absent = control, agreed, absent
         self._seconds = seconds
         self._awake = Awake()
-        self._look_at = min(_TELL_SECONDS, seconds / 2)
+        self._look_at = min(_ANNOUNCE_SECONDS, seconds / 2)
         self._warned = seconds <= native.WARN_SECONDS
-        self._told = False
+        self._announced = False
 
     @property
     def waited(self) -> float:
@@ -51,14 +51,14 @@ class WaitMonitor:
         """Seconds until the wait is given up."""
         return self._seconds - self.waited
 
-    def look(self) -> None:
-        """Tell what there is to tell by now."""
+    def check(self) -> None:
+        """Announce and warn if it is time to."""
         waited = self.waited
         if waited < self._look_at:
             return
         self._look_at = waited + _LOOK_SECONDS
-        self._told = True
-        self._control.tell_awaited(self._keepers())
+        self._announced = True
+        self._control.tell_awaited(self._delaying())
         if waited >= native.WARN_SECONDS and not self._warned:
             self._warned = True
             logger.warning(
@@ -66,10 +66,10 @@ class WaitMonitor:
                 *(self._control.where, waited, self._control.named(self._agreed), self.missing()),
             )
 
-    def _keepers(self) -> list[int]:
-        """Return who is absent; once all have posted the call, those seen to be stopped, if any.
+    def _delaying(self) -> list[int]:
+        """Return the absent members; once all have posted the call, the stopped ones, if any.
 
-        Everybody has a part in it then, and these keep the others.
+        All take part in the call then, and stopped members delay the others.
         """
         absent, stopped = self._absent(), self._control.stopped()
         if not self._agreed.native.done:
@@ -77,18 +77,18 @@ class WaitMonitor:
         return stopped or absent
 
     def blamed(self) -> int:
-        """Return who keeps this member waiting; the own number where nobody does."""
-        return self._control.behind(self._keepers())
+        """Return the member that delays this one; the own index if none does."""
+        return self._control.culprit_among(self._delaying())
 
     def missing(self) -> str:
-        """Say who keeps this member waiting, what they did last and whether they live."""
-        return self._control.missing(self._agreed, self._keepers())
+        """Describe the members that delay this one: last call and process state."""
+        return self._control.missing(self._agreed, self._delaying())
 
     def reason(self) -> str:
-        """Say why the wait is given up."""
+        """Return the reason of the timeout."""
         return wait_text(self._seconds, self.missing())
 
     def end(self) -> None:
-        """Tell the others that the wait is over."""
-        if self._told:
+        """Announce that the wait is over."""
+        if self._announced:
             self._control.tell_awaited([])

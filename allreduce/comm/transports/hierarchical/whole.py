@@ -1,7 +1,7 @@
-"""Plans of the collectives whose input or output is one array, equal in length on all members.
+"""Chains of the collectives whose arrays have the same length on all members.
 
-A chunk is cut among lanes: each lane carries its share to the other hosts, as in Cho et al.,
-"BlueConnect" (MLSys 2019), and in Horovod's hierarchical all-reduce. A small call goes by one lane.
+A chunk is split among lanes, each of which carries its share to the other hosts, as in Cho et al.,
+"BlueConnect" (MLSys 2019), and in Horovod's hierarchical all-reduce. A small call uses one lane.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from allreduce.comm.transports.hierarchical.steps import ONE_LANE, Builder, Part
 
 
 class Lanes:
-    """Which lanes carry a chunk, and what share of it each has.
+    """The lanes that carry a chunk, and their shares of it.
 
     Args:
         build: The member's chain.
         count: Elements of the chunk.
-        prefer: The position of a member that the data starts from, or ends at.
-        small: Whether one lane carries it.
+        prefer: The position of the root, if there is one.
+        small: Whether to use one lane.
     """
 
     def __init__(self, build: Builder, count: int, prefer: int, small: bool) -> None:
@@ -33,7 +33,7 @@ class Lanes:
         return stop - start
 
     def across(self, build: Builder, host: int) -> int:
-        """Return the number that a host's member has in this member's lane."""
+        """Return the index of a host's member in this member's lane."""
         return build.layout.lane(build.position).index(host)
 
 
@@ -43,7 +43,7 @@ def _lanes(build: Builder, count: int, prefer: int = 0) -> Lanes:
 
 
 def _gathered(build: Builder, lanes: Lanes, chunk: Part) -> tuple[Part, Part]:
-    """Reduce within the host: every carrier has its share. Returns where it is, and may go."""
+    """Reduce within the host. Return this lane's share, and the place for its result."""
     source = Part("x", chunk.start, chunk.stop)
     if build.wide:
         wide = build.allocate(chunk.count)
@@ -78,7 +78,7 @@ def all_reduce(build: Builder, chunk: Part) -> None:
 
 
 def _spread(build: Builder, lanes: Lanes, mine: Part, result: Part) -> None:
-    """Give all members of the host what its carriers have."""
+    """Distribute the lanes' shares within the host."""
     if lanes.only is None:
         build.step("out", "all_gather", result.count, mine, result, counts=lanes.counts)
     else:
