@@ -230,7 +230,7 @@ def test_a_rank_that_is_stopped_in_the_middle_is_named_on_all_hosts(
         (ChainQueue, "add"),  # all have been told of the call
         (SharedTransport, "start"),  # the step is out of its queue
         (NativeTransport, "forget"),  # the step is done, and the next one not begun
-        (WaitMonitor, "look"),  # a wait has looked round, and would go on to do its part
+        (WaitMonitor, "check"),  # a wait has looked round, and would go on to do its part
     ],
 )
 def test_an_interrupt_in_the_middle_of_a_call_ends_it_on_all(
