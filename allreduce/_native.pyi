@@ -267,7 +267,7 @@ def chain(
     links: Sequence[tuple[str, list[int], int, int]], dtypes: Sequence[int]
 ) -> Chain | None: ...
 
-class Tape:
+class Replay:
     def __init__(
         self, given: list[np.ndarray], held: list[tuple[list[np.ndarray], int]]
     ) -> None: ...

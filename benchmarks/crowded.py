@@ -70,7 +70,7 @@ def _native_part(apart: ours.Ours, batch: tuple[np.ndarray, ...]) -> Step:
     feeds = dict(zip(frame.program.inputs, batch, strict=True))
 
     def run() -> None:
-        moving = {**feeds, **frame.outputs.lend()}
+        moving = {**feeds, **frame.outputs.allocate()}
         frame.values.update(moving)
         assert replay.begin(list(moving.values())), "the arrays lie as they did"
         for step in replay.steps:

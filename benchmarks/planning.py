@@ -32,7 +32,7 @@ from allreduce.graph.placement.placement import place
 from allreduce.graph.schedule.plan_buffers import plan_buffers
 from allreduce.graph.schedule.schedule import schedule
 from allreduce.graph.trace.trace import Trace, recording
-from allreduce.reduction import Way, lay_out, plan_buckets
+from allreduce.reduction import ShardMode, lay_out, plan_buckets
 
 SIZES = (1000, 2000, 5000, 10_000)
 DEVICES = [DeviceName.parse(f"CPU:{index}").complete() for index in range(2)]
@@ -50,7 +50,7 @@ class Plan:
         self.variables = variables
         self.layout = lay_out([(each.name, each.shape) for each in variables], np.float32)
         self.buckets = plan_buckets(self.layout, limit=BUCKET)
-        self.sharded: dict[int, Way] = {}
+        self.sharded: dict[int, ShardMode] = {}
 
 
 def network(trace: Trace, nodes: int) -> tuple[list[TracedTensor], list[Plan]]:

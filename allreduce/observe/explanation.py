@@ -58,7 +58,7 @@ def explain(
         raise UsageError(f"explain takes a strategy and a step, not {strategy!r:.60}")
     compiled = strategy.latest(step) if callable(step) else None
     bound = compiled.executors[0].latest if compiled is not None else None
-    if compiled is None or bound is None or bound.took is None:
+    if compiled is None or bound is None or bound.timing is None:
         name = getattr(step, "__qualname__", repr(step))
         raise UsageError(
             f"{strategy!r} has not run {name:.60} as a trace; run it once, and explain it then (of "
@@ -75,7 +75,7 @@ def explain(
 
 def _parts(compiled: Compiled, bound: BoundProgram) -> Iterator[str | Table]:
     frame, program, replica = bound.frame, bound.program, bound.frame.replica
-    yield f"replica {replica.id}, {frame.moment.rows} samples: step {frame.moment.step}"
+    yield f"replica {replica.id}, {frame.info.rows} samples: step {frame.info.step}"
     yield from _instructions(program)
     yield _variables(program)
     yield _placements(compiled, program)
@@ -207,16 +207,16 @@ def _origin(
 
 
 def _communication(bound: BoundProgram) -> Iterator[str]:
-    frame, took = bound.frame, bound.took
-    assert took is not None, "checked by explain"
+    frame, timing = bound.frame, bound.timing
+    assert timing is not None, "checked by explain"
     nodes = {each.node.id: each.node for each in frame.program.instructions}
-    began, ended = took.began, took.ended
+    began, ended = timing.began, timing.ended
     alone = frame.replica.communicator is not None and (
         frame.replica.communicator.transport == _IN_WAITS
     )
     exposed = hidden = 0.0
     nbytes = 0
-    for number, clock in took.clocks.items():
+    for number, clock in timing.clocks.items():
         node = nodes[number]
         whole = clock.over - clock.started
         way = f" under way {_ms(whole)} at most," if not alone else ""

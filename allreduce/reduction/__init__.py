@@ -8,15 +8,15 @@ from allreduce.reduction.bucketing import (
     header_alone,
     plan_buckets,
 )
-from allreduce.reduction.sharding import Way, is_large, slice_of
+from allreduce.reduction.sharding import ShardMode, is_large, slice_of
 
 __all__ = [
     "BUCKET_BYTES",
     "Arena",
     "Bucket",
     "Layout",
+    "ShardMode",
     "Span",
-    "Way",
     "cut_buckets",
     "header_alone",
     "is_large",

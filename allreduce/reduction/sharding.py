@@ -23,7 +23,7 @@ from allreduce.reduction.bucketing import Bucket
 SHARDED_BYTES = 512 << 10
 
 
-class Way(Enum):
+class ShardMode(Enum):
     """How a bucket is updated in slices.
 
     MAPPED: in one collective, in which members reach into each other's memory.

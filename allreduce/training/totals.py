@@ -43,8 +43,8 @@ class Totals:
         for index, rows in enumerate(results["loss"].weights):
             self._counts[index] += rows
         self._unread.append(results)
-        is_coming = any(result.is_coming for result in results.values())
-        if not is_coming or len(self._unread) >= _READ_STEPS:
+        is_pending = any(result.is_pending for result in results.values())
+        if not is_pending or len(self._unread) >= _READ_STEPS:
             self.read()
 
     def read(self) -> None:

@@ -44,7 +44,7 @@ NB_MODULE(_native, m) {
   allreduce::bind_tcp(m);
   allreduce::bind_tensor(m);
   allreduce::bind_chain(m);
-  allreduce::bind_tape(m);
+  allreduce::bind_replay(m);
   allreduce::bind_exit(m);
   m.def("use_level", allreduce::use_level, nanobind::arg("level"));
 }

@@ -1,4 +1,4 @@
-// Tapes bound to arrays of NumPy.
+// Replays bound to arrays of NumPy.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -18,7 +18,7 @@ namespace nb = nanobind;
 using Arrays = std::vector<PyArrayObject*>;
 
 inline PyArrayObject* as_array(nb::handle object) {
-  if (!PyArray_Check(object.ptr())) throw nb::type_error("a tape takes arrays of NumPy");
+  if (!PyArray_Check(object.ptr())) throw nb::type_error("a replay takes arrays of NumPy");
   return reinterpret_cast<PyArrayObject*>(object.ptr());
 }
 
@@ -58,18 +58,18 @@ inline Arrays arrays_of(const nb::list& list) {
 
 // Each method that adds a task returns whether there is one for these arrays; where there is none,
 // Python carries the instruction out.
-class PythonTape {
+class PythonReplay {
  public:
   // Args: what each step is given, and of what else may move a list and a place in it, which still
   // has to hold the same array.
-  PythonTape(const nb::list& given, const nb::list& held);
-  PythonTape(const PythonTape&) = delete;
-  PythonTape& operator=(const PythonTape&) = delete;
+  PythonReplay(const nb::list& given, const nb::list& held);
+  PythonReplay(const PythonReplay&) = delete;
+  PythonReplay& operator=(const PythonReplay&) = delete;
 
   // Whether this step's arrays lie as those did, and others where they were; then tasks may run.
   bool begin(const nb::list& given);
   Py_ssize_t run(std::size_t first, std::size_t last);
-  std::size_t size() const { return tape_.size(); }
+  std::size_t size() const { return replay_.size(); }
 
   bool add_chain(nb::handle chain, nb::handle out, const nb::list& inputs);
   bool add_copy(nb::handle out, nb::handle value);
@@ -116,7 +116,7 @@ class PythonTape {
   std::vector<Given> given_;
   std::vector<Held> held_;
   std::vector<nb::object> kept_;
-  Tape tape_;
+  Replay replay_;
 };
 
 }  // namespace allreduce

@@ -1,4 +1,4 @@
-// Python's view of tapes, and the tasks that copy and compute element by element.
+// Python's view of replays, and the tasks that copy and compute element by element.
 #include "bindings/replay.h"
 
 #include <nanobind/stl/vector.h>
@@ -17,7 +17,7 @@
 
 namespace allreduce {
 
-PythonTape::PythonTape(const nb::list& given, const nb::list& held) : tape_(given.size()) {
+PythonReplay::PythonReplay(const nb::list& given, const nb::list& held) : replay_(given.size()) {
   for (nb::handle each : given) {
     PyArrayObject* array = as_array(each);
     const int axes = PyArray_NDIM(array);
@@ -38,7 +38,7 @@ PythonTape::PythonTape(const nb::list& given, const nb::list& held) : tape_(give
   }
 }
 
-bool PythonTape::begin(const nb::list& given) {
+bool PythonReplay::begin(const nb::list& given) {
   if (given.size() != given_.size()) return false;
   for (const Held& each : held_)
     if (PyList_GET_ITEM(each.list.ptr(), static_cast<Py_ssize_t>(each.index)) != each.array.ptr())
@@ -55,24 +55,24 @@ bool PythonTape::begin(const nb::list& given) {
       if (PyArray_DIMS(array)[axis] != like.shape[axis] ||
           stride_of(array, static_cast<int>(axis)) != like.strides[axis])
         return false;
-    tape_.move(i, PyArray_DATA(array));
+    replay_.move(i, PyArray_DATA(array));
   }
   return true;
 }
 
-Py_ssize_t PythonTape::run(std::size_t first, std::size_t last) {
-  if (last > tape_.size() || first > last) throw nb::index_error("no such tasks");
+Py_ssize_t PythonReplay::run(std::size_t first, std::size_t last) {
+  if (last > replay_.size() || first > last) throw nb::index_error("no such tasks");
   std::size_t done;
   {
     const nb::gil_scoped_release released;
     static const std::function<bool()> kInterrupted = interrupted;
-    done = tape_.run(first, last, kInterrupted);
+    done = replay_.run(first, last, kInterrupted);
   }
   if (PyErr_Occurred()) throw nb::python_error();
   return done == last - first ? -1 : static_cast<Py_ssize_t>(done);
 }
 
-Place PythonTape::place(PyArrayObject* array) {
+Place PythonReplay::place(PyArrayObject* array) {
   const auto [first, last] = extent_of(array);
   const auto address = reinterpret_cast<std::uintptr_t>(PyArray_DATA(array));
   for (std::size_t i = 0; i < given_.size(); ++i)
@@ -82,7 +82,7 @@ Place PythonTape::place(PyArrayObject* array) {
   return {0, address};
 }
 
-bool PythonTape::bind_chain_task(const Chain& chain, PyArrayObject* out, const Arrays& inputs) {
+bool PythonReplay::bind_chain_task(const Chain& chain, PyArrayObject* out, const Arrays& inputs) {
   bool fits = chain.inputs.size() == inputs.size() && is_contiguous(out) &&
               scalar_of(PyArray_TYPE(out)) == chain.links.back().out;
   for (std::size_t i = 0; fits && i < inputs.size(); ++i)
@@ -93,16 +93,16 @@ bool PythonTape::bind_chain_task(const Chain& chain, PyArrayObject* out, const A
   if (!bound) return false;
   std::vector<Place> places;
   for (PyArrayObject* each : inputs) places.push_back(place(each));
-  tape_.add(std::make_unique<ChainTask>(std::move(*bound), chain.links.size(), place(out),
-                                        std::move(places)));
+  replay_.add(std::make_unique<ChainTask>(std::move(*bound), chain.links.size(), place(out),
+                                          std::move(places)));
   return true;
 }
 
-bool PythonTape::add_chain(nb::handle chain, nb::handle out, const nb::list& inputs) {
+bool PythonReplay::add_chain(nb::handle chain, nb::handle out, const nb::list& inputs) {
   return bind_chain_task(chain_of(chain), as_array(out), arrays_of(inputs));
 }
 
-bool PythonTape::add_copy(nb::handle out, nb::handle value) {
+bool PythonReplay::add_copy(nb::handle out, nb::handle value) {
   PyArrayObject *to = as_array(out), *from = as_array(value);
   const std::optional<Scalar> target = scalar_of(PyArray_TYPE(to));
   const std::optional<Scalar> source = scalar_of(PyArray_TYPE(from));
@@ -113,31 +113,31 @@ bool PythonTape::add_copy(nb::handle out, nb::handle value) {
   return bind_chain_task(chain, to, {from});
 }
 
-bool PythonTape::add_constant(nb::handle out, nb::handle value) {
+bool PythonReplay::add_constant(nb::handle out, nb::handle value) {
   PyArrayObject *to = as_array(out), *from = as_array(value);
   if (!is_contiguous(to) || !is_contiguous(from) || PyArray_NBYTES(to) != PyArray_NBYTES(from))
     return false;
   const char* bytes = PyArray_BYTES(from);
-  tape_.add(std::make_unique<ConstantTask>(std::vector<char>(bytes, bytes + PyArray_NBYTES(from)),
-                                           place(to)));
+  replay_.add(std::make_unique<ConstantTask>(std::vector<char>(bytes, bytes + PyArray_NBYTES(from)),
+                                             place(to)));
   return true;
 }
 
 template <class T>
-bool PythonTape::dropout_of(PyArrayObject* out, PyArrayObject* x, const Arrays& from, double rate,
-                            std::uint64_t key, std::int64_t rows_per_sample) {
+bool PythonReplay::dropout_of(PyArrayObject* out, PyArrayObject* x, const Arrays& from, double rate,
+                              std::uint64_t key, std::int64_t rows_per_sample) {
   if (!is_of<T>(out) || !is_of<T>(x) || !PyArray_SIZE(x)) return false;
   const auto rows = static_cast<std::size_t>(PyArray_NDIM(x) ? PyArray_DIM(x, 0) : 1);
   const typename DropoutTask<T>::Plan plan{rows, static_cast<std::size_t>(PyArray_SIZE(x)) / rows,
                                            rate, key, rows_per_sample};
-  tape_.add(std::make_unique<DropoutTask<T>>(
+  replay_.add(std::make_unique<DropoutTask<T>>(
       tensor_kernels().of<T>(), plan,
       typename DropoutTask<T>::Places{place(out), place(x), place(from[0]), place(from[1])}));
   return true;
 }
 
-bool PythonTape::add_dropout(nb::handle out, nb::handle x, const nb::list& from, double rate,
-                             std::uint64_t key, std::int64_t rows_per_sample) {
+bool PythonReplay::add_dropout(nb::handle out, nb::handle x, const nb::list& from, double rate,
+                               std::uint64_t key, std::int64_t rows_per_sample) {
   PyArrayObject *to = as_array(out), *source = as_array(x);
   const Arrays numbers = arrays_of(from);
   for (PyArrayObject* each : numbers)
@@ -147,22 +147,23 @@ bool PythonTape::add_dropout(nb::handle out, nb::handle x, const nb::list& from,
          dropout_of<double>(to, source, numbers, rate, key, rows_per_sample);
 }
 
-void bind_tape(nb::module_& m) {
-  nb::class_<PythonTape>(m, "Tape")
+void bind_replay(nb::module_& m) {
+  nb::class_<PythonReplay>(m, "Replay")
       .def(nb::init<nb::list, nb::list>(), nb::arg("given"), nb::arg("held"))
-      .def("begin", &PythonTape::begin, nb::arg("given"))
-      .def("run", &PythonTape::run, nb::arg("first"), nb::arg("last"))
-      .def("__len__", &PythonTape::size)
-      .def("add_chain", &PythonTape::add_chain, nb::arg("chain"), nb::arg("out"), nb::arg("inputs"))
-      .def("add_copy", &PythonTape::add_copy, nb::arg("out"), nb::arg("value"))
-      .def("add_product", &PythonTape::add_product, nb::arg("out"), nb::arg("a"), nb::arg("b"))
-      .def("add_epilogue", &PythonTape::add_epilogue, nb::arg("chain"), nb::arg("out"),
+      .def("begin", &PythonReplay::begin, nb::arg("given"))
+      .def("run", &PythonReplay::run, nb::arg("first"), nb::arg("last"))
+      .def("__len__", &PythonReplay::size)
+      .def("add_chain", &PythonReplay::add_chain, nb::arg("chain"), nb::arg("out"),
+           nb::arg("inputs"))
+      .def("add_copy", &PythonReplay::add_copy, nb::arg("out"), nb::arg("value"))
+      .def("add_product", &PythonReplay::add_product, nb::arg("out"), nb::arg("a"), nb::arg("b"))
+      .def("add_epilogue", &PythonReplay::add_epilogue, nb::arg("chain"), nb::arg("out"),
            nb::arg("a"), nb::arg("b"), nb::arg("rest"), nb::arg("rows"), nb::arg("in_place"))
-      .def("add_column_sums", &PythonTape::add_column_sums, nb::arg("out"), nb::arg("x"))
-      .def("add_constant", &PythonTape::add_constant, nb::arg("out"), nb::arg("value"))
-      .def("add_dropout", &PythonTape::add_dropout, nb::arg("out"), nb::arg("x"),
+      .def("add_column_sums", &PythonReplay::add_column_sums, nb::arg("out"), nb::arg("x"))
+      .def("add_constant", &PythonReplay::add_constant, nb::arg("out"), nb::arg("value"))
+      .def("add_dropout", &PythonReplay::add_dropout, nb::arg("out"), nb::arg("x"),
            nb::arg("numbers"), nb::arg("rate"), nb::arg("key"), nb::arg("rows_per_sample"))
-      .def("add_loss", &PythonTape::add_loss, nb::arg("is_sparse"), nb::arg("out"),
+      .def("add_loss", &PythonReplay::add_loss, nb::arg("is_sparse"), nb::arg("out"),
            nb::arg("dy").none(), nb::arg("targets"), nb::arg("logits"));
   m.def("find_blas", &find_blas, nb::arg("module"));
 }

@@ -1,10 +1,10 @@
-// Tapes as Python sees them.
+// Replays as Python sees them.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 namespace allreduce {
 
-void bind_tape(nanobind::module_& m);
+void bind_replay(nanobind::module_& m);
 
 }  // namespace allreduce

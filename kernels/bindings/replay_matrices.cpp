@@ -1,4 +1,4 @@
-// What a tape does with matrices: products, sums of rows, and losses.
+// What a replay does with matrices: products, sums of rows, and losses.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -26,7 +26,7 @@ bool is_one(PyArrayObject* a, PyArrayObject* b) { return PyArray_DATA(a) == PyAr
 }  // namespace
 
 template <class T>
-bool PythonTape::product_of(PyArrayObject* out, PyArrayObject* a, PyArrayObject* b) {
+bool PythonReplay::product_of(PyArrayObject* out, PyArrayObject* a, PyArrayObject* b) {
   if (!is_of<T>(out) || !is_of<T>(a) || !is_of<T>(b) || is_one(a, b)) return false;
   const std::optional<Product<T>> product =
       Product<T>::of(matrix_of(out), matrix_of(a), matrix_of(b));
@@ -46,21 +46,21 @@ bool PythonTape::product_of(PyArrayObject* out, PyArrayObject* a, PyArrayObject*
     return {place(array), static_cast<std::ptrdiff_t>(first - address),
             static_cast<std::ptrdiff_t>(last - address)};
   };
-  tape_.add(std::make_unique<ProductTask<T>>(*product, std::move(axes), place(out), operand(a),
-                                             operand(b)));
+  replay_.add(std::make_unique<ProductTask<T>>(*product, std::move(axes), place(out), operand(a),
+                                               operand(b)));
   return true;
 }
 
-bool PythonTape::add_product(nb::handle out, nb::handle a, nb::handle b) {
+bool PythonReplay::add_product(nb::handle out, nb::handle a, nb::handle b) {
   PyArrayObject *to = as_array(out), *left = as_array(a), *right = as_array(b);
   if (PyArray_NDIM(left) < 2 || PyArray_NDIM(right) < 2) return false;
   return product_of<float>(to, left, right) || product_of<double>(to, left, right);
 }
 
 template <class T>
-bool PythonTape::epilogue_of(const Chain& chain, PyArrayObject* out, PyArrayObject* a,
-                             PyArrayObject* b, const Arrays& rest, std::int64_t rows,
-                             bool in_place) {
+bool PythonReplay::epilogue_of(const Chain& chain, PyArrayObject* out, PyArrayObject* a,
+                               PyArrayObject* b, const Arrays& rest, std::int64_t rows,
+                               bool in_place) {
   using Task = EpilogueTask<T>;
   if (!is_of<T>(a) || !is_of<T>(b) || is_one(a, b) || !is_contiguous(out)) return false;
   const Scalar type = sizeof(T) == 4 ? Scalar::float32 : Scalar::float64;
@@ -107,7 +107,7 @@ bool PythonTape::epilogue_of(const Chain& chain, PyArrayObject* out, PyArrayObje
   std::optional<BoundChain> whole = bound(rows), last;
   if (all % rows) last = bound(all % rows);
   if (!whole || (all % rows && !last)) return false;
-  tape_.add(std::make_unique<Task>(
+  replay_.add(std::make_unique<Task>(
       *product, typename Task::Parts{rows, std::move(*whole), std::move(last)}, chain.links.size(),
       typename Task::Input{place(out), PyArray_STRIDE(out, 0)},
       typename Task::Input{place(a), PyArray_STRIDE(a, 0)}, place(b), std::move(others), in_place,
@@ -115,8 +115,8 @@ bool PythonTape::epilogue_of(const Chain& chain, PyArrayObject* out, PyArrayObje
   return true;
 }
 
-bool PythonTape::add_epilogue(nb::handle chain, nb::handle out, nb::handle a, nb::handle b,
-                              const nb::list& rest, std::int64_t rows, bool in_place) {
+bool PythonReplay::add_epilogue(nb::handle chain, nb::handle out, nb::handle a, nb::handle b,
+                                const nb::list& rest, std::int64_t rows, bool in_place) {
   const Chain& behind = chain_of(chain);
   PyArrayObject *to = as_array(out), *left = as_array(a), *right = as_array(b);
   if (PyArray_NDIM(to) != 2 || PyArray_NDIM(left) != 2 || PyArray_NDIM(right) != 2) return false;
@@ -126,16 +126,16 @@ bool PythonTape::add_epilogue(nb::handle chain, nb::handle out, nb::handle a, nb
 }
 
 template <class T>
-bool PythonTape::sums_of(PyArrayObject* out, PyArrayObject* x) {
+bool PythonReplay::sums_of(PyArrayObject* out, PyArrayObject* x) {
   const npy_intp columns = PyArray_DIM(out, 0),
                  rows = PyArray_SIZE(x) / std::max<npy_intp>(columns, 1);
   const bool fits = is_of<T>(out) && is_of<T>(x) && is_contiguous(out) && is_contiguous(x);
   if (!fits || !blas<T>().gemv || rows < 2 || columns < 2 || (rows | columns) >> 31) return false;
-  tape_.add(std::make_unique<ColumnSumsTask<T>>(rows, columns, place(out), place(x)));
+  replay_.add(std::make_unique<ColumnSumsTask<T>>(rows, columns, place(out), place(x)));
   return true;
 }
 
-bool PythonTape::add_column_sums(nb::handle out, nb::handle x) {
+bool PythonReplay::add_column_sums(nb::handle out, nb::handle x) {
   PyArrayObject *to = as_array(out), *from = as_array(x);
   const int axes = PyArray_NDIM(from);
   if (PyArray_NDIM(to) != 1 || axes < 2 || PyArray_DIM(from, axes - 1) != PyArray_DIM(to, 0))
@@ -144,8 +144,8 @@ bool PythonTape::add_column_sums(nb::handle out, nb::handle x) {
 }
 
 template <class T>
-bool PythonTape::loss_of(bool is_sparse, PyArrayObject* out, PyArrayObject* dy,
-                         PyArrayObject* targets, PyArrayObject* logits) {
+bool PythonReplay::loss_of(bool is_sparse, PyArrayObject* out, PyArrayObject* dy,
+                           PyArrayObject* targets, PyArrayObject* logits) {
   const bool fits =
       is_of<T>(out) && (!dy || is_of<T>(dy)) && is_of<T>(logits) &&
       (is_sparse ? scalar_of(PyArray_TYPE(targets)) == Scalar::int64 : is_of<T>(targets));
@@ -159,14 +159,14 @@ bool PythonTape::loss_of(bool is_sparse, PyArrayObject* out, PyArrayObject* dy,
   if (!sizes) return false;
   const typename LossTask<T>::Places places{place(out), place(dy ? dy : out), place(targets),
                                             place(logits)};
-  tape_.add(std::make_unique<LossTask<T>>(tensor_kernels().of<T>(), is_sparse, dy != nullptr,
-                                          places, static_cast<std::size_t>(rows),
-                                          static_cast<std::size_t>(columns)));
+  replay_.add(std::make_unique<LossTask<T>>(tensor_kernels().of<T>(), is_sparse, dy != nullptr,
+                                            places, static_cast<std::size_t>(rows),
+                                            static_cast<std::size_t>(columns)));
   return true;
 }
 
-bool PythonTape::add_loss(bool is_sparse, nb::handle out, nb::handle dy, nb::handle targets,
-                          nb::handle logits) {
+bool PythonReplay::add_loss(bool is_sparse, nb::handle out, nb::handle dy, nb::handle targets,
+                            nb::handle logits) {
   PyArrayObject *to = as_array(out), *slope = dy.is_none() ? nullptr : as_array(dy);
   PyArrayObject *from = as_array(targets), *rows = as_array(logits);
   for (PyArrayObject* each : {to, slope, from, rows})

@@ -12,8 +12,8 @@ constexpr std::size_t kUnwatched = 1 << 22;
 
 }  // namespace
 
-std::size_t Tape::run(std::size_t first, std::size_t last,
-                      const std::function<bool()>& interrupted) const {
+std::size_t Replay::run(std::size_t first, std::size_t last,
+                        const std::function<bool()>& interrupted) const {
   using Clock = std::chrono::steady_clock;
   std::size_t work = 0;
   Clock::time_point asked{};

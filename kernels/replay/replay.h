@@ -1,4 +1,4 @@
-// A tape: what consecutive instructions of a step do, carried out in one call.
+// A replay: what consecutive instructions of a step do, carried out in one call.
 //
 // It is bound to arrays once. Those that a step is given may lie elsewhere each time; what lies
 // within one of them moves with it.
@@ -32,9 +32,9 @@ class Task {
   const std::size_t work;  // operations, roughly
 };
 
-class Tape {
+class Replay {
  public:
-  explicit Tape(std::size_t bases) : bases_(bases + 1, 0) {}
+  explicit Replay(std::size_t bases) : bases_(bases + 1, 0) {}
 
   void add(std::unique_ptr<Task> task) { tasks_.push_back(std::move(task)); }
   std::size_t size() const { return tasks_.size(); }

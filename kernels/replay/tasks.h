@@ -1,4 +1,4 @@
-// What a tape can do: one task per kind of instruction, bound to addresses and shapes.
+// What a replay can do: one task per kind of instruction, bound to addresses and shapes.
 #pragma once
 
 #include <cstdint>

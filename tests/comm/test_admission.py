@@ -100,7 +100,7 @@ for pair in itertools.combinations((mpi, lanes, tcp, mpi.split(0)), 2):
 
 # The thread that listens between steps drives nothing that it must not.
 from allreduce.graph.consistency import rank_exchange
-rank_exchange._LOOKED_AT_SECONDS = 0.0
+rank_exchange._POLL_SECONDS = 0.0
 for ranks, steps in ((mpi, lanes), (tcp, mpi)):
     if rank == 1:
         time.sleep(0.15)

@@ -29,7 +29,7 @@ def communicators(size: int, timeout: float = 20) -> Iterator[list[Communicator]
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_exchange, "_LOOKED_AT_SECONDS", 0.0)
+    monkeypatch.setattr(rank_exchange, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(rank_exchange, "_LISTEN_SECONDS", 0.01)
 
 
@@ -66,7 +66,7 @@ def _messages(
         timeout: Seconds after which they give up.
         instead: What rank 1 does with its communicator of steps.
     """
-    look_at, here, told = rank_exchange._look_at, threading.local(), threading.Barrier(4)
+    look_at, here, told = rank_exchange._poll, threading.local(), threading.Barrier(4)
 
     def looks(works: Sequence[Work]) -> bool:
         time.sleep(here.rank / 50)  # they do not hear of an end at once
@@ -86,8 +86,8 @@ def _messages(
         return ""
 
     with pytest.MonkeyPatch.context() as patch, communicators(4, timeout) as steps:
-        patch.setattr(rank_exchange, "_LOOKED_AT_SECONDS", 9.0)
-        patch.setattr(rank_exchange, "_look_at", looks)
+        patch.setattr(rank_exchange, "_POLL_SECONDS", 9.0)
+        patch.setattr(rank_exchange, "_poll", looks)
         found = run_threads(member, 4, comm_timeout=timeout)
     return [found[0], *found[2:]]
 

@@ -9,7 +9,7 @@ import pytest
 
 import allreduce as ar
 from allreduce.errors import ShapeError, UnsupportedError, UsageError
-from allreduce.graph.trace.replica import Moment
+from allreduce.graph.trace.replica import StepInfo
 from allreduce.graph.trace.signature import take_apart
 
 X = np.random.default_rng(5).normal(size=(7, 3))
@@ -136,8 +136,8 @@ def test_what_cannot_be_combined_is_refused() -> None:
 def test_a_result_can_be_the_first_argument_of_another_step(strategy: ar.Strategy) -> None:
     (batch,) = strategy.distribute_dataset([(X,)])
     doubled, both = strategy.run(lambda x: (x * 2, ar.ops.concatenate([x, x])), args=batch)
-    assert doubled.everyone == batch[0].everyone
-    assert both.everyone == tuple(2 * rows for rows in doubled.everyone)
+    assert doubled.rows_per_replica == batch[0].rows_per_replica
+    assert both.rows_per_replica == tuple(2 * rows for rows in doubled.rows_per_replica)
     assert both.offsets == tuple(2 * offset for offset in doubled.offsets)
     gathered = strategy.run(lambda y, x: ar.all_gather(y), args=(doubled, *batch))
     for value in gathered.values:
@@ -146,9 +146,9 @@ def test_a_result_can_be_the_first_argument_of_another_step(strategy: ar.Strateg
 
 def test_all_arguments_are_asked_for_everyones_rows() -> None:
     by_hand = ar.PerReplica((X[:2], X[2:]))
-    shared = ar.PerReplica((X[:2], X[2:]), offsets=(3, 5), everyone=(3, 2, 5))
+    shared = ar.PerReplica((X[:2], X[2:]), offsets=(3, 5), rows_per_replica=(3, 2, 5))
     found = take_apart(((by_hand, shared), {}), 2)
-    assert (found.everyone, found.offsets) == ((3, 2, 5), (3, 5))
+    assert (found.rows_per_replica, found.offsets) == ((3, 2, 5), (3, 5))
 
 
 def test_a_collective_waits_for_the_one_that_it_reads(strategy: ar.Strategy) -> None:
@@ -216,4 +216,4 @@ def test_a_step_that_gathers_rows_has_to_know_how_many_there_are() -> None:
     compiled = strategy.latest(step)
     assert compiled is not None
     with pytest.raises(UsageError, match="how many there are is not known; make the batches with"):
-        compiled.executors[0].run([X], Moment(len(X), 0, 2, everyone=None), batch=True)
+        compiled.executors[0].run([X], StepInfo(len(X), 0, 2, rows_per_replica=None), batch=True)

@@ -156,7 +156,7 @@ def test_a_scan_may_be_the_only_one_to_know_of_everybodys_rows() -> None:
         return _sum_of_rows(ar.all_gather(x), ar.ops.sum)
 
     for rows in ((2, 2), (2, 1), (2, 0)):  # on replica 0 always as many
-        batch = ar.PerReplica(tuple(np.ones((each, 2)) for each in rows), everyone=rows)
+        batch = ar.PerReplica(tuple(np.ones((each, 2)) for each in rows), rows_per_replica=rows)
         found = strategy.run(step, args=(batch,))
         assert list(found.values) == [2.0 * sum(rows)] * 2
 

@@ -6,25 +6,28 @@ import numpy as np
 import pytest
 
 from allreduce.graph.consistency.rank_check import difference
-from allreduce.graph.trace.rank_digest import Fingerprint, Mark
+from allreduce.graph.trace.rank_digest import BatchDigest, RankDigest
 from allreduce.graph.trace.variable import Variable
 
 
-def _kept(*variables: Variable) -> Fingerprint:
-    made = Fingerprint()
+def _kept(*variables: Variable) -> RankDigest:
+    made = RankDigest()
     made.involve(variables)
     return made
 
 
-def _assign(made: Fingerprint, variable: Variable, value: float, where: str) -> None:
+def _assign(made: RankDigest, variable: Variable, value: float, where: str) -> None:
     made.assign(variable, np.full(3, value, np.float32), where)
     variable.storage[0][...] = value
 
 
 def test_a_dataset_that_is_shorter_on_one_rank_is_told() -> None:
     rows = np.ones((2, 3))
-    began, went_on = Fingerprint(), Fingerprint()
-    began.marks, went_on.marks = (Mark.of(rows, 0),), (Mark.of(rows, 3),)
+    began, went_on = RankDigest(), RankDigest()
+    began.batch_digests, went_on.batch_digests = (
+        (BatchDigest.of(rows, 0),),
+        (BatchDigest.of(rows, 3),),
+    )
     assert difference({0: went_on.facts(), 1: began.facts()}).startswith(
         "array 0 from distribute_dataset is batch 3 (counted from 0) of a dataset, float64 (2, 3) "
         "on rank 0 but batch 0 (counted from 0) of a dataset, float64 (2, 3) on rank 1; strategy."
@@ -77,12 +80,16 @@ ROWS = np.arange(40 * 28 * 28, dtype=np.float32).reshape(40, 28, 28)
     ],
 )
 def test_batches_that_differ_have_other_marks(other: np.ndarray, number: int) -> None:
-    assert Mark.of(other, number) != Mark.of(ROWS, 0) == Mark.of(np.asfortranarray(ROWS), 0)
+    assert (
+        BatchDigest.of(other, number)
+        != BatchDigest.of(ROWS, 0)
+        == BatchDigest.of(np.asfortranarray(ROWS), 0)
+    )
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1,), (70_000,), (2, 3, 5, 7)])
 def test_a_batch_of_any_shape_has_a_mark(shape: tuple[int, ...]) -> None:
-    made = [Mark.of(np.full(shape, value), 0) for value in (1.0, 2.0)]
+    made = [BatchDigest.of(np.full(shape, value), 0) for value in (1.0, 2.0)]
     assert (made[0] == made[1]) == (0 in shape)
     sizes = f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})"
     assert made[0].fact.shown == f"batch 0 (counted from 0) of a dataset, float64 {sizes}"

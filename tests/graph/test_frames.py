@@ -65,7 +65,7 @@ def _frames(strategy: ar.MirroredStrategy, step: Any) -> list[list[BoundProgram]
 
 
 def _rows(strategy: ar.MirroredStrategy, step: Any) -> list[int]:
-    return [bound.frame.moment.rows for bound in _frames(strategy, step)[0]]
+    return [bound.frame.info.rows for bound in _frames(strategy, step)[0]]
 
 
 def test_six_batch_sizes_are_bound_once_each(strategy: ar.MirroredStrategy) -> None:
@@ -120,7 +120,7 @@ def test_the_two_batch_sizes_used_last_stay_however_large(
     for rows in (11, 12) * 3:
         _run(alone, doubled, rows)
     (now,) = _frames(alone, doubled)
-    assert [bound.frame.moment.rows for bound in now] == [11, 12]
+    assert [bound.frame.info.rows for bound in now] == [11, 12]
     assert all(one is other for one, other in zip(before, now, strict=True))
 
 

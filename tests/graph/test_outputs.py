@@ -13,7 +13,7 @@ import allreduce as ar
 from allreduce import ops
 from allreduce.graph.core import pytree
 from allreduce.graph.execute import bound_program
-from allreduce.graph.execute.outputs import Room
+from allreduce.graph.execute.outputs import HostOutput
 
 SHAPE = (200, 300)  # large enough not to be copied
 
@@ -22,7 +22,7 @@ def _inputs(count: int) -> list[np.ndarray]:
     return [np.full(SHAPE, each, "float32") for each in range(count)]
 
 
-@pytest.fixture(params=["in Python", "on a tape"])
+@pytest.fixture(params=["in Python", "native replay"])
 def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Run a function as a step; returns what it returned as arrays."""
     if request.param == "in Python":
@@ -142,14 +142,14 @@ def test_what_a_handler_raises_is_not_lost_where_a_result_is_dropped(
 
     lost: list[object] = []
     monkeypatch.setattr("sys.unraisablehook", lambda found: lost.append(found.exc_value))
-    room = Room(SHAPE, np.dtype("float32"))
+    room = HostOutput(SHAPE, np.dtype("float32"))
     before = signal.signal(signal.SIGALRM, ring)
     try:
         for _ in range(300):
             try:
                 signal.setitimer(signal.ITIMER_REAL, 1e-4)
                 while not lost:
-                    room.lend()
+                    room.allocate()
             except Ring:
                 continue
     finally:

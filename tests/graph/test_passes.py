@@ -21,7 +21,7 @@ from allreduce.graph.schedule.empty_shard import null_program
 from allreduce.graph.schedule.program import Program
 from allreduce.graph.schedule.schedule import schedule
 from allreduce.graph.schedule.streams import stream_of
-from allreduce.reduction import Bucket, Layout, Way, lay_out, plan_buckets
+from allreduce.reduction import Bucket, Layout, ShardMode, lay_out, plan_buckets
 from tests.graph.interpret import trace_of
 
 CPUS = [DeviceName.parse(f"CPU:{index}").complete() for index in range(2)]
@@ -55,7 +55,7 @@ class Plan:
         self.variables = variables
         self.layout: Layout = lay_out([(v.name, v.shape) for v in variables], np.float32)
         self.buckets: tuple[Bucket, ...] = plan_buckets(self.layout, limit)
-        self.sharded: dict[int, Way] = {}
+        self.sharded: dict[int, ShardMode] = {}
 
 
 def _variable(name: str, *shape: int) -> Variable:

@@ -191,7 +191,7 @@ def test_a_collective_leaves_alone_what_the_step_before_still_reads() -> None:
     step = ar.function(lambda x: ar.ops.exp(ar.ops.all_gather(x)) + 1.0)
 
     def run(number: int) -> Any:
-        return strategy.run(step, (ar.PerReplica((_batch(number),) * 2, everyone=(3, 3)),))
+        return strategy.run(step, (ar.PerReplica((_batch(number),) * 2, rows_per_replica=(3, 3)),))
 
     run(0)
     gates = [far.device(name).own("compute").gate for name in names]

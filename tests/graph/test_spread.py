@@ -17,7 +17,7 @@ from allreduce.comm import Communicator
 from allreduce.devices import options
 from allreduce.graph.execute import executor
 from allreduce.graph.update import sharded_update, zero_update
-from allreduce.reduction import Way, lay_out, plan_buckets, sharding
+from allreduce.reduction import ShardMode, lay_out, plan_buckets, sharding
 from tests.graph.eager_cases import NETWORKS, trained
 from tests.graph.test_hazards import check_events, programs_of
 from tests.graph.test_slices import MAKERS, Trained, both_ways, check_overflow_is_named
@@ -27,8 +27,8 @@ from tests.harness import run_ranks, run_threads
 _OPS = ("reduce_scatter_bucket", "all_reduce_bucket", "update_own", "all_gather_bucket")
 
 
-@pytest.fixture(params=[Way.SCATTERED, Way.SUMMED], ids=lambda way: way.value)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Way]:
+@pytest.fixture(params=[ShardMode.SCATTERED, ShardMode.SUMMED], ids=lambda mode: mode.value)
+def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShardMode]:
     """Have replicas update two of four buckets in slices, as if none could map another's memory."""
     ar.config.set_logical_devices("CPU", 4)
     monkeypatch.setattr(options, "_current", options.Options(buckets=2000, shard_everywhere=True))
@@ -40,7 +40,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.mark.parametrize("replicas", [2, 3])
-def test_the_bits_are_the_same(replicas: int, way: Way) -> None:
+def test_the_bits_are_the_same(replicas: int, mode: ShardMode) -> None:
     def work(trained: Trained) -> None:
         trained.run(2)
         trained.optimizer.learning_rate /= 2
@@ -52,10 +52,10 @@ def test_the_bits_are_the_same(replicas: int, way: Way) -> None:
 
     sliced = both_ways(replicas, MAKERS["adam"], work)
     counts = [sliced.operations.count(op) for op in _OPS]
-    assert counts == ([2, 3, 2, 2] if way is Way.SCATTERED else [0, 5, 2, 2])
+    assert counts == ([2, 3, 2, 2] if mode is ShardMode.SCATTERED else [0, 5, 2, 2])
 
 
-def test_replicas_of_a_process_go_on_after_an_error(way: Way) -> None:
+def test_replicas_of_a_process_go_on_after_an_error(mode: ShardMode) -> None:
     def work(trained: Trained) -> None:
         trained.run(2)
 
@@ -71,13 +71,13 @@ def test_replicas_of_a_process_go_on_after_an_error(way: Way) -> None:
     both_ways(2, MAKERS["momentum"], work)
 
 
-def test_a_sum_that_is_not_finite_is_named(way: Way) -> None:
+def test_a_sum_that_is_not_finite_is_named(mode: ShardMode) -> None:
     check_overflow_is_named()
 
 
 @pytest.mark.parametrize("cut", [64, 1 << 20], ids=["many", "one"])
 def test_it_is_safe_and_waits_for_nothing_else(
-    way: Way, cut: int, monkeypatch: pytest.MonkeyPatch
+    mode: ShardMode, cut: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharding, "SHARDED_BYTES", 200)  # of some
     ar.config.set_buckets(cut)
@@ -101,14 +101,14 @@ def test_the_count_is_added_up_as_in_the_plain_way(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("ALLREDUCE_TRANSPORT", "tcp")
     layout = lay_out([("m/0", (1 << 19,)), ("m/1", (1 << 19,))], np.float32)
 
-    def choose(comm: Communicator) -> list[Way]:
+    def choose(comm: Communicator) -> list[ShardMode]:
         return [
-            zero_update.choose_way(comm, layout, each) for each in plan_buckets(layout, 1 << 20)
+            zero_update.choose_mode(comm, layout, each) for each in plan_buckets(layout, 1 << 20)
         ]
 
     # By itself, it would go in another order than a ring's, and fractions add up to another number.
-    assert run_threads(choose, 4) == [[Way.SUMMED, Way.SCATTERED]] * 4
-    assert run_threads(choose, 2) == [[Way.SCATTERED, Way.SCATTERED]] * 2
+    assert run_threads(choose, 4) == [[ShardMode.SUMMED, ShardMode.SCATTERED]] * 4
+    assert run_threads(choose, 2) == [[ShardMode.SCATTERED, ShardMode.SCATTERED]] * 2
 
 
 def _ranks(hosts: str, dead: int) -> None:
@@ -123,24 +123,24 @@ def _ranks(hosts: str, dead: int) -> None:
 
     ar.config.set_logical_devices("CPU", 2 if hosts else 1)
     strategy = ar.MultiWorkerMirroredStrategy()
-    found, ways = spread_ranks.train(strategy)
+    found, modes = spread_ranks.train(strategy)
     found |= spread_ranks.end(strategy, dead)
-    print(json.dumps([found, ways, strategy.communicator.transport]))
+    print(json.dumps([found, modes, strategy.communicator.transport]))
 
 
 @pytest.mark.parametrize(
-    ("size", "hosts", "dead", "way"),
+    ("size", "hosts", "dead", "mode"),
     [(3, "", 1, "scattered"), (3, "aab", 0, "summed")],
     ids=["tcp", "hierarchical"],
 )
-def test_ranks_update_in_slices_over_a_network(size: int, hosts: str, dead: int, way: str) -> None:
+def test_ranks_update_in_slices_over_a_network(size: int, hosts: str, dead: int, mode: str) -> None:
     env = {} if hosts else {"ALLREDUCE_TRANSPORT": "tcp"}
     results = run_ranks(_ranks, size, env=env, arguments=[hosts, dead])
     if dead:
         del results[1]
     for result in results:
         assert result.stdout, result.stderr
-        found, ways, transport = json.loads(result.stdout)
+        found, modes, transport = json.loads(result.stdout)
         assert [name for name, well in found.items() if not well] == [], result.stderr
         assert (transport == "tcp") == (not hosts)
-        assert way in ways
+        assert mode in modes

@@ -18,9 +18,9 @@ from allreduce.graph.core.spec import BATCH, Spec
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import apply
-from allreduce.graph.trace.rank_digest import Fingerprint
+from allreduce.graph.trace.rank_digest import RankDigest
 from allreduce.graph.update.program_summary import outline
-from allreduce.graph.update.step_checksum import Stamp
+from allreduce.graph.update.step_checksum import StepChecksum
 from allreduce.reduction import lay_out
 from tests.graph.interpret import record
 from tests.harness import run_ranks, script_of
@@ -191,19 +191,21 @@ class _Members:
         communicator: Any = SimpleNamespace(size=size)
         layout = lay_out([("m/weights", (3,))], dtype)
         self.rules = [ar.optim.SGD(0.5) for _ in range(size)]
-        self.brought = [Fingerprint() for _ in range(size)]
+        self.brought = [RankDigest() for _ in range(size)]
         self.places = [np.zeros(layout.header - 1, dtype) for _ in range(size)]
         each = zip(self.rules, self.places, self.brought, strict=True)
-        self.stamps = [Stamp({}, rule, layout, at, communicator, own) for rule, at, own in each]
+        self.checksums = [
+            StepChecksum({}, rule, layout, at, communicator, own) for rule, at, own in each
+        ]
 
     def find(self, iterations: int) -> list[bool]:
         """Say of each member whether it finds a difference in this step."""
-        for stamp in self.stamps:
-            stamp.put(iterations)
+        for checksum in self.checksums:
+            checksum.put(iterations)
         total = self.places[0].copy()
         for place in self.places[1:]:
             total += place
-        return [stamp.sums != total.tobytes() for stamp in self.stamps]
+        return [checksum.sums != total.tobytes() for checksum in self.checksums]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

@@ -25,7 +25,7 @@ from allreduce.graph.placement.placement import place
 from allreduce.graph.schedule.empty_shard import null_program
 from allreduce.graph.schedule.program import Program
 from allreduce.graph.schedule.schedule import schedule
-from allreduce.graph.trace.replica import Moment
+from allreduce.graph.trace.replica import StepInfo
 from tests.graph.interpret import interpret, record
 
 HERE, HERE_TOO, OTHER, OTHER_TOO = (
@@ -81,7 +81,7 @@ def _train(batches: Sequence[np.ndarray], apart: bool) -> tuple[list[np.ndarray]
         ]
         for number, x in enumerate(batches, 2):
             feeds = [[(x,)[i] for i in part.feeds] for part in parts.values()]
-            found = _run(executors, feeds, Moment(len(x), 0, number))
+            found = _run(executors, feeds, StepInfo(len(x), 0, number))
             outputs = {
                 i: value
                 for part, values in zip(parts.values(), found, strict=True)
@@ -92,13 +92,13 @@ def _train(batches: Sequence[np.ndarray], apart: bool) -> tuple[list[np.ndarray]
     return returned, [variable.numpy() for variable in variables]
 
 
-def _run(executors: Sequence[Executor], feeds: Sequence[Any], moment: Moment) -> list[Any]:
+def _run(executors: Sequence[Executor], feeds: Sequence[Any], info: StepInfo) -> list[Any]:
     """Run each task in a thread of its own; the first one's error is raised at last."""
     results: list[Any] = [None] * len(executors)
 
     def run(index: int) -> None:
         try:
-            results[index] = executors[index].run(feeds[index], moment, batch=True)
+            results[index] = executors[index].run(feeds[index], info, batch=True)
         except Exception as error:
             results[index] = error
 
@@ -165,7 +165,7 @@ def test_a_view_is_not_sent_but_repeated() -> None:
     x = np.random.default_rng(0).standard_normal((300, 70)).astype(np.float32)
     places = Places(HERE, {HERE: HERE, HERE_TOO: HERE_TOO})
     replica = replace(TwoTasks().replicas[0], places=places)
-    found = Executor(program, replica, {}).run([x], Moment(1, 0, 1), batch=False)
+    found = Executor(program, replica, {}).run([x], StepInfo(1, 0, 1), batch=False)
     for one, other in zip(found, interpret(graph, [x]), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -215,13 +215,13 @@ def test_an_error_of_one_task_ends_the_other_with_the_cause() -> None:
         Executor(part.program, host.replicas[0], {}, None, meeting) for part in parts.values()
     ]
     bad = np.full((2, 3), 9, np.float32)
-    waiting, failed = _run(executors, [[bad], []], Moment(2, 0, 1))
+    waiting, failed = _run(executors, [[bad], []], StepInfo(2, 0, 1))
     assert isinstance(failed, UsageError)
     assert isinstance(waiting, PeerLostError)
     assert waiting.__cause__ is failed
     assert f"step 1 was ended by {type(failed).__name__}" in str(waiting)
     # The next step has nothing to do with it.
-    (good,), _ = _run(executors, [[np.zeros((2, 3), np.float32)], []], Moment(2, 0, 2))
+    (good,), _ = _run(executors, [[np.zeros((2, 3), np.float32)], []], StepInfo(2, 0, 2))
     np.testing.assert_allclose(good, 2 * np.log(3), rtol=1e-6)
 
 

@@ -18,7 +18,7 @@ from allreduce.graph.core.node import Node
 from allreduce.graph.execute import reports
 from allreduce.graph.execute.bound_program import BoundProgram
 from allreduce.graph.execute.frame import Frame
-from allreduce.graph.execute.timing import Clock, Took
+from allreduce.graph.execute.timing import Clock, StepTiming
 from allreduce.graph.update import sharded_update
 from allreduce.observe import explanation
 from allreduce.reduction import sharding
@@ -166,13 +166,13 @@ def test_bytes_weigh_what_was_hidden(
     if not goes_on_in_waits:
         monkeypatch.setattr(explanation, "_IN_WAITS", "another one")
     strategy, step, bound = _two_buckets()
-    assert bound.took is not None
-    small, large = bound.took.clocks
+    assert bound.timing is not None
+    small, large = bound.timing.clocks
     clocks = {
         small: Clock(0.002, 0.012, 0.012, early),  # as long under way as the large one
         large: Clock(0.01, 0.014, 0.02, False),
     }
-    bound.took = Took(0.0, 0.03, clocks)
+    bound.timing = StepTiming(0.0, 0.03, clocks)
     ar.observe.explain(strategy, step)
     told = capsys.readouterr().out
     assert f"communication: the replica waited 6.00 ms of 30.00 ms; {said}" in told
@@ -193,8 +193,8 @@ def test_what_another_replica_did_before_a_wait_was_hidden(monkeypatch: pytest.M
 
     monkeypatch.setattr("allreduce.graph.execute.reports.wait_for", wait_late)
     _, _, bound = _two_buckets()
-    assert bound.took is not None
-    first, last = bound.took.clocks.values()
+    assert bound.timing is not None
+    first, last = bound.timing.clocks.values()
     assert first.early
     assert last.early is not None  # it may be done, too, by then
 

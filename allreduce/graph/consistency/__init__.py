@@ -1,1 +1,1 @@
-"""Compare what ranks are about to do, and carry failures between them."""
+"""Compare facts between ranks, and report a rank's failure to the others."""

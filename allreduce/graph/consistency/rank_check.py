@@ -1,8 +1,8 @@
-"""Compare facts between ranks: by a digest, and, where they differ, by texts that name the first.
+"""Compare facts between ranks: first a digest; if it differs, the facts, to name the first.
 
-What has to be the same on all ranks is a dict of facts. Each kind is described by one function: a
-step's operations (`outline`), an optimizer and its variables (`stamp`), assigned values and batches
-(`fingerprint`), and the arguments of `fit` (`training/facts.py`).
+Facts that must be equal on all ranks are kept in a dict. The program of a step is described by
+`update/program_summary.py`, an optimizer and its variables by `update/step_checksum.py`, batches
+and assigned values by `trace/rank_digest.py`, and the arguments of `fit` by `training/facts.py`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ _DIGEST_BYTES = 16
 
 
 class Fact(NamedTuple):
-    """Something that has to be the same on all ranks.
+    """A value that must be the same on all ranks.
 
     Attributes:
-        shown: The value, for people.
-        remedy: What to do where it differs.
-        compared: What is compared; None for `shown`, which may leave out what is compared, or say
-            more.
-        where: The user's line, or more that may differ.
+        shown: The value as text, for error messages.
+        remedy: The advice if it differs.
+        compared: The text to compare, if it is not `shown`.
+        where: The user's line or other context; not compared.
     """
 
     shown: str
@@ -50,7 +49,7 @@ _UNNAMED = "ranks do not do the same; run the same program on every rank"
 
 
 def hash_of(facts: Facts, size: int = _DIGEST_BYTES) -> hashlib.blake2b:
-    """Begin a digest with some facts; what changes from step to step can be added to copies."""
+    """Start a digest with some facts; add values that change per step to copies of it."""
     text = json.dumps([(name, fact.key) for name, fact in facts.items()])
     return hashlib.blake2b(text.encode(), digest_size=size)
 
@@ -63,18 +62,18 @@ def compare(
     digest: bytes | None = None,
     gather: Gather | None = None,
 ) -> dict[int, Facts]:
-    """Compare facts of all ranks: one small exchange where they agree, and a second where not.
+    """Compare the facts of all ranks: one small exchange, and a second one if they differ.
 
     Args:
-        communicator: Whose members compare; all of them call it.
-        rank: This process's.
-        what: Names what is compared; the same on all members.
-        facts: This rank's; a function is called only where ranks differ.
-        digest: Of the facts, where the caller has it.
-        gather: Exchanges the digests in place of `communicator`.
+        communicator: All of its members call this.
+        rank: This process's rank.
+        what: A name of the comparison; the same on all members.
+        facts: This rank's facts, or a function that is called only if ranks differ.
+        digest: The digest of the facts, if the caller has it.
+        gather: Exchanges the digests instead of `communicator`.
 
     Returns:
-        The facts of each rank; empty where they are equal. The same on all members.
+        The facts of each rank; empty if they are equal. The same on all members.
     """
     if digest is None:
         assert not callable(facts)
@@ -89,9 +88,9 @@ def compare(
 def gather_facts(
     communicator: Communicator, rank: int, what: str, facts: Facts
 ) -> dict[int, Facts]:
-    """Give every member the facts of each rank."""
-    told = exchange_plain(communicator, what, [rank, dict(facts)])
-    return {each: {name: Fact(*fact) for name, fact in theirs.items()} for each, theirs in told}
+    """Return the facts of each rank, on every member."""
+    found = exchange_plain(communicator, what, [rank, dict(facts)])
+    return {each: {name: Fact(*fact) for name, fact in theirs.items()} for each, theirs in found}
 
 
 def check(
@@ -106,19 +105,19 @@ def check(
     Raises:
         MismatchError: They differ; the message names the first difference. On all members.
     """
-    if everyones := compare(communicator, rank, what, facts, digest):
-        raise mismatch(f"rank {rank}", everyones)
+    if facts_by_rank := compare(communicator, rank, what, facts, digest):
+        raise mismatch(f"rank {rank}", facts_by_rank)
 
 
-def mismatch(who: str, everyones: Mapping[int, Facts]) -> MismatchError:
-    """Make the error that names the first difference; all ranks raise it."""
-    return everywhere(MismatchError(f"{who}: {difference(everyones)}"))
+def mismatch(who: str, facts_by_rank: Mapping[int, Facts]) -> MismatchError:
+    """Return an error that names the first difference; all ranks raise it."""
+    return everywhere(MismatchError(f"{who}: {difference(facts_by_rank)}"))
 
 
-def difference(everyones: Mapping[int, Facts]) -> str:
-    """Say which fact is the first that differs, who has which value, and what to do."""
-    for name in dict.fromkeys(name for facts in everyones.values() for name in facts):
-        found = {rank: facts.get(name, _MISSING) for rank, facts in everyones.items()}
+def difference(facts_by_rank: Mapping[int, Facts]) -> str:
+    """Describe the first difference: the fact, its value on each rank, and the remedy."""
+    for name in dict.fromkeys(name for facts in facts_by_rank.values() for name in facts):
+        found = {rank: facts.get(name, _MISSING) for rank, facts in facts_by_rank.items()}
         groups: dict[str, list[int]] = {}
         for rank, fact in found.items():
             groups.setdefault(fact.key, []).append(rank)
@@ -129,7 +128,7 @@ def difference(everyones: Mapping[int, Facts]) -> str:
 
 
 def _values(name: str, found: Mapping[int, Fact], groups: Sequence[Sequence[int]]) -> str:
-    """Say which ranks have which value of a fact."""
+    """Describe the values of a fact and the ranks that have them."""
     firsts = [found[ranks[0]] for ranks in groups]
     shown = [fact.shown for fact in firsts]
     verb = "is"

@@ -1,7 +1,7 @@
-"""What ranks tell each other between two steps, where they meet in steps and where they do not.
+"""Exchange data between ranks outside a step; detect ranks that are inside one.
 
-A rank that evaluates, say, may do so while others are in a step: these wait in the communicator of
-replicas, and it in that of ranks. So it comes to both, and all are told that they differ.
+Ranks inside a step wait in the communicator of replicas, and ranks outside in that of ranks. An
+exchange therefore uses both communicators, so that a difference raises on all ranks.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from allreduce.errors import (
     is_interrupt,
 )
 
-# For so long all is looked at; then the wait is one that warns and gives up, and a thread looks at
-# the rest, for one that comes to a step as late as that.
-_LOOKED_AT_SECONDS, _LISTEN_SECONDS = 5.0, 0.1
-# At first other threads and processes are let go ahead, and nothing sleeps: an exchange of ranks
-# that come at once takes a tenth of that.
+# All exchanges are polled this long. Then the caller waits for the first one, which warns and times
+# out, and a thread polls the others, in case a rank enters a step that late.
+_POLL_SECONDS, _LISTEN_SECONDS = 5.0, 0.1
+# Polling first only yields the processor, then sleeps: an exchange of ranks that arrive together
+# takes a tenth of this time.
 _AWAKE_SECONDS, _LONGEST_NAP_SECONDS = 1e-3, 2e-3
-_VERDICT_SECONDS = 1.0  # in which members hear that they differ
+_VERDICT_SECONDS = 1.0  # within which members learn that they differ
 
 
 def exchange_between_steps(
     ranks: Communicator, steps: Sequence[Communicator], purpose: str, mine: np.ndarray
 ) -> np.ndarray:
-    """Gather an array of every rank's; a collective call of all ranks, for all their replicas.
+    """Gather an array from every rank; all ranks call this.
 
     Args:
-        ranks: Has one member per rank.
-        steps: Those of this rank's replicas, if they have met in a step.
-        purpose: What it is for, in words that are the same on all ranks.
-        mine: Of one shape on all ranks.
+        ranks: The communicator with one member per rank.
+        steps: The communicators of this rank's replicas, if a step has used them.
+        purpose: The purpose, in the same words on all ranks.
+        mine: This rank's array; of one shape on all ranks.
 
     Returns:
         `(ranks, …)`.
@@ -54,12 +54,12 @@ def exchange_between_steps(
     try:
         for each in everywhere:
             works.append(begin_exchange(each, purpose, mine))
-        if not _look_at(works):
+        if not _poll(works):
             _listen(ranks, works)
         found, *_ = [work.wait() for work in works]
     except BaseException as error:
         cause = _cause(works) if isinstance(error, PeerLostError) else None
-        for each in everywhere:  # where all is well, a call is left that the others do not make
+        for each in everywhere:  # withdraw calls that the other ranks do not make
             if not each.closed:
                 reason = f"{purpose} was ended by {cause or error!r}"
                 each.abort(reason, interrupted=is_interrupt(cause or error))
@@ -70,10 +70,10 @@ def exchange_between_steps(
 
 
 def _cause(works: Sequence[Work]) -> MismatchError | TimeoutError | None:
-    """Return how ranks differ, or who did not come, if an exchange says so.
+    """Return the mismatch or timeout that ended the exchanges, if one of them reports it.
 
-    Who heard it first has ended the others, whose error is an echo of it. This looks, and waits for
-    none of them: the others would take a wait that is given up here for what has ended all.
+    The first rank to detect it aborts the other exchanges, whose errors only repeat it. This polls:
+    a wait that is given up here would look to the other ranks like the original failure.
     """
     until, left = time.monotonic() + _VERDICT_SECONDS, list(works)
     while left and time.monotonic() < until:
@@ -83,14 +83,14 @@ def _cause(works: Sequence[Work]) -> MismatchError | TimeoutError | None:
                     left.remove(work)
             except (MismatchError, TimeoutError) as error:
                 return error
-            except AllreduceError:  # by which another exchange has ended
+            except AllreduceError:  # an echo of another exchange's failure
                 left.remove(work)
         time.sleep(_LONGEST_NAP_SECONDS)
     return None
 
 
-def _look_at(works: Sequence[Work]) -> bool:
-    """Wait a while for all at once: any of them may tell that a rank differs.
+def _poll(works: Sequence[Work]) -> bool:
+    """Poll all exchanges for a while, since any of them may report a mismatch.
 
     Returns:
         Whether all are done.
@@ -98,16 +98,16 @@ def _look_at(works: Sequence[Work]) -> bool:
     began, left = time.monotonic(), list(works)
     while left := [work for work in left if not work.done()]:
         waited = time.monotonic() - began
-        if waited > _LOOKED_AT_SECONDS:
+        if waited > _POLL_SECONDS:
             return False
         time.sleep(min(waited / 8, _LONGEST_NAP_SECONDS) if waited > _AWAKE_SECONDS else 0)
     return True
 
 
 def _listen(ranks: Communicator, works: Sequence[Work]) -> None:
-    """Wait for the exchange of ranks, which is the first, until another tells that one differs."""
+    """Wait for the exchange of ranks, the first one, while a thread polls the others."""
     first, *others = works
-    over, told = threading.Event(), list[AllreduceError]()
+    over, errors = threading.Event(), list[AllreduceError]()
 
     def listen() -> None:
         try:
@@ -116,11 +116,11 @@ def _listen(ranks: Communicator, works: Sequence[Work]) -> None:
                 if not [work for work in others if not work.done()]:
                     break
         except UsageError:
-            return  # of an MPI that other threads may not call: then nobody listens
+            return  # an MPI without thread support: no polling
         except AllreduceError as error:
-            # Who has given up among ranks ends the others behind that.
+            # A failure among ranks also ends the other exchanges.
             if not (isinstance(error, PeerLostError) and _ends(ranks)):
-                told.append(error)
+                errors.append(error)
                 ranks.abort(str(error))  # which ends the wait
 
     listener = threading.Thread(target=listen, name="allreduce-between-steps", daemon=True)
@@ -132,13 +132,13 @@ def _listen(ranks: Communicator, works: Sequence[Work]) -> None:
             over.set()
             listener.join()
     except AllreduceError:
-        if told:
-            raise told[0] from None
+        if errors:
+            raise errors[0] from None
         raise
 
 
 def _ends(ranks: Communicator) -> bool:
-    """Wait for the end of the ranks' own communicator, if it is about to come."""
+    """Return whether the communicator of ranks has ended, or does so soon."""
     until = time.monotonic() + _VERDICT_SECONDS
     while not ranks.dead and time.monotonic() < until:
         time.sleep(_LONGEST_NAP_SECONDS)

@@ -1,7 +1,7 @@
-"""Errors that end a step on one rank: the others get a line, and the traceback.
+"""Report an error that ends a step on one rank to the other ranks, with its traceback.
 
-The communicator itself keeps one line, which is all that memory shared with a failing member has
-room for; the traceback goes through the world's store.
+The communicator transmits one line, since the memory shared with a failing member holds no more.
+The traceback goes through the world's store.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ from allreduce.cluster.process import traces
 from allreduce.comm import Communicator, begin_exchange, world
 from allreduce.errors import AllreduceError, MismatchError
 
-_NO_STEP = "no step"  # begins the purpose of an exchange by ranks that could not make one
-_TOGETHER_SECONDS = 1.0  # in which ranks that fail alike come
+_NO_STEP = "no step"  # starts the purpose of an exchange by ranks without a step
+_TOGETHER_SECONDS = 1.0  # within which ranks with the same failure arrive
 _LOOK_SECONDS = 0.002
 _RAISED = " raised "
 
 
 def reason(who: str, error: BaseException) -> str:
-    """Give the line that the other members are told at once."""
+    """Return the line that the communicator sends to the other members."""
     return f"{who}{_RAISED}{error!r}"
 
 
-def tell(communicator: Communicator, who: str, error: BaseException) -> None:
-    """Leave an error's traceback for the other members, who look for it when they are told."""
+def publish_traceback(communicator: Communicator, who: str, error: BaseException) -> None:
+    """Store an error's traceback for the other members, who read it when they get the line."""
     text = f"{who}{_RAISED.rstrip()}:\n{traces.text(error)}"
     try:
         world().store.set(_key(communicator), text.encode(errors="backslashreplace"))
-    except AllreduceError as failure:  # what ended the step is the one to be raised
-        events.logger.debug("the other ranks are not told a traceback: %s", failure)
+    except AllreduceError as failure:  # the step's own error matters more
+        events.logger.debug("the traceback was not sent to the other ranks: %s", failure)
 
 
-def add(communicator: Communicator, error: AllreduceError) -> None:
-    """Add to an error the traceback of the member that raised, if it is that."""
+def attach_traceback(communicator: Communicator, error: AllreduceError) -> None:
+    """Add the failed member's traceback to an error, if a member has stored one."""
     if isinstance(error, MismatchError):
-        told = any(_NO_STEP in call for call in error.calls)
-    else:  # of a member that died, all are told without asking a leader
-        told = error.finding is not None and error.finding.fault == "aborted"
-    if not told:
+        stored = any(_NO_STEP in call for call in error.calls)
+    else:  # a member that died has stored none
+        stored = error.finding is not None and error.finding.fault == "aborted"
+    if not stored:
         return
     try:
         error.add_note(world().store.get(_key(communicator), timeout=0.0).decode().rstrip())
-    except AllreduceError as failure:  # the leader is gone, too
-        events.logger.debug("no rank has told a traceback: %s", failure)
+    except AllreduceError as failure:  # the leader has ended, too
+        events.logger.debug("no rank has stored a traceback: %s", failure)
 
 
 def all_alike(members: list[Communicator], error: Exception) -> bool:
-    """Say whether all ranks have failed to make a step, by errors of one class, and can go on.
+    """Return whether tracing failed on all ranks with errors of one class, so all can go on.
 
-    If another rank makes a different call, that call ends with an error that names both.
+    If another rank makes a different call, that call raises an error that names both.
 
     Args:
-        members: This process's, of the communicator in which the others may wait.
-        error: Why this rank has no step.
+        members: This process's members of the communicator in which the other ranks may wait.
+        error: The error that ended this rank's trace.
     """
     purpose = f"{_NO_STEP}: this rank raised {type(error).__name__}"
     limit = time.monotonic() + _TOGETHER_SECONDS

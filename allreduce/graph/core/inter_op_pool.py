@@ -52,7 +52,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Team:
+class InterOpPool:
     """A replica's own thread, and others that help it with steps that any thread may run.
 
     The helpers are the process's. Nothing waits for them to come: where they are busy with another

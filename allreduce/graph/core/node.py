@@ -53,7 +53,7 @@ class Node:
         return f"%{self.id} = {self.op}({reads}) {self.spec}{after}{place}"
 
 
-def told(part: str) -> str:
+def describe_part(part: str) -> str:
     """Say in words what a part is: "layer 'sequential/0'", "the gradient of the loss"."""
     if part == LOSS:
         return f"the {part}"
@@ -63,7 +63,7 @@ def told(part: str) -> str:
 
 def blame(error: Exception, node: Node) -> None:
     """Note on an error which operator has raised it, of which layer, and the user's line."""
-    of = f" of {told(node.part)}" if node.part else ""
+    of = f" of {describe_part(node.part)}" if node.part else ""
     note = f"operator {node.op!r}{of} at {node.source}"
     if note not in getattr(error, "__notes__", ()):  # of a communicator, it is raised again
         error.add_note(note)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from allreduce.errors import InternalError, UsageError, reworded, unknown_name
-from allreduce.graph.core.node import told
+from allreduce.graph.core.node import describe_part
 from allreduce.graph.core.spec import Spec
 
 Attrs = Mapping[str, Any]
@@ -87,7 +87,7 @@ def is_native(*arrays: np.ndarray) -> bool:
 
 def located(error: UsageError, name: str, line: str, part: str) -> UsageError:
     """Say where in the user's program, and in which layer, a kernel refused its inputs."""
-    return reworded(error, f"{line}: {f'{told(part)}: ' if part else ''}{name}: {error}")
+    return reworded(error, f"{line}: {f'{describe_part(part)}: ' if part else ''}{name}: {error}")
 
 
 def cut(gradient: Any, output: Any, inputs: Sequence[Any], attrs: Attrs) -> Sequence[Any]:

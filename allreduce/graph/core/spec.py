@@ -80,12 +80,12 @@ def show(shape: Iterable[Size | str]) -> str:
     return f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join(sizes)})"
 
 
-def concrete(shape: Shape, batch: int, everyone: int = 0) -> tuple[int, ...]:
+def concrete(shape: Shape, batch: int, rows_per_replica: int = 0) -> tuple[int, ...]:
     """Replace named dimensions by their sizes: a replica's rows, and those of all replicas."""
     return tuple(
         size
         if isinstance(size, int)
-        else size.factor * (everyone if size.name == GLOBAL_BATCH.name else batch)
+        else size.factor * (rows_per_replica if size.name == GLOBAL_BATCH.name else batch)
         for size in shape
     )
 

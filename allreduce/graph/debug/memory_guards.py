@@ -1,6 +1,6 @@
-"""What shows that a kernel writes where it is not to: `ar.config.enable_sync_errors()`.
+"""Detect kernels that write outside their output: `ar.config.enable_sync_errors()`.
 
-Bytes around its output, and checksums of its inputs.
+Guard bytes surround the output, and checksums protect the inputs.
 """
 
 from __future__ import annotations
@@ -18,61 +18,61 @@ from allreduce.errors import UsageError
 from allreduce.graph.core.op_table import Attrs, Kernel, Op
 
 GUARD = 4 * ALIGNMENT  # bytes on each side
-_CANARY = 0xA5
+_PATTERN = 0xA5
 
 
-class Canaries:
-    """The guarding bytes at both ends of some memory.
+class MemoryGuards:
+    """The guard bytes at both ends of some memory.
 
     Args:
-        room: The memory, as flat bytes: `GUARD` of them at each end.
+        memory: The memory as flat bytes, with `GUARD` guard bytes at each end.
     """
 
-    def __init__(self, room: np.ndarray) -> None:
-        self._ends = room[:GUARD], room[-GUARD:]
+    def __init__(self, memory: np.ndarray) -> None:
+        self._ends = memory[:GUARD], memory[-GUARD:]
         for each in self._ends:
-            each.fill(_CANARY)
+            each.fill(_PATTERN)
 
     @property
     def intact(self) -> bool:
-        """Whether nobody has written there."""
-        return all(bool((each == _CANARY).all()) for each in self._ends)
+        """Whether the guard bytes are unchanged."""
+        return all(bool((each == _PATTERN).all()) for each in self._ends)
 
 
-class Room:
-    """New memory for one value of a kernel, which is guarded if that is wanted.
+class KernelOutput:
+    """New memory for a kernel's output, with guard bytes if `enable_sync_errors` is on.
 
     Attributes:
-        array: Where the value goes; it may hold anything.
+        array: The output; uninitialized at first.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._canaries: Canaries | None = None
+        self._guards: MemoryGuards | None = None
         if options.current().sync_errors:
-            room = np.empty(prod(shape) * dtype.itemsize + 2 * GUARD, np.uint8)
-            self._canaries = Canaries(room)
-            self.array = room[GUARD:-GUARD].view(dtype).reshape(shape)
+            memory = np.empty(prod(shape) * dtype.itemsize + 2 * GUARD, np.uint8)
+            self._guards = MemoryGuards(memory)
+            self.array = memory[GUARD:-GUARD].view(dtype).reshape(shape)
         else:
             self.array = np.empty(shape, dtype)
 
     def fill(self, op: Op, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
-        """Have an operator's kernel for CPUs write its value there."""
+        """Run an operator's CPU kernel into the output."""
         assert op.cpu is not None, op.name
-        kernel = op.cpu if self._canaries is None else watched_inputs(op, op.cpu)
+        kernel = op.cpu if self._guards is None else watched_inputs(op, op.cpu)
         kernel(self.array, inputs, attrs)
 
     def check(self, op: str, source: str) -> None:
-        """Look around the value that a kernel has made.
+        """Check the guard bytes.
 
         Raises:
-            UsageError: It has written there.
+            UsageError: The kernel has written to them.
         """
-        if self._canaries is not None and not self._canaries.intact:
+        if self._guards is not None and not self._guards.intact:
             raise beside(op, source, f"{self.array.dtype} {self.array.shape}")
 
 
 def beside(op: str, source: str, output: str) -> UsageError:
-    """Build the error for a kernel that has written beside its output."""
+    """Return the error for a kernel that has written outside its output."""
     return UsageError(
         f"{source}: the kernel of operator {op!r} has written before or behind its output, "
         f"{output}; it has to write that alone"
@@ -80,10 +80,10 @@ def beside(op: str, source: str, output: str) -> UsageError:
 
 
 def watched_inputs(op: Op, kernel: Kernel) -> Kernel:
-    """Return a kernel that does not write to its inputs, or says so.
+    """Return a kernel that raises an error if it writes to its inputs.
 
-    NumPy does not, as what it gets is marked. Native code does not look at marks: so what a user's
-    reads is summed up before and after.
+    NumPy respects read-only views. Native code may not, so the inputs of a user's kernel are
+    checksummed before and after.
     """
 
     def run(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
@@ -105,7 +105,7 @@ def _checksum(array: np.ndarray) -> int:
 
 
 def _unwritable(array: np.ndarray) -> np.ndarray:
-    """Give a view of an array through which NumPy does not write."""
+    """Return a read-only view of an array."""
     view = array.view()
     view.flags.writeable = False
     return view

@@ -22,15 +22,15 @@ from allreduce.graph.core.op_table import Attrs, located, lookup
 from allreduce.graph.core.spec import Spec, concrete
 from allreduce.graph.core.tensor import EagerTensor, TracedTensor
 from allreduce.graph.debug import numerics
-from allreduce.graph.debug.memory_guards import Room
+from allreduce.graph.debug.memory_guards import KernelOutput
 from allreduce.graph.eager import eager_collectives
 from allreduce.graph.eager.lockstep import Meet, Meeting
-from allreduce.graph.execute.memory import said
+from allreduce.graph.execute.memory import describe_value
 from allreduce.graph.ops.collective import contribution_of_none
 from allreduce.graph.placement.placement import Placed, choose, put, report
 from allreduce.graph.schedule.dependence import depends, of_replica, of_samples
 from allreduce.graph.trace.printing import say
-from allreduce.graph.trace.replica import Moment, Replica
+from allreduce.graph.trace.replica import Replica, StepInfo
 from allreduce.graph.trace.trace import Trace
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.changes import check_equal, check_once, check_owner
@@ -50,7 +50,7 @@ class EagerTrace(Trace):
     Args:
         host: The replicas of this process.
         replica: The one that runs.
-        moment: This step's place in the run.
+        info: This step's place in the run.
         feeds: What placeholders stand for, in their order.
         absent: Whether the replica has no samples.
         meet: How to do something together with the others.
@@ -62,7 +62,7 @@ class EagerTrace(Trace):
         self,
         host: Host,
         replica: Replica,
-        moment: Moment,
+        info: StepInfo,
         feeds: Iterable[np.ndarray],
         absent: bool,
         meet: Meet,
@@ -70,7 +70,7 @@ class EagerTrace(Trace):
         super().__init__(host.num_replicas_in_sync)
         self._host = host
         self._replica = replica
-        self._moment = moment
+        self._info = info
         self._feeds = iter(feeds)
         self._absent = absent
         self._meet = meet
@@ -107,7 +107,7 @@ class EagerTrace(Trace):
         """Say where there was no memory, and which of the step's values have it."""
         whole = {id(_memory(value)): i for i, value in reversed(self._values.items())}
         contents = [
-            (self._values[i].nbytes, said(self.nodes[i], self._values[i].shape))
+            (self._values[i].nbytes, describe_value(self.nodes[i], self._values[i].shape))
             for i in whole.values()
         ]
         return OutOfMemoryError(
@@ -145,24 +145,24 @@ class EagerTrace(Trace):
             return self._zeros(node.spec)
         if op.view is not None:
             return op.view(inputs[0], node.attrs)
-        room = Room(self._shape(node.spec), node.spec.dtype)
+        output = KernelOutput(self._shape(node.spec), node.spec.dtype)
         with np.errstate(all="ignore"):  # infinities and NaN are results here, not warnings
             try:
-                room.fill(op, inputs, node.attrs)
+                output.fill(op, inputs, node.attrs)
             except UsageError as error:
                 raise located(error, node.op, node.source, node.part) from None
-        room.check(node.op, node.source)
+        output.check(node.op, node.source)
         if options.current().check_numerics:
-            when = f"replica {self._replica.id}, step {self._moment.step}"
-            numerics.check(node.op, node.source, room.array, inputs, when)
-        return room.array
+            when = f"replica {self._replica.id}, step {self._info.step}"
+            numerics.check(node.op, node.source, output.array, inputs, when)
+        return output.array
 
     def _lacks(self, id: int) -> bool:
         """Tell whether a value is one of samples, of which there are none."""
         return self._absent and id in self._of_samples
 
     def _shape(self, spec: Spec) -> tuple[int, ...]:
-        return concrete(spec.shape, self._moment.rows, sum(self._moment.everyone or ()))
+        return concrete(spec.shape, self._info.rows, sum(self._info.rows_per_replica or ()))
 
     def _zeros(self, spec: Spec) -> np.ndarray:
         return np.zeros(self._shape(spec), spec.dtype)
@@ -179,7 +179,7 @@ class EagerTrace(Trace):
 
     def _known_when_run(self, node: Node) -> np.ndarray:
         name = node.attrs["name"]
-        value = self._replica.id if name == "replica" else getattr(self._moment, name)
+        value = self._replica.id if name == "replica" else getattr(self._info, name)
         return np.asarray(value, np.int64)
 
     def _read(self, node: Node) -> np.ndarray:
@@ -220,7 +220,7 @@ class EagerTrace(Trace):
             work(brought)
             return [_NOTHING] * len(brought)
 
-        return self._together(node, (feeds, self._moment), update)
+        return self._together(node, (feeds, self._info), update)
 
     def _exchange(self, node: Node) -> np.ndarray:
         (source,) = node.inputs
@@ -230,14 +230,14 @@ class EagerTrace(Trace):
         work = partial(
             eager_collectives.exchange, self._host, node, self._specs(node), self._said()
         )
-        return self._together(node, ([value], self._moment), work)
+        return self._together(node, ([value], self._info), work)
 
     def _said(self) -> Facts | None:
         """Say what all ranks have to have done alike so far; None where there is one."""
         if len(self._host.devices) == self.replicas:
             return None
         done = Graph(tuple(self.nodes))
-        self._host.fingerprint.involve(involved(done))
+        self._host.rank_digest.involve(involved(done))
         return outline(done)
 
     def _take_in(self, variables: Sequence[Variable]) -> None:

@@ -14,7 +14,7 @@ from allreduce.graph.core.node import Graph, Node
 from allreduce.graph.core.spec import Spec
 from allreduce.graph.execute.executor import Executor
 from allreduce.graph.schedule.schedule import schedule
-from allreduce.graph.trace.replica import Moment
+from allreduce.graph.trace.replica import StepInfo
 from allreduce.graph.trace.subgraph import joins_rows
 from allreduce.graph.update.arena_plan import ArenaPlan
 from allreduce.graph.update.arenas import plan_for, publish_iterations
@@ -22,7 +22,7 @@ from allreduce.graph.update.host import Host
 from allreduce.graph.update.program_check import Agreement, compare
 
 # Of each local replica: the values that an operation reads, and the step's moment.
-Brought = Sequence[tuple[list[np.ndarray], Moment]]
+Brought = Sequence[tuple[list[np.ndarray], StepInfo]]
 
 
 def exchange(
@@ -39,7 +39,7 @@ def exchange(
     """
     graph = _alone(node, specs)
     if said is not None:
-        told = all(moment.everyone is not None for _, moment in brought)
+        told = all(info.rows_per_replica is not None for _, info in brought)
         compare(host, Agreement(said, joins_rows(graph.nodes)), told)
     graph = replace(graph, outputs=(len(specs),))
     return [value for (value,) in _run(host, graph, [], None, brought)]
@@ -85,11 +85,11 @@ def _run(
 
     def run(index: int) -> list[np.ndarray]:
         arenas = {id(plan): plan.arenas[index] for plan in plans}
-        feeds, moment = brought[index]
+        feeds, info = brought[index]
         executor = Executor(program, host.replicas[index], arenas, said)
         try:
             # A replica without samples brings what adds nothing: it needs no null program.
-            return [arrived(each) for each in executor.run(feeds, moment, batch=False)]
+            return [arrived(each) for each in executor.run(feeds, info, batch=False)]
         finally:
             executor.release()
 

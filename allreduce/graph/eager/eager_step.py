@@ -13,7 +13,7 @@ from allreduce.graph.core import pytree
 from allreduce.graph.eager.eager import EagerTrace
 from allreduce.graph.eager.lockstep import Meet, Meeting, take_turns
 from allreduce.graph.trace.output_structure import Returned, take_apart
-from allreduce.graph.trace.replica import Moment, Replica
+from allreduce.graph.trace.replica import Replica, StepInfo
 from allreduce.graph.trace.signature import Arguments
 from allreduce.graph.trace.trace import recording
 from allreduce.graph.update.changes import name_of, needs_all
@@ -25,7 +25,7 @@ def run_eagerly(
     replicas: Sequence[Replica],
     fn: Callable[..., Any],
     arguments: Arguments,
-    moments: Sequence[Moment],
+    step_infos: Sequence[StepInfo],
 ) -> tuple[Returned, list[list[np.ndarray]]]:
     """Call `fn` for each replica, with values; returns what it returned and each one's values.
 
@@ -34,7 +34,7 @@ def run_eagerly(
         replicas: Those that run: all of them, or one that has no communicator.
         fn: The step.
         arguments: Its arguments.
-        moments: For each local replica.
+        step_infos: For each local replica.
 
     Raises:
         MismatchError: Replicas went different ways.
@@ -43,11 +43,11 @@ def run_eagerly(
 
     def play(replica: Replica, meet: Meet) -> tuple[Returned, list[np.ndarray]]:
         index = replica.index
-        absent = arguments.rows is not None and not moments[index].rows
+        absent = arguments.rows is not None and not step_infos[index].rows
         feeds = [values[index] for values in arguments.feeds]
         if replica.communicator is None and host.num_replicas_in_sync > 1:
             meet = _refuse(fn, host)
-        trace = EagerTrace(host, replica, moments[index], feeds, absent, meet)
+        trace = EagerTrace(host, replica, step_infos[index], feeds, absent, meet)
         try:
             with recording(trace):
                 args, kwargs = arguments.placeholders(trace)

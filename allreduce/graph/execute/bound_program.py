@@ -11,18 +11,18 @@ import numpy as np
 from allreduce import events
 from allreduce.graph.consistency.rank_check import Facts
 from allreduce.graph.core.host_future import Output
-from allreduce.graph.core.inter_op_pool import Team
+from allreduce.graph.core.inter_op_pool import InterOpPool
 from allreduce.graph.execute.frame import Frame, Step
 from allreduce.graph.execute.instructions import build
 from allreduce.graph.execute.loop import Loop
-from allreduce.graph.execute.native_replay import Replay, is_replayable
+from allreduce.graph.execute.native_replay import NativeReplay, is_replayable
 from allreduce.graph.execute.reports import end, reported, timed
-from allreduce.graph.execute.timing import Recent, Took
+from allreduce.graph.execute.timing import RecentSteps, StepTiming
 from allreduce.graph.partition.rendezvous import Rendezvous
 from allreduce.graph.schedule.program import Instruction
 from allreduce.graph.schedule.program_facts import ProgramFacts
 from allreduce.graph.schedule.streams import COLLECTIVE
-from allreduce.graph.trace.replica import Moment, Replica
+from allreduce.graph.trace.replica import Replica, StepInfo
 from allreduce.reduction import Arena
 
 # How often a program is bound to new arrays for native replay, as when a batch is strided at times.
@@ -39,7 +39,7 @@ class BoundProgram:
         replica: The replica that runs the program.
         arenas: The replica's arenas, by id of their plan.
         rendezvous: Exchanges values between the replica's devices.
-        moment: The first step; later ones have the same numbers of rows.
+        info: The first step; later ones have the same numbers of rows.
         outline: The facts that all ranks must share; None with one rank.
         threads: The number of threads that run independent instructions.
         returns: Whether the program's outputs go to the caller.
@@ -47,7 +47,7 @@ class BoundProgram:
     Attributes:
         frame: The program's memory.
         steps: The instructions, as functions.
-        took: The timing of the latest successful step.
+        timing: The timing of the latest successful step.
         recent: The durations of the latest steps.
         nbytes: Approximate size in bytes; an output that the caller keeps counts once.
     """
@@ -58,20 +58,20 @@ class BoundProgram:
         replica: Replica,
         arenas: Mapping[int, Arena],
         rendezvous: Rendezvous,
-        moment: Moment,
+        info: StepInfo,
         outline: Facts | None,
         threads: int = 1,
         returns: bool = True,
     ) -> None:
         threads = 1 if facts.beside_host else min(threads, sum(facts.free))
         self.frame = frame = Frame(
-            *(facts, replica, arenas, rendezvous, moment, outline),
+            *(facts, replica, arenas, rendezvous, info, outline),
             concurrent=threads > 1,
             returns=returns,
         )
         self.program = facts.program
-        self.took: Took | None = None
-        self.recent = Recent()
+        self.timing: StepTiming | None = None
+        self.recent = RecentSteps()
         self._bind_scans()
         self._parts = [self._part(each) for each in self.program.instructions]
         self._bind = partial(self._at_once, threads) if threads > 1 else self._in_order
@@ -80,7 +80,7 @@ class BoundProgram:
         self.nbytes += sum(each.nbytes for each in self._loops)
         self.nbytes += sum(each.nbytes for each in self._bodies)
         self._reported: list[Step] | None = None  # made at the first step that has subscribers
-        self._replay: Replay | None = None  # made after the first step
+        self._replay: NativeReplay | None = None  # made after the first step
         watched = frame.watches or frame.syncs or threads > 1 or frame.queues.any
         self._replays_left = 0 if watched else _MOST_REPLAYS
 
@@ -92,7 +92,7 @@ class BoundProgram:
         for node in [each.node for each in self.program.instructions if each.node.op == "scan"]:
             facts, replica = frame.facts.of_body(node), frame.replica
             body = BoundProgram(
-                facts, replica, {}, frame.rendezvous, frame.moment, None, returns=False
+                facts, replica, {}, frame.rendezvous, frame.info, None, returns=False
             )
             loop = Loop(frame, node, body.frame, body.steps)
             frame.loops[node.id] = loop
@@ -124,7 +124,7 @@ class BoundProgram:
             self._after(facts.collectives(each.node.before), step)
             for each, step in zip(self.program.instructions, made, strict=True)
         ]
-        return [Team(steps, facts.after, facts.free, threads, replica.runs).run]
+        return [InterOpPool(steps, facts.after, facts.free, threads, replica.runs).run]
 
     def _after(self, waits: Sequence[int], step: Step) -> Step:
         """Return `step` so that it first waits for collectives."""
@@ -139,10 +139,10 @@ class BoundProgram:
 
         return run
 
-    def run(self, feeds: Sequence[np.ndarray], moment: Moment) -> list[Output]:
+    def run(self, feeds: Sequence[np.ndarray], info: StepInfo) -> list[Output]:
         """Run all instructions; returns the outputs, in memory that belongs to the caller."""
         frame = self.frame
-        frame.moment = moment
+        frame.info = info
         began = time.perf_counter()
         frame.clocks = {}
         if frame.queues.any:  # a device may still read the previous step's numbers
@@ -150,9 +150,9 @@ class BoundProgram:
             frame.runtime.clear()
             frame.bind_constants()
         for name, array in frame.runtime.items():
-            array[...] = frame.replica.id if name == "replica" else getattr(moment, name)
+            array[...] = frame.replica.id if name == "replica" else getattr(info, name)
         # Arrays that are in another place in each step.
-        moving = {**dict(zip(self.program.inputs, feeds, strict=True)), **frame.outputs.lend()}
+        moving = {**dict(zip(self.program.inputs, feeds, strict=True)), **frame.outputs.allocate()}
         frame.values.update(moving)
         steps = self._chosen(list(moving.values()))
         try:
@@ -168,7 +168,7 @@ class BoundProgram:
             end(frame, started)
         if frame.queues.any:
             frame.queues.end()
-        self.took = self.recent.note(Took(began, time.perf_counter(), frame.clocks))
+        self.timing = self.recent.note(StepTiming(began, time.perf_counter(), frame.clocks))
         outputs = frame.outputs.of(frame.values)
         if steps is self.steps and self._replays_left:
             self._record(moving)
@@ -195,7 +195,7 @@ class BoundProgram:
         self._replays_left -= 1
         parts = [None if part is _nothing else part for part in self._parts]
         try:
-            self._replay = Replay(self.frame, moving, parts, self.frame.facts.awaited)
+            self._replay = NativeReplay(self.frame, moving, parts, self.frame.facts.awaited)
         except MemoryError:  # the step has succeeded, and later ones can run without a replay
             self._replay = None
 

@@ -19,7 +19,7 @@ from allreduce.graph.partition.rendezvous import LocalRendezvous, Rendezvous
 from allreduce.graph.schedule.empty_shard import null_program
 from allreduce.graph.schedule.program import Program
 from allreduce.graph.schedule.program_facts import ProgramFacts
-from allreduce.graph.trace.replica import Moment, Replica
+from allreduce.graph.trace.replica import Replica, StepInfo
 from allreduce.graph.trace.subgraph import joins_rows
 from allreduce.reduction import Arena
 
@@ -71,12 +71,12 @@ class Executor:
         """The program bound to memory, for each of several batch sizes."""
         return list(self._bound.values())
 
-    def run(self, feeds: Sequence[np.ndarray], moment: Moment, batch: bool) -> list[Output]:
+    def run(self, feeds: Sequence[np.ndarray], info: StepInfo, batch: bool) -> list[Output]:
         """Run one step.
 
         Args:
             feeds: The program's inputs; read until the call returns.
-            moment: This step's place in the run.
+            info: This step's place in the run.
             batch: Whether some input is a share of a batch; without rows the null program runs
             then.
 
@@ -88,7 +88,7 @@ class Executor:
         """
         end(self.replica.runs)  # what an interrupt has left
         try:
-            return self._run(feeds, moment, batch)
+            return self._run(feeds, info, batch)
         except OutOfMemoryError:
             raise  # of a device: it says so itself
         except MemoryError as error:  # of NumPy, in a kernel or a loop
@@ -104,31 +104,31 @@ class Executor:
             f"model or batch, or fewer replicas per host{memory.largest()}"
         )
 
-    def _run(self, feeds: Sequence[np.ndarray], moment: Moment, batch: bool) -> list[Output]:
-        sizes = (moment.rows, moment.everyone if self._joins_rows else None)
+    def _run(self, feeds: Sequence[np.ndarray], info: StepInfo, batch: bool) -> list[Output]:
+        sizes = (info.rows, info.rows_per_replica if self._joins_rows else None)
         bound = self._bound.get(sizes)
         if bound is None:
-            bound = self._bound[sizes] = self._bind(moment, batch)
+            bound = self._bound[sizes] = self._bind(info, batch)
             self._evict()
         self._bound.move_to_end(sizes)
         try:
-            return bound.run(feeds, moment)
+            return bound.run(feeds, info)
         except BaseException as error:
-            self.rendezvous.abort(self.replica.generation, moment.step, error)
+            self.rendezvous.abort(self.replica.generation, info.step, error)
             raise
 
-    def _bind(self, moment: Moment, batch: bool) -> BoundProgram:
+    def _bind(self, info: StepInfo, batch: bool) -> BoundProgram:
         """Bind the program to memory; if there is too little, release other bound programs."""
-        if self._joins_rows and moment.everyone is None:
+        if self._joins_rows and info.rows_per_replica is None:
             raise UsageError(
                 "the step gathers the rows of all replicas, and how many there are is not "
                 "known; make the batches with strategy.distribute_dataset"
             )
-        facts = self._facts if moment.rows or not batch else self._null_facts
+        facts = self._facts if info.rows or not batch else self._null_facts
 
         def bind() -> BoundProgram:
             return BoundProgram(
-                *(facts, self.replica, self.arenas, self.rendezvous, moment, self.outline),
+                *(facts, self.replica, self.arenas, self.rendezvous, info, self.outline),
                 threads=_threads(),
             )
 

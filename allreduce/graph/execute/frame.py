@@ -20,8 +20,8 @@ from allreduce.graph.execute.queues import Queues
 from allreduce.graph.execute.timing import Clock
 from allreduce.graph.partition.rendezvous import Rendezvous
 from allreduce.graph.schedule.program_facts import ProgramFacts
-from allreduce.graph.trace.replica import Moment, Replica
-from allreduce.graph.update.step_checksum import Stamp
+from allreduce.graph.trace.replica import Replica, StepInfo
+from allreduce.graph.update.step_checksum import StepChecksum
 from allreduce.reduction import Arena
 
 Step = Callable[[], None]
@@ -42,7 +42,7 @@ class Frame:
         replica: The replica that runs the program.
         arenas: The replica's arenas, by id of their plan.
         rendezvous: Exchanges values between the replica's devices.
-        moment: The first step; later ones have the same numbers of rows.
+        info: The first step; later ones have the same numbers of rows.
         outline: The facts that all ranks must share; None with one rank.
         concurrent: Whether several threads run instructions; values then share no memory.
         returns: Whether the program's outputs go to the caller.
@@ -64,7 +64,7 @@ class Frame:
         replica: Replica,
         arenas: Mapping[int, Arena],
         rendezvous: Rendezvous,
-        moment: Moment,
+        info: StepInfo,
         outline: Facts | None,
         concurrent: bool = False,
         returns: bool = True,
@@ -74,14 +74,14 @@ class Frame:
         self.arenas = arenas
         self.rendezvous = rendezvous
         self.outline = outline
-        self.moment = moment
-        self.stamps: dict[int, Stamp] = {}  # by id of the plan
+        self.info = info
+        self.checksums: dict[int, StepChecksum] = {}  # by id of the plan
         self.values: dict[int, np.ndarray] = {}
         self.works: dict[int, Work] = {}
         self.clocks: dict[int, Clock] = {}
         self.loops: dict[int, ScanLoop] = {}
         self.runtime: dict[str, np.ndarray] = {}
-        self._total_rows = sum(moment.everyone or ())
+        self._total_rows = sum(info.rows_per_replica or ())
         self.watches = options.current().check_numerics
         self.syncs = options.current().sync_errors
         checked = self.watches or self.syncs
@@ -91,10 +91,10 @@ class Frame:
         stored = {} if self.syncs else facts.stored
         self.in_place = {value: self.gradient(node) for value, node in stored.items()}
         # Guard bytes surround only values in the frame's own memory.
-        lends = returns and not self.syncs
-        self.outputs = Outputs(self.program, self.in_place, self.shape, self.device, lends)
+        zero_copy = returns and not self.syncs
+        self.outputs = Outputs(self.program, self.in_place, self.shape, self.device, zero_copy)
         planned = replace(self.program, blocks=None) if concurrent else self.program
-        elsewhere = {*self.in_place, *self.outputs.lent}
+        elsewhere = {*self.in_place, *self.outputs.output_nodes}
         self.memory = Memory(planned, elsewhere, self.shape, self.device, self.syncs)
 
     @property
@@ -139,18 +139,20 @@ class Frame:
 
     def sizes(self, shape: Shape) -> tuple[int, ...]:
         """Replace named sizes by their values in this frame's steps."""
-        return concrete(shape, self.moment.rows, self._total_rows)
+        return concrete(shape, self.info.rows, self._total_rows)
 
-    def stamp(self, node: Node) -> Stamp | None:
+    def checksum(self, node: Node) -> StepChecksum | None:
         """Return the checksum in an arena's header that compares this step between ranks."""
         communicator, arena = self.replica.communicator, self.arena(node)
         if self.outline is None or communicator is None or not node.attrs["bucket"].has_header:
             return None
         key, rule, layout = id(node.attrs["plan"]), node.attrs["rule"], arena.layout
-        if key not in self.stamps:
-            place, brought = arena.gradients[1 : layout.header], self.replica.fingerprint
-            self.stamps[key] = Stamp(self.outline, rule, layout, place, communicator, brought)
-        return self.stamps[key]
+        if key not in self.checksums:
+            place, brought = arena.gradients[1 : layout.header], self.replica.rank_digest
+            self.checksums[key] = StepChecksum(
+                self.outline, rule, layout, place, communicator, brought
+            )
+        return self.checksums[key]
 
     def release(self) -> None:
         """Free all memory at once, whatever still refers to the frame.

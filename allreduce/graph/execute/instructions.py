@@ -62,7 +62,7 @@ def _compute(frame: Frame, node: Node) -> Step:
 
         return look
     assert kernel is not None, node
-    if target not in frame.outputs.lent:  # which is somewhere else in each step
+    if target not in frame.outputs.output_nodes:  # which is somewhere else in each step
         in_place = target in frame.in_place
         values[target] = frame.in_place[target] if in_place else frame.buffer(node)
     if frame.syncs:
@@ -151,15 +151,15 @@ def _clear_gradients(frame: Frame, node: Node) -> Step:
 
 def _all_reduce_bucket(frame: Frame, node: Node) -> Step:
     bucket, communicator = node.attrs["bucket"], frame.communicator
-    arena, stamp = frame.arena(node), frame.stamp(node)
+    arena, checksum = frame.arena(node), frame.checksum(node)
     part = arena.gradients[bucket.start : bucket.stop]
     start = communicator.all_reduce_init(part, op="sum", out=part)
 
     def run() -> None:
         if bucket.has_header:  # another one's may start when the header's update has counted
             arena.number = arena.iterations + 1
-        if stamp is not None:
-            stamp.put(arena.iterations)
+        if checksum is not None:
+            checksum.put(arena.iterations)
         frame.works[node.id] = start()
 
     return run
@@ -190,7 +190,7 @@ def _named(frame: Frame, node: Node) -> dict[str, Any]:
     factor = node.attrs["rows_per_sample"]
     if factor is None:
         return {}
-    return {"counts": [factor * rows for rows in frame.moment.everyone or ()]}
+    return {"counts": [factor * rows for rows in frame.info.rows_per_replica or ()]}
 
 
 def _update_bucket(frame: Frame, node: Node) -> Step:
@@ -198,12 +198,12 @@ def _update_bucket(frame: Frame, node: Node) -> Step:
     part = slice(bucket.parameters_start, bucket.stop)
     parameters, gradients = arena.parameters[part], arena.gradients[part]
     slots = {name: array[part] for name, array in arena.slots.items()}
-    is_first, stamp, count = bucket.has_header, frame.stamp(node), arena.count
+    is_first, checksum, count = bucket.has_header, frame.checksum(node), arena.count
     update = frame.queues.on(node, rule.update)
     begin = frame.queues.behind(node, begin_update) if is_first else begin_update
 
     def run() -> None:
-        begin(arena, stamp, is_first)
+        begin(arena, checksum, is_first)
         update(parameters, gradients, slots, count, arena.iterations)
 
     return run
@@ -293,7 +293,7 @@ def _nothing() -> None:
 
 
 def _key(frame: Frame, node: Node) -> Key:
-    generation, step = frame.replica.generation, frame.moment.step
+    generation, step = frame.replica.generation, frame.info.step
     edge, source = node.attrs["edge"], node.attrs["source"]
     return Key(generation, step, edge, source, node.attrs["destination"])
 

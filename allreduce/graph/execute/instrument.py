@@ -102,4 +102,4 @@ def _variables(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray, np.n
 
 
 def _when(frame: Frame) -> str:
-    return f"replica {frame.replica.id}, step {frame.moment.step}"
+    return f"replica {frame.replica.id}, step {frame.info.step}"

@@ -73,7 +73,7 @@ class Loop:
         carries = list(zip(inputs, self._rooms, outputs, strict=False))
         elements = list(zip(inputs, given, strict=True))[body.carries : behind]
         made = list(zip(outputs[body.carries :], self._made.values(), strict=True))
-        self._inner.moment = self._frame.moment
+        self._inner.info = self._frame.info
         values.update(zip(inputs[behind:], given[behind:], strict=True))
         for (_, room, _), value in zip(carries, given, strict=False):
             room[0] = value

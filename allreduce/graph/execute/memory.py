@@ -15,7 +15,7 @@ from allreduce.devices import Device, DeviceName
 from allreduce.devices.base import ALIGNMENT, Buffer
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.spec import show
-from allreduce.graph.debug.memory_guards import GUARD, Canaries
+from allreduce.graph.debug.memory_guards import GUARD, MemoryGuards
 from allreduce.graph.schedule.program import Block, Program
 
 Life = tuple[int, int]
@@ -29,7 +29,7 @@ class Memory:
         elsewhere: Nodes whose values are not to lie here.
         shape: Gives the shape of a node's value.
         device: Gives the device that a program calls by a name.
-        guarded: Whether each value has bytes before and behind it that `intact` looks at.
+        guarded: Whether each value has guard bytes before and behind it, for `intact`.
 
     Attributes:
         nbytes: Of all pools.
@@ -46,7 +46,7 @@ class Memory:
         device: Callable[[DeviceName], Device],
         guarded: bool = False,
     ) -> None:
-        self._guards: dict[int, Canaries] | None = {} if guarded else None
+        self._guards: dict[int, MemoryGuards] | None = {} if guarded else None
         self._shape = shape
         self._device = device
         self._places: dict[int, tuple[Buffer, int]] = {}
@@ -68,7 +68,7 @@ class Memory:
         offsets, total = pack(sizes, lives)
         worst = at_worst(sizes, lives)
         # In words: the device knows them as long as the memory is there, and nodes know much.
-        contents = [(sizes[i], said(nodes[i], shapes[i])) for i in worst]
+        contents = [(sizes[i], describe_value(nodes[i], shapes[i])) for i in worst]
         pool = self._device(name).allocate(total, contents)
         for (block, _), offset in zip(blocks, offsets, strict=True):
             self._places.update(dict.fromkeys(block.values, (pool, offset)))
@@ -84,11 +84,11 @@ class Memory:
             assert node.device is not None, node
             size, offset = _bytes(node, shape), 0 if self._guards is None else GUARD
             pool = self._device(node.device).allocate(
-                size + 2 * offset, [(size, said(node, shape))]
+                size + 2 * offset, [(size, describe_value(node, shape))]
             )
             self.apart += size + 2 * offset
             if self._guards is not None:
-                self._guards[node.id] = Canaries(pool.array(np.uint8, (size + 2 * GUARD,)))
+                self._guards[node.id] = MemoryGuards(pool.array(np.uint8, (size + 2 * GUARD,)))
         array: np.ndarray = pool.array(node.spec.dtype, shape, offset)
         return array
 
@@ -151,7 +151,7 @@ def _bytes(node: Node, shape: tuple[int, ...]) -> int:
     return prod(shape) * node.spec.dtype.itemsize
 
 
-def said(node: Node, shape: tuple[int, ...]) -> str:
+def describe_value(node: Node, shape: tuple[int, ...]) -> str:
     """Say what a node's value is, and which line of the program asked for it."""
     name = node.attrs.get("chain", node.op)
     return f"{node.spec.dtype}{show(shape)} of {name} at {node.source}"

@@ -1,7 +1,7 @@
-"""Which instructions a tape carries out in native code: one function per operation, which adds it.
+"""Lower instructions to native tasks: one function per operation adds the task to a replay.
 
-Each returns False where it cannot, for these arrays; NumPy carries the instruction out then. Bits
-are NumPy's either way.
+Each returns False for arrays that native code does not support; NumPy then runs the instruction.
+Results have the same bits either way.
 """
 
 from __future__ import annotations
@@ -16,97 +16,119 @@ from allreduce.graph.core.node import Node
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.ops.fused_ends import Epilogue
 
-Add = Callable[[_native.Tape, Node, np.ndarray, Sequence[np.ndarray]], bool]
+Add = Callable[[_native.Replay, Node, np.ndarray, Sequence[np.ndarray]], bool]
 
 
-def add(tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
-    """Add an instruction to a tape; returns whether that could be done.
+def add(replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
+    """Add an instruction to a replay; returns False if native code does not support it.
 
     Args:
-        tape: What it becomes a part of.
+        replay: The replay to add a task to.
         node: The instruction, on a CPU.
-        out: Where its value goes.
-        inputs: What it reads.
+        out: The array for the instruction's value.
+        inputs: The arrays that it reads.
     """
     usual = _link if lookup(node.op).elementwise else _none
-    return _ADD.get(node.op, usual)(tape, node, out, inputs)
+    return _ADD.get(node.op, usual)(replay, node, out, inputs)
 
 
-def _none(tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
+def _none(
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+) -> bool:
     return False
 
 
-def _link(tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
+def _link(
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+) -> bool:
     """Add an element-wise operation as a chain of one."""
     links = [(node.op, list(range(len(inputs))), out.dtype.num, 0)]
     chain = _native.chain(links, [x.dtype.num for x in inputs]) if inputs else None
-    return chain is not None and tape.add_chain(chain, out, list(inputs))
+    return chain is not None and replay.add_chain(chain, out, list(inputs))
 
 
-def _fused(tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
+def _fused(
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+) -> bool:
     chain = node.attrs["chain"].native
-    return chain is not None and tape.add_chain(chain, out, list(inputs))
+    return chain is not None and replay.add_chain(chain, out, list(inputs))
 
 
 def _fused_product(
-    tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
 ) -> bool:
     fused: Epilogue = node.attrs["chain"]
     if fused.op != "matmul" or fused.chain.native is None or not len(out):
         return False
     a, b, *rest = inputs
     rows, in_place = fused.rows_of_piece(out), fused.is_in_place(out)
-    return tape.add_epilogue(fused.chain.native, out, a, b, rest, rows, in_place)
+    return replay.add_epilogue(fused.chain.native, out, a, b, rest, rows, in_place)
 
 
-def _matmul(tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
-    return tape.add_product(out, *inputs)
+def _matmul(
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+) -> bool:
+    return replay.add_product(out, *inputs)
 
 
-def _sum_to(tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
-    return tape.add_column_sums(out, inputs[0])
+def _sum_to(
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+) -> bool:
+    return replay.add_column_sums(out, inputs[0])
 
 
-def _copy(tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
-    # NumPy sees to it that what it overwrites is read before.
+def _copy(
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+) -> bool:
+    # With overlapping arrays, NumPy reads before it overwrites.
     apart = not np.may_share_memory(out, inputs[0])
-    return apart and tape.add_copy(out, inputs[0])
+    return apart and replay.add_copy(out, inputs[0])
 
 
 def _reshape_copy(
-    tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
 ) -> bool:
-    return _copy(tape, node, out.reshape(inputs[0].shape), inputs)
+    return _copy(replay, node, out.reshape(inputs[0].shape), inputs)
 
 
-def _size(tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
-    """Add what depends on shapes alone, which are those of all steps of a frame."""
+def _size(
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+) -> bool:
+    """Add a value that depends on shapes alone, and so is the same in all steps of a frame."""
     value, kernel = np.empty_like(out), lookup(node.op).cpu
     assert kernel is not None, node
     kernel(value, inputs, node.attrs)
-    return tape.add_constant(out, value)
+    return replay.add_constant(out, value)
 
 
-def _fill(tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
-    return tape.add_copy(out, np.asarray(node.attrs["value"], out.dtype))
+def _fill(
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+) -> bool:
+    return replay.add_copy(out, np.asarray(node.attrs["value"], out.dtype))
 
 
-def _dropout(tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
-    x, *numbers = inputs  # of the step; they stay where they are
+def _dropout(
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+) -> bool:
+    x, *numbers = inputs  # that change per step; their arrays stay in place
     attrs = node.attrs
-    return tape.add_dropout(out, x, numbers, attrs["rate"], attrs["key"], attrs["rows_per_sample"])
+    return replay.add_dropout(
+        out, x, numbers, attrs["rate"], attrs["key"], attrs["rows_per_sample"]
+    )
 
 
 def _sparse_loss(
-    tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
 ) -> bool:
     *dy, labels, logits = inputs
-    return tape.add_loss(True, out, dy[0] if dy else None, labels, logits)
+    return replay.add_loss(True, out, dy[0] if dy else None, labels, logits)
 
 
-def _loss(tape: _native.Tape, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
+def _loss(
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+) -> bool:
     *dy, targets, logits = inputs
-    return tape.add_loss(False, out, dy[0] if dy else None, targets, logits)
+    return replay.add_loss(False, out, dy[0] if dy else None, targets, logits)
 
 
 _ADD: dict[str, Add] = {
@@ -130,7 +152,7 @@ _ADD: dict[str, Add] = {
 
 
 def _find_blas() -> None:
-    """Let products call what NumPy's do; where it is not found, they stay with NumPy."""
+    """Have native matrix products call NumPy's BLAS; if it is not found, NumPy computes them."""
     module = sys.modules.get("numpy._core._multiarray_umath")
     path = getattr(module, "__file__", None)
     if path is not None:

@@ -1,8 +1,7 @@
-"""A frame's steps with as much of them as can be in native code, one call for what stands together.
+"""Replay a frame's steps in native code: one call runs a sequence of supported instructions.
 
-They are bound to the arrays of a step that has run: what is computed lies in the frame's memory, in
-an arena or in a variable, and stays there; what is fed, and what the caller gets, may lie elsewhere
-each time.
+A replay is bound to the arrays of a step that has run. Computed values stay in the frame's memory,
+in an arena or in a variable. The inputs and the outputs may be new arrays in each step.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from allreduce.graph.execute.frame import Frame, Step
 from allreduce.graph.execute.reports import end
 
 
-class Replay:
-    """What a frame does in steps whose inputs lie as those of one that it has run.
+class NativeReplay:
+    """Replays steps whose inputs have the strides and alignment of a step that has run.
 
     Args:
-        frame: It has one thread, and all values of its latest step.
-        moving: That step's inputs, and what the caller gets, by node.
-        parts: What carries out each instruction; None where nothing has to be done.
-        waits: The collectives that each waits for.
+        frame: A frame with one thread and with all values of its latest step.
+        moving: That step's inputs and outputs, by node.
+        parts: Each instruction as a function; None if there is nothing to do.
+        waits: The collectives that each instruction waits for.
 
     Attributes:
-        steps: What carries out all instructions, after `begin`.
+        steps: The functions that run all instructions, after `begin`.
     """
 
     def __init__(
@@ -41,16 +40,16 @@ class Replay:
         waits: Sequence[tuple[int, ...]],
     ) -> None:
         self._frame = frame
-        # By its address is found what an array moves with, and inputs may overlap.
+        # Views are matched to inputs by address, and inputs may overlap: use distinct memory.
         apart = {i: _stand_in(x) for i, x in moving.items()}
         frame.values.update(apart)
         self._bases = set(moving)
-        self._moving = set(moving)  # values that lie in what moves
-        self._loose: set[int] = set()  # and those that are somewhere new each time
-        self._tape = _native.Tape(list(apart.values()), list(_storages(frame)))
-        self.begin = self._tape.begin
+        self._moving = set(moving)  # values that are views of moving arrays
+        self._loose: set[int] = set()  # values in a new array each time
+        self._replay = _native.Replay(list(apart.values()), list(_storages(frame)))
+        self.begin = self._replay.begin
         self.steps: list[Step] = []
-        self._looks: list[Step] = []  # of all values that lie in what moves
+        self._looks: list[Step] = []  # the instructions that make views of moving arrays
         nodes = [each.node for each in frame.program.instructions]
         native = [
             part is not None and self._is_native(node, part)
@@ -58,13 +57,13 @@ class Replay:
         ]
         wanted = self._wanted(nodes, native)
         self._bind(nodes, parts, waits, native, wanted)
-        for i in self._moving:  # what they look at is not there
+        for i in self._moving:  # their stand-in memory is not used any more
             frame.values.pop(i, None)
 
     def _is_native(self, node: Node, part: Step) -> bool:
-        """Add an instruction to the tape, or say that Python has to carry it out.
+        """Add an instruction to the native replay; returns False if Python must run it.
 
-        Looks at what stays where it is have been taken, and are done with.
+        Views of arrays that stay in place exist already.
         """
         values, view = self._frame.values, lookup(node.op).view
         if node.op == "read" and not node.attrs.get("copy", False):
@@ -75,16 +74,16 @@ class Replay:
             self._loose.add(node.id)
             return False
         if self._loose.intersection(node.inputs):
-            return False  # but what it writes stays where it is
+            return False  # but its result stays in place
         if node.device is None or node.device.kind != "CPU":
             return False
         out = _target(self._frame, node)
         if out is None:
             return False
-        return native_lowering.add(self._tape, node, out, [values[i] for i in node.inputs])
+        return native_lowering.add(self._replay, node, out, [values[i] for i in node.inputs])
 
     def _is_seen(self, node: Node, look: Step) -> bool:
-        """Say whether a view needs no new look, unless somebody asks for it in Python."""
+        """Return whether a view needs no work in a step, unless Python reads it."""
         (source,), values = node.inputs, self._frame.values
         if source in self._moving:
             look()
@@ -98,7 +97,7 @@ class Replay:
         return True
 
     def _wanted(self, nodes: Sequence[Node], native: Sequence[bool]) -> set[int]:
-        """Find the views of what moves that Python reads."""
+        """Find the views of moving arrays that Python reads."""
         wanted = {node.id for node in self._frame.program.outputs}
         for node, is_native in zip(reversed(nodes), reversed(native), strict=True):
             if not is_native or (lookup(node.op).view is not None and node.id in wanted):
@@ -113,7 +112,7 @@ class Replay:
         native: Sequence[bool],
         wanted: set[int],
     ) -> None:
-        together: list[Step] = []  # with one task each
+        together: list[Step] = []  # parts with one native task each
         done = 0
         for node, part, collectives, is_native in zip(nodes, parts, waits, native, strict=True):
             if part is None:
@@ -130,15 +129,15 @@ class Replay:
                 together.append(part)
         if together:
             self.steps.append(self._run(done, together))
-        assert done + len(together) == len(self._tape), "a task for each native instruction"
+        assert done + len(together) == len(self._replay), "a task for each native instruction"
 
     def _run(self, first: int, parts: Sequence[Step]) -> Step:
-        run, last, looks = self._tape.run, first + len(parts), self._looks
+        run, last, looks = self._replay.run, first + len(parts), self._looks
 
         def steps() -> None:
             at = first
             while (done := run(at, last)) >= 0:
-                # A task has refused what it got: its step in Python says why.
+                # A task has rejected its input: run its Python part, which raises the error.
                 for look in looks:
                     look()
                 parts[at + done - first]()
@@ -157,13 +156,13 @@ class Replay:
 
 
 def is_replayable(fed: Mapping[int, np.ndarray], frame: Frame) -> bool:
-    """Say whether a step's inputs are none of the variables, which it may change as it goes."""
+    """Return whether no input overlaps a variable, which the step may change."""
     known = [storage[index] for storage, index in _storages(frame)]
     return not any(np.may_share_memory(x, y) for x in fed.values() for y in known)
 
 
 def _stand_in(x: np.ndarray) -> np.ndarray:
-    """Return an array that lies as another one does, in memory that nobody writes to or reads."""
+    """Return an array with the same strides and alignment in unused memory."""
     if not x.size:
         return np.empty(x.shape, x.dtype)
     first, behind = byte_bounds(x)
@@ -173,7 +172,7 @@ def _stand_in(x: np.ndarray) -> np.ndarray:
 
 
 def _storages(frame: Frame) -> list[tuple[list[np.ndarray], int]]:
-    """List where a frame's variables have their arrays, which may be replaced between steps."""
+    """List the lists that hold the variables' arrays, which may be replaced between steps."""
     variables = {
         each.node.attrs["variable"]: None
         for each in frame.program.instructions
@@ -183,12 +182,12 @@ def _storages(frame: Frame) -> list[tuple[list[np.ndarray], int]]:
 
 
 def _is_task(node: Node) -> bool:
-    """Say whether something is done for a native instruction."""
+    """Return whether a native instruction needs a task."""
     return node.op != "read" and lookup(node.op).view is None
 
 
 def _target(frame: Frame, node: Node) -> np.ndarray | None:
-    """Return where an instruction writes, if that is one array."""
+    """Return the array that an instruction writes to, if there is just one."""
     if node.op == "store_gradient":
         return frame.gradient(node)
     if node.op == "store_count":

@@ -1,4 +1,4 @@
-"""What a step returns: large values are written where the caller keeps them, others are copied."""
+"""Memory for a step's outputs: large ones are computed in the caller's array, others copied."""
 
 from __future__ import annotations
 
@@ -14,33 +14,32 @@ from allreduce.devices.base import ALIGNMENT
 from allreduce.graph.core.host_future import Fetched, Output
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.op_table import lookup
-from allreduce.graph.execute.memory import said
+from allreduce.graph.execute.memory import describe_value
 from allreduce.graph.schedule.program import Program
 
-# Bytes. To lend memory takes 6 µs; a copy of half as many bytes takes 2.4, and one of these 70, as
-# its memory comes from the system each time.
-LEAST_LENT = 1 << 17
+# Bytes. Reusing memory takes 6 µs. A copy of half as many bytes takes 2.4 µs; a copy of this many
+# takes 70, because its memory comes from the system each time.
+LEAST_ZERO_COPY = 1 << 17
 
 
 class Outputs:
-    """A program's outputs, of which those that it computes are written to memory of their own.
+    """A program's outputs; large computed ones are written directly to memory for the caller.
 
-    The caller gets that memory, and a later step has it again once nothing refers to it any more:
-    whoever keeps a value, or a view of it, has it as it was. What is copied from a device to the
-    host lies there in memory that is lent until the copy is done.
+    A later step reuses that memory once nothing refers to it, so a value that the caller keeps, or
+    a view of it, never changes. An output on a device stays in reserved memory until its copy to
+    the host is done.
 
     Args:
-        program: What returns them.
-        elsewhere: Nodes whose values have another place.
-        shape: Gives the shape of a node's value.
-        device: Gives the device that a program calls by a name.
-        lends: Whether it does so; else all outputs of CPUs are copied.
+        program: The program.
+        elsewhere: Nodes whose values have their memory elsewhere.
+        shape: Returns the shape of a node's value.
+        device: Returns the device of a name in the program.
+        zero_copy: Whether outputs are written to the caller's memory; otherwise they are copied.
 
     Attributes:
-        lent: Nodes whose values are written to such memory.
-        nbytes: What one copy of each takes.
-        passing: Those, what looks at them, and what was fed: the memory is no more theirs when a
-            step is over.
+        output_nodes: Nodes whose values are written to memory for the caller.
+        nbytes: Bytes of one copy of each.
+        passing: Nodes whose values must be dropped after a step: these, their views, and inputs.
     """
 
     def __init__(
@@ -49,57 +48,57 @@ class Outputs:
         elsewhere: Container[int],
         shape: Callable[[Node], tuple[int, ...]],
         device: Callable[[DeviceName], Device],
-        lends: bool = True,
+        zero_copy: bool = True,
     ) -> None:
         self._shape = shape
-        self._rooms: dict[int, Room] = {}
-        self._outputs: list[tuple[Node, bool]] = []  # and whether its memory is given away
-        self._lent: dict[int, Lent] = {}  # of devices
-        self._copied: dict[int, Lent] = {}  # the same, by who copies it
+        self._host: dict[int, HostOutput] = {}
+        self._outputs: list[tuple[Node, bool]] = []  # and whether the caller gets its memory
+        self._device_outputs: dict[int, DeviceOutput] = {}
+        self._copied: dict[int, DeviceOutput] = {}  # the same, by the node that copies it
         self._fetched: dict[int, Fetched] = {}
         sources = _sources(program)
         for node in [each.node for each in program.instructions if each.node.op == "fetch"]:
             made = sources[node.inputs[0]]
-            if made.id not in self._lent:
-                self._lent[made.id] = Lent(made, shape(made), device)
-            self._copied[node.id] = self._lent[made.id]
+            if made.id not in self._device_outputs:
+                self._device_outputs[made.id] = DeviceOutput(made, shape(made), device)
+            self._copied[node.id] = self._device_outputs[made.id]
         for node in program.outputs:
             source = sources.get(node.id)
             gives = (
-                lends
+                zero_copy
                 and source is not None
                 and source.device is not None
                 and source.device.on_host
                 and source.id not in elsewhere
-                and source.id not in self._rooms  # what is returned twice is two values
+                and source.id not in self._host  # returned twice: two arrays
                 and prod(shape(node)) == prod(shape(source))  # the memory holds nothing else
-                and prod(shape(source)) * source.spec.dtype.itemsize >= LEAST_LENT
+                and prod(shape(source)) * source.spec.dtype.itemsize >= LEAST_ZERO_COPY
             )
             if source is not None and gives:
-                self._rooms[source.id] = Room.of(source, shape(source), device)
+                self._host[source.id] = HostOutput.of(source, shape(source), device)
             self._outputs.append((node, gives))
-        self.nbytes = sum(room.nbytes for room in self._rooms.values())
-        self.nbytes += sum(lent.nbytes for lent in self._lent.values())
-        self.lent = [*self._rooms, *self._lent]
-        self.passing = [i for i, source in sources.items() if source.id in self.lent]
+        self.nbytes = sum(each.nbytes for each in self._host.values())
+        self.nbytes += sum(each.nbytes for each in self._device_outputs.values())
+        self.output_nodes = [*self._host, *self._device_outputs]
+        self.passing = [i for i, source in sources.items() if source.id in self.output_nodes]
         self.passing += [
             each.node.id for each in program.instructions if each.node.op in ("feed", "fetch")
         ]
 
-    def lend(self) -> dict[int, np.ndarray]:
-        """Return where a step's values go, by node; whoever drops the arrays gives them back."""
-        found = {node: room.lend() for node, room in self._rooms.items()}
-        if self._lent:
-            found.update({node: lent.lend() for node, lent in self._lent.items()})
+    def allocate(self) -> dict[int, np.ndarray]:
+        """Return an array for each output node; it is reused when nothing refers to it."""
+        found = {node: each.allocate() for node, each in self._host.items()}
+        if self._device_outputs:
+            found.update({node: each.allocate() for node, each in self._device_outputs.items()})
         return found
 
     def fetch(self, node: Node, array: np.ndarray, copied: Event) -> None:
-        """Note that a copy to the host is under way.
+        """Record a started copy to the host.
 
         Args:
-            node: What copies.
-            array: Where it goes.
-            copied: When it is there.
+            node: The node that copies.
+            array: The destination.
+            copied: The event of the copy's end.
         """
         self._copied[node.id].read_until(copied)
         self._fetched[node.id] = Fetched(array, copied)
@@ -111,14 +110,14 @@ class Outputs:
     def _output(self, node: Node, gives: bool, values: Mapping[int, np.ndarray]) -> Output:
         if node.id in self._fetched:
             return self._fetched.pop(node.id)
-        if node.id not in values:  # left out of the null program: there are no rows of it
+        if node.id not in values:  # omitted from the null program: no rows
             return np.zeros(self._shape(node), node.spec.dtype)
         value = values[node.id]
         return value if gives and value.flags.c_contiguous else value.copy()
 
 
 def _sources(program: Program) -> dict[int, Node]:
-    """Find what computes each value: of a view, what it looks at; of others, themselves."""
+    """Map each node to the node that computes its value: for a view, its base."""
     found: dict[int, Node] = {}
     for instruction in program.instructions:
         node, op = instruction.node, lookup(instruction.node.op)
@@ -130,16 +129,16 @@ def _sources(program: Program) -> dict[int, Node]:
     return found
 
 
-class Lent:
-    """A device's memory for a value that is copied to the host, lent to one step at a time.
+class DeviceOutput:
+    """Device memory for an output while it is copied to the host.
 
-    A later step has it again when that copy is done, and other memory until then, so that it does
-    not wait for the copy. As much stays as was ever under way at once.
+    Memory is reused when its copy is done; until then, later steps get other memory and need not
+    wait. The pool keeps as many pieces as were ever in use at once.
 
     Args:
-        node: Whose value lies there.
-        shape: The value's.
-        device: Gives the device that a program calls by a name.
+        node: The node of the value.
+        shape: The value's shape.
+        device: Returns the device of a name in the program.
     """
 
     def __init__(
@@ -149,56 +148,60 @@ class Lent:
         self._device = device(node.device)
         self._shape, self._dtype = shape, node.spec.dtype
         self.nbytes = prod(shape) * node.spec.dtype.itemsize
-        self._said = said(node, shape)
-        self._pieces: list[tuple[Buffer, list[Event]]] = []  # and its copies; lent last is the last
+        self._contents = describe_value(node, shape)
+        self._pieces: list[tuple[Buffer, list[Event]]] = []  # and its copies; used last comes last
 
-    def lend(self) -> Any:
+    def allocate(self) -> Any:
         """Return memory that no copy reads."""
         for index, (_, copies) in enumerate(self._pieces):
             if all(event.done() for event in copies):
                 buffer, _ = self._pieces.pop(index)
                 break
         else:
-            buffer = self._device.allocate(self.nbytes, [(self.nbytes, self._said)])
+            buffer = self._device.allocate(self.nbytes, [(self.nbytes, self._contents)])
         self._pieces.append((buffer, []))
         return buffer.array(self._dtype, self._shape)
 
     def read_until(self, event: Event) -> None:
-        """Say when a copy of what was lent last is done."""
+        """Keep the memory allocated last until a copy of it is done."""
         self._pieces[-1][1].append(event)
 
 
-class Room:
-    """Memory for one value, lent to one holder at a time; there is more of it if he keeps it.
+class HostOutput:
+    """Host memory for one output, reused when nothing refers to it.
 
-    One piece that nobody has is kept. Fresh pages would take longer than most steps: to copy 40 MB
-    to them takes 12 ms, and to memory that was in use before 5.
+    One unused piece is kept, because fresh pages are slow: copying 40 MB to them takes 12 ms, and
+    to memory that was in use before 5.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self._shape, self._dtype = shape, dtype
         self.nbytes = prod(shape) * dtype.itemsize
-        self._pieces: list[np.ndarray] = []  # lent last: all arrays over one of them refer to it
+        self._pieces: list[np.ndarray] = []  # used last comes last; arrays refer to their piece
 
     @classmethod
-    def of(cls, node: Node, shape: tuple[int, ...], device: Callable[[DeviceName], Device]) -> Room:
-        """Make room for a node's value; its device counts the memory of one."""
+    def of(
+        cls, node: Node, shape: tuple[int, ...], device: Callable[[DeviceName], Device]
+    ) -> HostOutput:
+        """Make the pool for a node's value; its device counts the memory of one piece."""
         assert node.device is not None, node
-        room = cls(shape, node.spec.dtype)
+        made = cls(shape, node.spec.dtype)
         budget = device(node.device).memory
-        budget.until_gone(budget.take(room.nbytes, [(room.nbytes, said(node, shape))]), room)
-        return room
+        budget.until_gone(
+            budget.take(made.nbytes, [(made.nbytes, describe_value(node, shape))]), made
+        )
+        return made
 
-    def lend(self) -> np.ndarray:
-        """Return memory that nobody else has, until the last array over it is gone.
+    def allocate(self) -> np.ndarray:
+        """Return an array in memory that nothing else refers to.
 
-        Nothing of ours is run when that happens: a signal's handler might, and what it raises
-        where an object ends is lost.
+        References are counted here rather than tracked by finalizers: a signal's handler could run
+        in a finalizer, and its exception would be lost.
         """
         size, pieces = self.nbytes, self._pieces
         idle = [i for i in range(len(pieces)) if _references(pieces, i) == _OURS]
         piece = pieces[idle[0]] if idle else np.empty(size + ALIGNMENT, np.uint8)
-        # What a step is fed is often what the one before has returned: two take turns then.
+        # A step is often fed the previous output: keep one used piece, so that two alternate.
         kept = [pieces[i] for i in range(len(pieces)) if i not in idle]
         self._pieces = [*kept[-1:], piece]
         skip = -piece.__array_interface__["data"][0] % ALIGNMENT
@@ -209,5 +212,5 @@ def _references(pieces: list[np.ndarray], index: int) -> int:
     return sys.getrefcount(pieces[index])
 
 
-# Of a piece that only a list has; how Python counts its own depends on its version.
+# The count of a piece that only a list refers to; it depends on the Python version.
 _OURS = _references([np.empty(0, np.uint8)], 0)

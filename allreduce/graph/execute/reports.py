@@ -69,7 +69,7 @@ def wait_for(frame: Frame, node: Node, work: Work) -> None:
     clock.over = time.perf_counter()
     if events.heard():
         stream = stream_of(node)._replace(kind=COMPUTE)  # the stream that waits
-        fields = {**_fields(frame, node, stream), "step": frame.moment.step}
+        fields = {**_fields(frame, node, stream), "step": frame.info.step}
         events.report(f"wait for {node.op}", clock.awaited, clock.exposed, fields)
         fields = {**fields, "stream": COLLECTIVE, "exposed": clock.exposed}
         events.report(node.op, clock.started, clock.over - clock.started, fields)
@@ -88,7 +88,7 @@ def reported(frame: Frame, instruction: Instruction, step: Step) -> Step:
         start = time.perf_counter()
         step()
         seconds = time.perf_counter() - start
-        events.report(name, start, seconds, {**fields, "step": frame.moment.step})
+        events.report(name, start, seconds, {**fields, "step": frame.info.step})
 
     return run
 

@@ -13,7 +13,7 @@ from allreduce.graph.execute.frame import Frame, Step
 from allreduce.graph.execute.reports import end
 from allreduce.graph.update.step_checksum import begin_update
 from allreduce.graph.update.zero_update import Slices
-from allreduce.reduction import Way
+from allreduce.reduction import ShardMode
 
 
 def update_slices(frame: Frame, node: Node) -> Step:
@@ -31,9 +31,9 @@ def update_slices(frame: Frame, node: Node) -> Step:
         if arena.loaded:
             end(frame, summed)  # until then, others may look at what they are to find here
             plan.settle(arena)
-        stamp = frame.stamps.get(id(plan))
+        checksum = frame.checksums.get(id(plan))
         native.prepare(arena.number)
-        native.update.expect(b"" if stamp is None else stamp.sums, keeps)
+        native.update.expect(b"" if checksum is None else checksum.sums, keeps)
         frame.works[node.id] = start()
 
     return run
@@ -67,14 +67,14 @@ def reduce_scatter_bucket(frame: Frame, node: Node) -> Step:
 def update_own(frame: Frame, node: Node) -> Step:
     """Return the update of the own slice."""
     arena, rule, bucket = frame.arena(node), node.attrs["rule"], node.attrs["bucket"]
-    own, count, stamp = _slices(frame, node).own, arena.count, frame.stamp(node)
-    scattered = node.attrs["way"] is Way.SCATTERED
+    own, count, checksum = _slices(frame, node).own, arena.count, frame.checksum(node)
+    scattered = node.attrs["mode"] is ShardMode.SCATTERED
     sums = arena.sums[bucket.index] if scattered else arena.gradients[own]
     parameters = arena.parameters[own]
     slots = {name: array[own] for name, array in arena.slots.items()}
 
     def run() -> None:
-        begin_update(arena, stamp, bucket.has_header)
+        begin_update(arena, checksum, bucket.has_header)
         rule.update(parameters, sums, slots, count, arena.iterations)
 
     return run

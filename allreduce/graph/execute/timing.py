@@ -34,7 +34,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Took:
+class StepTiming:
     """The start and end of a step, and the times of its collectives, by node."""
 
     began: float
@@ -43,7 +43,7 @@ class Took:
 
 
 @dataclass(frozen=True, slots=True)
-class Fed:
+class BatchTiming:
     """The seconds that a step's batch took to prepare, and that the step waited for it.
 
     The difference overlapped with other steps.
@@ -53,7 +53,7 @@ class Fed:
     waited: float
 
 
-class Recent:
+class RecentSteps:
     """The durations of the latest steps, in seconds, and whether each used pipelining."""
 
     _KEPT = 64
@@ -61,10 +61,10 @@ class Recent:
     def __init__(self) -> None:
         self._steps = deque[tuple[bool, float]](maxlen=self._KEPT)
 
-    def note(self, took: Took) -> Took:
+    def note(self, timing: StepTiming) -> StepTiming:
         """Record one step's duration; returns its timing."""
-        self._steps.append((options.current().pipelining, took.ended - took.began))
-        return took
+        self._steps.append((options.current().pipelining, timing.ended - timing.began))
+        return timing
 
     def seconds(self, how: bool) -> list[float]:
         """Return the durations with pipelining (`how=True`) or without."""

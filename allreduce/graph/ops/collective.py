@@ -133,9 +133,9 @@ register(Op("all_gather", _gathered, gradient=_own_rows, kind="collective"))
 
 
 def _take_own(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:
-    everyones, start = inputs
+    gathered, start = inputs
     first = int(start) * _unit(attrs["shape"][0])
-    out[...] = everyones[first : first + len(out)]
+    out[...] = gathered[first : first + len(out)]
 
 
 def _put_own(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Attrs) -> None:

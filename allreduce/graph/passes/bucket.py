@@ -12,20 +12,20 @@ from typing import Any, Protocol
 
 from allreduce.graph.core.node import Graph, Node, Rewriter
 from allreduce.graph.core.op_table import lookup
-from allreduce.reduction import Bucket, Layout, Way, header_alone
+from allreduce.reduction import Bucket, Layout, ShardMode, header_alone
 
-_SENT = (Way.SCATTERED, Way.SUMMED)
-_REDUCING: Mapping[Way | None, str | None] = {
+_SENT = (ShardMode.SCATTERED, ShardMode.SUMMED)
+_REDUCING: Mapping[ShardMode | None, str | None] = {
     None: "all_reduce_bucket",
-    Way.MAPPED: None,  # as it updates
-    Way.SCATTERED: "reduce_scatter_bucket",
-    Way.SUMMED: "all_reduce_bucket",
+    ShardMode.MAPPED: None,  # as it updates
+    ShardMode.SCATTERED: "reduce_scatter_bucket",
+    ShardMode.SUMMED: "all_reduce_bucket",
 }
-_CHANGING: Mapping[Way | None, str] = {
+_CHANGING: Mapping[ShardMode | None, str] = {
     None: "update_bucket",
-    Way.MAPPED: "update_slices",
-    Way.SCATTERED: "all_gather_bucket",
-    Way.SUMMED: "all_gather_bucket",
+    ShardMode.MAPPED: "update_slices",
+    ShardMode.SCATTERED: "all_gather_bucket",
+    ShardMode.SUMMED: "all_gather_bucket",
 }
 
 
@@ -37,7 +37,9 @@ class Plan(Protocol):
     @property
     def buckets(self) -> Sequence[Bucket]: ...
     @property
-    def sharded(self) -> Mapping[int, Way]: ...  # the buckets that are updated in slices, by index
+    def sharded(
+        self,
+    ) -> Mapping[int, ShardMode]: ...  # the buckets that are updated in slices, by index
     @property
     def variables(self) -> Sequence[Any]: ...
 
@@ -101,15 +103,15 @@ def _expand(
     for part, before in zip(parts, ready, strict=True):
         if part.has_header and reduce:
             first = summed = before[0]
-        way = _way(plan, part) if reduce else None
+        mode = _mode(plan, part) if reduce else None
         changed = tuple(plan.variables[part.first : part.last])
         reads = sorted({i for variable in changed for i in readers[variable]})
-        waits = [*before, summed if way is Way.MAPPED else first, *reads, *order]
+        waits = [*before, summed if mode is ShardMode.MAPPED else first, *reads, *order]
         attrs = {"plan": plan, "bucket": part, "rule": node.attrs["rule"], "changes": changed}
-        if way in _SENT:
-            attrs["way"] = way
+        if mode in _SENT:
+            attrs["mode"] = mode
             waits = [_add(rewriter, node, "update_own", (), attrs, waits)]
-        made.append(_add(rewriter, node, _CHANGING[way], (), attrs, waits))
+        made.append(_add(rewriter, node, _CHANGING[mode], (), attrs, waits))
         if not changed:  # it has only checked what all have summed up
             first = made[-1]
         updates.update(dict.fromkeys(changed, made[-1]))
@@ -126,12 +128,12 @@ def _summed(
     rewriter: Rewriter, node: Node, plan: Plan, part: Bucket, written: list[int]
 ) -> list[int]:
     """Add what sums a bucket up; returns what its update has to wait for."""
-    op = _REDUCING[_way(plan, part)]
+    op = _REDUCING[_mode(plan, part)]
     attrs = {"plan": plan, "bucket": part, "rule": node.attrs["rule"]}
     return written if op is None else [_add(rewriter, node, op, (), attrs, written)]
 
 
-def _way(plan: Plan, part: Bucket) -> Way | None:
+def _mode(plan: Plan, part: Bucket) -> ShardMode | None:
     """Say how a bucket is updated in slices; the header alone is not."""
     return plan.sharded.get(part.index) if part.first < part.last else None
 
@@ -149,8 +151,10 @@ def _stores(rewriter: Rewriter, node: Node, plan: Plan) -> tuple[dict[int, int],
 
 def _parts(plan: Plan, reduce: bool) -> list[Bucket]:
     """List the buckets; first the header, where it goes by itself."""
-    ways = plan.sharded
-    if not reduce or not (Way.MAPPED in ways.values() or ways.get(0) is Way.SCATTERED):
+    modes = plan.sharded
+    if not reduce or not (
+        ShardMode.MAPPED in modes.values() or modes.get(0) is ShardMode.SCATTERED
+    ):
         return list(plan.buckets)
     return [header_alone(plan.layout), *(each.without_header() for each in plan.buckets)]
 

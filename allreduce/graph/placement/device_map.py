@@ -26,12 +26,12 @@ class Places:
     names: Mapping[DeviceName, DeviceName]
 
     @classmethod
-    def of(cls, own: Sequence[DeviceName], everyones: Sequence[DeviceName]) -> Places:
+    def of(cls, own: Sequence[DeviceName], all_devices: Sequence[DeviceName]) -> Places:
         """Number a replica's own devices.
 
         Args:
             own: In full, the first one first.
-            everyones: All devices of the process.
+            all_devices: All devices of the process.
         """
         counted: Counter[str | None] = Counter()
         names: dict[DeviceName, DeviceName] = {}
@@ -39,5 +39,5 @@ class Places:
             names[replace(device, index=counted[device.kind])] = device
             counted[device.kind] += 1
         home = next(iter(names))
-        names.update({device: device for device in everyones if device.kind not in counted})
+        names.update({device: device for device in all_devices if device.kind not in counted})
         return cls(home, names)

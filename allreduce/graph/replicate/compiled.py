@@ -15,7 +15,7 @@ from allreduce.graph.core.node import Graph
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.execute.bound_program import BoundProgram
 from allreduce.graph.execute.executor import Executor
-from allreduce.graph.execute.timing import Fed
+from allreduce.graph.execute.timing import BatchTiming
 from allreduce.graph.partition.partition import partition
 from allreduce.graph.passes.validate import check_order
 from allreduce.graph.placement.placement import Placed, place, report
@@ -65,7 +65,7 @@ class Compiled:
     updates: list[tuple[UpdateRule, ArenaPlan]]
     agreement: Agreement | None = None
     placed: Sequence[Placed] = ()
-    fed: Fed | None = None
+    fed: BatchTiming | None = None
     involved: Sequence[Variable] = ()
 
     @property
@@ -101,12 +101,12 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
             graph = passes.prune(graph)
         said = outline(graph) if several_ranks else None
         variables = involved(graph) if several_ranks else ()
-        host.fingerprint.involve(variables)
+        host.rank_digest.involve(variables)
         agreement = None
         if said is not None and compared:
             agreement = Agreement(said, joins_rows(graph.nodes))
         if agreement is not None:  # as those do who have traced it before
-            compare(host, agreement, arguments.everyone is not None)
+            compare(host, agreement, arguments.rows_per_replica is not None)
         synchronize(host, _variables(graph))
         updates = _updates(host, graph)
         _settle(graph)  # those that no optimizer has taken in

@@ -17,7 +17,7 @@ from allreduce.errors import AllreduceError, MismatchError, PeerLostError, Usage
 from allreduce.graph.consistency import trace_failure
 from allreduce.graph.placement.device_map import Places
 from allreduce.graph.replicate.threads import Threads
-from allreduce.graph.trace.rank_digest import Fingerprint
+from allreduce.graph.trace.rank_digest import RankDigest
 from allreduce.graph.trace.replica import Replica
 
 # A strategy that its user has dropped is a cycle with its variables and programs, and waits for the
@@ -36,7 +36,7 @@ class LocalReplicas:
         first_replica: The id of the first of them among all replicas.
         num_replicas_in_sync: How many replicas there are, over all ranks.
         generation: Of the world they are in.
-        fingerprint: Of what this process brings to a step.
+        rank_digest: Of what this process brings to a step.
     """
 
     generation = 0
@@ -59,14 +59,14 @@ class LocalReplicas:
         # No properties, nor the calls that can be spared in `on_replicas`: each step asks.
         self.local_replicas = len(self.devices)
         self._spans_ranks = self.local_replicas < total
-        self.fingerprint = Fingerprint()
+        self.rank_digest = RankDigest()
 
     @property
     def places(self) -> list[Places]:
         """What the device names in each local replica's program mean."""
-        everyones = [device.name for device in logical_devices()]
-        owned = self.owned or [dict.fromkeys((home, *everyones)) for home in self.devices]
-        return [Places.of(list(own), everyones) for own in owned]
+        all_devices = [device.name for device in logical_devices()]
+        owned = self.owned or [dict.fromkeys((home, *all_devices)) for home in self.devices]
+        return [Places.of(list(own), all_devices) for own in owned]
 
     @property
     def communicator(self) -> Communicator | None:
@@ -91,7 +91,7 @@ class LocalReplicas:
                 ids = range(self.first_replica, self.first_replica + self.local_replicas)
                 each = zip(ids, members, self.places, strict=True)
                 self._replicas = [
-                    Replica(index, id, member, places, self.generation, self.fingerprint)
+                    Replica(index, id, member, places, self.generation, self.rank_digest)
                     for index, (id, member, places) in enumerate(each)
                 ]
             return self._replicas
@@ -169,7 +169,7 @@ class LocalReplicas:
             try:
                 echoes = isinstance(error, AllreduceError) and member.dead
                 if self._spans_ranks and not echoes:
-                    trace_failure.tell(member, who, error)  # before the others look for it
+                    trace_failure.publish_traceback(member, who, error)  # before they read it
             finally:
                 member.abort(trace_failure.reason(who, error), interrupted=is_interrupt(error))
 
@@ -181,7 +181,7 @@ class LocalReplicas:
         if member is None or not self._spans_ranks:
             return
         if isinstance(error, PeerLostError | MismatchError):
-            trace_failure.add(member, error)
+            trace_failure.attach_traceback(member, error)
 
     def _refuse(self, error: Exception) -> None:
         """End a step that this rank alone cannot make, on the others too.
@@ -194,7 +194,7 @@ class LocalReplicas:
         members = [each for each in made if each is not None and not (each.dead or each.closed)]
         if not members or len(members) < len(made):  # an error of theirs has ended all of it
             return
-        trace_failure.tell(members[0], self._called(0), error)  # before the others look for it
+        trace_failure.publish_traceback(members[0], self._called(0), error)  # before they read it
         if not trace_failure.all_alike(members, error):
             for index, member in enumerate(members):
                 member.abort(trace_failure.reason(self._called(index), error))

@@ -14,7 +14,7 @@ from allreduce.devices.names import DeviceName
 from allreduce.errors import ClosedError, UsageError, is_interrupt
 from allreduce.graph.consistency.rank_exchange import exchange_between_steps
 from allreduce.graph.core.scope import users_line
-from allreduce.graph.execute.timing import Fed
+from allreduce.graph.execute.timing import BatchTiming
 from allreduce.graph.replicate.local_replicas import LocalReplicas
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Replicas(LocalReplicas):
         self._running = threading.RLock()  # buffers belong to one step at a time
         self._step: object = None  # the one that runs
         self._stale = False  # whether what a dead communicator leaves has still to be made anew
-        self.fed: Fed | None = None
+        self.fed: BatchTiming | None = None
         self._over = ""  # why they run no steps any more
 
     def _exclusively(self, work: Callable[[], T]) -> T:

@@ -21,7 +21,7 @@ from allreduce.graph.replicate.program_cache import ProgramCache, Programs
 from allreduce.graph.replicate.replicas import Replicas, T
 from allreduce.graph.trace.calls import canonical
 from allreduce.graph.trace.output_structure import Returned
-from allreduce.graph.trace.replica import Moment, Replica
+from allreduce.graph.trace.replica import Replica, StepInfo
 from allreduce.graph.trace.signature import Arguments, take_apart
 from allreduce.graph.trace.trace import HOST, check_outside
 from allreduce.graph.trace.variable import Variable
@@ -73,8 +73,8 @@ class Replicator(Replicas):
         """
         check_outside("run", "call the function itself there")
         fn, arguments = self._together(fn, args, kwargs)
-        returned, results, moments = self._results(fn, arguments, eagerly)
-        return returned.rebuild(returned.spread(results, moments))
+        returned, results, step_infos = self._results(fn, arguments, eagerly)
+        return returned.rebuild(returned.spread(results, step_infos))
 
     def take_apart(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
@@ -104,7 +104,7 @@ class Replicator(Replicas):
         """Return the graph of a step, as each replica runs it, without running it."""
 
         def current() -> Graph:
-            self.fingerprint.marks = ()  # as only shapes and dtypes count
+            self.rank_digest.batch_digests = ()  # as only shapes and dtypes count
             return self._compiled(self._programs.of(fn), fn, arguments).graph
 
         return self._exclusively(current)
@@ -113,7 +113,7 @@ class Replicator(Replicas):
         """Take down that code between steps is about to give a variable a value."""
         # Those that no step has met get the first replica's value, whatever they have here.
         if self._spans_ranks and variable in self.shared:
-            self.fingerprint.assign(variable, value, users_line())
+            self.rank_digest.assign(variable, value, users_line())
 
     def between_steps(self, work: Callable[[], T]) -> T:
         """Call `work`, which alone uses the replicas meanwhile."""
@@ -147,9 +147,9 @@ class Replicator(Replicas):
                 self._refuse(error)
             raise
         if not made:
-            self.fingerprint.involve(compiled.involved)
+            self.rank_digest.involve(compiled.involved)
         if compiled.agreement is not None and not made:
-            compare(self, compiled.agreement, arguments.everyone is not None)
+            compare(self, compiled.agreement, arguments.rows_per_replica is not None)
         return compiled
 
     def _results(
@@ -158,22 +158,28 @@ class Replicator(Replicas):
         arguments: Arguments,
         eagerly: bool = False,
         alone: bool = False,
-    ) -> tuple[Returned, Sequence[Sequence[Output]], list[Moment]]:
+    ) -> tuple[Returned, Sequence[Sequence[Output]], list[StepInfo]]:
         """Run a step; returns what it returned, each replica's values, and what it was told."""
         eagerly = eagerly or options.current().functions_run_eagerly
         alone = alone and self.num_replicas_in_sync > 1
 
-        def run() -> tuple[Returned, Sequence[Sequence[Output]], list[Moment]]:
+        def run() -> tuple[Returned, Sequence[Sequence[Output]], list[StepInfo]]:
             programs = self._programs.of(fn)
-            self.fingerprint.marks = arguments.marks
+            self.rank_digest.batch_digests = arguments.batch_digests
             compiled = None if eagerly else self._compiled(programs, fn, arguments, alone)
             number = programs.count_step()
-            moments = arguments.moments(self.local_replicas, self.num_replicas_in_sync, number)
+            step_infos = arguments.step_infos(
+                self.local_replicas, self.num_replicas_in_sync, number
+            )
             if compiled is not None:
                 programs.latest = compiled
-                return compiled.returned, self._run_compiled(compiled, arguments, moments), moments
+                return (
+                    compiled.returned,
+                    self._run_compiled(compiled, arguments, step_infos),
+                    step_infos,
+                )
             replicas = [self._first()] if alone else self.replicas
-            return *self._run_eagerly(replicas, fn, arguments, moments), moments
+            return *self._run_eagerly(replicas, fn, arguments, step_infos), step_infos
 
         return self._exclusively(run)
 
@@ -182,10 +188,10 @@ class Replicator(Replicas):
         replicas: list[Replica],
         fn: Callable[..., Any],
         arguments: Arguments,
-        moments: list[Moment],
+        step_infos: list[StepInfo],
     ) -> tuple[Returned, Sequence[Sequence[Output]]]:
         try:
-            return run_eagerly(self, replicas, fn, arguments, moments)
+            return run_eagerly(self, replicas, fn, arguments, step_infos)
         except BaseException as error:
             if replicas[0].communicator is not None:
                 for replica in replicas:
@@ -193,7 +199,7 @@ class Replicator(Replicas):
             raise
 
     def _run_compiled(
-        self, compiled: Compiled, arguments: Arguments, moments: Sequence[Moment]
+        self, compiled: Compiled, arguments: Arguments, step_infos: Sequence[StepInfo]
     ) -> Sequence[Sequence[Output]]:
         """Run one step on each replica that it was compiled for; returns what each fetched."""
         for _, plan in compiled.updates:
@@ -203,7 +209,7 @@ class Replicator(Replicas):
         def step(index: int) -> list[Output]:
             feeds = [values[index] for values in arguments.feeds]
             batch = arguments.rows is not None
-            return compiled.executors[index].run(feeds, moments[index], batch)
+            return compiled.executors[index].run(feeds, step_infos[index], batch)
 
         if compiled.executors[0].replica.communicator is None:
             results = [step(0)]

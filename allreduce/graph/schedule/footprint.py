@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from allreduce.graph.core.node import Node
 from allreduce.graph.core.op_table import lookup
 from allreduce.graph.schedule.program import Program
-from allreduce.reduction import Way
+from allreduce.reduction import ShardMode
 
 # What is written or read as one: ("block", index) and ("value", node) hold values, ("gradient",
 # plan, span) a gradient where it is reduced, ("sums", plan, bucket) those of the own slice where
@@ -166,7 +166,7 @@ def _sums(node: Node) -> Region:
 
 def _added(node: Node) -> list[Region]:
     """List the gradients, or their sums, that an instruction reads."""
-    if node.op == "update_own" and node.attrs["way"] is Way.SCATTERED:
+    if node.op == "update_own" and node.attrs["mode"] is ShardMode.SCATTERED:
         return [("count", id(node.attrs["plan"])), _sums(node)]
     return _gradients(node)
 

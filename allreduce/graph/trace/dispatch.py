@@ -18,7 +18,7 @@ from allreduce.graph.core.scope import choose, current_part, surroundings, users
 from allreduce.graph.core.spec import Dim, Spec, concrete
 from allreduce.graph.core.tensor import ConcreteTensor, EagerTensor, Tensor, TracedTensor
 from allreduce.graph.debug import numerics
-from allreduce.graph.debug.memory_guards import Room
+from allreduce.graph.debug.memory_guards import KernelOutput
 from allreduce.graph.placement.placement import Placed, report, requested
 from allreduce.graph.trace.trace import HOST, current_trace
 
@@ -109,17 +109,18 @@ def _run_now(op: Op, inputs: Sequence[ConcreteTensor], attrs: Attrs, spec: Spec)
         return ConcreteTensor(value, current_place(op.name, value))
     if op.cpu is None:
         raise UnsupportedError(f"{users_line()}: {op.name} works inside ar.function only")
-    room, values = Room(concrete(spec.shape, 0), spec.dtype), [tensor.value for tensor in inputs]
+    output = KernelOutput(concrete(spec.shape, 0), spec.dtype)
+    values = [tensor.value for tensor in inputs]
     with np.errstate(all="ignore"):
         try:
-            room.fill(op, values, attrs)
+            output.fill(op, values, attrs)
         except UsageError as error:
             raise located(error, op.name, users_line(), current_part()) from None
     if options.current().sync_errors:
-        room.check(op.name, users_line())
+        output.check(op.name, users_line())
     if options.current().check_numerics:
-        numerics.check(op.name, users_line(), room.array, values, "outside of steps")
-    return ConcreteTensor(room.array, current_place(op.name, room.array))
+        numerics.check(op.name, users_line(), output.array, values, "outside of steps")
+    return ConcreteTensor(output.array, current_place(op.name, output.array))
 
 
 _eager_draws = itertools.count()

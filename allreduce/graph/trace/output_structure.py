@@ -15,7 +15,7 @@ from allreduce.graph.core.spec import BATCH, Dim, Spec
 from allreduce.graph.core.tensor import TracedTensor
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.graph.trace.per_replica import PerReplica
-from allreduce.graph.trace.replica import Moment
+from allreduce.graph.trace.replica import StepInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +41,20 @@ class Returned:
         )
 
     def spread(
-        self, results: Sequence[Sequence[Output]], moments: Sequence[Moment]
+        self, results: Sequence[Sequence[Output]], step_infos: Sequence[StepInfo]
     ) -> Iterator[PerReplica]:
         """Join what each replica fetched in a step, tensor by tensor."""
-        everyone = moments[0].everyone
+        rows_per_replica = step_infos[0].rows_per_replica
         for values, factor in zip(zip(*results, strict=True), self.rows_per_sample, strict=True):
             unit = factor or 1
             yield PerReplica.of(
                 values,
-                tuple(moment.rows * unit for moment in moments),
-                tuple(moment.row_offset * unit for moment in moments),
+                tuple(info.rows * unit for info in step_infos),
+                tuple(info.row_offset * unit for info in step_infos),
                 factor is not None,
-                None if everyone is None else tuple(rows * unit for rows in everyone),
+                None
+                if rows_per_replica is None
+                else tuple(rows * unit for rows in rows_per_replica),
             )
 
 

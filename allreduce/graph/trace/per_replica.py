@@ -1,4 +1,4 @@
-"""Values that differ from replica to replica."""
+"""`PerReplica`: one array for each local replica."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from allreduce.errors import UsageError
 from allreduce.graph.core.host_future import Fetched, Output, arrived
-from allreduce.graph.trace.rank_digest import Mark
+from allreduce.graph.trace.rank_digest import BatchDigest
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,10 @@ class PerReplica:
 
     Attributes:
         values: The arrays, in the order of the replicas.
-        weights: How many samples stand behind each: its rows where it is a share of a batch.
-        offsets: Where each share's first row lies in the global batch.
-        everyone: How many samples each replica of any rank has, where this is known.
-        mark: Of the global batch, where all ranks have to have an equal one.
+        weights: The number of samples of each array; the number of rows of a share of a batch.
+        offsets: The index of each share's first row in the global batch.
+        rows_per_replica: The number of samples of each replica of any rank; None if unknown.
+        digest: The digest of the global batch, if it must be equal on all ranks.
         is_batch: Whether the values are shares of a batch; by default they are if each has as many
             rows as its weight says.
 
@@ -29,14 +29,14 @@ class PerReplica:
         UsageError: There are not as many weights or offsets as values.
     """
 
-    __leaf__: ClassVar[bool] = True  # of the structures that `nest` takes apart
+    __leaf__: ClassVar[bool] = True  # for `pytree`
 
     values: tuple[np.ndarray, ...]
     weights: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()
     is_batch: bool | None = None
-    everyone: tuple[int, ...] | None = None
-    mark: Mark | None = None
+    rows_per_replica: tuple[int, ...] | None = None
+    digest: BatchDigest | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.values, (list, tuple)) or not self.values:
@@ -69,17 +69,17 @@ class PerReplica:
         weights: tuple[int, ...],
         offsets: tuple[int, ...],
         is_batch: bool,
-        everyone: tuple[int, ...] | None,
+        rows_per_replica: tuple[int, ...] | None,
     ) -> PerReplica:
-        """Make one of what a step returns; whoever reads what is still copied waits for that."""
+        """Wrap a step's outputs; reading one waits until its copy to the host is done."""
         arrays = tuple([each for each in outputs if not isinstance(each, Fetched)])
         if len(arrays) == len(outputs):
-            return cls(arrays, weights, offsets, is_batch, everyone)
-        return _Coming(outputs, weights, offsets, is_batch, everyone)
+            return cls(arrays, weights, offsets, is_batch, rows_per_replica)
+        return _Pending(outputs, weights, offsets, is_batch, rows_per_replica)
 
     @property
-    def is_coming(self) -> bool:
-        """Whether to read the values may take a wait for a device."""
+    def is_pending(self) -> bool:
+        """Whether reading the values may wait for a device."""
         return False
 
     def __repr__(self) -> str:
@@ -87,10 +87,10 @@ class PerReplica:
         return f"PerReplica([{shown}], weights={list(self.weights)})"
 
 
-class _Coming(PerReplica):
-    """Values that devices copy to the host."""
+class _Pending(PerReplica):
+    """Values whose copies to the host may not be done."""
 
-    __slots__ = ("_coming",)
+    __slots__ = ("_pending",)
 
     def __init__(
         self,
@@ -98,22 +98,22 @@ class _Coming(PerReplica):
         weights: tuple[int, ...],
         offsets: tuple[int, ...],
         is_batch: bool,
-        everyone: tuple[int, ...] | None,
+        rows_per_replica: tuple[int, ...] | None,
     ) -> None:
         put = object.__setattr__  # it is frozen
-        put(self, "_coming", coming)
+        put(self, "_pending", coming)
         put(self, "weights", weights)
         put(self, "offsets", offsets)
         put(self, "is_batch", is_batch)
-        put(self, "everyone", everyone)
-        put(self, "mark", None)
+        put(self, "rows_per_replica", rows_per_replica)
+        put(self, "digest", None)
 
     @property
-    def is_coming(self) -> bool:
+    def is_pending(self) -> bool:
         return True
 
     def __getattr__(self, name: str) -> Any:  # of what is not set yet
         if name != "values":
             raise AttributeError(f"a PerReplica has no {name!r}", name=name, obj=self)
-        object.__setattr__(self, "values", tuple(map(arrived, self._coming)))
+        object.__setattr__(self, "values", tuple(map(arrived, self._pending)))
         return self.values

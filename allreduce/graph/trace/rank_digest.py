@@ -1,7 +1,7 @@
-"""What a rank brings to a step beside its program: values assigned since others, and its batches.
+"""Digest the batches of a step and the values assigned between steps.
 
-All ranks have to bring the same, or replicas drift apart without a sign. So a digest of it travels
-with what they compare in each step anyway.
+Both must be equal on all ranks, or replicas drift apart silently. The digest is part of the
+checksum that ranks compare in each step.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _SAME_BATCHES = (
 )
 
 
-class Mark(NamedTuple):
+class BatchDigest(NamedTuple):
     """One array of a global batch.
 
     Attributes:
-        number: The batch's, from 0 in each pass over its dataset.
-        dtype: The array's.
-        shape: The array's, with the rows of all replicas.
-        digest: Of these and of some of its values.
+        number: The batch's number, from 0 in each pass over its dataset.
+        dtype: The array's dtype.
+        shape: The array's shape, with the rows of all replicas.
+        digest: A CRC of these and of a sample of the values.
     """
 
     number: int
@@ -48,8 +48,8 @@ class Mark(NamedTuple):
     digest: int
 
     @classmethod
-    def of(cls, array: np.ndarray, number: int) -> Mark:
-        """Mark a batch's array, in a few microseconds however large it is."""
+    def of(cls, array: np.ndarray, number: int) -> BatchDigest:
+        """Digest a batch's array, in a few microseconds whatever its size."""
         values = sample(array, _SAMPLED)
         digest = crc32(values.tobytes(), _kind(number, array.dtype, array.shape))
         return cls(number, array.dtype, array.shape, digest)
@@ -60,7 +60,7 @@ class Mark(NamedTuple):
         return Fact(f"{shown} {show(self.shape)}", _SAME_BATCHES, str(self.digest))
 
 
-# About so many values, or all there are, tell data apart that were shuffled otherwise.
+# The approximate number of values that are sampled, enough to detect another shuffle.
 _SAMPLED = 128
 
 
@@ -89,41 +89,40 @@ def _kind(number: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
 
 @dataclass(slots=True)
 class _Change:
-    """What assignments between steps have made of a variable."""
+    """The effect of assignments between steps on a variable."""
 
-    sum: int = 0  # of what they left, less what they found
-    where: str = ""  # the latest one's line
+    sum: int = 0  # of the digests after, minus those before
+    where: str = ""  # the line of the latest assignment
 
 
-class Fingerprint:
-    """What has to be equal on all ranks in this step, of one process.
+class RankDigest:
+    """One process's digest of the data that must be equal on all ranks in this step.
 
-    Of each assignment between steps, the digest of what it leaves is added and that of what it
-    finds is taken away. So it counts neither how often, nor by how many calls, a variable has come
-    to have a value: those who have equal values after all have equal sums.
+    Each assignment adds the digest of the new value and subtracts that of the old one. The sum
+    therefore depends on the final value only, not on the number of assignments.
 
     Attributes:
-        marks: Of the batches that the step is given.
+        batch_digests: The digests of the step's batches.
     """
 
     def __init__(self) -> None:
-        self.marks: tuple[Mark, ...] = ()
+        self.batch_digests: tuple[BatchDigest, ...] = ()
         self._changes: WeakKeyDictionary[Variable, _Change] = WeakKeyDictionary()
         self._variables: Sequence[Variable] = ()
-        self._changed = 0  # what has become of these
+        self._changed = 0  # the digest of their changes
 
     def involve(self, variables: Sequence[Variable]) -> None:
-        """Say what the step's results depend on; one that has another may have its own value."""
+        """Set the variables that the step's results depend on; others are not compared."""
         if variables is not self._variables:
             self._variables = variables
             self._add_up()
 
     def assign(self, variable: Variable, after: np.ndarray, where: str) -> None:
-        """Take down that code between steps is about to give a variable a value.
+        """Record an assignment between steps, before it is made.
 
         Args:
-            variable: Which, with what it has.
-            after: What it gets, of the same shape and type.
+            variable: The variable, with its old value.
+            after: The new value, of the same shape and dtype.
             where: The user's line.
         """
         change = self._changes.setdefault(variable, _Change())
@@ -140,14 +139,14 @@ class Fingerprint:
 
     @property
     def digest(self) -> int:
-        """A word for all of it; 0 where there is nothing to compare."""
+        """A 64-bit digest; 0 if there is nothing to compare."""
         found = self._changed
-        for mark in self.marks:  # in each step
-            found = (found * _FACTOR + mark.digest) % _WORD
+        for digest in self.batch_digests:  # in each step
+            found = (found * _FACTOR + digest.digest) % _WORD
         return found
 
     def facts(self) -> Facts:
-        """Describe all of it."""
+        """Return the digests as facts, for an error message."""
         found: dict[str, Fact] = {}
         for place, variable in enumerate(self._variables):
             change = self._changes.get(variable, _Change())
@@ -155,8 +154,8 @@ class Fingerprint:
             where = f"{variable.name!r}, {line}"
             name = f"variable {place} of the step, assigned between steps,"
             found[name] = Fact("", _SAME_VALUES, str(change.sum), where)
-        for place, mark in enumerate(self.marks):
-            found[f"array {place} from distribute_dataset"] = mark.fact
+        for place, digest in enumerate(self.batch_digests):
+            found[f"array {place} from distribute_dataset"] = digest.fact
         return found
 
 

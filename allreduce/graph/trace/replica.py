@@ -1,4 +1,4 @@
-"""Who runs a program, and what one step is told."""
+"""Describe a replica, and the rows and number of one step."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from weakref import WeakSet
 from allreduce.comm import Communicator
 from allreduce.graph.core.inter_op_pool import Run
 from allreduce.graph.placement.device_map import Places
-from allreduce.graph.trace.rank_digest import Fingerprint
+from allreduce.graph.trace.rank_digest import RankDigest
 
 
 class Releasable(Protocol):
-    """What keeps memory between steps only to be quicker."""
+    """An object that caches memory between steps and can free it."""
 
     def release_frames(self) -> None:
-        """Let go of that memory."""
+        """Free the cached memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """Who runs.
+    """One replica of the program.
 
     Attributes:
-        index: Among this process's replicas.
-        id: Among all.
-        communicator: Its member of theirs; None where it runs alone.
-        places: What the device names in its program mean.
-        generation: Of the world that it is in.
-        fingerprint: Of what its process brings to a step.
-        runs: Its times through steps in which helpers may still be.
-        releasable: What runs its programs; one of them runs at a time.
+        index: Its index among this process's replicas.
+        id: Its index among all replicas.
+        communicator: Its member of the replicas' communicator; None for a single replica.
+        places: Maps the device names of its program to devices.
+        generation: The generation of its world.
+        rank_digest: The digest of its process's batches and assigned values.
+        runs: Runs of its programs in which pool threads may still be active.
+        releasable: Its executors; one of them runs at a time.
     """
 
     index: int
@@ -39,23 +39,23 @@ class Replica:
     communicator: Communicator | None
     places: Places
     generation: int = 0
-    fingerprint: Fingerprint = field(default_factory=Fingerprint, repr=False, compare=False)
+    rank_digest: RankDigest = field(default_factory=RankDigest, repr=False, compare=False)
     runs: list[Run] = field(default_factory=list, repr=False, compare=False)
     releasable: WeakSet[Releasable] = field(default_factory=WeakSet, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """What a step is told.
+class StepInfo:
+    """The number of a step, and the rows of one replica in it.
 
     Attributes:
-        rows: This replica's samples.
-        row_offset: Where they begin in the global batch.
+        rows: The number of this replica's samples.
+        row_offset: The index of their first row in the global batch.
         step: The step's number, from 1.
-        everyone: The samples of every replica; None where these are not known.
+        rows_per_replica: The number of samples of every replica of any rank; None if unknown.
     """
 
     rows: int
     row_offset: int
     step: int
-    everyone: tuple[int, ...] | None = None
+    rows_per_replica: tuple[int, ...] | None = None

@@ -16,8 +16,8 @@ from allreduce.graph.core.scope import surroundings, users_line
 from allreduce.graph.core.spec import BATCH, Spec, show
 from allreduce.graph.core.tensor import ConcreteTensor, EagerTensor
 from allreduce.graph.trace.per_replica import PerReplica
-from allreduce.graph.trace.rank_digest import Mark
-from allreduce.graph.trace.replica import Moment
+from allreduce.graph.trace.rank_digest import BatchDigest
+from allreduce.graph.trace.replica import StepInfo
 from allreduce.graph.trace.trace import Trace
 from allreduce.graph.trace.variable import Variable
 
@@ -50,8 +50,8 @@ class Arguments:
         seed: The one of these.
         rows: Samples per local replica, or None where no argument is a share of a batch.
         offsets: Where each replica's first row lies in the global batch.
-        everyone: The rows of every replica of any rank, where these are known.
-        marks: Of the batches that have to be equal on all ranks.
+        rows_per_replica: The rows of every replica of any rank, where these are known.
+        batch_digests: Of the batches that have to be equal on all ranks.
         looks: What else has to be compared of a call's arguments, where each is a share of a batch
             or an array, and none has a name; else None.
     """
@@ -65,21 +65,25 @@ class Arguments:
     seed: int | None = None
     rows: tuple[int, ...] | None = None
     offsets: tuple[int, ...] | None = None
-    everyone: tuple[int, ...] | None = None
-    marks: tuple[Mark, ...] = ()
+    rows_per_replica: tuple[int, ...] | None = None
+    batch_digests: tuple[BatchDigest, ...] = ()
     looks: tuple[_Look, ...] | None = None
 
     def without_values(self) -> Arguments:
         """Return what other calls are compared with; it keeps no array alive."""
         return replace(self, structure=None, feeds=[])
 
-    def moments(self, local_replicas: int, total: int, step: int) -> list[Moment]:
+    def step_infos(self, local_replicas: int, total: int, step: int) -> list[StepInfo]:
         """Say what the step of this number tells each local replica, of `total` on all ranks."""
         rows = self.rows or (1,) * local_replicas
         offsets = self.offsets or (0,) * local_replicas
-        everyone = rows if self.everyone is None and local_replicas == total else self.everyone
+        rows_per_replica = (
+            rows
+            if self.rows_per_replica is None and local_replicas == total
+            else self.rows_per_replica
+        )
         each = zip(rows, offsets, strict=True)
-        return [Moment(count, offset, step, everyone) for count, offset in each]
+        return [StepInfo(count, offset, step, rows_per_replica) for count, offset in each]
 
     def placeholders(self, trace: Trace) -> Any:
         """Rebuild the arguments with placeholders in place of arrays."""
@@ -228,7 +232,11 @@ def _join_batch(leaf: PerReplica, found: Arguments) -> None:
             f"arguments of one step have different rows per replica: {found.rows} and {rows}"
         )
     # One made by hand may not know of the other ranks' rows; its offsets count its own ones only.
-    if found.rows is None or (found.everyone is None and leaf.everyone is not None):
-        found.rows, found.offsets, found.everyone = rows, leaf.offsets, leaf.everyone
-    if leaf.mark is not None:
-        found.marks += (leaf.mark,)
+    if found.rows is None or (found.rows_per_replica is None and leaf.rows_per_replica is not None):
+        found.rows, found.offsets, found.rows_per_replica = (
+            rows,
+            leaf.offsets,
+            leaf.rows_per_replica,
+        )
+    if leaf.digest is not None:
+        found.batch_digests += (leaf.digest,)

@@ -101,7 +101,7 @@ class Trace:
         return tensor
 
     def runtime(self, name: str) -> TracedTensor:
-        """Return what the executor tells a step, an int64: a field of `Moment`, or `replica`."""
+        """Return what the executor tells a step, an int64: a field of `StepInfo`, or `replica`."""
         if name not in self._runtime:
             spec = Spec((), np.dtype(np.int64))
             self._runtime[name] = self.add("runtime", (), {"name": name}, spec)

@@ -1,4 +1,4 @@
-"""Memory for the arrays of an arena: a replica's own, or that of all members."""
+"""Allocate an arena's arrays, in private memory or in memory that all members map."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from allreduce.reduction import Arena, Bucket, Layout, slice_of
 
 
 def contents_of(layout: Layout) -> list[tuple[int, str]]:
-    """Say for errors what lies in one of an arena's arrays."""
+    """Describe the contents of one of an arena's arrays, for error messages."""
     return [
         (
             span.size * layout.dtype.itemsize,
@@ -26,13 +26,13 @@ def contents_of(layout: Layout) -> list[tuple[int, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Where one replica's arrays of an arena are made.
+class ArenaAllocator:
+    """Allocates one replica's arrays of an arena.
 
     Attributes:
-        device: Whose memory it is.
-        communicator: The replica's; None where it is the only one.
-        layout: Of the arena.
+        device: The device.
+        communicator: The replica's communicator; None for a single replica.
+        layout: The arena's layout.
     """
 
     device: Device
@@ -40,17 +40,17 @@ class Room:
     layout: Layout
 
     def arena(self, slots: Sequence[str], maps_all: bool) -> Arena:
-        """Make an arena; where there are others, they all map its gradients.
+        """Make an arena; with several replicas, all of them map its gradients.
 
         Args:
-            slots: What the optimizer keeps.
-            maps_all: Whether they map parameters and slots, too.
+            slots: The names of the optimizer's slots.
+            maps_all: Whether the replicas also map parameters and slots.
         """
         shared = self.private if self.communicator is None else self.symmetric
         return Arena(self.layout, slots, shared if maps_all else self.private, shared)
 
     def sums(self, buckets: Sequence[Bucket]) -> dict[int, np.ndarray]:
-        """Make room for the sums of the own slices, by bucket."""
+        """Allocate the sums of this replica's slices, by bucket."""
         members = self.communicator
         assert members is not None, "one of several"
         own = [slice_of(each, self.layout, members.size, members.rank) for each in buckets]
@@ -66,13 +66,13 @@ class Room:
         return new
 
     def private(self, size: int, dtype: np.dtype[Any]) -> np.ndarray:
-        """Make zeros in the device's memory."""
+        """Return zeros in the device's memory."""
         memory = self.device.allocate(size * dtype.itemsize, contents_of(self.layout))
         array: np.ndarray = memory.array(dtype, (size,))
         return array
 
     def symmetric(self, size: int, dtype: np.dtype[Any]) -> np.ndarray:
-        """Make zeros in the communicator's memory, and count it as the device's."""
+        """Return zeros in the communicator's memory, which is counted as the device's."""
         assert self.communicator is not None, "one of several"
         taken = self.device.memory.take(size * dtype.itemsize, contents_of(self.layout))
         try:
@@ -81,7 +81,7 @@ class Room:
             self.device.memory.give_back(taken)
             raise
         shared = Buffer.of(made, self.device, symmetric=True)
-        while isinstance(made.base, np.ndarray):  # what all views of it keep
+        while isinstance(made.base, np.ndarray):  # the owner, which all views keep alive
             made = made.base
         self.device.memory.until_gone(taken, made)
         array: np.ndarray = shared.array(dtype, (size,))

@@ -1,4 +1,4 @@
-"""How an optimizer's variables of one dtype lie in memory, and are cut into buckets."""
+"""Lay out an optimizer's variables of one dtype in arenas, and cut these into buckets."""
 
 from __future__ import annotations
 
@@ -10,83 +10,83 @@ from allreduce.devices import lookup
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError
 from allreduce.graph.trace.variable import Variable
-from allreduce.graph.update.arena_memory import Room
+from allreduce.graph.update.arena_memory import ArenaAllocator
 from allreduce.graph.update.bucket_cuts import agree_on_cuts, choose_buckets
 from allreduce.graph.update.host import Host
-from allreduce.graph.update.sharded_update import EveryonesSlots, agree_to_shard
+from allreduce.graph.update.sharded_update import GatheredSlots, agree_to_shard
 from allreduce.graph.update.update import UpdateRule
 from allreduce.graph.update.zero_update import gather_slots, joined_slots, spread_error
-from allreduce.reduction import Arena, Bucket, Layout, Way, lay_out
+from allreduce.reduction import Arena, Bucket, Layout, ShardMode, lay_out
 
-# How often a variable was updated, in an optimizer's state, where that is not "iterations": an
-# optimizer with variables of several dtypes, or in several steps, counts for each.
+# The key of a variable's number of updates in an optimizer's state, if it is not "iterations": an
+# optimizer with variables of several dtypes, or in several steps, counts them separately.
 UPDATES = "updates"
 
 
 class ArenaPlan:
-    """How an optimizer's variables of one dtype lie in memory, and that memory per replica.
+    """The layout of an optimizer's variables of one dtype, and each replica's arena.
 
-    A variable's value lies in the arena of the optimizer that changed it last. Another optimizer
-    that is to change it takes it over first, before a step.
+    A variable's value lies in the arena of the optimizer that changed it last. Before another
+    optimizer changes the variable, its arena takes the value over.
 
     Args:
         rule: The optimizer.
-        variables: All on one device, and of one dtype.
-        host: Whose replicas have it.
-        device: As the replicas' program calls it.
+        variables: Variables on one device and of one dtype.
+        host: The replicas of this process.
+        device: The device's name in the replicas' program.
 
     Attributes:
-        buckets: Ranges of the arena that are reduced by one collective each.
-        sharded: Which of them are updated in slices, by index, and how.
+        buckets: The ranges of the arena that one collective each reduces.
+        sharded: The buckets with sharded updates, by index, and the mode of each.
     """
 
     def __init__(
         self, rule: UpdateRule, variables: Sequence[Variable], host: Host, device: DeviceName
     ) -> None:
         self.variables = tuple(variables)
-        self.device = device  # as the replicas' program calls it
+        self.device = device
         named = [(variable.name, variable.shape) for variable in variables]
         self.layout: Layout = lay_out(named, variables[0].dtype)
         self.buckets: tuple[Bucket, ...] = choose_buckets(host, rule, self.layout)
         self._replicas = host.num_replicas_in_sync
         agree_on_cuts(host, self.buckets)
         self.sharded = agree_to_shard(host, rule, self.layout, self.buckets)
-        self._maps_slots = Way.MAPPED in self.sharded.values()
+        self._maps_slots = ShardMode.MAPPED in self.sharded.values()
         self._spreads_slots = bool(self.sharded) and not self._maps_slots
-        self._whole_at = 0  # the update since which replicas have no more than their own slots
+        self._whole_at = 0  # the number of updates at which all replicas had all slots
         self.arenas: list[Arena] = host.on_replicas(
-            lambda index: self._room(host, index).arena(rule.slots, self._maps_slots)
+            lambda index: self._allocator(host, index).arena(rule.slots, self._maps_slots)
         )
-        self._everyones = self._meet(host)
+        self._gathered = self._meet(host)
         self._make_sums(host)
         self.take_over()
 
-    def _room(self, host: Host, index: int) -> Room:
+    def _allocator(self, host: Host, index: int) -> ArenaAllocator:
         device = lookup(host.places[index].names[self.device])
-        return Room(device, host.replicas[index].communicator, self.layout)
+        return ArenaAllocator(device, host.replicas[index].communicator, self.layout)
 
     def _make_sums(self, host: Host) -> None:
-        """Make room for sums that do not lie where gradients do."""
-        scattered = [b for b in self.buckets if self.sharded.get(b.index) is Way.SCATTERED]
+        """Allocate sums that are not stored with the gradients."""
+        scattered = [b for b in self.buckets if self.sharded.get(b.index) is ShardMode.SCATTERED]
         if not self._spreads_slots:
             return
-        made = host.on_replicas(lambda index: self._room(host, index).sums(scattered))
+        made = host.on_replicas(lambda index: self._allocator(host, index).sums(scattered))
         for arena, sums in zip(self.arenas, made, strict=True):
             arena.sums = sums
 
-    def _meet(self, host: Host) -> EveryonesSlots | None:
-        """Find the slots of all replicas, if each can have its own part of them."""
+    def _meet(self, host: Host) -> GatheredSlots | None:
+        """Map the slots of all replicas, if their memory can be mapped."""
         communicator = host.replicas[0].communicator
         if not self._maps_slots or communicator is None:
             return None
-        return EveryonesSlots(communicator, self.arenas[0])
+        return GatheredSlots(communicator, self.arenas[0])
 
     def take_over(self) -> None:
-        """Bring variables whose values another arena holds, or none, into this one."""
+        """Move the values of variables that are not in this arena into it."""
         for place, variable in enumerate(self.variables):
             if variable.home is self:
                 continue
-            variable.home = None  # until all is done: what is interrupted is done again
+            variable.home = None  # set last, so that an interrupted move is repeated
             for index, arena in enumerate(self.arenas):
                 view = arena.view(arena.parameters, place)
                 view[...] = variable.storage[index]
@@ -101,48 +101,48 @@ class ArenaPlan:
                 yield f"{variable.name}/{slot}", arena.view(array, place)
 
     def _whole_slots(self) -> dict[str, np.ndarray]:
-        """Copy the slots, as an update of all of them would need them."""
+        """Copy all slots, including loaded values that no update has used yet."""
         first = self.arenas[0]
-        found = self._everyones_slots()
+        found = self._gathered_slots()
         for key, view in self.slots(found):
             if key in first.loaded:
                 view[...] = first.loaded[key]
         return found
 
-    def _everyones_slots(self) -> dict[str, np.ndarray]:
-        """Copy the slots that the latest update has left, of all members."""
-        first, buckets = self.arenas[0], self._in_slices()
-        if self._everyones is not None:
-            return self._everyones.whole(first, self.layout, buckets)
+    def _gathered_slots(self) -> dict[str, np.ndarray]:
+        """Copy all members' slots as of the latest update."""
+        first, buckets = self.arenas[0], self._sharded_buckets()
+        if self._gathered is not None:
+            return self._gathered.whole(first, self.layout, buckets)
         if buckets and not self._is_whole:
             if len(self.arenas) < self._replicas:
                 raise spread_error()
             return joined_slots(self.arenas, buckets)
         return {name: array.copy() for name, array in first.slots.items()}
 
-    def _in_slices(self) -> list[Bucket]:
+    def _sharded_buckets(self) -> list[Bucket]:
         return [each for each in self.buckets if each.index in self.sharded]
 
     @property
     def _is_whole(self) -> bool:
-        """Whether each replica has the slots of all; in memory that all map they never are."""
+        """Whether each replica has all slots; never true of mapped slots."""
         return self._whole_at == self.arenas[0].iterations
 
     def consolidate(self, host: Host) -> None:
-        """Give every replica the slots of all, between two steps; all replicas do so together."""
+        """Gather all slots on every replica, between two steps; all replicas call this."""
         if not self._spreads_slots:
             return
 
         def gather(index: int) -> None:
             communicator = host.replicas[index].communicator
             assert communicator is not None, "one of several"
-            gather_slots(communicator, self.arenas[index], self._in_slices())
+            gather_slots(communicator, self.arenas[index], self._sharded_buckets())
 
         host.on_replicas(gather)
         self._whole_at = self.arenas[0].iterations
 
     def state(self, iterations: int) -> dict[str, np.ndarray]:
-        """Copy the slots, and the variables' number of updates where it is not `iterations`."""
+        """Copy the slots, and the number of updates if it is not `iterations`."""
         arena = self.arenas[0]
         state = dict(self.slots(self._whole_slots()))
         if arena.iterations != iterations:
@@ -151,10 +151,10 @@ class ArenaPlan:
         return state
 
     def load(self, state: Mapping[str, np.ndarray], iterations: int) -> None:
-        """Set the slots from `state`; all that is missing or misshapen is found before any is set.
+        """Set the slots from `state`, after checking all shapes.
 
         Raises:
-            ShapeError: A slot's value has another shape than its variable.
+            ShapeError: A slot's value does not have its variable's shape.
         """
         for key, view in self.slots(self.arenas[0].slots):
             if key in state and np.shape(state[key]) != view.shape:
@@ -163,56 +163,56 @@ class ArenaPlan:
                     f"{view.shape}"
                 )
         counts = [state.get(f"{variable.name}/{UPDATES}") for variable in self.variables]
-        looked_at = self._maps_slots  # by others, at what is there
-        held = {key: np.array(value) for key, value in state.items()} if looked_at else {}
+        is_mapped = self._maps_slots  # other members may read the old values now
+        held = {key: np.array(value) for key, value in state.items()} if is_mapped else {}
         whole = self._is_whole or all(key in state for key, _ in self.slots(self.arenas[0].slots))
         for arena in self.arenas:
             arena.iterations = max((int(c) for c in counts if c is not None), default=iterations)
             for key, view in self.slots(arena.slots):
-                if key in state and not looked_at:
+                if key in state and not is_mapped:
                     view[...] = state[key]
                 elif key in state:
                     arena.loaded[key] = held[key]
         self._whole_at = self.arenas[0].iterations if whole else -1
 
     def settle(self, arena: Arena) -> None:
-        """Set an arena's slots to what was loaded."""
+        """Copy loaded values to an arena's slots."""
         for key, view in self.slots(arena.slots):
             if key in arena.loaded:
                 view[...] = arena.loaded[key]
         arena.loaded = {}
 
     def renew(self, host: Host) -> None:
-        """Let what is symmetric lie in new memory, and make all replicas what the first one is.
+        """Move symmetric arrays to new memory, and set all replicas to the first one's state.
 
-        The old gradients go first: nobody reads what a step left there. What is interrupted can be
-        done again.
+        The old gradients are freed first, as nothing reads them after a step. An interrupted call
+        can be repeated.
         """
         self._make_alike()
         host.on_replicas(lambda index: self._move(host, index))
-        self._everyones = self._meet(host)
+        self._gathered = self._meet(host)
 
     def _make_alike(self) -> None:
-        """Make all replicas what the first one is, without gradients, and with all of the slots."""
+        """Set all replicas to the first one's state, without gradients and with all slots."""
         first, slots = self.arenas[0], self._whole_slots()
-        for arena in reversed(self.arenas):  # what is loaded goes last: until then it can be redone
+        for arena in reversed(self.arenas):  # the first one last, so that this can be repeated
             arena.gradients = arena.gradients[:0].copy()
             arena.iterations = first.iterations
             arena.parameters[...] = first.parameters
             for name, array in arena.slots.items():
                 array[...] = slots[name]
             arena.loaded = {}
-        self._everyones, self._whole_at = None, first.iterations
+        self._gathered, self._whole_at = None, first.iterations
 
     def _move(self, host: Host, index: int) -> None:
         """Give one replica's arena new memory, for one kind of arrays after the other."""
-        room, arena = self._room(host, index), self.arenas[index]
+        allocator, arena = self._allocator(host, index), self.arenas[index]
         if self._maps_slots:
-            arena.parameters = room.moved(arena.parameters)
+            arena.parameters = allocator.moved(arena.parameters)
             for place, variable in enumerate(self.variables):
                 if variable.home is self:
                     variable.storage[index] = arena.view(arena.parameters, place)
             for name in arena.slots:
-                arena.slots[name] = room.moved(arena.slots[name])
+                arena.slots[name] = allocator.moved(arena.slots[name])
         # Until now their room was for the others, one by one.
-        arena.gradients = room.symmetric(self.layout.size, self.layout.dtype)
+        arena.gradients = allocator.symmetric(self.layout.size, self.layout.dtype)

@@ -1,4 +1,4 @@
-"""Cut an arena into buckets as it is laid out: by size or by hand, alike on all ranks."""
+"""Cut a new arena into buckets by size or by variable names, equally on all ranks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from allreduce.reduction import BUCKET_BYTES, Bucket, Layout, cut_buckets, plan_
 
 
 def choose_buckets(host: Host, rule: UpdateRule, layout: Layout) -> tuple[Bucket, ...]:
-    """Cut an arena that is laid out now.
+    """Cut a new arena into buckets.
 
     Args:
-        host: Whose replicas have it.
+        host: The replicas of this process.
         rule: The optimizer.
-        layout: Of the arena.
+        layout: The arena's layout.
     """
     if not pass_switches.is_on("bucket"):
         return plan_buckets(layout, 0)
@@ -42,7 +42,7 @@ def _is_named(name: str, chosen: Sequence[str]) -> bool:
 
 
 def _warn_of_unknown(rule: UpdateRule, layout: Layout, chosen: Sequence[str]) -> None:
-    """Tell of names of which an optimizer's variables have none; some may be another one's."""
+    """Warn if no variable has a chosen name, unless names of another optimizer's are meant."""
     shown = ", ".join(map(repr, chosen[:3])) + (", ..." if len(chosen) > 3 else "")
     near = did_you_mean(chosen[0], [span.name for span in layout.spans])
     events.logger.warning(
@@ -53,11 +53,11 @@ def _warn_of_unknown(rule: UpdateRule, layout: Layout, chosen: Sequence[str]) ->
 
 
 def agree_on_cuts(host: Host, buckets: Sequence[Bucket]) -> None:
-    """Make sure that all ranks cut a new arena alike.
+    """Check that all ranks cut a new arena equally.
 
     Args:
-        host: This process's replicas.
-        buckets: Those of the arena.
+        host: The replicas of this process.
+        buckets: The arena's buckets.
 
     Raises:
         MismatchError: `ar.config.set_buckets` is not the same on all ranks; on all of them.
@@ -74,8 +74,10 @@ def agree_on_cuts(host: Host, buckets: Sequence[Bucket]) -> None:
     def one(index: int) -> None:
         communicator = host.replicas[index].communicator
         assert communicator is not None, "one of several"
-        everyones = compare(communicator, here, "where buckets are cut", facts)
-        if len({fact.shown for each in everyones.values() for fact in each.values()}) > 1:
-            raise mismatch(f"rank {here}", everyones)  # else variables differ: the update tells
+        facts_by_rank = compare(communicator, here, "where buckets are cut", facts)
+        if len({fact.shown for each in facts_by_rank.values() for fact in each.values()}) > 1:
+            raise mismatch(
+                f"rank {here}", facts_by_rank
+            )  # otherwise variables differ, which the step checksum reports
 
     host.on_replicas(one)

@@ -1,4 +1,4 @@
-"""What a step may change: found while tracing, or when a step that runs eagerly gets there."""
+"""Check the variables that a step changes, while tracing or when an eager step changes them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from allreduce.graph.update.host import Host
 
 
 def name_of(fn: Callable[..., Any]) -> str:
-    """Say what a function is called."""
+    """Return a function's name."""
     return getattr(fn, "__qualname__", repr(fn))
 
 
 def check_owner(host: Host, variables: Iterable[Variable]) -> None:
-    """Refuse variables of other replicas than those that run the step."""
+    """Raise an error if a variable belongs to other replicas than those that run the step."""
     for variable in variables:
         owner: object = variable.replicator
         if owner is not host:
@@ -30,11 +30,11 @@ def check_owner(host: Host, variables: Iterable[Variable]) -> None:
 
 
 def check_equal(assign: Node, varying: Container[int]) -> None:
-    """Refuse to assign what differs from replica to replica.
+    """Raise an error if an assigned value differs between replicas.
 
     Args:
         assign: The assignment.
-        varying: The nodes whose values do.
+        varying: The nodes whose values differ between replicas.
     """
     if assign.inputs[0] in varying:
         raise UsageError(
@@ -45,7 +45,7 @@ def check_equal(assign: Node, varying: Container[int]) -> None:
 
 
 def check_once(update: Node, changed: set[Variable]) -> None:
-    """Refuse to update a variable that this step has updated; add those that it updates now."""
+    """Raise an error if an update changes a variable again; add its variables to `changed`."""
     again = changed.intersection(update.attrs["variables"])
     if again:
         raise UsageError(
@@ -56,7 +56,7 @@ def check_once(update: Node, changed: set[Variable]) -> None:
 
 
 def needs_all(fn: Callable[..., Any], what: str, replicas: int) -> UsageError:
-    """Build the error for a step of several replicas that was called on one of them."""
+    """Return the error for a step of several replicas that was called on one of them."""
     return UsageError(
         f"{name_of(fn)} {what} of {replicas} replicas; call it through strategy.run(...), so that "
         "all of them take part"

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from allreduce.devices.names import DeviceName
 from allreduce.graph.placement.device_map import Places
-from allreduce.graph.trace.rank_digest import Fingerprint
+from allreduce.graph.trace.rank_digest import RankDigest
 from allreduce.graph.trace.replica import Replica
 from allreduce.graph.trace.variable import Variable
 
@@ -27,6 +27,6 @@ class Host(Protocol):
     @property
     def shared(self) -> weakref.WeakSet[Variable]: ...
     @property
-    def fingerprint(self) -> Fingerprint: ...
+    def rank_digest(self) -> RankDigest: ...
 
     def on_replicas(self, work: Callable[[int], Any]) -> list[Any]: ...

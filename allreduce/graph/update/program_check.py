@@ -1,4 +1,4 @@
-"""Ranks compare their steps and variables before they share values."""
+"""Check that all ranks have the same step and variables before they exchange values."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _KNOWN_ROWS = "make the batches with strategy.distribute_dataset"
 
 
 class Agreement:
-    """A step of which ranks compare a digest in every run.
+    """The digest of a step that ranks compare in every run.
 
     Args:
-        program: What the step does.
-        joins_rows: Whether it needs the number of rows of all replicas.
+        program: The facts of the step's program.
+        joins_rows: Whether the step needs the number of rows of all replicas.
     """
 
     def __init__(self, program: Facts, joins_rows: bool) -> None:
@@ -31,12 +31,12 @@ class Agreement:
 
 
 def check_same(communicator: Communicator, rank: int, variables: Sequence[Variable]) -> None:
-    """Compare all variables' names, shapes and dtypes at once; all members call it.
+    """Compare the names, shapes and dtypes of variables in one collective.
 
     Args:
-        communicator: Has one member per replica.
-        rank: This process's, for messages.
-        variables: What the members are about to share, in order.
+        communicator: The replicas' communicator; all members call this.
+        rank: This process's rank, for messages.
+        variables: The variables that the members are about to share, in order.
 
     Raises:
         MismatchError: They differ; the message names the first difference. On all members.
@@ -50,28 +50,28 @@ def check_same(communicator: Communicator, rank: int, variables: Sequence[Variab
     check(communicator, rank, "the step's variables", facts)
 
 
-def compare(host: Host, step: Agreement, told: bool) -> None:
-    """Make sure that ranks mean the same by what they exchange, or assign, in a step.
+def compare(host: Host, step: Agreement, knows_rows: bool) -> None:
+    """Check that all ranks run the same program, in each run of a step without an optimizer.
 
-    Where an optimizer updates variables, `Stamp` does; values that are only exchanged and returned
-    could be mixed up without a sign, and variables that are assigned drift apart. In every run, as
-    a rank that has traced a step already may meet one that traces it, for another shape, only now.
+    With an optimizer, `StepChecksum` does so. Without this check, exchanged values could be mixed
+    up silently, and assigned variables could drift apart. The check is made in every run: a rank
+    that has traced the step before may meet one that traces it now, for another shape.
 
     Args:
         host: This process's replicas.
-        step: What they are about to run.
-        told: Whether they know the number of rows of all replicas.
+        step: The step that they are about to run.
+        knows_rows: Whether the number of rows of all replicas is known.
 
     Raises:
         MismatchError: Ranks have traced different programs, or only some know the number of rows.
         UsageError: No rank knows the number of rows, and the step needs it.
     """
-    lacks, here = step.joins_rows and not told, world().rank
+    lacks, here = step.joins_rows and not knows_rows, world().rank
 
     def one(index: int) -> None:
         replica = host.replicas[index]
         assert replica.communicator is not None
-        brought, digest = replica.fingerprint, step.hash.copy()
+        brought, digest = replica.rank_digest, step.hash.copy()
         digest.update(b"%d %d" % (brought.digest, lacks))
 
         def facts() -> Facts:

@@ -1,4 +1,4 @@
-"""Buckets that are updated in slices: what each member does, and what each has of the slots."""
+"""Choose the buckets with sharded updates, and read the sharded slots of all members."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from allreduce.devices import options
 from allreduce.graph.core import pass_switches
 from allreduce.graph.update.host import Host
 from allreduce.graph.update.update import UpdateRule
-from allreduce.graph.update.zero_update import choose_way
-from allreduce.reduction import Arena, Bucket, Layout, Way, is_large, slice_of
+from allreduce.graph.update.zero_update import choose_mode
+from allreduce.reduction import Arena, Bucket, Layout, ShardMode, is_large, slice_of
 
 _NATIVE = ("float32", "float64")
 
 
 def agree_to_shard(
     host: Host, rule: UpdateRule, layout: Layout, buckets: Sequence[Bucket]
-) -> dict[int, Way]:
-    """Choose which buckets are updated in slices, by index, and how; all replicas do so together.
+) -> dict[int, ShardMode]:
+    """Choose the buckets with sharded updates, and their modes, by index; all replicas call this.
 
-    None are where a rank has another optimizer, or layout, or wants none: as the updates begin,
-    ranks hear of that which has to be alike.
+    The result is empty if ranks differ in the optimizer, the layout or their options. The first
+    update reports differences that are errors.
     """
     first = host.replicas[0].communicator
     if first is None:
         return {}
-    chosen: dict[int, Way] = {}
+    chosen: dict[int, ShardMode] = {}
     wanted = pass_switches.is_on("shard") and (updates(first) or options.current().shard_everywhere)
     if wanted and _has_native(rule, layout):
         for each in buckets:
             if is_large(each, layout):
                 maps = updates(first)
-                chosen[each.index] = Way.MAPPED if maps else choose_way(first, layout, each)
-    ways = [(index, way.value) for index, way in chosen.items()]
-    told = json.dumps([ways, [(each.start, each.stop) for each in buckets], rule.slots])
-    mine = np.asarray([zlib.crc32(told.encode())], np.int64)
+                chosen[each.index] = ShardMode.MAPPED if maps else choose_mode(first, layout, each)
+    modes = [(index, mode.value) for index, mode in chosen.items()]
+    chosen_text = json.dumps([modes, [(each.start, each.stop) for each in buckets], rule.slots])
+    mine = np.asarray([zlib.crc32(chosen_text.encode())], np.int64)
 
     def differs(index: int) -> bool:
         communicator = host.replicas[index].communicator
@@ -51,7 +51,7 @@ def agree_to_shard(
 
 
 def _has_native(rule: UpdateRule, layout: Layout) -> bool:
-    """Say whether a rule keeps something, and native code can update for it."""
+    """Return whether a rule has slots and a native update."""
     if not rule.slots or layout.dtype.name not in _NATIVE or not _is_of_its_update(rule):
         return False
     nothing = dict.fromkeys(rule.slots, np.zeros(0, layout.dtype))
@@ -59,7 +59,7 @@ def _has_native(rule: UpdateRule, layout: Layout) -> bool:
 
 
 def _is_of_its_update(rule: UpdateRule) -> bool:
-    """Say whether a rule's native update is that of its `update`, and of no base's."""
+    """Return whether no subclass overrides `update` without `native`."""
     classes = type(rule).__mro__
     native, update = (
         next(place for place, each in enumerate(classes) if name in vars(each))
@@ -68,16 +68,16 @@ def _is_of_its_update(rule: UpdateRule) -> bool:
     return native <= update and "update" not in getattr(rule, "__dict__", ())
 
 
-class EveryonesSlots:
+class GatheredSlots:
     """The slots of all members, in memory that all of them map.
 
-    What a member has of a bucket that is updated in slices is valid in its own slice alone.
-    Reading the others' takes no communication: they change it in a step's updates only, each of
-    which waits for this member. It stays there after they have gone, or their communicator has.
+    Of a sharded bucket, each member's slots are valid in its own slice only. Reading the others'
+    slices needs no communication: they change only in a step's updates, each of which waits for
+    this member. The memory stays mapped after members or the communicator have ended.
 
     Args:
-        communicator: Has one member per replica.
-        arena: This member's.
+        communicator: The replicas' communicator.
+        arena: This member's arena.
     """
 
     def __init__(self, communicator: Communicator, arena: Arena) -> None:
@@ -87,12 +87,12 @@ class EveryonesSlots:
         ]
 
     def whole(self, own: Arena, layout: Layout, buckets: Sequence[Bucket]) -> dict[str, np.ndarray]:
-        """Copy the slots, with what each member has of these buckets.
+        """Copy the slots, with each member's slices of sharded buckets.
 
         Args:
-            own: This member's, for the rest.
-            layout: Where the variables lie.
-            buckets: Those that are updated in slices.
+            own: This member's arena, for the other buckets.
+            layout: The arenas' layout.
+            buckets: The sharded buckets.
         """
         found = {name: array.copy() for name, array in own.slots.items()}
         for bucket in buckets:

@@ -1,11 +1,11 @@
-"""Ranks make sure in every step that they do alike: by numbers that are summed with the gradients.
+"""Check in every step that all ranks run the same program, by a digest in the gradients' sum.
 
-An arena's header has room beside the number of samples. Each replica puts whole numbers there: a
-digest of the step's program, the optimizer's settings, and what else all ranks bring alike. The
-numbers are so small that sums of them are exact. If all replicas have the same digest, each sum is
-a replica's own number times the number of replicas. Otherwise all replicas find another sum, and
-raise before anything is updated. So the check takes no message of its own, and finds a learning
-rate that only one rank has changed.
+Each replica writes the digest to an arena's header, next to the number of samples, as integers that
+are small enough for exact sums. The digest covers the step's program, the optimizer's settings, the
+batches and assigned values. If all replicas have the same digest, each sum is the replica's own
+number times the number of replicas. Otherwise all replicas find a different sum and raise before
+the update. The check needs no message of its own, and detects a learning rate that only one rank
+has changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from allreduce.comm import Communicator, world
 from allreduce.errors import MismatchError, NumericsError, everywhere
 from allreduce.graph.consistency.rank_check import Fact, Facts, gather_facts, hash_of, mismatch
 from allreduce.graph.core.naming import own_part
-from allreduce.graph.trace.rank_digest import Fingerprint
+from allreduce.graph.trace.rank_digest import RankDigest
 from allreduce.graph.update.update import UpdateRule
 from allreduce.reduction import Arena, Layout
 
@@ -28,16 +28,16 @@ _SAME_ORDER = "make the optimizer anew, and let its first step be the same on ev
 _WORD_BITS = 16  # of a digest, for each number: 31 of float16 take 62 bytes of blake2b's 64
 
 
-class Stamp:
-    """One replica's numbers of one optimizer in one program.
+class StepChecksum:
+    """One replica's checksum of one optimizer in one program.
 
     Args:
-        program: What the step does.
+        program: The facts of the step's program.
         rule: The optimizer.
-        layout: Where its variables lie.
-        place: Where the numbers go: what is free of the arena's header.
-        communicator: Has one member per replica.
-        brought: Of what the replica's process brings to this step.
+        layout: The layout of its arena.
+        place: The free part of the arena's header, for the checksum.
+        communicator: The replicas' communicator.
+        brought: The digest of the process's batches and assigned values.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Stamp:
         layout: Layout,
         place: np.ndarray,
         communicator: Communicator,
-        brought: Fingerprint,
+        brought: RankDigest,
     ) -> None:
         self._lasting: Facts = {
             **program,
@@ -66,11 +66,11 @@ class Stamp:
         self._unused = _WORD_BITS - _bits(place.dtype, communicator.size)
         self._settings: dict[str, Any] | None = None
         self._begun = self._hash = hash_of(self._lasting, place.size * _WORD_BITS // 8)
-        self.sums = b""  # what the numbers have to add up to in this step
+        self.sums = b""  # the expected sums in this step
         self._iterations = 0
 
     def put(self, iterations: int) -> None:
-        """Put this step's numbers into the header, before it is reduced."""
+        """Write this step's checksum to the header, before it is reduced."""
         settings = self._rule.get_config()
         if settings != self._settings:
             self._settings, self._hash = settings, self._begun.copy()
@@ -83,7 +83,7 @@ class Stamp:
         self.sums = (self._place * self._place.dtype.type(self._members)).tobytes()
 
     def check(self) -> None:
-        """Look at what became of the numbers.
+        """Check the reduced checksum.
 
         Raises:
             MismatchError: Ranks run different programs, or have different settings; on all of them.
@@ -96,7 +96,7 @@ class Stamp:
         return f"{type(self._rule).__name__}({values})"
 
     def _difference(self) -> MismatchError:
-        """Give all members the facts of each rank; name the first that differs."""
+        """Gather the facts of all ranks; return an error that names the first difference."""
         own = {
             "the optimizer": Fact(self._optimizer(), _SAME_SETTINGS),
             "the number of steps that the optimizer has done": Fact(
@@ -104,34 +104,34 @@ class Stamp:
             ),
         }
         here, facts = world().rank, {**self._lasting, **own, **self._brought.facts()}
-        everyones = gather_facts(self._communicator, here, "what ranks do in a step", facts)
-        return mismatch(f"rank {here}", everyones)
+        facts_by_rank = gather_facts(self._communicator, here, "what ranks do in a step", facts)
+        return mismatch(f"rank {here}", facts_by_rank)
 
 
 def _bits(dtype: np.dtype[Any], members: int) -> int:
-    """Say how many bits a number may have, so that the sum of all members' is exact.
+    """Return how many bits a number may have so that the sum over all members is exact.
 
-    Members that differ are found by all but once in 2 to the power of the bits of all numbers:
-    7 numbers of 16 bits in float64, 15 of 16 in float32, 31 of 10 in float16 (of two members).
+    A difference is missed with probability 2**-n for n bits in all: 7 numbers of 16 bits in
+    float64, 15 of 16 in float32, 31 of 10 in float16 (with two members).
     """
     exact = int(np.finfo(dtype).nmant) + 1
     return max(1, min(_WORD_BITS, exact - (members - 1).bit_length()))
 
 
-def begin_update(arena: Arena, stamp: Stamp | None, leads: bool) -> None:
-    """Make sure, before an update changes anything, that it is one; the first of a step counts.
+def begin_update(arena: Arena, checksum: StepChecksum | None, leads: bool) -> None:
+    """Check the header before an update; the first update of a step counts the iteration.
 
     Args:
-        arena: Whose variables it changes.
-        stamp: What tells whether all ranks do alike; None where another update has looked.
-        leads: Whether it is the first of the step.
+        arena: The arena that is updated.
+        checksum: The checksum; None if another update has checked it.
+        leads: Whether this is the first update of the step.
 
     Raises:
-        MismatchError: Ranks do not.
-        NumericsError: The number of samples is none; all replicas have the same sum.
+        MismatchError: Ranks run different programs, or have different settings or data.
+        NumericsError: The sum of all weights is negative or not finite; on all replicas.
     """
-    if stamp is not None:
-        stamp.check()
+    if checksum is not None:
+        checksum.check()
     if not leads:
         return
     count = float(arena.count[0])

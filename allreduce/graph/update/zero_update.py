@@ -1,6 +1,7 @@
-"""Buckets that are updated in slices over any transport: summed, updated and gathered by turns.
+"""Sharded updates over any transport: reduce_scatter, update and all_gather.
 
-Each member has the slots of its own slices alone, until all of them bring these together.
+Each member has the slots of its own slices only, until `consolidate` gathers them. After
+Rajbhandari et al., ZeRO: Memory optimizations toward training trillion parameter models (SC 2020).
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import numpy as np
 
 from allreduce.comm import Communicator
 from allreduce.errors import UsageError
-from allreduce.reduction import Arena, Bucket, Layout, Way, slice_of
+from allreduce.reduction import Arena, Bucket, Layout, ShardMode, slice_of
 
 
 class Slices:
-    """Whose slice of a bucket is where.
+    """The slices of a bucket, one per member.
 
     Args:
-        bucket: As its arena has it, or without its header.
-        layout: Of the arena.
-        communicator: Has one member per replica.
+        bucket: The bucket, with or without its header.
+        layout: The arena's layout.
+        communicator: The replicas' communicator.
     """
 
     def __init__(self, bucket: Bucket, layout: Layout, communicator: Communicator) -> None:
@@ -31,39 +32,39 @@ class Slices:
         self.counts = [part.stop - part.start for part in each]
 
 
-def choose_way(communicator: Communicator, layout: Layout, bucket: Bucket) -> Way:
-    """Choose how members that cannot reach into each other's memory add a bucket up.
+def choose_mode(communicator: Communicator, layout: Layout, bucket: Bucket) -> ShardMode:
+    """Choose how members without mapped memory sum a bucket.
 
-    A reduce_scatter moves fewer bytes. It gives an all_reduce's bits where two are added, and where
-    both go round the same ring in the same slices. The header is then to go round with its bucket:
-    alone, a count of fractions would be added up in another order.
+    A reduce_scatter moves fewer bytes. Its results equal an all_reduce's bit for bit with two
+    members, and if both use the same ring and slices. The header must then travel with its bucket,
+    or fractional sample counts would be added in another order.
     """
     if communicator.size == 2:
-        return Way.SCATTERED
+        return ShardMode.SCATTERED
     if bucket.has_header:
-        return Way.SUMMED
+        return ShardMode.SUMMED
     counts = Slices(bucket, layout, communicator).counts
     gradients = np.empty(sum(counts), layout.dtype)
-    ways = {
+    modes = {
         communicator.plan("all_reduce", gradients).algorithm,
         communicator.plan("reduce_scatter", gradients, counts=counts).algorithm,
     }
-    rings = communicator.transport == "tcp" and ways == {"chain"}
-    return Way.SCATTERED if rings else Way.SUMMED
+    rings = communicator.transport == "tcp" and modes == {"chain"}
+    return ShardMode.SCATTERED if rings else ShardMode.SUMMED
 
 
 def spread_error() -> UsageError:
-    """Say that this process does not have an optimizer's slots."""
+    """Return the error for saving slots that this process does not have."""
     return UsageError(
-        "each rank has its own slices of this optimizer's slots alone, as "
-        "ar.config.set_shard_everywhere(True) has them updated so; call optimizer.consolidate() on "
-        "every rank, behind the last step, and then save, or ask for its state, on any of them "
-        "(what a rank had that is gone is gone, too; model.save_weights saves the rest)"
+        "each rank has only its own slices of this optimizer's slots, because of "
+        "ar.config.set_shard_everywhere(True); call optimizer.consolidate() on every rank after "
+        "the last step, then save or read the state on any rank (the slices of a rank that has "
+        "died are lost; model.save_weights saves the weights)"
     )
 
 
 def gather_slots(communicator: Communicator, arena: Arena, buckets: Sequence[Bucket]) -> None:
-    """Give a member what all have of the slots; all members do so together."""
+    """Gather the slots of all members; all members call this."""
     for bucket in buckets:
         slices = Slices(bucket, arena.layout, communicator)
         for array in arena.slots.values():
@@ -72,7 +73,7 @@ def gather_slots(communicator: Communicator, arena: Arena, buckets: Sequence[Buc
 
 
 def joined_slots(arenas: Sequence[Arena], buckets: Sequence[Bucket]) -> dict[str, np.ndarray]:
-    """Copy the slots of all members, where all are in this process."""
+    """Copy the slots of all members, if all are in this process."""
     found = {name: array.copy() for name, array in arenas[0].slots.items()}
     for bucket in buckets:
         for member, arena in enumerate(arenas):

@@ -1,4 +1,4 @@
-"""Tasks of a tape against NumPy: the same bits, wherever the arrays of a step lie."""
+"""Tasks of a replay against NumPy: the same bits, wherever the arrays of a step lie."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def _layouts(rows: int, columns: int, dtype: str, seed: int) -> list[np.ndarray]
     ]
 
 
-def _once(tape: _native.Tape, given: list[np.ndarray]) -> None:
-    assert tape.begin(given)
-    assert tape.run(0, len(tape)) == -1
+def _once(replay: _native.Replay, given: list[np.ndarray]) -> None:
+    assert replay.begin(given)
+    assert replay.run(0, len(replay)) == -1
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -43,10 +43,10 @@ def test_products_have_the_bits_of_matmul(sizes: tuple[int, int, int], dtype: st
     done = 0
     for a, b in product(_layouts(n, k, dtype, 1), _layouts(k, m, dtype, 5)):
         out = np.full((n, m), np.nan, dtype)
-        tape = _native.Tape([a], [])
-        if tape.add_product(out, a, b):
+        replay = _native.Replay([a], [])
+        if replay.add_product(out, a, b):
             done += 1
-            _once(tape, [a])
+            _once(replay, [a])
             np.testing.assert_array_equal(out, np.matmul(a, b))
     assert done == 9  # of layouts that BLAS takes
 
@@ -63,21 +63,21 @@ def test_stacks_of_products_have_the_bits_of_matmul(dtype: str) -> None:
     for a, b in pairs:
         expected = np.matmul(a, b)
         out = np.empty_like(expected, order="C", subok=False)
-        tape = _native.Tape([], [])
-        assert tape.add_product(out, a, b)
-        _once(tape, [])
+        replay = _native.Replay([], [])
+        assert replay.add_product(out, a, b)
+        _once(replay, [])
         np.testing.assert_array_equal(out, expected)
 
 
 def test_what_matmul_computes_in_another_way_is_left_to_it() -> None:
     x = _normal((6, 6), "float32")
-    tape = _native.Tape([], [])
+    replay = _native.Replay([], [])
     for a, b in [(x, x.T), (x[:1], x), (x, x[:, :1]), (x[:, :1], x[:1]), (x[:0], x)]:
-        assert not tape.add_product(np.empty((len(a), b.shape[1]), "float32"), a, b)
+        assert not replay.add_product(np.empty((len(a), b.shape[1]), "float32"), a, b)
     integers = np.ones((6, 6), np.int64)
-    assert not tape.add_product(np.empty((6, 6), np.int64), integers, integers.copy())
-    assert not tape.add_product(np.empty((6, 6), ">f4"), x.astype(">f4"), x.astype(">f4"))
-    assert len(tape) == 0
+    assert not replay.add_product(np.empty((6, 6), np.int64), integers, integers.copy())
+    assert not replay.add_product(np.empty((6, 6), ">f4"), x.astype(">f4"), x.astype(">f4"))
+    assert len(replay) == 0
 
 
 def test_a_product_is_left_to_matmul_where_both_turn_out_to_be_one() -> None:
@@ -87,15 +87,15 @@ def test_a_product_is_left_to_matmul_where_both_turn_out_to_be_one() -> None:
     assert chain is not None
     out = np.empty((6, 6), "float32")
     for batch in (x, np.stack([x, y])):
-        tape = _native.Tape([batch, y], [])
+        replay = _native.Replay([batch, y], [])
         turned = y.T if batch is x else np.broadcast_to(y.T, (2, 6, 6))
-        assert tape.add_product(np.empty_like(batch), batch, turned)
+        assert replay.add_product(np.empty_like(batch), batch, turned)
         if batch is x:
-            assert tape.add_epilogue(chain, out, x, y.T, [], 6, False)
-        assert tape.begin([batch, y])
-        assert tape.run(0, len(tape)) == -1
-        assert tape.begin([batch, batch if batch is x else batch[1]])
-        assert [tape.run(i, i + 1) for i in range(len(tape))] == [0] * len(tape)
+            assert replay.add_epilogue(chain, out, x, y.T, [], 6, False)
+        assert replay.begin([batch, y])
+        assert replay.run(0, len(replay)) == -1
+        assert replay.begin([batch, batch if batch is x else batch[1]])
+        assert [replay.run(i, i + 1) for i in range(len(replay))] == [0] * len(replay)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -104,9 +104,9 @@ def test_column_sums_have_the_bits_of_a_product_with_ones(
     rows: int, columns: int, dtype: str
 ) -> None:
     x, out = _normal((rows, columns), dtype), np.empty(columns, dtype)
-    tape = _native.Tape([x], [])
-    assert tape.add_column_sums(out, x)
-    _once(tape, [x])
+    replay = _native.Replay([x], [])
+    assert replay.add_column_sums(out, x)
+    _once(replay, [x])
     np.testing.assert_array_equal(out, np.matmul(np.ones(rows, dtype), x))
 
 
@@ -124,11 +124,11 @@ def test_a_chain_behind_a_product_works_on_pieces(rows: int, in_place: bool) -> 
     chain = _native.chain(links, [number] * 3)
     assert chain is not None
     out, expected = np.empty((50, 12), "float32"), np.empty((50, 12), "float32")
-    tape = _native.Tape([a], [])
-    fits = tape.add_epilogue(chain, out, a, b, [bias, scale], rows, in_place)
+    replay = _native.Replay([a], [])
+    fits = replay.add_epilogue(chain, out, a, b, [bias, scale], rows, in_place)
     assert fits == (rows != 7)  # a last piece of one row is a vector
     if fits:
-        _once(tape, [a])
+        _once(replay, [a])
         for first in range(0, 50, rows):
             here = slice(first, first + rows)
             np.multiply(np.maximum(a[here] @ b + bias, 0), scale[here], out=expected[here])
@@ -141,19 +141,19 @@ def test_what_is_given_may_lie_elsewhere_and_the_rest_moves_with_it() -> None:
     number = out.dtype.num
     chain = _native.chain([("add", [0, 1], number, 0)], [number, number])
     assert chain is not None
-    tape = _native.Tape([first], [])
-    assert tape.add_chain(chain, out, [first.T, kept])
+    replay = _native.Replay([first], [])
+    assert replay.add_chain(chain, out, [first.T, kept])
     for x in (first, second):
-        _once(tape, [x])
+        _once(replay, [x])
         np.testing.assert_array_equal(out, x.T + kept)
 
 
 def test_what_lies_differently_is_not_begun() -> None:
     x, y, out = np.ones((4, 6), "float32"), np.ones(3, "float32"), np.empty((4, 6), "float32")
     storage = [np.ones(1), np.ones((4, 6), "float32")]
-    tape = _native.Tape([x, y], [(storage, 1)])
-    assert tape.add_copy(out, x)
-    assert tape.begin([x.copy(), y.copy()])
+    replay = _native.Replay([x, y], [(storage, 1)])
+    assert replay.add_copy(out, x)
+    assert replay.begin([x.copy(), y.copy()])
     for other in (
         np.ones((4, 5), "float32"),
         np.ones((4, 6)),
@@ -161,30 +161,30 @@ def test_what_lies_differently_is_not_begun() -> None:
         np.ones((4, 6), ">f4"),
         np.ones((4, 12), "float32")[:, ::2],
     ):
-        assert not tape.begin([other, y])
-    assert not tape.begin([x])
+        assert not replay.begin([other, y])
+    assert not replay.begin([x])
     storage[1] = storage[1].copy()
-    assert not tape.begin([x, y])
+    assert not replay.begin([x, y])
 
 
 def test_a_task_that_refuses_its_input_says_which_it_was() -> None:
     labels, logits = np.array([0, 2, 1]), _normal((3, 3), "float32")
     out = np.empty(3, "float32")
-    tape = _native.Tape([labels], [])
-    assert tape.add_constant(np.empty(1), np.zeros(1))
-    assert tape.add_loss(True, out, None, labels, logits)
-    _once(tape, [labels])
-    assert tape.begin([np.array([0, 3, 1])])
-    assert tape.run(0, 2) == 1
+    replay = _native.Replay([labels], [])
+    assert replay.add_constant(np.empty(1), np.zeros(1))
+    assert replay.add_loss(True, out, None, labels, logits)
+    _once(replay, [labels])
+    assert replay.begin([np.array([0, 3, 1])])
+    assert replay.run(0, 2) == 1
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int32", "int64", *FLOATS])
 def test_copies_broadcast_and_convert(dtype: str) -> None:
     x = np.array([[0], [1], [3]]).astype(dtype)
     same, floats = np.empty((2, 3, 4), dtype), np.empty((3, 4), "float32")
-    tape = _native.Tape([], [])
-    assert tape.add_copy(same, x)
-    assert tape.add_copy(floats, x)
-    _once(tape, [])
+    replay = _native.Replay([], [])
+    assert replay.add_copy(same, x)
+    assert replay.add_copy(floats, x)
+    _once(replay, [])
     np.testing.assert_array_equal(same, np.broadcast_to(x, (2, 3, 4)))
     np.testing.assert_array_equal(floats, np.broadcast_to(x, (3, 4)))

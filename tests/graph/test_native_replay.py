@@ -132,7 +132,7 @@ def test_a_label_out_of_range_is_told_as_ever() -> None:
     assert _replayed(step)
     before = [each.numpy() for each in variables]
     (x, y), *_ = _batches(1)
-    with pytest.raises(ar.UsageError, match=r"test_tape\.py:\d+: .*label 7 in row 2 of"):
+    with pytest.raises(ar.UsageError, match=r"test_native_replay\.py:\d+: .*label 7 in row 2 of"):
         step(x, np.where(np.arange(16) == 2, 7, y))
     for variable, old in zip(variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old)
