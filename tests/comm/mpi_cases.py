@@ -143,7 +143,7 @@ def sliced_update(comm: Communicator) -> None:
         return
     import allreduce as ar  # all of it, which no other case of ranks needs
     from allreduce.reduction import sharding
-    from tests.graph.spread_ranks import Deep
+    from tests.graph.update.rank_cases import Deep
 
     least, strategy = sharding.SHARDED_BYTES, ar.MultiWorkerMirroredStrategy()
     try:

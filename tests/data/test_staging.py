@@ -13,7 +13,7 @@ import pytest
 import allreduce as ar
 from allreduce.devices import options
 from tests.devices import far
-from tests.graph.eager_cases import NETWORKS, trained
+from tests.graph.eager.eager_cases import NETWORKS, trained
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ from allreduce.graph.execute import executor
 from allreduce.graph.schedule.streams import KINDS
 from mpi_examples import model_parallel, train
 from tests.devices import far
-from tests.graph.test_hazards import check_events, programs_of
-from tests.graph.test_streams import Streamed
+from tests.graph.schedule.test_hazards import check_events, programs_of
+from tests.graph.schedule.test_streams import Streamed
 
 ROWS = 21  # the last of three batches has fewer than there are replicas
 

@@ -1,6 +1,6 @@
-"""What a step returns from devices whose memory the host cannot read: copies that are under way.
+"""Outputs on devices whose memory the host cannot read: asynchronous copies to the host.
 
-The step has issued them and gone on. Who reads one waits for it, and nobody else.
+The step starts the copies and returns. Reading an output waits for its copy.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from allreduce.devices import Event
 
 
 class Fetched:
-    """An array in the host's memory that a device writes.
+    """A host array that a device copy fills.
 
     Args:
-        array: Where it goes.
-        event: When it is there.
+        array: The destination.
+        event: The event of the copy's end.
     """
 
     __slots__ = ("_array", "_event")
@@ -35,7 +35,7 @@ class Fetched:
         return self._array.dtype
 
     def wait(self) -> np.ndarray:
-        """Wait until it is there; returns it."""
+        """Wait for the copy; returns the array."""
         self._event.synchronize()
         return self._array
 
@@ -45,5 +45,5 @@ Output = np.ndarray | Fetched
 
 
 def arrived(output: Output) -> np.ndarray:
-    """Return an output's array, once it is there."""
+    """Return an output's array, after waiting for its copy."""
     return output.wait() if isinstance(output, Fetched) else output

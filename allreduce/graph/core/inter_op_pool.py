@@ -1,4 +1,4 @@
-"""Threads that run the steps of a frame, each as soon as what it needs is there."""
+"""Run a frame's instructions on several threads, each as soon as its dependencies have ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Step = Callable[[], None]
 
 
 class _Helpers:
-    """The process's helpers, and what they are to do."""
+    """The process's pool threads and their queue of work."""
 
     def __init__(self) -> None:
         self._asked: SimpleQueue[Step] = SimpleQueue()
@@ -22,7 +22,7 @@ class _Helpers:
         self._started = 0
 
     def start(self, count: int) -> None:
-        """See to it that there are as many."""
+        """Start threads until there are `count`."""
         while self._started < count:
             with self._starting:
                 if self._started < count:
@@ -32,7 +32,7 @@ class _Helpers:
                     self._started += 1
 
     def ask(self, work: Step) -> None:
-        """Have one do some work as soon as it can, with the caller's context variables."""
+        """Queue work for a pool thread, with the caller's context variables."""
         self._asked.put(partial(copy_context().run, work))
 
 
@@ -53,17 +53,17 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class InterOpPool:
-    """A replica's own thread, and others that help it with steps that any thread may run.
+    """Runs instructions on a replica's own thread and on the process's pool threads.
 
-    The helpers are the process's. Nothing waits for them to come: where they are busy with another
-    replica, its own thread runs all steps.
+    A run never waits for pool threads to become free. If they are busy with another replica, the
+    replica's own thread runs all instructions.
 
     Args:
-        steps: What to run.
-        after: For each step those that have to be over before it.
-        free: Whether any thread may run it; the others run on the replica's own.
-        threads: How many there are, with the replica's own.
-        runs: The replica's times through steps that may not have ended.
+        steps: The instructions.
+        after: For each instruction, the indices of those that must end before it.
+        free: Whether any thread may run it; the others run on the replica's own thread.
+        threads: The number of threads, including the replica's own.
+        runs: The replica's runs that may not have ended.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class InterOpPool:
                 self._then[i].append(index)
 
     def run(self) -> None:
-        """Run all steps; raises what one of them has raised, when none runs any more."""
+        """Run all instructions; raises the first error once no instruction runs any more."""
         _helpers.start(self._most)
         run = Run(self._steps, self._free, self._most, list(self._missing), self._then)
         self._runs.append(run)
@@ -93,10 +93,10 @@ class InterOpPool:
 
 
 def end(runs: list[Run]) -> None:
-    """Wait until no helper is in the middle of one of a replica's times through steps.
+    """Wait until no pool thread runs an instruction of one of a replica's runs.
 
-    What it writes is memory that the next step uses. A signal's handler that raises may come in
-    between, how often it may be tried: so the next step waits, too.
+    Instructions write memory that the next step uses. A signal's handler may raise during this
+    wait, however often it is repeated, so the next step waits again.
     """
     while runs:
         runs[-1].end()
@@ -104,10 +104,10 @@ def end(runs: list[Run]) -> None:
 
 
 class Run:
-    """One time through all steps.
+    """One run of all instructions.
 
-    A signal's handler may raise anywhere in the own thread. What it shares with helpers is locked
-    in C only, where that leaves no lock held: conditions are Python.
+    A signal's handler may raise anywhere in the replica's own thread. State shared with pool
+    threads is guarded by primitives implemented in C, which leave no lock held.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Run:
         self._over = False
 
     def lead(self) -> None:
-        """Run steps until all are over, as the replica's own thread."""
+        """Run instructions on the replica's own thread until all have ended."""
         with self._lock:
             for first in [i for i, count in enumerate(self._missing) if not count]:
                 self._put(first)
@@ -157,7 +157,7 @@ class Run:
             heapq.heappush(self._own, index)
 
     def _help(self) -> None:
-        """Run steps that any thread may run, as long as there are some."""
+        """Run instructions on a pool thread while any is ready."""
         while True:
             with self._lock:
                 if self._over or not self._anybodys or self._helping == self._most:
@@ -188,7 +188,7 @@ class Run:
                 self._put(following)
 
     def end(self) -> None:
-        """Have helpers start nothing any more, and wait for what they run; it can be repeated."""
+        """Stop pool threads from starting instructions, and wait for running ones; repeatable."""
         with self._lock:
             self._over = True
         while self._helping:

@@ -1,4 +1,4 @@
-"""Names of variables, models and layers that were not given one."""
+"""Default names of variables, models and layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _counted_since = 0
 
 
 def snake_case(name: str) -> str:
-    """Write a class's name as Keras writes it in names: `MaxPool2D` becomes `max_pool2d`."""
+    """Convert a class name to snake case as Keras does: `MaxPool2D` becomes `max_pool2d`."""
     spaced = re.sub(
         r"(?<=[a-z])(?=[A-Z])|(?<=[0-9])(?=[A-Z][a-z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name
     )
@@ -21,8 +21,8 @@ def snake_case(name: str) -> str:
 def unique_name(base: str) -> str:
     """Number a name: `sequential`, `sequential_1`, …
 
-    Initial values depend on names, so `ar.set_seed` starts the numbers anew: what follows it then
-    repeats itself within one process too.
+    Initial values depend on names, so `ar.set_seed` restarts the numbers. A program that sets the
+    seed twice in one process gets the same values twice.
     """
     global _counted_since
     if _counted_since != seed.times_set():
@@ -34,5 +34,5 @@ def unique_name(base: str) -> str:
 
 
 def own_part(name: str) -> str:
-    """Leave out a model's own name: its number counts the models of one process."""
+    """Strip a model's own name, whose number counts the models of one process."""
     return name.partition("/")[2] or name

@@ -15,19 +15,19 @@ LOSS = f"{GRADIENT}the loss"  # what differentiates operations outside of layers
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operation and the one value it makes.
+    """One operation and the value that it computes.
 
     Attributes:
-        id: Its place in `Graph.nodes`; inputs and control edges point to smaller ids.
-        op: A row of the operator table.
-        inputs: The nodes whose values it reads.
-        attrs: What else decides its result; never changed.
-        spec: Shape and dtype of its value.
-        device: Where the user asked for it, and after placement where it runs.
-        control: Nodes that have to run before it although it does not read them.
+        id: Its index in `Graph.nodes`; inputs and control edges point to smaller ids.
+        op: The name of a row of the operator table.
+        inputs: The ids of the nodes whose values it reads.
+        attrs: Further parameters of the operation; never changed.
+        spec: The shape and dtype of its value.
+        device: The device that the user asked for; after placement, the device that it runs on.
+        control: The ids of nodes that must run before it but that it does not read.
         source: The user's line that made it, "file:line".
-        beside: Before placement, a node whose device it is to have.
-        part: Of the model, "sequential/0", or the gradient of it; empty where no layer was called.
+        beside: Before placement, a node whose device it must share.
+        part: The part of the model, "sequential/0", or its gradient; empty outside of layers.
     """
 
     id: int
@@ -43,7 +43,7 @@ class Node:
 
     @property
     def before(self) -> tuple[int, ...]:
-        """Every node that has to run before this one."""
+        """The ids of all nodes that must run before this one."""
         return self.inputs + self.control
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Node:
 
 
 def describe_part(part: str) -> str:
-    """Say in words what a part is: "layer 'sequential/0'", "the gradient of the loss"."""
+    """Describe a part of a model: "layer 'sequential/0'", "the gradient of the loss"."""
     if part == LOSS:
         return f"the {part}"
     layer = part.removeprefix(GRADIENT)
@@ -62,7 +62,7 @@ def describe_part(part: str) -> str:
 
 
 def blame(error: Exception, node: Node) -> None:
-    """Note on an error which operator has raised it, of which layer, and the user's line."""
+    """Add a note to an error: the operator that raised it, its layer and the user's line."""
     of = f" of {describe_part(node.part)}" if node.part else ""
     note = f"operator {node.op!r}{of} at {node.source}"
     if note not in getattr(error, "__notes__", ()):  # of a communicator, it is raised again
@@ -71,7 +71,7 @@ def blame(error: Exception, node: Node) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes in topological order; which are fed (inputs), fetched (outputs), done (effects)."""
+    """Nodes in topological order, with inputs, outputs and nodes with effects."""
 
     nodes: tuple[Node, ...]
     inputs: tuple[int, ...] = ()
@@ -94,7 +94,7 @@ class Graph:
 
 @dataclass(slots=True)
 class Rewriter:
-    """Builds a Graph out of another one's nodes, new ids and all; what passes are written with."""
+    """Builds a Graph from another one's nodes with new ids; passes use it."""
 
     old: Graph
     nodes: list[Node] = field(default_factory=list)

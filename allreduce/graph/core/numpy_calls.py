@@ -1,8 +1,8 @@
-"""NumPy's functions and operators on tensors: the operator of the same meaning is called instead.
+"""NumPy's functions and operators on tensors: call the operator of the same meaning.
 
-NumPy asks its arguments before it computes (NEP 13 for ufuncs, NEP 18 for other functions). So code
-written with `np.` can be traced wherever there is an operator; on values the rest works, too, and
-gives arrays.
+NumPy dispatches to its arguments (NEP 13 for ufuncs, NEP 18 for other functions). Code written with
+`np.` can therefore be traced wherever an operator exists. On tensors with values, functions without
+an operator work too, and return arrays.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _WRITES: Mapping[Callable[..., Any], str] = {
 
 
 class NumpyArgument:
-    """What NumPy's functions and ufuncs hand over to us."""
+    """Base of tensors and variables: implements NumPy's dispatch protocols."""
 
     __slots__ = ()
 
     @property
     def has_value(self) -> bool:
-        """Whether there is an array of it that may be computed with here and now."""
+        """Whether it has a value that can be computed with now."""
         return True
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **named: Any) -> Any:
@@ -67,7 +67,7 @@ def _call(
     args: Sequence[Any],
     named: Mapping[str, Any],
 ) -> Any:
-    """Call the operator that stands for `key`, or `function` on arrays, where these exist."""
+    """Call the operator registered for `key`, or `function` on arrays if all have values."""
     operator = None if key is None else OPERATOR_OF.get(key)
     traced = any(_is_traced(leaf) for leaf in pytree.leaves((tuple(args), dict(named))))
     out = _out(function, args, named)
@@ -108,7 +108,7 @@ def _operate(
 
 
 def _out(function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Find what a function is told to write its result to, by name or by place."""
+    """Return a function's `out` argument, given by name or by position."""
     if "out" in named or isinstance(function, np.ufunc):  # these have it by name
         return named.get("out")
     try:
@@ -118,7 +118,7 @@ def _out(function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, 
 
 
 def _refuse_to_write(function: Callable[..., Any], into: Any) -> None:
-    """Refuse what would change a copy, and leave the variable or tensor as it was."""
+    """Raise an error if a function would write to a tensor or a variable."""
     if any(isinstance(leaf, NumpyArgument) for leaf in pytree.leaves(into)):
         raise UsageError(
             f"{users_line()}: {_name(function)} cannot write into a tensor or a variable; "

@@ -1,4 +1,4 @@
-"""The operator table: an op is one row with its shape rule, its gradient and its kernels."""
+"""The operator table: an operator is one row with its shape rule, gradient and kernels."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ class Op:
     """One row of the table.
 
     Attributes:
-        name: Unique; what a printed graph shows.
-        shape: From the inputs' specs and the attributes to the output's spec; raises ShapeError.
-        cpu: The NumPy or native kernel; None for a view, and where the executor itself carries
-            the operation out.
-        gradient: None for an op that has none (its output must not depend on a variable smoothly).
-        kind: What the schedule has to know.
-        view: In place of a kernel, for a value that shares memory with its input and costs nothing.
-        elementwise: Whether each element of the output depends on the elements of the inputs that
-            broadcast to it alone, so that the kernel may be given parts.
-        in_place: Whether the kernel also works where its output is an input of that shape and
-            dtype: it reads all that it needs of an element before it writes there.
-        by_rows: Whether the output's rows are made of the rows of the first input, each by itself,
-            so that the kernel may be given some of both.
-        host: Whether it stays on a CPU whatever kernels there are, as what talks to the world does.
-        cuda: The kernel for GPUs, where there is one. What needs a kernel runs there only with it.
-        users: Whether a user has added it, so that its kernels may do what they are not to.
+        name: A unique name, shown in printed graphs.
+        shape: Computes the output's spec from the inputs' specs and attributes; raises ShapeError.
+        cpu: The NumPy or native kernel; None for a view, and if the executor runs the operation.
+        gradient: None for an operator without one (its output must not depend on a variable
+            smoothly).
+        kind: The kind of operation, for the schedule.
+        view: Returns a view of the input, instead of a kernel.
+        elementwise: Whether each output element depends only on the input elements that broadcast
+            to it, so that the kernel can be given parts.
+        in_place: Whether the output may be an input of the same shape and dtype: the kernel reads
+            all that it needs of an element before it writes there.
+        by_rows: Whether each output row depends only on the same row of the first input, so that
+            the kernel can be given some of the rows of both.
+        host: Whether it always runs on a CPU, such as operations with input or output.
+        cuda: The GPU kernel; operators that need a kernel run on GPUs only with it.
+        users: Whether a user has added it; its kernels are then checked more closely.
     """
 
     name: str
@@ -74,24 +74,24 @@ class Op:
         return {"CPU": self.cpu, "GPU": self.cuda}.get(kind or "")
 
     def runs_on(self, kind: str | None) -> bool:
-        """Whether a kind of device can do it: with a kernel, or where none is needed."""
+        """Return whether a kind of device can run it: it has a kernel, or needs none."""
         if kind == "CPU" or self.kernel(kind) is not None:
             return True
         return self.cpu is None and not self.host
 
 
 def is_native(*arrays: np.ndarray) -> bool:
-    """Say whether native kernels take arrays of such a type; they are to be contiguous then."""
+    """Return whether native kernels accept such arrays, if they are contiguous."""
     return arrays[0].dtype in _NATIVE and all(each.size for each in arrays)
 
 
 def located(error: UsageError, name: str, line: str, part: str) -> UsageError:
-    """Say where in the user's program, and in which layer, a kernel refused its inputs."""
+    """Add the user's line and the layer to a kernel's error."""
     return reworded(error, f"{line}: {f'{describe_part(part)}: ' if part else ''}{name}: {error}")
 
 
 def cut(gradient: Any, output: Any, inputs: Sequence[Any], attrs: Attrs) -> Sequence[Any]:
-    """The gradient of an op that is constant almost everywhere: nothing flows back through it."""
+    """The gradient of an operator that is constant almost everywhere: none."""
     return [None] * len(inputs)
 
 

@@ -1,6 +1,6 @@
-"""Turn optional passes on and off, to find out which one is to blame for a wrong result.
+"""Turn optional passes on and off, to find which one causes a wrong result.
 
-An optional pass only makes a program quicker or smaller; results are the same to rounding.
+An optional pass only makes a program faster or smaller; results are equal up to rounding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _off: frozenset[str] = frozenset()
 
 
 def is_on(name: str) -> bool:
-    """Say whether an optional pass is to run."""
+    """Return whether an optional pass runs."""
     # A chain would hide which of its operations made a NaN, a constant that any did, and a value
     # written over its input what that was.
     chosen = options.current()
@@ -24,10 +24,10 @@ def is_on(name: str) -> bool:
 
 
 def switch(name: str, on: bool) -> None:
-    """Turn an optional pass on or off, for what is traced from now on.
+    """Turn an optional pass on or off for later traces.
 
     Raises:
-        UsageError: There is no such pass, or `on` is no bool.
+        UsageError: No such pass exists, or `on` is not a bool.
     """
     global _off
     if name not in OPTIONAL:
@@ -38,5 +38,5 @@ def switch(name: str, on: bool) -> None:
 
 
 def switched_off() -> frozenset[str]:
-    """Give the names of the optional passes that are off."""
+    """Return the names of the optional passes that are off."""
     return _off

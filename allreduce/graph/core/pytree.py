@@ -1,6 +1,6 @@
-"""Nested tuples, lists, dicts and dataclasses: taken apart into leaves, and put together again.
+"""Nested tuples, lists, dicts and dataclasses: flatten them to leaves, and rebuild them.
 
-A dataclass of ours that is one value, as PerReplica is, says so by its class's `__leaf__`.
+A dataclass that is a leaf, such as PerReplica, sets `__leaf__` in its class.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def leaves(structure: Any) -> list[Any]:
 
 
 def _gather(structure: Any, found: list[Any]) -> None:
-    """Append the leaves. It is done in each call of a step, so that nothing is rebuilt."""
+    """Append the leaves. Called in each step, so it builds nothing else."""
     if isinstance(structure, _SEQUENCES):
         for value in structure:
             _gather(value, found)
@@ -58,7 +58,7 @@ def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
 
 
 def paths(structure: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """List where each leaf is: indices, dict keys, and `(None, name)` for a dataclass's field."""
+    """List the path of each leaf: indices, dict keys, and `(None, name)` for a dataclass field."""
     if isinstance(structure, dict):
         parts = _items(structure)
     elif isinstance(structure, _SEQUENCES):
@@ -77,12 +77,11 @@ def replace_leaves(structure: Any, values: Iterator[Any]) -> Any:
 
 
 def outline(structure: Any, ordered: bool = False) -> Hashable:
-    """Describe the structure without its leaves, to compare and hash.
+    """Describe the structure without its leaves, as a hashable value.
 
     Args:
-        structure: Whatever is nested.
-        ordered: Whether dicts differ whose keys were put in in another order, as they do for who
-            goes through them.
+        structure: The nested structure.
+        ordered: Whether dicts with another insertion order differ.
     """
     if isinstance(structure, _SEQUENCES):
         return (type(structure), tuple([outline(value, ordered) for value in structure]))
@@ -97,9 +96,9 @@ def outline(structure: Any, ordered: bool = False) -> Hashable:
 
 
 def _items(structure: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    """List a dict in the order of its keys, so that equal ones are alike.
+    """Return a dict's items sorted by key, so that equal dicts give equal lists.
 
-    An OrderedDict, and keys that do not compare, stay in the order of their insertion.
+    An OrderedDict, and keys that cannot be compared, keep their insertion order.
     """
     items = list(structure.items())
     if len(items) < 2 or isinstance(structure, OrderedDict):
@@ -111,6 +110,6 @@ def _items(structure: dict[Any, Any]) -> list[tuple[Any, Any]]:
 
 
 def _is_record(value: Any) -> bool:
-    """Whether this is an instance of a dataclass that holds values, and is not one by itself."""
+    """Return whether this is a dataclass instance that is not a leaf."""
     kind = type(value)  # as dataclasses.is_dataclass looks, in a fifth of the time
     return hasattr(kind, "__dataclass_fields__") and not getattr(kind, "__leaf__", False)

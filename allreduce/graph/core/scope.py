@@ -1,4 +1,4 @@
-"""What surrounds the user's code on this thread: where its operators go, and the line that runs."""
+"""The scopes around the user's code on this thread: devices, parts of a model, and its line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from allreduce.graph.core.source_location import users_line as users_line
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A scope that places what it holds where a node of one trace is."""
+    """A scope that places operators on the device of a node of one trace."""
 
     trace: int  # its id
     node: int
@@ -35,20 +35,20 @@ _here = _Surroundings()
 
 
 def surroundings() -> tuple[Scope, ...]:
-    """Return the scopes around the caller, the outermost first; equal ones place alike."""
+    """Return the scopes around the caller, outermost first; equal ones place equally."""
     return _here.scopes
 
 
 def current_part() -> str:
-    """Return which part of a model is being called, "sequential/0"; empty outside of any."""
+    """Return the part of the model that is being called, "sequential/0"; empty outside."""
     return _here.part
 
 
 def choose(node: Node, trace: object = None) -> Node:
-    """Write into a node what the scopes around the caller ask for: a device, or a node's beside.
+    """Set a node's requested device, or the node to share a device with, from the scopes.
 
-    Inner scopes win. A part of a name that they leave open is taken from the next outer one, as far
-    as the next colocation.
+    Inner scopes win. Parts of a name that they omit are taken from the next outer scope, up to the
+    next colocation.
     """
     asked: DeviceName | None = None
     for scope in reversed(_here.scopes):
@@ -64,7 +64,7 @@ def choose(node: Node, trace: object = None) -> Node:
 
 
 def asked_for() -> DeviceName | None:
-    """Return the device that the scopes around the caller name; None where they leave it open."""
+    """Return the device that the scopes around the caller name; None if they name none."""
     named = [scope for scope in _here.scopes if isinstance(scope, DeviceName)]
     if not named or len(named) < len(_here.scopes):  # functions may, and values do, decide later
         return None
@@ -74,15 +74,15 @@ def asked_for() -> DeviceName | None:
 def device(name: str | DeviceName | Chooser) -> AbstractContextManager[None]:
     """Place the operators that the block calls on a device.
 
-    Scopes nest: a part of the name that an inner scope leaves out is taken from the outer one.
+    Scopes nest: parts of the name that an inner scope omits are taken from the outer one.
 
     Args:
-        name: A device name in full or in part, `"/job:worker/task:1/GPU:0"` or `"CPU:1"`; or a
-            function that is given each operation (`.op`, `.spec`, `.attrs`; a variable's `.op` is
-            "variable") and returns a name, or None where it does not care.
+        name: A full or partial device name, `"/job:worker/task:1/GPU:0"` or `"CPU:1"`; or a
+            function that takes an operation (`.op`, `.spec`, `.attrs`; a variable's `.op` is
+            "variable") and returns a name, or None for any device.
 
     Raises:
-        DeviceError: The name is malformed, or neither text nor a function.
+        DeviceError: The name is malformed, or is neither a string nor a function.
     """
     if not isinstance(name, str | DeviceName) and callable(name):
         return within(name)
@@ -91,7 +91,7 @@ def device(name: str | DeviceName | Chooser) -> AbstractContextManager[None]:
 
 @contextmanager
 def within(*scopes: Scope) -> Iterator[None]:
-    """Put scopes around the block, the innermost last."""
+    """Enter scopes for the block, the innermost last."""
     outer = _here.scopes
     _here.scopes = (*outer, *scopes)
     try:
@@ -102,7 +102,7 @@ def within(*scopes: Scope) -> Iterator[None]:
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """Say which part of a model the block calls."""
+    """Set the part of the model that the block calls."""
     outer, _here.part = _here.part, name
     try:
         yield
@@ -111,7 +111,7 @@ def part(name: str) -> Iterator[None]:
 
 
 def take_along() -> Callable[[], None]:
-    """Return what gives a thread of ours the surroundings of this one."""
+    """Return a context that gives another thread the scopes of this one."""
     scopes, line = _here.scopes, users_line()
 
     def settle() -> None:

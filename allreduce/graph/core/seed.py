@@ -1,4 +1,4 @@
-"""The one seed behind initial values, shuffling and dropout."""
+"""The seed of initial values, shuffling and dropout."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _untold = False  # whether it was drawn, and nobody was told
 
 
 def set_seed(seed: int) -> None:
-    """Fix initial values, shuffling and dropout.
+    """Set the seed of initial values, shuffling and dropout.
 
     Args:
-        seed: From 0 to 2**63 - 1; the same on every rank.
+        seed: An integer from 0 to 2**63 - 1; the same on every rank.
 
     Raises:
         UsageError: The seed is not such an integer.
@@ -29,10 +29,10 @@ def set_seed(seed: int) -> None:
 
 
 def checked(seed: Any) -> int:
-    """Read a seed.
+    """Check a seed.
 
     Raises:
-        UsageError: It is no integer from 0 to 2**63 - 1.
+        UsageError: It is not an integer from 0 to 2**63 - 1.
     """
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
         raise UsageError(f"the seed is an integer from 0 to 2**63 - 1, not {seed!r}")
@@ -40,30 +40,30 @@ def checked(seed: Any) -> int:
 
 
 def times_set() -> int:
-    """Count the calls of `set_seed`; what numbers names starts anew after each."""
+    """Return how often `set_seed` was called; each call restarts numbered names."""
     return _times_set
 
 
 def is_set() -> bool:
-    """Tell whether the program has set a seed; one that was drawn does not count."""
+    """Return whether the program has set a seed; a drawn one does not count."""
     return _times_set > 0
 
 
 def adopt(seed: int) -> None:
-    """Use the seed that all ranks have agreed on; names go on counting where they are."""
+    """Use the seed that all ranks have agreed on; numbered names continue."""
     global _seed, _drawn
     _seed, _drawn = seed, False
 
 
 def fixed() -> int | None:
-    """Return the seed if it was set or agreed on; one that a first trace drew is its own."""
+    """Return the seed if it was set or agreed on; None if it was drawn or there is none."""
     return None if _drawn else _seed
 
 
 def chosen() -> int:
-    """Return the seed for ranks to compare; one is drawn if none was set.
+    """Return the seed for comparison between ranks; draws one if none was set.
 
-    The program may still set one before anything comes of it, so nothing is said of it yet.
+    A drawn seed is not logged yet, since the program may still set another before its use.
     """
     global _seed, _drawn, _untold
     if _seed is None:
@@ -72,7 +72,7 @@ def chosen() -> int:
 
 
 def get_seed() -> int:
-    """Return the seed for something that comes of it; one that was drawn is logged then."""
+    """Return the seed for use; a drawn one is logged at its first use."""
     global _untold
     seed = chosen()
     if _untold:

@@ -1,4 +1,4 @@
-"""The line of the user's that runs, for messages."""
+"""Find the user's line for messages."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _here = _Started()
 
 
 def started_at(line: str) -> None:
-    """Say where the user's code is that this thread of ours works for."""
+    """Set the user's line that started this thread."""
     _here.line = line
 
 
 def users_line() -> str:
-    """Find the innermost caller outside of this package and NumPy, as "file:line"."""
+    """Return the innermost caller outside of this package and NumPy, as "file:line"."""
     frame = sys._getframe(1)
     while frame.f_back and _package(frame) in _LIBRARIES:
         frame = frame.f_back

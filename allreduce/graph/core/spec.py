@@ -1,7 +1,7 @@
-"""Shapes and dtypes of values that don't exist yet.
+"""Shapes and dtypes of values before they exist.
 
-A dimension is an int, or a `Dim`: a named size that is only known when a step runs. One traced
-program thereby serves every batch size, the smaller last batch included.
+A dimension is an int or a `Dim`, a named size that is known only when a step runs. One traced
+program therefore serves every batch size, including a smaller last batch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Dim:
         raise TypeError(str(self.unknown()))
 
     def unknown(self) -> UsageError:
-        """Build the error for a use that needs to know the size."""
+        """Return the error for a use that needs to know the size."""
         return UsageError(
             f"{users_line()}: the size {self} is known only when the step runs; "
             "ar.ops.size(x, axis) gives it as a tensor"
@@ -61,7 +61,7 @@ Shape = tuple[Size, ...]
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What is known of a tensor before it exists."""
+    """The shape and dtype of a tensor."""
 
     shape: Shape
     dtype: np.dtype
@@ -75,13 +75,13 @@ class Spec:
 
 
 def show(shape: Iterable[Size | str]) -> str:
-    """Print a shape as people write it: `(batch, 10)`."""
+    """Format a shape: `(batch, 10)`."""
     sizes = [str(size) for size in shape]
     return f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join(sizes)})"
 
 
 def concrete(shape: Shape, batch: int, rows_per_replica: int = 0) -> tuple[int, ...]:
-    """Replace named dimensions by their sizes: a replica's rows, and those of all replicas."""
+    """Replace named dimensions by sizes: the replica's rows, or those of all replicas."""
     return tuple(
         size
         if isinstance(size, int)
@@ -96,7 +96,7 @@ def normal(size: Size) -> Size:
 
 
 def own_axes(shape: Shape) -> list[tuple[int, int]]:
-    """List the axes of a replica's own rows, and how many each of its samples has there."""
+    """List the axes that count the replica's rows, and the rows per sample in each."""
     return [
         (axis, size.factor)
         for axis, size in enumerate(shape)
@@ -105,10 +105,10 @@ def own_axes(shape: Shape) -> list[tuple[int, int]]:
 
 
 def size_of(shape: Shape) -> Size:
-    """Multiply the sizes; at most one of them may be named, unless nothing is there.
+    """Multiply the sizes; at most one may be named, unless another is 0.
 
     Raises:
-        ShapeError: The product of two named dimensions has no name.
+        ShapeError: Two dimensions are named.
     """
     named = [size for size in shape if isinstance(size, Dim)]
     fixed = prod(size for size in shape if isinstance(size, int))
@@ -120,7 +120,7 @@ def size_of(shape: Shape) -> Size:
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
-    """Combine shapes by NumPy's rule; a named dimension fits itself and 1.
+    """Combine shapes by NumPy's rule; a named dimension matches itself and 1.
 
     Raises:
         ShapeError: Two sizes of one axis differ and neither is 1.
@@ -137,7 +137,7 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
 
 
 def broadcasts_to(shape: Shape, target: Shape) -> bool:
-    """Tell whether a shape becomes another one by NumPy's rule, which stays as it is."""
+    """Return whether a shape broadcasts to another one."""
     try:
         return broadcast([shape, target]) == target
     except ShapeError:
@@ -145,10 +145,10 @@ def broadcasts_to(shape: Shape, target: Shape) -> bool:
 
 
 def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
-    """Turn an axis argument into sorted, non-negative, distinct axes; None means all.
+    """Convert an axis argument to sorted, non-negative, distinct axes; None means all.
 
     Raises:
-        ShapeError: An axis is no integer, out of range, or there twice.
+        ShapeError: An axis is not an integer, is out of range, or is repeated.
     """
     axes = range(ndim) if axis is None else axis if isinstance(axis, Sequence) else (axis,)
     found = {normalize_axis(each, ndim) for each in axes}
@@ -158,10 +158,10 @@ def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
 
 
 def normalize_axis(axis: int, ndim: int) -> int:
-    """Count a negative axis from the front.
+    """Convert a negative axis to a non-negative one.
 
     Raises:
-        ShapeError: The axis is no integer, or out of range.
+        ShapeError: The axis is not an integer, or is out of range.
     """
     try:
         index = operator.index(axis)

@@ -124,7 +124,7 @@ class Operators(NumpyArgument):
 
 
 class Tensor(Operators, ABC):
-    """What operators take and return; Python's operators on it are the library's operators."""
+    """The type that operators take and return."""
 
     __slots__ = ("__weakref__", "spec")
 
@@ -139,7 +139,7 @@ class Tensor(Operators, ABC):
 
     @property
     def shape(self) -> Shape:
-        """Its sizes; a named dimension stands where the batch size does."""
+        """The sizes; the batch size is a named dimension."""
         return self.spec.shape
 
     @property
@@ -152,7 +152,7 @@ class Tensor(Operators, ABC):
 
     @abstractmethod
     def numpy(self) -> np.ndarray:
-        """Copy the value into a new array; only what exists has one."""
+        """Copy the value into a new array; traced tensors have none."""
 
     @abstractmethod
     def __bool__(self) -> bool: ...
@@ -185,7 +185,7 @@ class Tensor(Operators, ABC):
 
 
 class TracedTensor(Tensor):
-    """A value of the step being recorded: it has a shape and a dtype, but no elements yet."""
+    """A value of the step being traced: it has a shape and a dtype but no elements yet."""
 
     __slots__ = ("id", "trace")
 
@@ -241,7 +241,7 @@ class TracedTensor(Tensor):
 
 
 class _Valued:
-    """What a tensor can do whose value exists."""
+    """Methods of tensors with a value."""
 
     __slots__ = ()
 
@@ -253,7 +253,7 @@ class _Valued:
 
     @property
     def value(self) -> np.ndarray:
-        """The value itself, not to be written to."""
+        """The value itself, read-only by convention."""
         return self._value
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -283,7 +283,7 @@ class _Valued:
 
 
 class ConcreteTensor(_Valued, Tensor):
-    """A value that exists, on a device."""
+    """A value on a device, outside of a trace."""
 
     __slots__ = ("_value", "device")
 
@@ -297,7 +297,7 @@ class ConcreteTensor(_Valued, Tensor):
 
 
 class _ComingTensor(ConcreteTensor):
-    """A value that a device copies to the host: whoever reads it waits for it."""
+    """A value that a device copies to the host; reading it waits for the copy."""
 
     __slots__ = ("_coming",)
 
@@ -316,16 +316,16 @@ class _ComingTensor(ConcreteTensor):
 
 
 def concrete(output: Output, device: DeviceName) -> ConcreteTensor:
-    """Make a tensor of what a step returns."""
+    """Wrap a step's output in a tensor."""
     if isinstance(output, Fetched):
         return _ComingTensor(output, device)
     return ConcreteTensor(output, device)
 
 
 class EagerTensor(_Valued, TracedTensor):
-    """A value of a step that runs eagerly: recorded as a traced one, and computed already.
+    """A value of an eager step: recorded like a traced one, and computed at once.
 
-    Its shape has the same named sizes as if it were traced; its value has those of the batch.
+    Its shape has the same named sizes as in a trace; its value has the batch's.
     """
 
     __slots__ = ("_value",)

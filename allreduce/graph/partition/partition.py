@@ -1,4 +1,4 @@
-"""Partition: cut a graph by task, then by device, and carry what crosses."""
+"""Partition: split a graph by task and device, and insert transfers between the parts."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ Place = Callable[[Node], Hashable]
 def partition(graph: Graph) -> Graph:
     """Insert transfers so that every node reads values of its own device only.
 
-    A tensor goes to each task once, and from there to each of its devices once, however many nodes
-    read it. The rendezvous of a send and its receive is keyed by the edge, the source and the
-    destination; the executor adds generation and step. What lies on devices that cannot read the
-    host's memory is brought there, and from there. Where a node only has to run after one of
-    another task, a transfer without a value says so.
+    A tensor is sent to each task once, and from there to each of its devices once, however many
+    nodes read it. The rendezvous key of a transfer is the edge, the source and the destination; the
+    executor adds generation and step. Inputs and outputs of devices with their own memory are
+    copied. A control edge between tasks becomes a transfer without a value.
     """
     whole = _copy_with_host(graph)
     cut = _Cut(_Cut(whole, task_of, True).run(), lambda node: node.device, False).run()
@@ -38,13 +37,13 @@ def partition(graph: Graph) -> Graph:
 
 
 def task_of(node: Node) -> DeviceName:
-    """Return the task that a placed node is of, as a name that leaves the device open."""
+    """Return the task of a placed node, as a device name without a device."""
     assert node.device is not None, node
     return DeviceName(job=node.device.job, replica=node.device.replica, task=node.device.task)
 
 
 def _without_idle_looks(graph: Graph) -> Graph:
-    """Leave out views that only are looked at anew, on other devices."""
+    """Remove views that were only repeated, on other devices."""
     read = {*graph.outputs, *graph.effects}
     for node in reversed(graph.nodes):
         if lookup(node.op).view is None or node.id in read:
@@ -57,7 +56,7 @@ def _without_idle_looks(graph: Graph) -> Graph:
 
 
 def _is_free(node: Node, graph: Graph) -> bool:
-    """Tell whether a node looks at another value's memory, and not at a part of it only."""
+    """Return whether a node is a view of a whole value, not of a part."""
     if lookup(node.op).view is None or node.control:
         return False
     whole, seen = (
@@ -69,7 +68,7 @@ def _is_free(node: Node, graph: Graph) -> bool:
 
 @dataclass(slots=True)
 class _Cut:
-    """One cut of a graph: what it inserts between nodes of different places."""
+    """One split of a graph: inserts transfers between nodes of different places."""
 
     graph: Graph
     place: Place
@@ -101,7 +100,7 @@ class _Cut:
     def _look(self, node: Node, reader: Node) -> int:
         """Repeat a view where it is read, so that it has the same strides there.
 
-        Sums go through memory in the order of strides; a copy would round otherwise.
+        Sums read memory in the order of strides; a copy with other strides would round differently.
         """
         key = (node.id, self.place(reader), "view")
         if key not in self.arrived:
@@ -112,7 +111,7 @@ class _Cut:
         return self.arrived[key]
 
     def _mark(self, later: Node, i: int) -> int:
-        """Return what a node of another task waits for in place of one that it does not read."""
+        """Return the transfer that replaces a control edge from another task."""
         node, moved = self.graph.nodes[i], self.rewriter.moved[i]
         if not self.across or task_of(node) == task_of(later) or node.op in ANYWHERE:
             return moved

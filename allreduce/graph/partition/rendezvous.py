@@ -1,4 +1,4 @@
-"""The rendezvous: where a send leaves a value and its receive finds it."""
+"""The rendezvous: passes values from sends to receives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from allreduce.errors import PeerLostError, TimeoutError
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Names one transfer of one step."""
+    """The key of one transfer in one step."""
 
     generation: int
     step: int
@@ -23,28 +23,28 @@ class Key:
 
 
 class Rendezvous(ABC):
-    """Hands values from sends to receives. Between machines it will be another subclass."""
+    """Passes values from sends to receives."""
 
     @abstractmethod
     def send(self, key: Key, value: np.ndarray) -> None:
-        """Leave a value; never blocks. The value must not change until it was received."""
+        """Send a value; never blocks. The value must not change until it is received."""
 
     @abstractmethod
     def receive(self, key: Key, timeout: float) -> np.ndarray:
-        """Take the value, waiting for it at most `timeout` seconds.
+        """Receive a value, waiting at most `timeout` seconds.
 
         Raises:
-            TimeoutError: Nothing was sent under this key.
-            PeerLostError: The step was ended by an error elsewhere, which is its cause.
+            TimeoutError: Nothing was sent with this key.
+            PeerLostError: An error elsewhere has ended the step; it is the cause.
         """
 
     @abstractmethod
     def abort(self, generation: int, step: int, cause: BaseException) -> None:
-        """End a step: its receives raise, now and later, and what was sent in it is dropped."""
+        """End a step: its receives raise, now and later, and unreceived values are dropped."""
 
 
 class LocalRendezvous(Rendezvous):
-    """Between the devices, and the tasks, of one process."""
+    """A rendezvous between the devices and tasks of one process."""
 
     def __init__(self) -> None:
         self._values: dict[Key, np.ndarray] = {}

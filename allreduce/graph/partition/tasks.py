@@ -1,4 +1,4 @@
-"""What each task does of a program that spans several."""
+"""Split a program that spans several tasks into one part per task."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from allreduce.graph.schedule.schedule import bind
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One task's part.
+    """One task's part of a program.
 
     Attributes:
-        program: What it runs; it meets the others in a rendezvous.
-        feeds: Which of the whole program's inputs it is fed, by their number.
-        fetches: Which of the whole program's outputs it returns.
+        program: The part; it exchanges values with the others through a rendezvous.
+        feeds: The indices of the whole program's inputs that it takes.
+        fetches: The indices of the whole program's outputs that it returns.
     """
 
     program: Program
@@ -29,8 +29,8 @@ class Part:
 def split(program: Program) -> dict[DeviceName, Part]:
     """Split a program by task.
 
-    The parts keep the order of the whole. As every receive comes behind its send there, and each
-    task goes through its part in that order, tasks never wait for each other in a circle.
+    The parts keep the whole program's order. Every receive follows its send in that order, and each
+    task runs its part in order, so tasks cannot deadlock.
     """
     issued = [each.node for each in program.instructions]
     tasks = dict.fromkeys(task_of(node) for node in (*program.given.values(), *issued))

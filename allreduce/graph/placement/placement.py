@@ -1,6 +1,6 @@
 """Placement: give every node a device.
 
-Devices go here by the names that a replica's program calls them; `places.py` says what they are.
+Devices are named as in a replica's program; `device_map.py` maps these names to actual devices.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class Placed:
 def place(
     graph: Graph, home: DeviceName, available: Sequence[DeviceName]
 ) -> tuple[Graph, list[Placed]]:
-    """Give every node a device, and say why.
+    """Give every node a device, and record the reason.
 
-    What the scopes asked for comes first; then what a node was put beside; then what has no kernel
-    but for CPUs; then where all its inputs are, or else where the only variables are that it reads;
-    and at last `home`.
+    The order of preference: the device that scopes asked for; the device of the node to colocate
+    with; a CPU, if there is no other kernel; the common device of all inputs; the common device
+    of the variables that are read; and `home`.
 
     Args:
-        graph: As it was traced: a node's device is what the surrounding scopes asked for.
+        graph: The traced graph; a node's device is the one that scopes asked for.
         home: The replica's own device, in full.
         available: The devices that it may use, in full.
 
     Raises:
-        DeviceError: A node asks for a device that does not exist or cannot do it, and soft
+        DeviceError: A node asks for a device that does not exist or cannot run it, and soft
             placement is off.
     """
     rewriter = Rewriter(graph)
@@ -67,7 +67,7 @@ def _placed(rewriter: Rewriter) -> Callable[[int], Node]:
 
 
 def put(node: Node, device: DeviceName) -> Node:
-    """Place a node, and what it repeats: a scan is on one device."""
+    """Place a node and the body that it repeats: a scan runs on one device."""
     attrs, body = node.attrs, node.attrs.get("body")
     if body is not None:
         inner = tuple(put(each, device) for each in body.graph.nodes)
@@ -76,15 +76,15 @@ def put(node: Node, device: DeviceName) -> Node:
 
 
 def check_exists(what: str, asked: DeviceName, places: Places) -> None:
-    """Refuse a device that replicas do not have for what is made on it, before a step meets it.
+    """Raise an error early if replicas do not have the device that something is made for.
 
     Args:
-        what: Is made: "layer 'dense' (Dense)".
-        asked: A name, whole or in part.
+        what: What is made: "layer 'dense' (Dense)".
+        asked: A full or partial name.
         places: A replica's devices.
 
     Raises:
-        DeviceError: None of them is so called, and soft placement is off.
+        DeviceError: No device has this name, and soft placement is off.
     """
     exists = any(map(asked.matches, places.names))
     if not exists and not options.current().soft_device_placement:
@@ -110,11 +110,11 @@ def _refusal(
 
 
 def report(log: Sequence[Placed], names: Mapping[DeviceName, DeviceName]) -> None:
-    """Log each operation's device with the reason, if that is wanted.
+    """Log each operation's device with the reason, if placement is logged.
 
     Args:
-        log: What `place` gave.
-        names: What the devices are in fact.
+        log: The result of `place`.
+        names: The actual devices, by name in the program.
     """
     if options.current().log_device_placement:
         for row in log:
@@ -128,13 +128,13 @@ def choose(
     home: DeviceName,
     available: Sequence[DeviceName],
 ) -> tuple[DeviceName, str]:
-    """Choose a node's device, as `place` says; returns it with the reason.
+    """Choose a node's device, as `place` does; returns it with the reason.
 
     Args:
-        node: As it was traced.
-        placed: Gives the nodes that it refers to, with their devices.
-        home: As for `place`, and so is `available`.
-        available: …
+        node: The traced node.
+        placed: Returns the placed node of an id.
+        home: As for `place`.
+        available: As for `place`.
     """
     if node.device is not None and node.device != _ANY:
         return requested(node, node.device, home, available)
@@ -167,7 +167,7 @@ def _preferred(
 
 
 def _host(near: DeviceName, available: Sequence[DeviceName]) -> DeviceName:
-    """Find a CPU, of the same task as a device if it has one."""
+    """Return a CPU, of the same task as a device if possible."""
     hosts = [device for device in available if device.kind == "CPU"]
     of_task = [device for device in hosts if (device.job, device.task) == (near.job, near.task)]
     return (of_task or hosts)[0]
@@ -176,16 +176,16 @@ def _host(near: DeviceName, available: Sequence[DeviceName]) -> DeviceName:
 def requested(
     node: Node, asked: DeviceName, home: DeviceName, available: Sequence[DeviceName]
 ) -> tuple[DeviceName, str]:
-    """Find the device that a node asks for; returns it with the reason.
+    """Return the device that a node asks for, with the reason.
 
     Args:
-        node: What is placed.
-        asked: A name, whole or in part.
-        home: Where it would be otherwise.
-        available: What exists.
+        node: The node.
+        asked: A full or partial name.
+        home: The device that it would run on otherwise.
+        available: All devices.
 
     Raises:
-        DeviceError: It does not exist or cannot do it, and soft placement is off.
+        DeviceError: It does not exist or cannot run the node, and soft placement is off.
     """
     op = lookup(node.op)
     # Home first, so that an incomplete name does not move anything for nothing.

@@ -1,7 +1,6 @@
-"""Vector clocks of a program: how much of each stream is over when an instruction begins.
+"""Vector clocks of a program: how much of each stream has ended when an instruction starts.
 
-Instructions of one stream run in order; across streams, of one device too, only events order
-them.
+Instructions of one stream run in order; only events order different streams, even on one device.
 
 Source: Mattern, Virtual Time and Global States of Distributed Systems (1989), section 4.
 """
@@ -17,7 +16,7 @@ Clock = Mapping[StreamName, int]  # of each stream: its latest instruction that 
 
 
 def clocks(instructions: Sequence[Instruction]) -> list[Clock]:
-    """Give each instruction the clock with which it begins; last the step's end has its own."""
+    """Return each instruction's clock at its start, and last the clock of the step's end."""
     before: list[Clock] = []
     then: list[Clock] = []
     streams = dict.fromkeys(each.stream for each in instructions)

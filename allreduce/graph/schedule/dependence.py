@@ -1,4 +1,4 @@
-"""What a value depends on: this step's samples, or which replica computes it."""
+"""Find values that depend on this replica's samples, or that differ between replicas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from allreduce.graph.trace.subgraph import with_bodies
 
 
 def of_samples(node: Node) -> bool:
-    """Tell whether a node's value exists only where there are samples; all have everybody's."""
+    """Return whether a node exists only if there are samples of this replica."""
     if node.op == "receive":  # the sender may be another task's
         return bool(node.attrs["of_samples"])
     if node.op == "runtime":
@@ -20,24 +20,24 @@ def of_samples(node: Node) -> bool:
 
 
 def of_replica(node: Node) -> bool:
-    """Tell whether a node's value differs from replica to replica."""
+    """Return whether a node is a source of differences between replicas."""
     if node.op == "runtime" and node.attrs["name"] == "replica":
         return True
     return of_samples(node) or (node.op == "placeholder" and node.attrs["varies"])
 
 
 def depends(node: Node, found: Container[int], root: Callable[[Node], bool]) -> bool:
-    """Tell whether a node is a root or reads what was found; all share a collective's result."""
+    """Return whether a node is a root or reads a dependent one; collectives end dependence."""
     reads = any(i in found for i in node.inputs)
     return (root(node) or reads) and lookup(node.op).kind != "collective"
 
 
 def dependents(nodes: Iterable[Node], root: Callable[[Node], bool]) -> set[int]:
-    """Find the roots and what is computed from them; a collective's result is the same on all.
+    """Find the roots and the nodes computed from them; collectives give equal results everywhere.
 
     Args:
-        nodes: In topological order.
-        root: Which nodes the others are followed from.
+        nodes: The nodes in topological order.
+        root: Returns whether a node is a root.
     """
     found: set[int] = set()
     for node in nodes:

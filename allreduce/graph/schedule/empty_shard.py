@@ -1,4 +1,4 @@
-"""The null program: what a replica without samples does in a step."""
+"""The null program: the step of a replica without samples."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ _STORES = ("store_gradient", "store_count")
 
 
 def null_program(program: Program) -> Program:
-    """Leave out what there is only of samples; the step's collectives and updates stay.
+    """Remove instructions that need samples; keep the step's collectives and updates.
 
-    A bucket's gradients and their count are cleared instead of stored. Sums and the like get what
-    adds nothing to them, whatever they read: this replica counts for nothing. Rows that every
-    replica has are gathered from this one, too, where they do not depend on samples. Memory is not
-    planned.
+    A bucket's gradients and count are cleared instead of stored. Collective sums and the like get
+    their neutral element, since this replica has no weight. Rows that do not depend on samples are
+    gathered from this replica too. Memory is not planned.
     """
     nodes = [*program.given.values(), *(each.node for each in program.instructions)]
     dependent = dependents(nodes, of_samples)
@@ -48,7 +47,7 @@ def null_program(program: Program) -> Program:
 
 
 def _needed(program: Program, kept: dict[int, Node]) -> dict[int, Node]:
-    """Leave out what was computed of everybody's values for this replica's samples alone."""
+    """Remove compute instructions whose values nothing reads."""
     read = {node.id for node in program.outputs}
     needed: dict[int, Node] = {}
     for node in reversed(kept.values()):
@@ -59,5 +58,5 @@ def _needed(program: Program, kept: dict[int, Node]) -> dict[int, Node]:
 
 
 def _kept(nodes: Iterable[int], stands: dict[int, tuple[int, ...]]) -> tuple[int, ...]:
-    """Replace what is left out by what it would have waited for itself."""
+    """Replace removed dependencies by their own dependencies."""
     return tuple(dict.fromkeys(i for node in nodes for i in stands.get(node, (node,))))

@@ -1,4 +1,4 @@
-"""Which memory each instruction of a program reads and writes."""
+"""Find the memory that each instruction of a program reads and writes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _UPDATES = ("update_bucket", "update_slices", "update_own")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One instruction's use of some memory.
+    """One instruction's access to a region of memory.
 
     Attributes:
         region: The memory.
-        writes: Whether it changes there.
-        value: The node whose value is read, as who wrote it; None where all that is there counts.
+        writes: Whether it writes.
+        value: The node that must have written the value read; None if any content counts.
     """
 
     region: Region
@@ -37,7 +37,7 @@ class Access:
 
 
 def stored_in_place(program: Program) -> dict[int, Node]:
-    """Find the gradients that are computed where they are reduced: what would store each."""
+    """Find gradients that can be computed in the arena; maps them to their `store_gradient`."""
     uses = Counter(i for each in program.instructions for i in each.node.inputs)
     uses.update(node.id for node in program.outputs)
     made = {each.node.id: each.node for each in program.instructions}
@@ -52,10 +52,9 @@ def stored_in_place(program: Program) -> dict[int, Node]:
 
 
 def footprints(program: Program) -> list[list[Access]]:
-    """List what each instruction reads and writes; last what is read when all have run.
+    """List the accesses of each instruction, and last those after all have run.
 
-    What a call brings, constants and an optimizer's slots are left out: only one instruction
-    writes those, or none.
+    Inputs, constants and an optimizer's slots are omitted: at most one instruction writes each.
     """
     places = _Places(program)
     found = [list(places.of(each.node)) for each in program.instructions]
@@ -63,7 +62,7 @@ def footprints(program: Program) -> list[list[Access]]:
 
 
 class _Places:
-    """Where the values of a program lie."""
+    """The memory regions of a program's values."""
 
     def __init__(self, program: Program) -> None:
         blocks = {i: index for index, each in enumerate(program.blocks or ()) for i in each.values}
@@ -126,7 +125,7 @@ class _Places:
 
 
 def _changed(node: Node) -> Sequence[Region]:
-    """List what an instruction changes beside its own value."""
+    """List the regions that an instruction changes besides its own value."""
     if node.op == "all_reduce_bucket":
         return _gradients(node)
     if node.op == "reduce_scatter_bucket":

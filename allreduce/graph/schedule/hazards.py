@@ -1,6 +1,6 @@
-"""Proof that a program's instructions come in a safe order, however far its streams run apart.
+"""Prove that a program's instructions are ordered safely, however far its streams run apart.
 
-What comes before what is told by vector clocks (`allreduce.graph.schedule.clocks`).
+Vector clocks (`allreduce.graph.schedule.clocks`) define happens-before.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from allreduce.graph.schedule.streams import StreamName
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """Two instructions that nothing orders, or a value that is gone when it is read.
+    """Two unordered accesses, or a value that is overwritten before it is read.
 
     Attributes:
-        first: The instruction that is issued first, by its index.
-        second: The other one; as many as there are instructions where it is the step's end.
-        region: The memory that both use.
-        why: What is wrong.
+        first: The index of the instruction that is issued first.
+        second: The index of the other one; the number of instructions stands for the step's end.
+        region: The memory that both access.
+        why: The kind of hazard.
     """
 
     first: int
@@ -35,10 +35,10 @@ class Hazard:
 
 
 def hazards(program: Program) -> list[Hazard]:
-    """Find conflicting uses of memory that are not ordered, and values that are overwritten.
+    """Find unordered conflicting accesses, and values that are overwritten before they are read.
 
-    Two uses conflict where one of them writes: in the same memory, or in blocks that are used at
-    different times, which may lie in the same memory.
+    Two accesses conflict if one of them writes and they use the same memory, or blocks that may
+    share memory because they are in use at different times.
     """
     times = clocks(program.instructions)
     uses = footprints(program)
@@ -47,7 +47,7 @@ def hazards(program: Program) -> list[Hazard]:
 
 @dataclass(slots=True)
 class _History:
-    """What was done with some memory so far."""
+    """The accesses to a region so far."""
 
     writer: int = -1  # the latest instruction that wrote
     value: int | None = None  # whose value that was
@@ -59,7 +59,7 @@ class _History:
 def _conflicts(
     program: Program, times: Sequence[Clock], uses: Sequence[Sequence[Access]]
 ) -> Iterator[Hazard]:
-    """Find uses of one region that are not ordered, or that find another value than they should."""
+    """Find unordered accesses to one region, and reads of a wrong value."""
     known: dict[Region, _History] = {}
     for index, accesses in enumerate(uses):
         for access in sorted(accesses, key=lambda each: each.writes):
@@ -83,7 +83,7 @@ def _conflicts(
 def _overlaps(
     program: Program, times: Sequence[Clock], uses: Sequence[Sequence[Access]]
 ) -> Iterator[Hazard]:
-    """Find blocks that may take over memory while an earlier one's instructions still use it."""
+    """Find blocks that may reuse memory while instructions of an earlier block still use it."""
     if program.blocks is None:
         return
     last: dict[int, dict[StreamName, int]] = {}  # of each block: the latest use on each stream

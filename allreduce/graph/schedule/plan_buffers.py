@@ -1,4 +1,4 @@
-"""Plan which values share memory: how long each is in use, and which take over another's."""
+"""Plan which values share memory, from how long each is in use."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from allreduce.graph.schedule.streams import StreamName
 
 
 def plan_buffers(program: Program) -> Program:
-    """Give every value that an instruction makes a place in a block of memory.
+    """Assign every computed value to a block of memory.
 
-    A block is in use from the instruction that writes its first value until all uses of its last
-    are over for whatever may write there next, on any stream; blocks whose times do not overlap
-    may lie in the same memory. A value takes over the block of an input that nothing needs
-    afterwards, where its kernel can work in place.
+    A block is in use from the instruction that writes its first value until no stream can use its
+    last value any more; blocks with disjoint times may overlap in memory. If its kernel works in
+    place, a value takes over the block of an input that nothing needs afterwards.
     """
     uses = _Uses.of(program)
     places: dict[int, int] = {}
@@ -42,7 +41,7 @@ def plan_buffers(program: Program) -> Program:
 
 
 def _makes(node: Node) -> bool:
-    """Say whether an instruction needs room for its value."""
+    """Return whether an instruction needs memory for its value."""
     op = lookup(node.op)
     computed = op.kind == "compute" and op.view is None
     return computed or node.op == "receive" or (op.kind == "collective" and bool(node.inputs))
@@ -50,16 +49,16 @@ def _makes(node: Node) -> bool:
 
 @dataclass(slots=True)
 class _Uses:
-    """When values are used for the last time.
+    """The last uses of values.
 
     Attributes:
         times: The clock of each instruction.
-        nodes: What makes each value.
-        bases: For each value in a block the value that the block was made for: a view's is what it
-            looks at.
-        streams: For each such value the stream that makes it.
-        last: For each such value the last instruction on each stream that uses it, or a view of it.
-        writers: For each device and stream the instructions that write a value to a block.
+        nodes: The node that computes each value.
+        bases: For each value in a block, the value that the block was made for; for a view, its
+            base.
+        streams: For each such value, the stream that computes it.
+        last: For each such value, the last instruction on each stream that uses it or its views.
+        writers: For each device and stream, the instructions that write a value to a block.
     """
 
     times: list[Clock]
@@ -71,7 +70,7 @@ class _Uses:
 
     @classmethod
     def of(cls, program: Program) -> _Uses:
-        """Read a program through once."""
+        """Collect the uses of all values of a program."""
         found = cls(clocks(program.instructions))
         received = _receptions(program)
         for index, instruction in enumerate(program.instructions):
@@ -100,7 +99,7 @@ class _Uses:
             last[stream] = max(last.get(stream, -1), index)
 
     def over(self, node: Node) -> int:
-        """Find the last instruction that must not write where a value lies."""
+        """Find the last instruction that must not overwrite a value."""
         assert node.device is not None, node
         last = self.last[node.id]
         latest = max(last.values())
@@ -113,12 +112,12 @@ class _Uses:
         return latest
 
     def _unaware(self, writers: list[int], stream: StreamName, use: int) -> int:
-        """Count the instructions of a stream that do not know that another stream's one is over."""
+        """Count a stream's instructions that may run before another stream's one has ended."""
         # Clocks only go forward along a stream.
         return bisect_left(writers, use, key=lambda i: self.times[i][stream])
 
     def taken_over(self, node: Node, index: int) -> int | None:
-        """Find an input that a node can write its value over."""
+        """Find an input whose memory a node can reuse for its output."""
         for place, i in enumerate(node.inputs):
             same = [j for j in node.inputs if self.bases.get(j, -1) == i]
             if (
@@ -133,12 +132,12 @@ class _Uses:
         return None
 
     def _is_over(self, use: int, stream: StreamName, index: int) -> bool:
-        """Say whether nothing but an instruction itself still uses a value when it runs."""
+        """Return whether no other instruction still uses a value when this one runs."""
         return use == index or self.times[index][stream] >= use
 
 
 def _receptions(program: Program) -> Callable[[Node, StreamName], tuple[StreamName, int]]:
-    """Tell where and when what a node sends is received: another program's receive is unknown."""
+    """Find where and when each sent value is received, if this program receives it."""
     found = {
         (each.node.attrs["edge"], each.node.attrs["destination"]): (each.stream, index)
         for index, each in enumerate(program.instructions)
@@ -151,7 +150,7 @@ def _receptions(program: Program) -> Callable[[Node, StreamName], tuple[StreamNa
 
 
 def _in_place(node: Node, place: int) -> bool:
-    """Say whether a node's kernel may write where one of its inputs lies."""
+    """Return whether a kernel may write its output to the memory of an input."""
     if node.op == "fused":  # only its last operation writes there, a block at a time
         last = node.attrs["chain"].links[-1]
         return place not in last.reads or lookup(last.op).in_place

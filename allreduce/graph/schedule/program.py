@@ -1,4 +1,4 @@
-"""The program: what one replica does in a step, as frozen instructions over streams."""
+"""The program: one replica's step as frozen instructions on streams."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from allreduce.graph.schedule.streams import StreamName
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One node, on one stream.
+    """One node on one stream.
 
     Attributes:
-        node: What to do; values are named by node ids.
-        stream: In-order queue of its device's, or of the other end's of a copy, that it runs on.
-        waits: Instructions of other streams whose events it waits for, by their index.
+        node: The operation; values are named by node ids.
+        stream: The in-order queue that it runs on, of its device or of the other end of a copy.
+        waits: The indices of instructions on other streams whose events it waits for.
         signals: Whether another instruction waits for its event.
     """
 
@@ -34,14 +34,14 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Memory for one value, or for several of one shape and dtype that take it over in turn.
+    """Memory for one value, or for several of one shape and dtype in turn.
 
     Attributes:
-        values: The nodes whose values they are.
-        first: The instruction that writes the first of them.
-        last: The last instruction that uses one, or that must not write there yet: one of another
-            stream, which does not know that such a use is over.
-        device: Where it lies.
+        values: The nodes of the values.
+        first: The instruction that writes the first value.
+        last: The last instruction that uses a value, or that must not write there yet because
+            another stream may still use it.
+        device: The device of the memory.
     """
 
     values: tuple[int, ...]
@@ -52,14 +52,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What one replica does in a step.
+    """One replica's step.
 
     Attributes:
-        instructions: In the order in which they are issued.
-        given: Values that are there before, by node.
-        inputs: Those of them that a call brings.
-        outputs: What is returned.
-        blocks: Which values share memory; None where each has its own.
+        instructions: The instructions, in the order of issue.
+        given: Values that exist before the step, by node.
+        inputs: Those of them that a call provides.
+        outputs: The nodes of the returned values.
+        blocks: The values that share memory; None if each has its own.
     """
 
     instructions: tuple[Instruction, ...]
@@ -75,10 +75,10 @@ class Program:
         return "\n".join(lines)
 
     def check(self) -> None:
-        """Prove that every value exists before it is read, and every awaited event before its wait.
+        """Check that every value exists before it is read, and every event before it is awaited.
 
         Raises:
-            InternalError: It does not hold; the message names the instruction.
+            InternalError: It does not; the message names the instruction.
         """
         made = set(self.given)
         for index, instruction in enumerate(self.instructions):

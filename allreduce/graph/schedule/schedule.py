@@ -1,4 +1,4 @@
-"""Scheduling: a placed and partitioned graph becomes a program."""
+"""Scheduling: convert a placed and partitioned graph to a program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LAST = ("update_bucket", "update_own")
 
 
 def schedule(graph: Graph) -> Program:
-    """Order a graph's nodes over streams, with the fewest events that keep them correct."""
+    """Order nodes over streams, with the fewest events that keep them correct."""
     given = {node.id: node for node in graph.nodes if node.op in GIVEN}
     outputs = tuple(graph.nodes[i] for i in graph.outputs)
     program = Program(bind(_order(graph, given), given), given, graph.inputs, outputs)
@@ -29,7 +29,7 @@ def schedule(graph: Graph) -> Program:
 
 
 def bind(order: Iterable[Node], given: Mapping[int, Node]) -> tuple[Instruction, ...]:
-    """Put nodes on streams in the order of their issue, with the events that they need."""
+    """Put nodes on streams in the order of issue, with the events that they need."""
     issued = [node for node in order if node.id not in given]
     streams = [stream_of(node) for node in issued]
     waits = _events(issued, streams)
@@ -67,10 +67,10 @@ def _rank(node: Node) -> tuple[int, int]:
 
 
 def _events(order: list[Node], streams: list[StreamName]) -> list[tuple[int, ...]]:
-    """Choose which instructions of other streams each one waits for.
+    """Choose the instructions of other streams that each one waits for.
 
-    Streams run in order, so waiting for an instruction covers all before it on its stream, and all
-    that those waited for: a vector clock per stream tells what is covered already.
+    Streams run in order, so waiting for an instruction covers all earlier ones on its stream and
+    all that those waited for. A vector clock per stream records what is covered.
     """
     clocks: dict[StreamName, dict[StreamName, int]] = {stream: {} for stream in streams}
     then: list[dict[StreamName, int]] = []
@@ -92,10 +92,10 @@ def _events(order: list[Node], streams: list[StreamName]) -> list[tuple[int, ...
 
 
 def _before(order: list[Node], streams: list[StreamName]) -> Iterator[list[int]]:
-    """List what has to be over before each instruction, by their places in the order.
+    """List the indices of the instructions that must end before each one.
 
-    Collectives are calls of one communicator, on whichever devices they are: replicas make them in
-    one order.
+    Collectives of one communicator are also ordered, on whichever devices they run: all replicas
+    call them in the same order.
     """
     place = {node.id: index for index, node in enumerate(order)}
     called = None

@@ -1,8 +1,8 @@
-"""Which stream each instruction runs on: every device has its own, one for each kind of work.
+"""Assign instructions to streams: each device has one for each kind of work.
 
-Copies between devices run where TensorFlow has them ("Improving the GPU runtime of TensorFlow",
-`gpu_util.cc`): from the host's memory on the stream of the device that receives, to it on that of
-the device that sends, and from one device to another on the sender's.
+Copies between devices use the streams that TensorFlow uses ("Improving the GPU runtime of
+TensorFlow", `gpu_util.cc`): from the host on the receiver's stream, to the host and between
+devices on the sender's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WITH_THE_HOST = {"feed": TO_DEVICE, "fetch": TO_HOST}
 
 
 class StreamName(NamedTuple):
-    """One of a device's streams: what is on it runs in order."""
+    """One of a device's streams, which runs in order."""
 
     device: DeviceName
     kind: str
@@ -44,9 +44,9 @@ def stream_of(node: Node) -> StreamName:
 
 @lru_cache(maxsize=256)
 def _of_copy(source: str, destination: str, sends: bool, across: bool) -> StreamName:
-    """Return the stream of a send or of a receive, whose ends are named in full.
+    """Return the stream of a send or of a receive, whose ends are full names.
 
-    What goes to another task passes through the memory of both hosts.
+    A transfer between tasks goes through the memory of both hosts.
     """
     start, end = DeviceName.parse(source), DeviceName.parse(destination)
     if across:

@@ -13,8 +13,8 @@ import allreduce as ar
 from allreduce.devices import options
 from allreduce.errors import UsageError
 from allreduce.graph.core import op_table
-from tests.graph.eager_cases import NETWORKS, trained
-from tests.graph.test_parallel import Split
+from tests.graph.eager.eager_cases import NETWORKS, trained
+from tests.graph.execute.test_inter_op_threads import Split
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,11 @@ def _native(out: np.ndarray, inputs: Sequence[np.ndarray], attrs: Any) -> None:
 @pytest.mark.parametrize(
     ("kernel", "error", "said"),
     [
-        (_beyond, UsageError, r"test_sync_errors.py:\d+: the kernel of operator 'bad' has written"),
+        (
+            _beyond,
+            UsageError,
+            r"test_memory_guards.py:\d+: the kernel of operator 'bad' has written",
+        ),
         (_before, UsageError, r"before or behind its output, float64 \(3,\); it has to write that"),
         (_input, ValueError, "read-only"),
         (

@@ -224,7 +224,7 @@ def test_the_operation_inside_that_makes_a_nan_is_named() -> None:
         run = function(lambda xs: scan(lambda c, x: (c + ops.log(x), None), np.zeros(2), xs)[0])
         run(np.ones((3, 2)))
         with pytest.raises(
-            NumericsError, match=r"step 2: log at .*test_scan\.py:\d+ made .* 1 NaN"
+            NumericsError, match=r"step 2: log at .*test_scanning\.py:\d+ made .* 1 NaN"
         ):
             run(np.array([[1.0, 1.0], [1.0, -1.0]]).repeat(2, axis=0)[:3])
     finally:
@@ -252,7 +252,7 @@ def test_a_carry_stays_what_it_is(
     with pytest.raises(kind, match=message) as caught:
         (function(run) if traced else run)(np.zeros((2, 3)))
     assert type(caught.value) is kind
-    assert "test_scan.py:" in str(caught.value)
+    assert "test_scanning.py:" in str(caught.value)
 
 
 def test_what_a_step_cannot_do_is_refused() -> None:

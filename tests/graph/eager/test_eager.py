@@ -12,7 +12,7 @@ import allreduce as ar
 from allreduce.devices import options
 from allreduce.errors import MismatchError, NumericsError, ShapeError, UsageError
 from allreduce.graph.core import op_table
-from tests.graph.eager_cases import NETWORKS, X, trained
+from tests.graph.eager.eager_cases import NETWORKS, X, trained
 from tests.harness import run_ranks
 
 ROWS = X.reshape(9, -1)[:, :3].astype(np.float64)
@@ -78,7 +78,7 @@ def ranks() -> None:
     import numpy as np
 
     import allreduce as ar
-    from tests.graph.eager_cases import NETWORKS, X, trained
+    from tests.graph.eager.eager_cases import NETWORKS, X, trained
 
     strategy = ar.MultiWorkerMirroredStrategy()
     for make in NETWORKS.values():

@@ -22,9 +22,9 @@ from allreduce.graph.schedule.footprint import footprints
 from allreduce.graph.schedule.program_facts import ProgramFacts
 from allreduce.graph.schedule.streams import StreamName
 from allreduce.reduction import sharding
-from tests.graph.eager_cases import NETWORKS, trained
-from tests.graph.test_hazards import Recurrent
-from tests.graph.test_parallel import Split
+from tests.graph.eager.eager_cases import NETWORKS, trained
+from tests.graph.execute.test_inter_op_threads import Split
+from tests.graph.schedule.test_hazards import Recurrent
 
 DEADLINE = 20.0  # seconds that an event may take
 

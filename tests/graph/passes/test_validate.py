@@ -13,7 +13,7 @@ from allreduce.graph.passes import prune
 from allreduce.graph.passes.validate import check_order
 from tests.graph.interpret import interpret, trace_of
 
-HERE = r"test_wellformed\.py:\d+"
+HERE = r"test_validate\.py:\d+"
 
 
 def test_a_fetch_whose_feed_is_not_given_is_refused_with_both_lines() -> None:

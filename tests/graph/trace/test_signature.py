@@ -340,6 +340,6 @@ def test_few_signatures_are_nothing_to_speak_of(caplog: pytest.LogCaptureFixture
 
 @pytest.mark.parametrize("given", [np.ones(2, complex), PerReplica((np.ones(2, complex),))])
 def test_an_array_that_steps_cannot_take_is_told_with_the_line(given: Any) -> None:
-    said = r"test_signatures\.py:\d+: an argument .* take arrays of floats, integers and booleans"
+    said = r"test_signature\.py:\d+: an argument .* take arrays of floats, integers and booleans"
     with pytest.raises(UsageError, match=said):
         default_replicator().run(lambda x: x * 2, (given,))

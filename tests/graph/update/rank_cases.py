@@ -1,4 +1,4 @@
-"""What the ranks of `test_spread.py` do."""
+"""What the ranks of `test_zero_update.py` do."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from allreduce import events
 from allreduce.devices import options
 from allreduce.errors import UsageError
 from allreduce.reduction import sharding
-from tests.graph.test_slices import MAKERS, Trained
+from tests.graph.update.test_sharded_update import MAKERS, Trained
 from tests.harness import run_ranks
 
 

@@ -15,7 +15,7 @@ from allreduce.devices import options
 from allreduce.errors import UsageError
 from allreduce.graph.core import inter_op_pool, op_table
 from allreduce.graph.execute import bound_program
-from tests.graph.eager_cases import NETWORKS, trained
+from tests.graph.eager.eager_cases import NETWORKS, trained
 from tests.harness import run_ranks
 
 THREADS = 3
@@ -96,7 +96,7 @@ def ranks() -> None:
     import numpy as np
 
     import allreduce as ar
-    from tests.graph.eager_cases import NETWORKS, trained
+    from tests.graph.eager.eager_cases import NETWORKS, trained
 
     strategy = ar.MultiWorkerMirroredStrategy()
     for make in NETWORKS.values():
@@ -122,7 +122,7 @@ def interrupted() -> None:
 
     import allreduce as ar
     from allreduce.graph.core import inter_op_pool
-    from tests.graph.test_parallel import _meeting
+    from tests.graph.execute.test_inter_op_threads import _meeting
 
     ar.config.threading.set_inter_op_parallelism_threads(3)
     weights = [np.random.default_rng(i).normal(size=(64, 64)) / 8 for i in range(6)]

@@ -17,8 +17,8 @@ from allreduce.graph.schedule.hazards import hazards
 from allreduce.graph.schedule.program import Program
 from allreduce.graph.schedule.program_facts import ProgramFacts
 from allreduce.reduction import sharding
-from tests.graph.eager_cases import NETWORKS, trained
-from tests.graph.test_parallel import Split
+from tests.graph.eager.eager_cases import NETWORKS, trained
+from tests.graph.execute.test_inter_op_threads import Split
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import allreduce as ar
 from allreduce.devices import options
 from allreduce.graph.execute.timing import Clock
 from allreduce.reduction import sharding
-from tests.graph.eager_cases import NETWORKS, trained
+from tests.graph.eager.eager_cases import NETWORKS, trained
 
 
 @pytest.fixture(autouse=True)

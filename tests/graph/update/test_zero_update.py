@@ -18,10 +18,15 @@ from allreduce.devices import options
 from allreduce.graph.execute import executor
 from allreduce.graph.update import sharded_update, zero_update
 from allreduce.reduction import ShardMode, lay_out, plan_buckets, sharding
-from tests.graph.eager_cases import NETWORKS, trained
-from tests.graph.test_hazards import check_events, programs_of
-from tests.graph.test_slices import MAKERS, Trained, both_ways, check_overflow_is_named
-from tests.graph.test_streams import Streamed
+from tests.graph.eager.eager_cases import NETWORKS, trained
+from tests.graph.schedule.test_hazards import check_events, programs_of
+from tests.graph.schedule.test_streams import Streamed
+from tests.graph.update.test_sharded_update import (
+    MAKERS,
+    Trained,
+    both_ways,
+    check_overflow_is_named,
+)
 from tests.harness import run_ranks, run_threads
 
 _OPS = ("reduce_scatter_bucket", "all_reduce_bucket", "update_own", "all_gather_bucket")
@@ -119,12 +124,12 @@ def _ranks(hosts: str, dead: int) -> None:
     if hosts:
         os.environ["ALLREDUCE_HOST"] = hosts[int(os.environ["ALLREDUCE_RANK"])]
     import allreduce as ar
-    from tests.graph import spread_ranks
+    from tests.graph.update import rank_cases
 
     ar.config.set_logical_devices("CPU", 2 if hosts else 1)
     strategy = ar.MultiWorkerMirroredStrategy()
-    found, modes = spread_ranks.train(strategy)
-    found |= spread_ranks.end(strategy, dead)
+    found, modes = rank_cases.train(strategy)
+    found |= rank_cases.end(strategy, dead)
     print(json.dumps([found, modes, strategy.communicator.transport]))
 
 

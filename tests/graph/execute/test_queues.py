@@ -13,8 +13,8 @@ import allreduce as ar
 from allreduce.devices import options
 from allreduce.training.totals import Totals
 from tests.devices import far
-from tests.graph.eager_cases import NETWORKS, trained
-from tests.graph.test_hazards import Recurrent, check_events, programs_of
+from tests.graph.eager.eager_cases import NETWORKS, trained
+from tests.graph.schedule.test_hazards import Recurrent, check_events, programs_of
 
 
 @pytest.fixture(autouse=True)
