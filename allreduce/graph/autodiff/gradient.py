@@ -23,7 +23,7 @@ from allreduce.graph.trace.variable import Variable
 
 
 def backward(output: Any, inputs: Sequence[Any], seed: Any) -> list[Tensor]:
-    """Append the nodes that compute how `sum(seed * output)` changes with each of `inputs`.
+    """Append the nodes that compute the gradient of `sum(seed * output)`.
 
     Args:
         output: A tensor of floats.
@@ -31,12 +31,12 @@ def backward(output: Any, inputs: Sequence[Any], seed: Any) -> list[Tensor]:
         seed: A tensor that broadcasts to the output's shape.
 
     Returns:
-        One tensor per input, of its shape and dtype; zeros where the output does not depend on it.
+        One tensor per input, of its shape and dtype; zeros if the output does not depend on it.
 
     Raises:
-        UsageError: Outside of `ar.function`, an input is none, or nothing leads from any of them to
-            the output.
-        UnsupportedError: An operator on the way has no gradient; the message names it.
+        UsageError: The call is outside of `ar.function`, an input has no gradient, or the output
+            depends on no input.
+        UnsupportedError: An operator in between has no gradient; the message names it.
     """
     trace = current_trace()
     if trace is None:
@@ -97,17 +97,17 @@ def _unreached(trace: Trace, starts: set[int], end: int) -> UsageError:
 def differentiate(
     ends: Sequence[tuple[TracedTensor, Tensor]], starts: Sequence[TracedTensor]
 ) -> list[Tensor]:
-    """Append the nodes that compute how the sum of all `end * seed` changes with each start.
+    """Append the nodes that compute the gradient of the sum of all `end * seed`.
 
     Args:
-        ends: Tensors of the trace that is being recorded, and their seeds of the same shape.
+        ends: Tensors of the current trace, and their seeds of the same shape.
         starts: Tensors of the same trace.
 
     Returns:
-        One tensor per start; zeros where no end depends on it.
+        One tensor per start; zeros if no end depends on it.
 
     Raises:
-        UnsupportedError: An operator on the way has no gradient; the message names it.
+        UnsupportedError: An operator in between has no gradient; the message names it.
     """
     trace = current_trace()
     assert trace is not None, "a trace differentiates"

@@ -1,7 +1,6 @@
-"""The gradient of a scan: a scan too, from the last step to the first.
+"""The gradient of a scan: a scan in reverse order.
 
-It computes each step anew from the carry before it, so that of all values in between only the
-carries are kept.
+It recomputes each iteration from the carry before it, so that only the carries are stored.
 Source: Griewank and Walther, Evaluating Derivatives (2nd ed., SIAM 2008), section 12.1.
 """
 
@@ -22,7 +21,7 @@ from allreduce.graph.trace.trace import Trace, recording
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The gradients of a scan's results, by their numbers."""
+    """The gradients of a scan's results, by index."""
 
     by_index: Mapping[int, Tensor]
 
@@ -43,11 +42,11 @@ def _gradient(
 
 
 class _Backward:
-    """Records the scan that is the gradient of another.
+    """Records the scan that is the gradient of another one.
 
-    Its carry are the gradients of the carry, and the sums of those of what is the same in all
-    steps; its elements are the carry before each step, the steps' elements, and the gradients of
-    the results.
+    Its carry consists of the gradients of the carry and the sums of the gradients of constant
+    inputs. Its elements are the carry before each iteration, the iteration's elements, and the
+    gradients of the results.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class _Backward:
         return [i for i in places if self._inputs[i].dtype.kind == "f"]
 
     def gradients(self) -> list[Tensor | None]:
-        """Give the gradient of each input; None for those that are no floats."""
+        """Return the gradient of each input; None for inputs that are not floats."""
         body, inputs, parts = self._body, self._inputs, self._parts
         carries, elements, fixed = map(self._floats, (self._carries, self._elements, self._fixed))
         init: list[Any] = [_or_zeros(parts.get(i), inputs[i]) for i in carries]

@@ -1,7 +1,7 @@
-"""`ar.scan`: a function for each step of a sequence, recorded once, with gradient.
+"""`ar.scan`: apply a function to each element of a sequence, with gradients.
 
-One node repeats the graph of a step, and nodes behind it stand for its results. The interface is
-`jax.lax.scan`'s.
+One node repeats the graph of an iteration, followed by nodes for its results. The interface is that
+of `jax.lax.scan`.
 """
 
 from __future__ import annotations

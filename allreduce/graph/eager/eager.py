@@ -1,7 +1,7 @@
-"""A step that runs eagerly: each operation is recorded as ever, and computed at once.
+"""Eager steps: each operation is recorded as in a trace, and computed at once.
 
-What is recorded is the graph that a traced step would have, so that gradients, random draws and
-means over named batches are the same. It is dropped when the step ends.
+The recorded graph equals that of a traced step, so that gradients, random draws and means over
+named batches are the same. It is dropped when the step ends.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _NOTHING = np.zeros((), np.int64)  # the value of what only has an effect
 class EagerTrace(Trace):
     """One replica's step while it runs.
 
-    A replica without samples has zeros where values depend on them: what it does is the same, and
-    adds nothing, as in the null program.
+    A replica without samples computes with zeros where values depend on samples. Like the null
+    program, it takes part in everything and has no weight.
 
     Args:
         host: The replicas of this process.
-        replica: The one that runs.
-        info: This step's place in the run.
-        feeds: What placeholders stand for, in their order.
+        replica: The replica that runs.
+        info: The step's number and rows.
+        feeds: The values of placeholders, in order.
         absent: Whether the replica has no samples.
-        meet: How to do something together with the others.
+        meet: Runs a function together with the other replicas.
     """
 
     has_values = True
@@ -119,7 +119,7 @@ class EagerTrace(Trace):
         return EagerTensor(self, id, self.nodes[id].spec, self._values[id])
 
     def close(self) -> None:
-        """Let go of all values but those of tensors that somebody keeps."""
+        """Drop all values except those of tensors that are still referenced."""
         self.nodes.clear()
         for kept in (self._values, self._current, self._reads, self._runtime):
             kept.clear()  # of tensors that know this trace, they would wait for the collector

@@ -1,4 +1,4 @@
-"""What the replicas of a step that runs eagerly do together, as a program of its own each time."""
+"""Collectives and updates of eager steps: each runs as a program of its own on all replicas."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ Brought = Sequence[tuple[list[np.ndarray], StepInfo]]
 
 
 def exchange(
-    host: Host, node: Node, specs: Sequence[Spec], said: Facts | None, brought: Brought
+    host: Host, node: Node, specs: Sequence[Spec], outline: Facts | None, brought: Brought
 ) -> list[np.ndarray]:
-    """Carry out a collective; returns its value on each local replica.
+    """Run a collective; returns its value on each local replica.
 
     Args:
         host: The local replicas.
         node: The collective.
-        specs: Of what it reads.
-        said: What all ranks have done alike so far; None where there is one.
-        brought: What each local replica has for it.
+        specs: The specs of its inputs.
+        outline: The facts of the step so far that all ranks must share; None with one rank.
+        brought: Each local replica's inputs.
     """
     graph = _alone(node, specs)
-    if said is not None:
+    if outline is not None:
         told = all(info.rows_per_replica is not None for _, info in brought)
-        compare(host, Agreement(said, joins_rows(graph.nodes)), told)
+        compare(host, Agreement(outline, joins_rows(graph.nodes)), told)
     graph = replace(graph, outputs=(len(specs),))
     return [value for (value,) in _run(host, graph, [], None, brought)]
 
 
 def update(
-    host: Host, node: Node, specs: Sequence[Spec], said: Facts | None, brought: Brought
+    host: Host, node: Node, specs: Sequence[Spec], outline: Facts | None, brought: Brought
 ) -> None:
-    """Reduce gradients over all replicas, and change the variables.
+    """Reduce gradients over all replicas, and update the variables.
 
     Args:
         host: The local replicas.
         node: `apply_gradients`.
-        specs: Of the count and the gradients.
-        said: What all ranks have to do alike; None where there is one.
-        brought: What each local replica has for it.
+        specs: The specs of the count and the gradients.
+        outline: The facts that all ranks must share; None with one rank.
+        brought: Each local replica's inputs.
     """
     assert node.device is not None, node
     plan = plan_for(host, node.attrs["rule"], node.attrs["variables"], node.device)
@@ -63,7 +63,7 @@ def update(
     graph = _alone(node, specs)
     graph = replace(graph, effects=(len(specs),))
     graph = passes.bucket(graph, [plan], host.num_replicas_in_sync)
-    _run(host, graph, [plan], said, brought)
+    _run(host, graph, [plan], outline, brought)
     publish_iterations(node.attrs["rule"])
 
 
@@ -79,14 +79,14 @@ def _alone(node: Node, specs: Sequence[Spec]) -> Graph:
 
 
 def _run(
-    host: Host, graph: Graph, plans: Sequence[ArenaPlan], said: Facts | None, brought: Brought
+    host: Host, graph: Graph, plans: Sequence[ArenaPlan], outline: Facts | None, brought: Brought
 ) -> list[list[np.ndarray]]:
     program = schedule(graph)
 
     def run(index: int) -> list[np.ndarray]:
         arenas = {id(plan): plan.arenas[index] for plan in plans}
         feeds, info = brought[index]
-        executor = Executor(program, host.replicas[index], arenas, said)
+        executor = Executor(program, host.replicas[index], arenas, outline)
         try:
             # A replica without samples brings what adds nothing: it needs no null program.
             return [arrived(each) for each in executor.run(feeds, info, batch=False)]

@@ -1,4 +1,4 @@
-"""Running a function as one step, op by op, on this process's replicas."""
+"""Run a function eagerly as one step on this process's replicas."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def run_eagerly(
     arguments: Arguments,
     step_infos: Sequence[StepInfo],
 ) -> tuple[Returned, list[list[np.ndarray]]]:
-    """Call `fn` for each replica, with values; returns what it returned and each one's values.
+    """Call `fn` for each replica with values; returns its result's structure and the values.
 
     Args:
         host: The replicas of this process.
-        replicas: Those that run: all of them, or one that has no communicator.
+        replicas: The replicas that run: all, or one without a communicator.
         fn: The step.
         arguments: Its arguments.
-        step_infos: For each local replica.
+        step_infos: The step information of each local replica.
 
     Raises:
-        MismatchError: Replicas went different ways.
-        UsageError: One of several replicas alone would do what all have to do together.
+        MismatchError: Replicas took different branches.
+        UsageError: A single one of several replicas would change variables or communicate.
     """
 
     def play(replica: Replica, meet: Meet) -> tuple[Returned, list[np.ndarray]]:

@@ -1,7 +1,7 @@
-"""Replicas of one process take turns at running their Python, and meet where they act together.
+"""Run the replicas' Python code in lockstep: one at a time, up to the next joint operation.
 
-Only one of them runs at a time, from one meeting to the next, in their order: what they print does
-not mix, and one stops in a debugger while the others wait. A single one needs no thread.
+Output of replicas does not mix, and a debugger can stop one while the others wait. A single
+replica needs no thread.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from allreduce.graph.core.scope import take_along
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """What all replicas do at once at one point of a step.
+    """A joint operation of all replicas at one point of a step.
 
     Attributes:
-        what: In words.
+        what: A description.
         source: The user's line.
-        key: Equal for all replicas' meetings at that point.
-        brought: This replica's part.
-        work: Takes what all of them brought, in their order, and gives each one's result.
+        key: Equal for all replicas at the same point.
+        brought: This replica's input.
+        work: Takes all replicas' inputs, in order, and returns a result for each.
     """
 
     what: str
@@ -101,7 +101,7 @@ def _where(told: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A replica has come to the end of the step."""
+    """A replica has reached the end of the step."""
 
     value: Any
     what: str = "the end of the step"
@@ -115,14 +115,14 @@ class _Raised:
 
 
 class _Stopped(BaseException):
-    """Ends a replica for which the step is over; no `except Exception` keeps it from that."""
+    """Ends a replica whose step is over; not an Exception, so that `except Exception` passes it."""
 
 
 class _Actor:
-    """One replica's Python, in a thread that runs only while it is its turn.
+    """One replica's Python code, in a thread that runs only in its turn.
 
-    A signal's handler may raise anywhere in the thread that plays. The start of a `Thread` waits
-    for an event, which is Python, and can be left locked then; so this one is started in C.
+    A signal's handler may raise anywhere in the calling thread. `Thread.start` waits for an event,
+    whose Python lock could stay locked then, so this thread is started in C.
     """
 
     def __init__(self, replica: Callable[[Meet], Any]) -> None:
@@ -136,12 +136,12 @@ class _Actor:
         self._began = False
 
     def start(self) -> None:
-        """Have its thread wait for its first turn."""
+        """Start the thread, which waits for its first turn."""
         # With the caller's context variables, as NumPy's error state is one.
         _thread.start_new_thread(contextvars.copy_context().run, (self._live,))
 
     def play(self, answer: Any) -> Any:
-        """Let it run until it meets the others or ends; raises what it raised."""
+        """Run the replica up to its next joint operation or its end; raises its error."""
         if not isinstance(self._told, _Ended):
             self._to.put(answer)
             self._told = self._from.get()
@@ -150,7 +150,7 @@ class _Actor:
         return self._told
 
     def stop(self) -> None:
-        """End it where it waits, and wait for that."""
+        """End the replica where it waits, and wait for its thread."""
         self._over = True
         self._to.put(_Raised(_Stopped()))
         self._told = None  # it may hold what was raised, as queues may that nobody reads any more

@@ -1,4 +1,4 @@
-"""The CPU executor: replays a program on one replica."""
+"""The executor: runs a program on one replica, bound to memory per batch size."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from allreduce.graph.trace.replica import Replica, StepInfo
 from allreduce.graph.trace.subgraph import joins_rows
 from allreduce.reduction import Arena
 
-# A program keeps its frames of the two batch sizes used last, as a dataset's usual one and its
-# smaller last one, and of others as many as these bytes hold. To bind a frame again takes some ten
-# steps of a small model, and 0.25 ms for each MiB of fresh memory.
+# A program stays bound for the two batch sizes used last, such as a dataset's usual size and its
+# smaller last one, and for as many others as fit in this many bytes. Binding takes the time of some
+# ten steps of a small model, and 0.25 ms for each MiB of fresh memory.
 KEPT_BYTES = 256 << 20
 _ALWAYS_KEPT = 2
 
@@ -33,14 +33,15 @@ _ALWAYS_KEPT = 2
 class Executor:
     """Runs one program on one replica, one batch at a time.
 
-    CPU streams run an instruction before the next is issued, so only collectives are ever pending.
+    CPU streams run each instruction before the next is issued; only collectives are
+    asynchronous.
 
     Args:
-        program: What to run.
-        replica: Who runs it.
+        program: The program.
+        replica: The replica.
         arenas: The replica's arenas, by id of their plan.
-        outline: What all ranks have to run alike; None where there is one rank.
-        rendezvous: Where its transfers meet, with those of other tasks if it is one's part.
+        outline: The facts that all ranks must share; None with one rank.
+        rendezvous: Exchanges values between devices, and with other tasks.
     """
 
     def __init__(
@@ -76,26 +77,25 @@ class Executor:
 
         Args:
             feeds: The program's inputs; read until the call returns.
-            info: This step's place in the run.
-            batch: Whether some input is a share of a batch; without rows the null program runs
-            then.
+            info: The step's number and rows.
+            batch: Whether some input is a share of a batch; the null program runs if it is empty.
 
         Returns:
-            The fetched values, in memory that is the caller's.
+            The fetched values, in memory that belongs to the caller.
 
         Raises:
-            OutOfMemoryError: There is none for a value; names the largest that have it.
+            OutOfMemoryError: Memory is exhausted; the message names the largest values.
         """
-        end(self.replica.runs)  # what an interrupt has left
+        end(self.replica.runs)  # after an interrupt, threads may still be active
         try:
             return self._run(feeds, info, batch)
         except OutOfMemoryError:
-            raise  # of a device: it says so itself
-        except MemoryError as error:  # of NumPy, in a kernel or a loop
+            raise  # a device's error is complete
+        except MemoryError as error:  # from NumPy, in a kernel or a loop
             raise self._shortage(error) from error
 
     def _shortage(self, error: MemoryError) -> OutOfMemoryError:
-        """Say where there was no memory, and what has it."""
+        """Return an error that says which device is out of memory, and what uses it."""
         places = self.replica.places
         memory = lookup(places.names[places.home]).memory
         where = ", ".join(getattr(error, "__notes__", ()))
@@ -132,9 +132,9 @@ class Executor:
                 threads=_threads(),
             )
 
-        with contextlib.suppress(MemoryError):  # also of a device
+        with contextlib.suppress(MemoryError):  # also a device's
             return bind()
-        for each in self.replica.releasable:  # other replicas may be in the middle of a step
+        for each in self.replica.releasable:  # other replicas may be inside a step
             each.release_frames()
         return bind()
 
@@ -151,12 +151,12 @@ class Executor:
             bound.release()
 
     def release_frames(self) -> None:
-        """Let go of what the program is bound to; further steps bind it anew."""
+        """Free the memory of all bound programs; later steps bind them again."""
         while self._bound:
             self._bound.popitem()[1].release()
 
     def release(self) -> None:
-        """Let go of all memory, and of the error that has ended a step; it runs no more steps."""
+        """Free all memory, and the error of a failed step; no more steps can run."""
         self.release_frames()
         self.replica.releasable.discard(self)
         vars(self).clear()

@@ -1,4 +1,4 @@
-"""What each instruction of a program does: one function per operation, which binds it to memory."""
+"""Build instructions: one function per operation binds a node to its memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from allreduce.graph.update.step_checksum import begin_update
 
 
 def build(frame: Frame, node: Node) -> Step:
-    """Return what carries out one of a frame's instructions."""
+    """Return the function that runs one of a frame's instructions."""
     kind = lookup(node.op).kind
     usual = _compute if kind == "compute" else _collective
     step = _BUILDERS.get(node.op, usual)(frame, node)
@@ -62,7 +62,7 @@ def _compute(frame: Frame, node: Node) -> Step:
 
         return look
     assert kernel is not None, node
-    if target not in frame.outputs.output_nodes:  # which is somewhere else in each step
+    if target not in frame.outputs.output_nodes:  # these have a new array in each step
         in_place = target in frame.in_place
         values[target] = frame.in_place[target] if in_place else frame.buffer(node)
     if frame.syncs:
@@ -75,7 +75,7 @@ def _compute(frame: Frame, node: Node) -> Step:
             kernel(out, given, attrs)
         except UsageError as error:
             raise located(error, node.op, node.source, node.part) from None
-        except Exception as error:  # of a user's kernel, which the traceback does not lead to
+        except Exception as error:  # the traceback does not show the user's line
             blame(error, node)
             raise
 
@@ -156,7 +156,7 @@ def _all_reduce_bucket(frame: Frame, node: Node) -> Step:
     start = communicator.all_reduce_init(part, op="sum", out=part)
 
     def run() -> None:
-        if bucket.has_header:  # another one's may start when the header's update has counted
+        if bucket.has_header:  # another bucket's may start after the header's update has counted
             arena.number = arena.iterations + 1
         if checksum is not None:
             checksum.put(arena.iterations)
@@ -175,7 +175,7 @@ def _collective(frame: Frame, node: Node) -> Step:
     nothing = contribution_of_none(node, out.shape) if absent else None
 
     def run() -> None:
-        for i in node.inputs:  # may be a collective's, which could still be under way
+        for i in node.inputs:  # an input may be a collective's result
             end(frame, i)
         x = frame.values[node.inputs[0]] if nothing is None else nothing
         frame.works[node.id] = call(x, out=out, async_op=True, **named)
@@ -210,13 +210,13 @@ def _update_bucket(frame: Frame, node: Node) -> Step:
 
 
 def _send(frame: Frame, node: Node) -> Step:
-    if not node.inputs:  # it only says that it is time
+    if not node.inputs:  # a control transfer without a value
         return lambda: frame.rendezvous.send(_key(frame, node), np.zeros((), np.int64))
     source, across = node.inputs[0], node.attrs["across"]
 
     def run() -> None:
         value = frame.values[source]
-        # Another task may come to receive it only when it has changed already.
+        # Another task may receive it only after it has changed.
         frame.rendezvous.send(_key(frame, node), value.copy() if across else value)
 
     return run
@@ -224,7 +224,7 @@ def _send(frame: Frame, node: Node) -> Step:
 
 def _receive(frame: Frame, node: Node) -> Step:
     out, name = frame.buffer(node), stream_of(node)
-    device = frame.device(name.device)  # who copies
+    device = frame.device(name.device)  # the device that copies
     stream = device.own(name.kind)
     # Inside a task sends come first in issue order, so the value is there.
     timeout = settings.load().timeout if node.attrs["across"] else 1.0
@@ -242,10 +242,10 @@ def _feed(frame: Frame, node: Node) -> Step:
 
     def run() -> None:
         value = frame.values[source]
-        if not device.holds(value):  # nobody has brought it there before the step
+        if not device.holds(value):  # it was not staged before the step
             there = device.allocate(value.nbytes).array(value.dtype, value.shape)
             device.copy(there, value, stream)
-            # The caller may change it as soon as the step has returned.
+            # The caller may change it after the step has returned.
             stream.hold(there).synchronize()
             value = there
         frame.values[node.id] = value
@@ -279,7 +279,7 @@ def _scan(frame: Frame, node: Node) -> Step:
 
 
 def _scan_result(frame: Frame, node: Node) -> Step:
-    # It lies in the loop's own memory, and is there when the loop has run.
+    # It lies in the loop's memory.
     frame.values[node.id] = frame.loops[node.inputs[0]].result(node.attrs["index"])
     return _nothing
 

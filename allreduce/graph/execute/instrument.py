@@ -1,4 +1,4 @@
-"""Looking at what each instruction of a frame makes: `ar.config.enable_check_numerics()`."""
+"""Check the values of each instruction for NaN: `ar.config.enable_check_numerics()`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from allreduce.reduction import slice_of
 
 
 def watched(frame: Frame, node: Node, step: Callable[[], None]) -> Callable[[], None]:
-    """Return the step with a look at what it made; collectives are looked at when they end."""
+    """Return `step` so that it checks its value; collectives are checked when they end."""
     if node.op == "update_bucket":
         look = look_at_parameters
     elif lookup(node.op).kind == "compute" and lookup(node.op).view is None:
@@ -31,10 +31,10 @@ def watched(frame: Frame, node: Node, step: Callable[[], None]) -> Callable[[], 
 
 
 def look_at(frame: Frame, node: Node) -> None:
-    """Refuse a value that is not finite, of an operation, or of a collective that has ended.
+    """Raise an error if the value of an operation or an ended collective is not finite.
 
     Raises:
-        NumericsError: Names the operation, or whose gradients were added up.
+        NumericsError: The message names the operation, or the variable of a gradient.
     """
     if node.op == "all_reduce_bucket":
         for name, gradient, _ in _variables(frame, node):
@@ -57,8 +57,8 @@ def look_at(frame: Frame, node: Node) -> None:
 
 
 def _look_at_sum(frame: Frame, node: Node, name: str, gradient: np.ndarray) -> None:
-    told = f"the sum of all replicas' gradients of {name!r}"
-    numerics.check(told, node.source, gradient, [], _when(frame))
+    what = f"the sum of all replicas' gradients of {name!r}"
+    numerics.check(what, node.source, gradient, [], _when(frame))
 
 
 def _own_sums(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray]]:
@@ -83,14 +83,14 @@ def _scattered_sums(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray]
 
 
 def look_at_parameters(frame: Frame, node: Node) -> None:
-    """Refuse parameters that are not finite after an update.
+    """Raise an error if parameters are not finite after an update.
 
     Raises:
-        NumericsError: Names the variable.
+        NumericsError: The message names the variable.
     """
     for name, gradient, parameters in _variables(frame, node):
-        told = f"the update of {name!r}"
-        numerics.check(told, node.source, parameters, [gradient], _when(frame))
+        what = f"the update of {name!r}"
+        numerics.check(what, node.source, parameters, [gradient], _when(frame))
 
 
 def _variables(frame: Frame, node: Node) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:

@@ -22,20 +22,19 @@ Life = tuple[int, int]
 
 
 class Memory:
-    """Pools of memory, one per device, in which the values of a program's blocks lie.
+    """Memory pools, one per device, for the values of a program's blocks.
 
     Args:
-        program: Its blocks say what may share memory; without a plan each value has its own.
-        elsewhere: Nodes whose values are not to lie here.
-        shape: Gives the shape of a node's value.
-        device: Gives the device that a program calls by a name.
+        program: The program; without planned blocks, each value has its own memory.
+        elsewhere: Nodes whose values have memory elsewhere.
+        shape: Returns the shape of a node's value.
+        device: Returns the device of a name in the program.
         guarded: Whether each value has guard bytes before and behind it, for `intact`.
 
     Attributes:
-        nbytes: Of all pools.
-        apart: Bytes of the values that lie in none.
-        least: What is in use at the worst moment of each pool: for these lives of blocks they
-            cannot be smaller.
+        nbytes: Bytes of all pools.
+        apart: Bytes of the values outside of pools.
+        least: The most bytes in use at once, over all pools: a lower bound for `nbytes`.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Memory:
         self.least += sum(sizes[i] for i in worst)
 
     def array(self, node: Node) -> np.ndarray:
-        """Return where a node's value goes; it may hold anything."""
+        """Return an uninitialized array for a node's value."""
         shape = self._shape(node)
         if node.id in self._places:
             pool, offset = self._places[node.id]
@@ -93,17 +92,17 @@ class Memory:
         return array
 
     def intact(self, node: Node) -> bool:
-        """Say whether nothing was written before or behind a value, if that can be told."""
+        """Return whether the guard bytes of a value are unchanged; True without guards."""
         guards = (self._guards or {}).get(node.id)
         return guards is None or guards.intact
 
 
 def pack(sizes: Sequence[int], lives: Sequence[Life]) -> tuple[list[int], int]:
-    """Choose an offset for each block: the largest first, each in the narrowest gap that holds it.
+    """Choose an offset for each block: largest first, each in the narrowest gap that fits.
 
     Args:
         sizes: In bytes.
-        lives: The first and the last instruction that uses each.
+        lives: The indices of the first and the last instruction that use each block.
 
     Returns:
         The offsets, aligned to cache lines, and the size of the pool.
@@ -136,7 +135,7 @@ def _narrowest(beside: Sequence[tuple[int, int, int, int]], size: int) -> int:
 
 
 def at_worst(sizes: Sequence[int], lives: Sequence[Life]) -> list[int]:
-    """List which blocks are in use when most bytes are."""
+    """List the blocks in use when most bytes are in use."""
     if not sizes:
         return []
     change = np.zeros(max(last for _, last in lives) + 2, np.int64)
@@ -152,6 +151,6 @@ def _bytes(node: Node, shape: tuple[int, ...]) -> int:
 
 
 def describe_value(node: Node, shape: tuple[int, ...]) -> str:
-    """Say what a node's value is, and which line of the program asked for it."""
+    """Describe a node's value and the user's line, for error messages."""
     name = node.attrs.get("chain", node.op)
     return f"{node.spec.dtype}{show(shape)} of {name} at {node.source}"

@@ -1,7 +1,7 @@
-"""A program's streams on devices that work beside the host: who of them waits for what.
+"""Streams and events of devices that run asynchronously to the host.
 
-What runs on CPUs, and collectives, the host carries out itself, in the order of issue. All else it
-gives to its device's stream and goes on; it waits only for what it reads itself.
+The host runs CPU instructions and collectives itself, in the order of issue. It issues the others
+to their device's stream and continues; it waits only for values that it reads.
 """
 
 from __future__ import annotations
@@ -18,27 +18,26 @@ from allreduce.graph.schedule.streams import COLLECTIVE, StreamName, stream_of
 
 Step = Callable[[], None]
 
-# What uses no memory that another step uses: a feed copies to new memory, a fetch from lent.
+# Operations on memory that no other step uses: a feed copies to new memory, a fetch from reserved.
 _APART = ("feed", "fetch")
 
 
 class Queues:
     """The streams of one program, and the events between them.
 
-    A step begins when all that was given to its devices before is over, but for copies from and to
-    the host: these have memory of their own (outputs.py). What it uses stays until it is over,
-    whoever drops it meanwhile: a function that is gone takes its memory with it.
+    A step starts after all earlier work on its devices, except copies from and to the host, which
+    have their own memory (outputs.py). Arrays that a step uses stay alive until it ends, even if
+    their owners drop them meanwhile.
 
     Args:
-        facts: The program that runs on them; its instructions are issued in their order, by one
-            thread.
-        device: Gives the device that it calls by a name.
-        values: Where its values lie, by node, as far as they have been issued.
-        arenas: What else it uses.
-        at_once: Whether the host waits for each instruction, as who looks at its result does.
+        facts: The program; one thread issues its instructions in order.
+        device: Returns the device of a name in the program.
+        values: The values, by node, of the instructions issued so far.
+        arenas: The arenas, which are kept alive too.
+        at_once: Whether the host waits for each instruction, for checks of its result.
 
     Attributes:
-        any: Whether there are such devices: a program on CPUs has nothing to do with all this.
+        any: Whether there are such devices; False for programs on CPUs.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Queues:
         self._events: dict[int, Event] = {}
         self._latest: dict[int, Stream] = {}
         self._kept: list[Any] = []
-        self._earlier: list[Event] = []  # what the step is ordered behind
+        self._earlier: list[Event] = []  # of earlier steps
         self._host_works = False
         if self.any:
             self._open(program, device)
@@ -83,7 +82,7 @@ class Queues:
         self._host_works = any(each.device is not None and each.device.on_host for each in nodes)
 
     def on(self, node: Node, work: Callable[..., object]) -> Callable[..., object]:
-        """Return what has `work` done on a node's stream; on a CPU that is to call it."""
+        """Return `work` so that it runs on a node's stream; on a CPU, `work` itself."""
         if not self.any or (name := stream_of(node)) not in self._streams:
             return work
         stream = self._streams[name]
@@ -97,7 +96,7 @@ class Queues:
         return done
 
     def behind(self, node: Node, look: Callable[..., object]) -> Callable[..., object]:
-        """Return what looks, on the host, at what a node's stream has made; it waits for that."""
+        """Return a host function that first waits for a node's stream."""
         stream = self._streams.get(stream_of(node)) if self.any else None
         if stream is None:
             return look
@@ -113,7 +112,7 @@ class Queues:
         return self._streams[stream_of(node)]
 
     def begin(self) -> None:
-        """Order a step behind those before it."""
+        """Order a step after earlier ones."""
         self._kept = []
         devices = dict.fromkeys(stream.device for stream in self._streams.values())
         before = [other for device in devices for other in device.streams()]
@@ -124,12 +123,12 @@ class Queues:
         self._earlier = [other.passed for other in before if other.passed is not None]
 
     def keep(self, array: Any) -> None:
-        """Have an array stay that is none of the program's values, until the step is over."""
+        """Keep an array alive until the step ends."""
         if self.any:
             self._kept.append(array)
 
     def end(self) -> None:
-        """End a step: where CPUs have a part in it, all are through with their memory then."""
+        """End a step: if CPUs take part, wait for the devices' uses of its memory."""
         self._kept = []
         if self._host_works:
             for stream in self._latest.values():
@@ -137,14 +136,14 @@ class Queues:
                 stream.passed.synchronize()
 
     def stop(self) -> None:
-        """Wait until nothing is under way any more."""
+        """Wait until all streams are idle."""
         self._kept = []
         for stream in self._streams.values():
             stream.synchronize()
             stream.let_go()
 
     def ordered(self, index: int, step: Step) -> Step:
-        """Put an instruction's events around what issues it."""
+        """Return `step` with the waits and signals of its events."""
         instruction = self._program.instructions[index]
         awaited = [self._events[i] for i in instruction.waits if i in self._events]
         stream = self._streams.get(instruction.stream)

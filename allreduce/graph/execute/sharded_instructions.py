@@ -1,7 +1,7 @@
 """Instructions of sharded updates: each member updates its slice of a bucket.
 
-In memory that all members map, one instruction sums a slice up, updates it and stores it for all.
-Over other transports these are three: a reduce_scatter, the update and an all_gather.
+In memory that all members map, one instruction sums a slice, updates it and stores it for all
+members. Over other transports there are three: reduce_scatter, update and all_gather.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from allreduce.reduction import ShardMode
 
 
 def update_slices(frame: Frame, node: Node) -> Step:
-    """Return what starts the update of a bucket by all members, each of its own slice."""
+    """Return the function that starts a bucket's update, in which each member has a slice."""
     plan, bucket, rule = (node.attrs[name] for name in ("plan", "bucket", "rule"))
     arena, communicator = frame.arena(node), frame.communicator
     part, header = slice(bucket.start, bucket.stop), arena.gradients[: arena.layout.header]
@@ -29,7 +29,7 @@ def update_slices(frame: Frame, node: Node) -> Step:
 
     def run() -> None:
         if arena.loaded:
-            end(frame, summed)  # until then, others may look at what they are to find here
+            end(frame, summed)  # until then, others may read the old slots
             plan.settle(arena)
         checksum = frame.checksums.get(id(plan))
         native.prepare(arena.number)
@@ -52,7 +52,7 @@ def _header_of(frame: Frame, node: Node) -> int:
 
 
 def reduce_scatter_bucket(frame: Frame, node: Node) -> Step:
-    """Return what starts to sum a bucket up, each slice where it is updated."""
+    """Return the function that starts a bucket's reduce_scatter."""
     arena, slices, communicator = frame.arena(node), _slices(frame, node), frame.communicator
     gradients, sums = arena.gradients[slices.whole], arena.sums[node.attrs["bucket"].index]
 

@@ -1,4 +1,4 @@
-"""From a Python function to executors: trace, passes, placement, partition, schedule."""
+"""Compile a function for replicas: trace, passes, placement, partition, schedule."""
 
 from __future__ import annotations
 
@@ -46,17 +46,18 @@ from allreduce.graph.update.update import UpdateRule
 
 @dataclass(slots=True)
 class Compiled:
-    """A traced function, ready to run.
+    """A compiled step.
 
     Attributes:
-        graph: What each replica runs: placed, optimized, bucketed and partitioned.
+        graph: Each replica's graph: placed, optimized, bucketed and partitioned.
         executors: One per local replica.
-        returned: What the function returned.
+        returned: The structure of the function's result.
         updates: The optimizers that the step applies, each with its arena.
-        agreement: What ranks compare before they run it, if they exchange values in it or assign.
-        placed: Where each operation was put, and why.
-        fed: How long the latest step's batch took, if it is known who made it.
-        involved: The variables that have to be equal on all ranks for this.
+        agreement: The digest that ranks compare before each run, if the step exchanges or assigns
+            values without an optimizer.
+        placed: The device of each operation, with the reason.
+        fed: The timing of the latest step's batch, if known.
+        involved: The variables that must be equal on all ranks.
     """
 
     graph: Graph
@@ -70,17 +71,17 @@ class Compiled:
 
     @property
     def bound_programs(self) -> list[BoundProgram]:
-        """Everything that is bound to memory."""
+        """The bound programs of all executors."""
         return [bound for executor in self.executors for bound in executor.bound_programs]
 
     def release(self) -> None:
-        """Let go of all memory; it runs no more steps."""
+        """Free all memory; no more steps can run."""
         for executor in self.executors:
             executor.release()
 
 
 def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Compiled:
-    """Trace `fn` and prepare it for every local replica; all ranks do so together.
+    """Trace `fn` and compile it for every local replica; all ranks call this.
 
     Raises:
         UsageError: The function uses a variable of other replicas than `host`'s.
@@ -141,10 +142,10 @@ def _in_buckets(
 def compile_alone(
     host: Host, fn: Callable[..., Any], arguments: Arguments, replica: Replica
 ) -> Compiled:
-    """Trace `fn` and prepare it for one of several replicas, without the others taking part.
+    """Trace `fn` and compile it for one of several replicas, without the others.
 
     Raises:
-        UsageError: The function changes variables, which all replicas have to do together.
+        UsageError: The function changes variables, which all replicas must do together.
     """
     with events.span("compile", function=name_of(fn)):
         graph, returned = _trace(host, fn, arguments)

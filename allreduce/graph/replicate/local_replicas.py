@@ -1,4 +1,4 @@
-"""The replicas of this process: where they are, their threads, and who is told of their errors."""
+"""This process's replicas: their devices, threads and communicators, and their errors."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _DROPPED = 8
 
 
 class LocalReplicas:
-    """The replicas that this process has of a program.
+    """The replicas of this process.
 
     Attributes:
-        devices: This process's replicas' devices, in order; of several that one owns, the first.
-        owned: All devices of each; empty where a replica may use what the process has.
-        first_replica: The id of the first of them among all replicas.
-        num_replicas_in_sync: How many replicas there are, over all ranks.
-        generation: Of the world they are in.
-        rank_digest: Of what this process brings to a step.
+        devices: The device of each replica; the first one if it owns several.
+        owned: All devices of each replica; empty if replicas may use all devices of the process.
+        first_replica: The id of the first local replica among all replicas.
+        num_replicas_in_sync: The number of replicas over all ranks.
+        generation: The generation of their world.
+        rank_digest: The digest of this process's batches and assigned values.
     """
 
     generation = 0
@@ -63,22 +63,22 @@ class LocalReplicas:
 
     @property
     def places(self) -> list[Places]:
-        """What the device names in each local replica's program mean."""
+        """The map from device names to devices, for each local replica."""
         all_devices = [device.name for device in logical_devices()]
         owned = self.owned or [dict.fromkeys((home, *all_devices)) for home in self.devices]
         return [Places.of(list(own), all_devices) for own in owned]
 
     @property
     def communicator(self) -> Communicator | None:
-        """The communicator with one member per process; None where there is only this process."""
+        """The communicator with one member per process; None for a single process."""
         return None
 
     def replica_communicators(self) -> list[Communicator]:
-        """Make the communicators of this process's replicas, of one member per replica."""
+        """Make the communicators of this process's replicas, with one member per replica."""
         raise UsageError("a single replica has nobody to communicate with")
 
     def sum_over_ranks(self, what: str, array: np.ndarray) -> np.ndarray:
-        """Add up an array of every rank's; `what` says which."""
+        """Sum an array over all ranks; `what` describes it."""
         return array if self.communicator is None else total(self.communicator, what, array)
 
     @property
@@ -120,10 +120,10 @@ class LocalReplicas:
         return Replica(0, self.first_replica, None, self.places[0])
 
     def on_replicas(self, work: Callable[[int], Any]) -> list[Any]:
-        """Call `work(index)` for all local replicas at once, each in its own thread if several.
+        """Call `work(index)` for all local replicas, each in its own thread if there are several.
 
-        If one raises, all others, of other ranks too, are released from their collectives, unless
-        they raise it as well; the first error is raised.
+        If one raises, the collectives of all other replicas, on all ranks, are aborted, unless they
+        raise the same error; the first error is raised.
         """
         if self.local_replicas == 1:
             try:

@@ -1,4 +1,4 @@
-"""Which replicas what is made now belongs to: a strategy's, inside of its scope."""
+"""The replicator that new variables belong to: that of the innermost scope."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _default: Replicator | None = None
 
 
 def default_replicator() -> Replicator:
-    """Return the single replica that everything outside of a strategy's scope belongs to."""
+    """Return the single replica that owns everything outside of scopes."""
     global _default
     if _default is None:
         _default = Replicator()
@@ -29,7 +29,7 @@ def current_replicator() -> Replicator:
 
 @contextmanager
 def scope_of(replicator: Replicator) -> Iterator[Replicator]:
-    """Give what the block makes to `replicator`."""
+    """Have `replicator` own what the block makes."""
     before = _scope.set(replicator)
     try:
         yield replicator

@@ -1,4 +1,4 @@
-"""What was compiled, by function and signature: whom a call finds, and when it is forgotten."""
+"""A cache of compiled steps, by function and signature."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from allreduce.graph.trace.signature import Arguments
 
 
 class ProgramCache:
-    """Compiled steps by function and signature; they live as long as the function does.
+    """Compiled steps by function and signature; they live as long as the function.
 
-    Of a function that is gone, the next call of any other frees the memory: who learns that it is
-    gone may be in the middle of anything. Functions without weak references, as methods of a class
-    with `__slots__`, live with their programs as long as the replicas that run them.
+    The memory of a deleted function's programs is freed at the next call of any function, because
+    weak reference callbacks may run anywhere. Functions without weak references, such as methods of
+    a class with `__slots__`, live with their programs as long as the replicator.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class ProgramCache:
         self._gone: list[weakref.ref[BoundProgram]] = []  # of functions that are
 
     def of(self, fn: Callable[..., Any]) -> Programs:
-        """Return what was compiled of a function."""
+        """Return a function's compiled steps."""
         while self._gone:
             bound = self._gone.pop()()
             if bound is not None:
@@ -48,7 +48,7 @@ class ProgramCache:
         return found
 
     def like(self, fn: Callable[..., Any]) -> Arguments | None:
-        """Return what a function's latest call looked like, if others may be compared with it."""
+        """Return the latest call's arguments, if other calls can be compared with them."""
         owner, method = _parts(fn)
         found = self._functions.get((id(owner), method))
         return None if found is None else found.like
@@ -61,7 +61,7 @@ class ProgramCache:
             self._gone.extend(weakref.ref(bound) for bound in compiled.bound_programs)
 
     def clear(self) -> None:
-        """Forget all programs, but not how often each function ran."""
+        """Drop all programs, but keep the numbers of steps."""
         for programs in list(self._functions.values()):  # some may go meanwhile
             programs.latest = programs.like = programs.liked = None
             while programs.by_signature:
@@ -93,14 +93,14 @@ def _parts(fn: Callable[..., Any]) -> tuple[Any, object]:
 
 @dataclass(slots=True)
 class Programs:
-    """What was compiled of one function, and how often it ran: what random draws depend on.
+    """One function's compiled steps, and its number of steps, which random draws depend on.
 
     Attributes:
-        discarded: The functions before it that were made for one call each.
-        like: What the latest call looked like, if others may be compared with it.
-        liked: What was compiled for that.
-        owner: What the function is of: a weak reference, which calls back when it is gone; or
-            itself, where there are none, so that its id stays its own.
+        discarded: Records short-lived functions, to warn about them.
+        like: The latest call's arguments, if other calls can be compared with them.
+        liked: The compiled step for these.
+        owner: A weak reference to the function's owner, or the owner itself if it does not support
+            weak references, so that its id stays unique.
     """
 
     discarded: Discarded
@@ -119,9 +119,9 @@ class Programs:
         make: Callable[[], Compiled],
         alone: bool = False,
     ) -> Compiled:
-        """Return the step of a function for a call's arguments; `make` compiles a new one.
+        """Return the compiled step for a call's arguments; `make` compiles a new one.
 
-        The first one with another seed takes the place of all those with the seed before.
+        A step with a new seed replaces all those with the old seed.
         """
         if self.like is not None and arguments.key is self.like.key and self.liked and not alone:
             self.retracing.note(fn, arguments, False)
@@ -149,6 +149,6 @@ class Programs:
                 dropped.release()
 
     def count_step(self) -> int:
-        """Count one more step; returns its number, from 1."""
+        """Count a step; returns its number, from 1."""
         self.steps += 1
         return self.steps

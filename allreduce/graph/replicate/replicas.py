@@ -1,4 +1,4 @@
-"""The steps of this process's replicas: one at a time, and what an error leaves of them."""
+"""Run the steps of this process's replicas one at a time, and handle their errors."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _steps: ContextVar[tuple[object, ...]] = ContextVar("steps", default=())
 
 
 class Replicas(LocalReplicas):
-    """The replicas that this process has of a program, for one step at a time.
+    """The replicas of this process, which run one step at a time.
 
     Attributes:
-        fed: How long the batch took that was made last and that no step has had yet.
+        fed: The timing of the latest batch that no step has used yet.
     """
 
     def __init__(
@@ -81,18 +81,18 @@ class Replicas(LocalReplicas):
                 _steps.set(outer)
 
     def exchange(self, purpose: str, mine: np.ndarray) -> np.ndarray:
-        """Gather an array of every rank's between two steps; all ranks call it.
+        """Gather an array from every rank between two steps; all ranks call this.
 
         Args:
-            purpose: What it is for, in words that are the same on all ranks.
-            mine: Of one shape on all ranks.
+            purpose: The purpose, in the same words on all ranks.
+            mine: This rank's array; of one shape on all ranks.
 
         Returns:
             `(ranks, …)`.
 
         Raises:
-            MismatchError: A rank makes another call, or is in a step.
-            ClosedError: The replicas run no steps any more.
+            MismatchError: A rank makes another call, or is inside a step.
+            ClosedError: The replicas cannot run steps any more.
         """
         ranks = self.communicator
         if ranks is None:
@@ -146,11 +146,11 @@ class Replicas(LocalReplicas):
 
     @property
     def is_over(self) -> bool:
-        """Whether an error, or `close`, has ended them."""
+        """Whether an error or `close` has ended the replicas."""
         return bool(self._over)
 
     def check_not_over(self) -> None:
-        """Refuse to go on where an error, or `close`, has ended them."""
+        """Raise an error if an error or `close` has ended the replicas."""
         if self._over:
             raise ClosedError(
                 f"{users_line()}: {self!r} runs no steps any more, as {self._over}. Its variables "
@@ -162,7 +162,7 @@ class Replicas(LocalReplicas):
         """Let go of all memory of a dead communicator."""
 
     def close(self) -> None:
-        """End the replicas' threads and communicators; they run no more steps."""
+        """End the replicas' threads and communicators; no more steps can run."""
         self._over = "it was closed"
         if self._threads is not None:
             self._threads.end()

@@ -1,4 +1,4 @@
-"""Running one replica's program on each of its devices; strategies say which devices those are."""
+"""Run one program on every replica; strategies choose the devices."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from allreduce.graph.update.program_check import compare
 
 
 class Replicator(Replicas):
-    """Runs steps on its replicas: by itself on one, on this process's first device.
+    """Runs steps on its replicas; by default one replica on this process's first device.
 
     Attributes:
-        shared: The variables of which all replicas have been given equal copies.
+        shared: The variables that have equal values on all replicas.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Replicator(Replicas):
 
         Args:
             fn: A function of arrays; it is traced once per signature, as one replica's program.
-            args: Its arguments; a PerReplica gives each replica its own, all others go unchanged to
-                every replica.
+            args: Its arguments; a PerReplica gives each replica its own value, others are the same
+                for every replica.
             kwargs: Its keyword arguments, likewise.
-            eagerly: Whether to run it op by op, as `ar.config.run_functions_eagerly(True)` has all
-                functions do.
+            eagerly: Whether to run it op by op, as `ar.config.run_functions_eagerly(True)` does
+                for all functions.
 
         Returns:
-            What `fn` returns, with a PerReplica in place of each tensor.
+            The result of `fn`, with a PerReplica for each tensor.
         """
         check_outside("run", "call the function itself there")
         fn, arguments = self._together(fn, args, kwargs)
@@ -79,7 +79,7 @@ class Replicator(Replicas):
     def take_apart(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Arguments:
-        """Describe a call's arguments."""
+        """Flatten a call's arguments and compute their signature."""
         like = self._programs.like(fn)
         return take_apart(canonical(fn, args, kwargs), self.local_replicas, like)
 
@@ -96,12 +96,12 @@ class Replicator(Replicas):
             raise
 
     def run_alone(self, fn: Callable[..., Any], arguments: Arguments) -> Any:
-        """Run `fn` on this process's first replica only; no other rank or replica takes part."""
+        """Run `fn` on this process's first replica only, without other replicas or ranks."""
         returned, (values,), _ = self._results(fn, arguments, alone=True)
         return returned.rebuild(concrete(each, self.devices[0]) for each in values)
 
     def graph(self, fn: Callable[..., Any], arguments: Arguments) -> Graph:
-        """Return the graph of a step, as each replica runs it, without running it."""
+        """Return a step's graph on each replica, without running it."""
 
         def current() -> Graph:
             self.rank_digest.batch_digests = ()  # as only shapes and dtypes count
@@ -110,17 +110,17 @@ class Replicator(Replicas):
         return self._exclusively(current)
 
     def note_assignment(self, variable: Variable, value: np.ndarray) -> None:
-        """Take down that code between steps is about to give a variable a value."""
+        """Record an assignment between steps, before it is made."""
         # Those that no step has met get the first replica's value, whatever they have here.
         if self._spans_ranks and variable in self.shared:
             self.rank_digest.assign(variable, value, users_line())
 
     def between_steps(self, work: Callable[[], T]) -> T:
-        """Call `work`, which alone uses the replicas meanwhile."""
+        """Call `work` while no step can run."""
         return self._exclusively(work)
 
     def latest(self, fn: Callable[..., Any]) -> Compiled | None:
-        """Return a function's step that was run last, if it has been."""
+        """Return the compiled step that a function ran last, or None."""
         return self._programs.of(getattr(fn, "python_function", fn)).latest
 
     def _compiled(
@@ -227,7 +227,7 @@ class Replicator(Replicas):
         renew(self)
 
     def set_steps(self, fn: Callable[..., Any], steps: int) -> None:
-        """Say how often a function has run so far, which is what its random draws depend on."""
+        """Set how often a function has run, which its random draws depend on."""
         self._programs.of(getattr(fn, "python_function", fn)).steps = steps
 
 

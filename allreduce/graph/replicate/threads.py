@@ -1,4 +1,4 @@
-"""Threads that stand by for a process's replicas, and do their parts of a step at once."""
+"""The threads of a process's replicas, which run their parts of a step concurrently."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Work = Callable[[int], Any]
 
 
 class Threads:
-    """One thread for each replica of this process; they end with what they stand by for.
+    """One thread for each replica of this process.
 
-    A signal's handler may raise anywhere in the thread that asks. Futures and conditions, which are
-    Python, can stay locked for ever then; what these threads share with it is locked in C only.
+    A signal's handler may raise anywhere in the calling thread, and could leave the Python locks of
+    futures and conditions locked. Shared state is therefore guarded by primitives implemented in C.
 
     Args:
-        count: How many there are.
+        count: The number of threads.
     """
 
     def __init__(self, count: int) -> None:
@@ -51,7 +51,7 @@ class Threads:
 
     @property
     def busy(self) -> bool:
-        """Whether they may be in the middle of something: nobody has waited for all of them."""
+        """Whether threads may still run: no caller has waited for all of them."""
         return self._busy
 
     @property
@@ -59,13 +59,13 @@ class Threads:
         return os.getpid() != self._process
 
     def do(self, work: Work) -> list[Any]:
-        """Call `work(index)` in each, with the caller's context variables; it must not raise.
+        """Call `work(index)` in each thread, in the caller's context; it must not raise.
 
         Returns:
-            What they returned.
+            The results.
 
         Raises:
-            UsageError: This process was made by fork, from the one whose threads they are.
+            UsageError: This process was forked from the one that owns the threads.
         """
         if self._inherited:
             raise UsageError(
@@ -80,7 +80,7 @@ class Threads:
         return [results[index] for index in range(len(self._asked))]
 
     def end(self) -> None:
-        """End them, and wait for that: each does first what it was asked for."""
+        """End the threads after their current work, and wait for them."""
         if self._inherited:  # the parent's process has them, and this one nothing to wait for
             return
         _dismiss(self._asked)

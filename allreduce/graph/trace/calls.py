@@ -1,4 +1,4 @@
-"""One way of writing each call, so that equal ones share a trace."""
+"""Canonicalize calls, so that equal calls share a trace."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _signatures: WeakKeyDictionary[Any, inspect.Signature] = WeakKeyDictionary()
 
 
 def canonical(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
-    """Write a call's arguments by position where that can be, with the defaults that it leaves out.
+    """Pass arguments by position where possible, and add omitted defaults.
 
-    Defaults that are no Python values stay with the function: an array, as an argument, would have
-    no value while tracing. A call that does not fit stays as it is; making it says what is wrong.
+    Only defaults that are Python values are added: an array would become an argument, without a
+    value in the trace. A call that does not match the signature is not changed; making it raises.
     """
     plain, before = (fn.__func__, (fn.__self__,)) if inspect.ismethod(fn) else (fn, ())
     given = (*before, *args)

@@ -1,4 +1,4 @@
-"""`ar.colocate_with`: place operators where a value already is."""
+"""`ar.colocate_with`: place operators on the device of a value."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ from allreduce.graph.trace.trace import HOST, current_trace
 
 
 def as_tensor(value: Any, dtype: Any = None) -> Tensor:
-    """Make a tensor of what an operator takes: a tensor, variable, array, number or nested list.
+    """Convert an operator's input: a tensor, variable, array, number or nested list.
 
     Raises:
-        UsageError: The value is nothing that has elements of one number type.
+        UsageError: The value has no elements of one numeric type.
     """
     if isinstance(value, ConcreteTensor):
         return value if current_trace() is None else _constant(value.value)
@@ -59,7 +59,7 @@ def _constant(array: np.ndarray) -> Tensor:
 
 
 def current_place(op: str, value: np.ndarray) -> DeviceName:
-    """Return where an operator outside of functions gives its value; logged if that is wanted."""
+    """Return the device for an eager operator's value; logged if placement is logged."""
     if not surroundings() and not options.current().log_device_placement:
         return HOST
     node = choose(Node(0, op, (), {}, Spec(value.shape, value.dtype), source=users_line()))
@@ -72,7 +72,7 @@ def current_place(op: str, value: np.ndarray) -> DeviceName:
 
 
 def apply(name: str, *inputs: Any, **attrs: Any) -> Tensor:
-    """Record one operator, or run it at once outside of functions.
+    """Record one operator in a trace, or run it at once outside of functions.
 
     Raises:
         ShapeError: The inputs do not fit the operator; the message has the user's line.
@@ -128,7 +128,7 @@ _drawn_since = 0
 
 
 def runtime(name: str) -> Tensor:
-    """Return what the executor tells a step; outside of functions, one replica at row 0."""
+    """Return a number that changes per step; outside of functions, that of one replica at row 0."""
     trace = current_trace()
     if trace is not None:
         return trace.runtime(name)
@@ -137,7 +137,7 @@ def runtime(name: str) -> Tensor:
 
 
 def next_draw() -> int:
-    """Number a random operator: by place in the trace, by call since `set_seed` outside of it."""
+    """Number a random operator: by its place in a trace, or by calls since `set_seed`."""
     global _eager_draws, _drawn_since
     trace = current_trace()
     if trace is not None:

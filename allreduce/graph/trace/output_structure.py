@@ -1,4 +1,4 @@
-"""What a step's function returned, without the values."""
+"""The structure of a step's result, without the values."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Returned:
     """The structure of a result.
 
     Attributes:
-        structure: What the function returned, with True in place of each tensor; all else, such as
-            None and text, is returned by every step as it was then.
-        rows_per_sample: For each tensor, where its rows belong to the replica's own samples; None
-            where they do not, as those of `(global_batch, …)`.
+        structure: The function's result, with True for each tensor. Other values, such as None and
+            text, are returned unchanged by every step.
+        rows_per_sample: For each tensor, its rows per sample of the replica; None if its rows do
+            not belong to the replica's own samples, as in `(global_batch, …)`.
     """
 
     structure: Any
     rows_per_sample: tuple[int | None, ...]
 
     def rebuild(self, values: Iterator[Any]) -> Any:
-        """Put fetched values where the function returned tensors."""
+        """Insert fetched values into the structure."""
         if self.structure is True:
             return next(values)
         return pytree.map_leaves(
@@ -43,7 +43,7 @@ class Returned:
     def spread(
         self, results: Sequence[Sequence[Output]], step_infos: Sequence[StepInfo]
     ) -> Iterator[PerReplica]:
-        """Join what each replica fetched in a step, tensor by tensor."""
+        """Join the replicas' outputs of a step, tensor by tensor."""
         rows_per_replica = step_infos[0].rows_per_replica
         for values, factor in zip(zip(*results, strict=True), self.rows_per_sample, strict=True):
             unit = factor or 1
@@ -59,10 +59,10 @@ class Returned:
 
 
 def take_apart(result: Any) -> tuple[Returned, list[TracedTensor]]:
-    """Split what a function returned to the trace that is recorded; what is no number stays.
+    """Separate the tensors of a function's result from its structure.
 
     Raises:
-        UsageError: It returned what is neither a tensor nor a Python value.
+        UsageError: The result contains neither a tensor nor a Python value.
     """
     outputs: list[TracedTensor] = []
 

@@ -1,4 +1,4 @@
-"""`ar.print`: values of a step, printed when the step gets there."""
+"""`ar.print`: print values when a step computes them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from allreduce.graph.trace.variable import Variable
 
 
 def print_values(*values: Any, sep: str = " ") -> None:
-    """Print tensors and other values; inside `ar.function` in every step, in the program's order.
+    """Print tensors and other values; inside `ar.function`, in every step and in program order.
 
-    Every replica prints its own, with its number where there are several. A replica without
+    Every replica prints its own values, with its number if there are several. A replica without
     samples prints nothing that depends on them.
 
     Args:
-        values: Tensors and variables, also in lists, tuples and dicts, are printed with the values
-            they have then; all else as `print` would while tracing.
-        sep: Between two of them.
+        values: Tensors and variables, also in lists, tuples and dicts, print their values in the
+            step; anything else prints as during tracing.
+        sep: The separator between values.
     """
     trace = current_trace()
     tensors: list[TracedTensor] = []
@@ -52,7 +52,7 @@ print_values.__name__ = print_values.__qualname__ = "print"
 
 @dataclass(frozen=True, slots=True)
 class _Printed:
-    """Stands for the value of a tensor."""
+    """Represents a tensor in the printed structure."""
 
     __leaf__: ClassVar[bool] = True  # of the structures that `nest` takes apart
 
@@ -61,7 +61,7 @@ class _Printed:
 
 @dataclass(frozen=True, slots=True)
 class _AsText:
-    """An array that looks in a list as it does alone."""
+    """An array whose repr is its str, for printing in lists."""
 
     array: np.ndarray
 
@@ -74,7 +74,7 @@ def _open(part: Any) -> bool:
 
 
 def say(values: Sequence[Any], parts: Sequence[Any], sep: str, who: str = "") -> None:
-    """Write one line; lines of several replicas do not mix."""
+    """Print one line; lines of several replicas do not mix."""
 
     def value_of(leaf: Any) -> Any:
         if isinstance(leaf, _Printed):

@@ -1,4 +1,4 @@
-"""Notice a function that is traced again and again, and say which argument is to blame."""
+"""Warn about functions that are traced repeatedly, naming the argument that causes it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _AROUND = (
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """An argument of a traced call, without its values: these would live as long as the function.
+    """An argument of a traced call, without its value, which would stay alive.
 
     Attributes:
-        path: Where it is in `(args, kwargs)`.
-        key: What of it is part of the signature.
-        shown: How it is called in a message.
+        path: Its path in `(args, kwargs)`.
+        key: Its part of the signature.
+        shown: Its text in a message.
         is_array: Whether it is an array, or one per replica.
     """
 
@@ -57,7 +57,7 @@ class _Call:
 
 
 class Retracing:
-    """Watches the calls of one function; warns once."""
+    """Records the traced calls of one function; warns once."""
 
     def __init__(self) -> None:
         self._traced: deque[bool] = deque(maxlen=_CALLS)
@@ -65,7 +65,7 @@ class Retracing:
         self._warned = False
 
     def note(self, fn: Callable[..., Any], arguments: Arguments, traced: bool) -> None:
-        """Take note of a call."""
+        """Record a traced call."""
         self._traced.append(traced)
         if self._warned or not traced:
             return
@@ -84,18 +84,18 @@ class Retracing:
 
 
 class Discarded:
-    """Watches functions that are made for one call each, by their code; warns once of each."""
+    """Records short-lived traced functions by their code; warns once for each code."""
 
     def __init__(self) -> None:
         self._in_a_row: Counter[object] = Counter()
         self._warned: set[object] = set()
 
     def add(self, code: object, steps: int) -> None:
-        """Take note of a traced function that is gone, after so many steps."""
+        """Record that a traced function was deleted after this number of steps."""
         self._in_a_row[code] = self._in_a_row[code] + 1 if steps <= 1 else 0
 
     def note(self, fn: Callable[..., Any]) -> None:
-        """Take note of a function's first trace."""
+        """Record a function's first trace."""
         code = code_of(fn)
         if code is None or code in self._warned or self._in_a_row[code] + 1 < _TRACES:
             return
@@ -110,9 +110,9 @@ class Discarded:
 
 
 def code_of(fn: Callable[..., Any]) -> object:
-    """Find what functions share that are made in the same place; None where nothing tells.
+    """Return the code that functions made at the same place share; None if unknown.
 
-    Those of this library are none of the user's making, as each model's `predict_step`.
+    Functions of this library, such as each model's `predict_step`, are not counted.
     """
     while True:
         if isinstance(fn, functools.partial):

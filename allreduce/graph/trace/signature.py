@@ -1,4 +1,4 @@
-"""What a call looks like: calls of one signature share a trace."""
+"""Signatures of calls: calls with equal signatures share a trace."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Look = tuple[bool, tuple[int, ...], np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An array among the arguments; `varies` where each replica has its own."""
+    """An array among the arguments; `varies` if each replica has its own."""
 
     spec: Spec
     varies: bool
@@ -39,21 +39,21 @@ class Input:
 
 @dataclass(slots=True)
 class Arguments:
-    """A call's arguments, taken apart.
+    """The arguments of a call, flattened.
 
     Attributes:
-        key: Equal for calls that one trace serves.
-        feeds: For each array among the leaves its value on each local replica.
-        keys: What of each leaf is part of the key.
-        around: What else is: scopes of devices, passes that are off, whether NaN are looked for,
-            threads, and the seed, which random operators have in their keys.
-        seed: The one of these.
-        rows: Samples per local replica, or None where no argument is a share of a batch.
-        offsets: Where each replica's first row lies in the global batch.
-        rows_per_replica: The rows of every replica of any rank, where these are known.
-        batch_digests: Of the batches that have to be equal on all ranks.
-        looks: What else has to be compared of a call's arguments, where each is a share of a batch
-            or an array, and none has a name; else None.
+        key: The signature; calls with equal keys share a trace.
+        feeds: For each array among the leaves, its value on each local replica.
+        keys: The part of the key of each leaf.
+        around: The rest of the key: device scopes, passes that are off, checks of numerics, threads
+            and the seed, which random operators store in their keys.
+        seed: The seed in `around`.
+        rows: The samples of each local replica; None if no argument is a share of a batch.
+        offsets: The index of each replica's first row in the global batch.
+        rows_per_replica: The rows of every replica of any rank; None if unknown.
+        batch_digests: The digests of batches that must be equal on all ranks.
+        looks: A summary for quick comparison, if each argument is a positional array or a share of
+            a batch; None otherwise.
     """
 
     structure: Any
@@ -70,11 +70,11 @@ class Arguments:
     looks: tuple[_Look, ...] | None = None
 
     def without_values(self) -> Arguments:
-        """Return what other calls are compared with; it keeps no array alive."""
+        """Return a copy for comparison with later calls that keeps no array alive."""
         return replace(self, structure=None, feeds=[])
 
     def step_infos(self, local_replicas: int, total: int, step: int) -> list[StepInfo]:
-        """Say what the step of this number tells each local replica, of `total` on all ranks."""
+        """Return the step information of each local replica; all ranks have `total` replicas."""
         rows = self.rows or (1,) * local_replicas
         offsets = self.offsets or (0,) * local_replicas
         rows_per_replica = (
@@ -99,12 +99,12 @@ class Arguments:
 
 
 def take_apart(structure: Any, local_replicas: int, like: Arguments | None = None) -> Arguments:
-    """Describe a call's arguments.
+    """Flatten a call's arguments and compute their signature.
 
     Args:
         structure: (args, kwargs), nested, of PerReplica values, arrays, variables, Python values.
-        local_replicas: How many values a PerReplica has to have.
-        like: Those of an earlier call of the function; where these look alike, they have its key.
+        local_replicas: The number of values that a PerReplica must have.
+        like: The arguments of an earlier call; if these look alike, they share its key.
 
     Raises:
         UsageError, ShapeError: PerReplica arguments do not fit the replicas or each other.

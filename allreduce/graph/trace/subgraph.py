@@ -1,4 +1,4 @@
-"""The body of a scan: a graph of its own, recorded inside of another trace."""
+"""The body of a scan: a graph that is recorded inside another trace."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ HANDLE = Spec((), np.dtype(np.float64))
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a scan does in each step, and how often.
+    """The body of a scan, and its number of iterations.
 
-    A scan's results are, in this order: the last carry, the steps' results, and the carry before
-    each step. Numbers of results count through all three.
+    A scan's results are, in this order: the last carry, the outputs of all iterations, and the
+    carry before each iteration. Indices of results count through all three.
 
     Attributes:
-        graph: Its inputs are the carry, a step's elements, and what is the same in all steps; its
-            outputs are the next carry, and the step's results.
-        carries: How many tensors the carry has.
-        elements: And a step's elements.
-        made: For each output behind the carry the number of the result that it is a part of.
-        specs: Of the scan's results.
-        length: How many steps there are.
-        reverse: Whether the last elements come first.
+        graph: Its inputs are the carry, the elements of one iteration, and constant inputs; its
+            outputs are the next carry and the outputs of the iteration.
+        carries: The number of tensors in the carry.
+        elements: The number of elements of one iteration.
+        made: For each output after the carry, the index of the result that stacks it.
+        specs: The specs of the results.
+        length: The number of iterations.
+        reverse: Whether iteration starts at the last elements.
     """
 
     graph: Graph
@@ -50,7 +50,7 @@ class Body:
 
     @classmethod
     def of(cls, graph: Graph, carries: int, elements: int, length: int, reverse: bool) -> Body:
-        """Describe a scan that makes all its results."""
+        """Describe a scan that returns all its results."""
         each = [graph.nodes[i].spec for i in graph.outputs]
         stacked = [Spec((length, *spec.shape), spec.dtype) for spec in each]
         specs = (*each[:carries], *stacked[carries:], *stacked[:carries])
@@ -64,7 +64,7 @@ class Body:
 
 
 def with_bodies(nodes: Iterable[Node]) -> Iterator[Node]:
-    """Go through nodes, and behind each scan through those of its body, scans within it too."""
+    """Iterate over nodes, each scan followed by its body's nodes, recursively."""
     for node in nodes:
         yield node
         if node.op == "scan":
@@ -72,13 +72,13 @@ def with_bodies(nodes: Iterable[Node]) -> Iterator[Node]:
 
 
 def joins_rows(nodes: Iterable[Node]) -> bool:
-    """Tell whether a value has the rows of all replicas: how many these are has to be known."""
+    """Return whether a value has the rows of all replicas, whose number must be known."""
     sizes = (size for node in with_bodies(nodes) for size in node.spec.shape)
     return any(isinstance(size, Dim) and size.name == GLOBAL_BATCH.name for size in sizes)
 
 
 class BodyTrace(Trace):
-    """A body while it is being recorded: what it reads from outside becomes one of its inputs."""
+    """A body while it is recorded: outer tensors that it reads become inputs."""
 
     def __init__(self, outer: Trace) -> None:
         super().__init__(outer.replicas)
@@ -87,7 +87,7 @@ class BodyTrace(Trace):
 
     @property
     def captured(self) -> list[TracedTensor]:
-        """The outer tensors that it reads, in the order of its last inputs."""
+        """The outer tensors that the body reads, in the order of its last inputs."""
         nodes = self._outer.nodes
         return [TracedTensor(self._outer, i, nodes[i].spec) for i in self._captured]
 
@@ -155,7 +155,7 @@ class BodyTrace(Trace):
 
 
 def record(trace: Trace, body: Body, inputs: Sequence[TracedTensor]) -> list[TracedTensor]:
-    """Append a scan and, right behind it, all its results."""
+    """Append a scan, followed by all its results."""
     handle = trace.add("scan", inputs, {"body": body}, HANDLE)
     return [
         trace.add("scan_result", [handle], {"index": index, "spec": spec}, spec)

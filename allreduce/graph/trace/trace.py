@@ -1,4 +1,4 @@
-"""Recording: one replica's program, node by node, while a step is traced."""
+"""Tracing: record one replica's program node by node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOST = DeviceName.parse("CPU:0").complete()
 
 
 class Trace:
-    """One replica's program while it is being recorded."""
+    """One replica's program while it is recorded."""
 
     has_values: ClassVar[bool] = False  # whether it is carried out meanwhile
 
@@ -81,7 +81,7 @@ class Trace:
         return node
 
     def own(self, tensor: TracedTensor, what: str) -> TracedTensor:
-        """Return the tensor of this trace that stands for one that `what` got.
+        """Return this trace's tensor for an argument of `what`.
 
         Raises:
             UsageError: It belongs to another traced function.
@@ -94,14 +94,14 @@ class Trace:
         return tensor
 
     def placeholder(self, spec: Spec, name: str, *, varies: bool = False) -> TracedTensor:
-        """Append a value that is fed anew in every step; `varies` where replicas get their own."""
+        """Append an input of the step; `varies` if each replica gets its own."""
         self.has_batch |= any(not isinstance(size, int) for size in spec.shape)
         tensor = self.add("placeholder", (), {"name": name, "varies": varies}, spec)
         self.inputs.append(tensor.id)
         return tensor
 
     def runtime(self, name: str) -> TracedTensor:
-        """Return what the executor tells a step, an int64: a field of `StepInfo`, or `replica`."""
+        """Return a number that changes per step, int64: a field of `StepInfo`, or `replica`."""
         if name not in self._runtime:
             spec = Spec((), np.dtype(np.int64))
             self._runtime[name] = self.add("runtime", (), {"name": name}, spec)
@@ -112,9 +112,9 @@ class Trace:
         return next(self._draws)
 
     def read(self, key: Hashable, spec: Spec, attrs: Attrs, place: DeviceName) -> TracedTensor:
-        """Return the current value of a variable: one node until the variable is next changed.
+        """Return the value of a variable: one node until the variable is changed.
 
-        It is read where the variable is, whatever the scopes around the caller ask for.
+        It is read on the device of the variable, whatever the scopes ask for.
         """
         if key not in self._current:
             after = self._changed.get(key, ())
@@ -146,7 +146,7 @@ class Trace:
         return node
 
     def finish(self, outputs: Sequence[TracedTensor]) -> Graph:
-        """Close the recording."""
+        """Finish recording; returns the graph."""
         return Graph(
             tuple(self.nodes),
             tuple(self.inputs),
@@ -163,13 +163,13 @@ _here = _Recording()
 
 
 def current_trace() -> Trace | None:
-    """Return the trace that this thread records operators into; None outside of functions."""
+    """Return the trace that records operators of this thread; None outside of functions."""
     return _here.trace
 
 
 @contextmanager
 def recording(trace: Trace) -> Iterator[Trace]:
-    """Record the operators that the block calls on this thread into `trace`."""
+    """Record the operators that the block calls on this thread in `trace`."""
     outer, _here.trace = _here.trace, trace
     try:
         yield trace
@@ -178,7 +178,7 @@ def recording(trace: Trace) -> Iterator[Trace]:
 
 
 def line_of(tensor: Tensor) -> str:
-    """Return the user's line that made a value, "file:line"; the present one for a constant."""
+    """Return the user's line that made a value, "file:line"; the current line for a constant."""
     if not isinstance(tensor, TracedTensor):
         return users_line()
     assert isinstance(tensor.trace, Trace)
@@ -186,10 +186,10 @@ def line_of(tensor: Tensor) -> str:
 
 
 def check_outside(what: str, instead: str) -> None:
-    """Refuse a call inside of a step.
+    """Raise an error inside a step.
 
     Raises:
-        UsageError: There is one; says what to do instead.
+        UsageError: The call is inside a step; the message says what to do instead.
     """
     if current_trace() is not None:
         raise UsageError(f"{users_line()}: {what} was called inside a step; {instead}")

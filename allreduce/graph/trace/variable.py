@@ -1,4 +1,4 @@
-"""Variables: values that outlive a step, one copy per replica."""
+"""Variables: state that persists between steps, with one copy per replica."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DTYPES = (
 
 
 class Owner(Protocol):
-    """What a variable needs to know of the replicas it lives on."""
+    """The interface through which a variable reaches its replicas."""
 
     @property
     def local_replicas(self) -> int: ...
@@ -38,14 +38,14 @@ class Owner(Protocol):
 
 
 class Variable(Operators):
-    """An array that steps read and change; every replica has its own copy, equal to all others.
+    """An array that steps read and change; every replica has an equal copy.
 
     Args:
-        initial: Its first value, or a function without arguments that makes it.
-        name: Its path, "model/0/kernel": what errors and saved files call it; "variable", numbered,
-            if not given.
-        trainable: Whether optimizers are to change it.
-        replicator: The replicas it lives on.
+        initial: The initial value, or a function without arguments that returns it.
+        name: Its path, "model/0/kernel", for errors and saved files; by default "variable", with a
+            number.
+        trainable: Whether optimizers change it.
+        replicator: Its replicas.
     """
 
     def __init__(
@@ -140,13 +140,13 @@ class Variable(Operators):
         return trace.read(self, self.spec, {"variable": self}, self.place)
 
     def settle(self, device: DeviceName) -> None:
-        """Move to where steps read and change it, if it is not there yet, so that it counts there.
+        """Move to the device where steps use the variable, if it is elsewhere.
 
         Args:
-            device: As the replicas' program calls it.
+            device: The device's name in the replicas' program.
 
         Raises:
-            OutOfMemoryError: It is more than a device has room for.
+            OutOfMemoryError: The device has too little memory.
         """
         if self.home is not None:
             return
@@ -160,13 +160,13 @@ class Variable(Operators):
         self.home = device
 
     def assign(self, value: Any) -> None:
-        """Change the value, on every local replica; inside `ar.function` when the step gets there.
+        """Change the value on every local replica; inside `ar.function`, in each step.
 
-        Every rank does so, with equal values: else the next step raises a MismatchError.
+        Every rank must do so, with equal values; otherwise the next step raises a MismatchError.
 
         Raises:
             ShapeError: The value's shape is not the variable's.
-            UsageError: The value is of another kind, as a float for a variable of integers.
+            UsageError: The value's type does not fit, such as a float for an integer variable.
         """
         weak = isinstance(value, int | float) and not isinstance(value, bool)
         tensor = as_tensor(value, self.dtype if weak else None)
@@ -203,7 +203,7 @@ _owner: Callable[[], Owner] | None = None
 
 
 def set_owner_source(source: Callable[[], Owner]) -> None:
-    """Say where a variable made without a replicator finds its own (the current scope)."""
+    """Set the function that finds the replicas of new variables (the current scope)."""
     global _owner
     _owner = source
 
