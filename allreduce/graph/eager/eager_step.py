@@ -11,7 +11,7 @@ import numpy as np
 from allreduce.errors import MismatchError
 from allreduce.graph.core import pytree
 from allreduce.graph.eager.eager import EagerTrace
-from allreduce.graph.eager.lockstep import Meet, Meeting, take_turns
+from allreduce.graph.eager.lockstep import Meet, Meeting, run_in_lockstep
 from allreduce.graph.trace.output_structure import Returned, take_apart
 from allreduce.graph.trace.replica import Replica, StepInfo
 from allreduce.graph.trace.signature import Arguments
@@ -56,7 +56,7 @@ def run_eagerly(
         finally:
             trace.close()
 
-    results = take_turns([partial(play, each) for each in replicas])
+    results = run_in_lockstep([partial(play, each) for each in replicas])
     returned, values = zip(*results, strict=True)
     if any(_form(each) != _form(returned[0]) for each in returned):
         raise MismatchError(

@@ -39,7 +39,7 @@ class Meeting:
 Meet = Callable[[Meeting], Any]
 
 
-def take_turns(replicas: Sequence[Callable[[Meet], Any]]) -> list[Any]:
+def run_in_lockstep(replicas: Sequence[Callable[[Meet], Any]]) -> list[Any]:
     """Run what replicas do; returns their results.
 
     Args:

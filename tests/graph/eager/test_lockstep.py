@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from allreduce.graph.eager.lockstep import Meet, take_turns
+from allreduce.graph.eager.lockstep import Meet, run_in_lockstep
 
 
 def test_replicas_that_never_had_their_turn_end_with_the_others() -> None:
@@ -20,7 +20,7 @@ def test_replicas_that_never_had_their_turn_end_with_the_others() -> None:
     before = len(os.listdir("/proc/self/task"))
     for _ in range(100):
         with pytest.raises(ValueError, match="enough"):
-            take_turns([fails, never, never, never])
+            run_in_lockstep([fails, never, never, never])
     until = time.monotonic() + 10
     while len(os.listdir("/proc/self/task")) > before and time.monotonic() < until:
         time.sleep(0.01)

@@ -86,7 +86,7 @@ def test_training_gives_the_same_bits(
     strategy = ar.MirroredStrategy(owned, devices_per_replica=2 if split else 1)
     wanted = trained(make, strategy, eagerly=False)
     if any_order:
-        monkeypatch.setattr(bound_program, "Team", _AnyOrder)
+        monkeypatch.setattr(bound_program, "InterOpPool", _AnyOrder)
     _use(THREADS)
     for one, other in zip(trained(make, strategy, eagerly=False), wanted, strict=True):
         np.testing.assert_array_equal(one, other)
