@@ -1,4 +1,4 @@
-"""Gradients on buffers: arenas and buckets. Needs no graph, so adapters can use it directly."""
+"""Arenas, buckets and shards of gradients. Independent of graphs, so adapters use it directly."""
 
 from allreduce.reduction.arena import Arena, Layout, Span, lay_out
 from allreduce.reduction.bucketing import (

@@ -1,7 +1,7 @@
-"""The arena: an optimizer's parameters, gradients and slots, each contiguous, in one order.
+"""The arena: an optimizer's parameters, gradients and slots as contiguous arrays of one layout.
 
-A bucket is then a range, an update one kernel call over it, and a gradient is written where it is
-reduced.
+A bucket is a range of the arena, an update is one kernel call over it, and gradients are computed
+where they are reduced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where one parameter lies: `size` elements from element `start` on."""
+    """The place of one parameter: `size` elements from element `start`."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,11 +28,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where everything lies, in elements of `dtype`; the same for parameters, gradients and slots.
+    """The places of all parameters, in elements of `dtype`; equal for gradients and slots.
 
-    The first `header` elements are no parameter's: among the gradients the very first of them is
-    the number of samples, so that it is summed over the replicas with the first bucket. So are the
-    others, which whoever reduces may use.
+    The first `header` elements belong to no parameter. In the gradients, the first of them is the
+    number of samples, which is summed over the replicas with the first bucket. The others are
+    summed too, and are free for use.
     """
 
     dtype: np.dtype[Any]
@@ -42,7 +42,7 @@ class Layout:
 
 
 def lay_out(parameters: Iterable[tuple[str, tuple[int, ...]]], dtype: Any) -> Layout:
-    """Give each parameter (name, shape) its place, in the given order, 64-byte aligned."""
+    """Place each parameter (name, shape) in the given order, 64-byte aligned."""
     dtype = np.dtype(dtype)
     step = ALIGNMENT // dtype.itemsize
     spans = []
@@ -55,13 +55,13 @@ def lay_out(parameters: Iterable[tuple[str, tuple[int, ...]]], dtype: Any) -> La
 
 
 class Arena:
-    """A layout in memory, for one replica.
+    """One replica's arrays of a layout.
 
     Args:
-        layout: Where everything lies.
-        slots: The optimizer's per-parameter state: "m", "v".
-        allocate: Makes a zeroed, aligned, private array of `size` elements of `dtype`.
-        allocate_gradients: The same, in memory that collectives need not copy where there is such.
+        layout: The layout.
+        slots: The names of the optimizer's per-parameter state: "m", "v".
+        allocate: Returns a zeroed, aligned, private array of `size` elements of `dtype`.
+        allocate_gradients: The same, in memory that collectives can map, if there is any.
     """
 
     def __init__(
@@ -86,6 +86,6 @@ class Arena:
         return self.gradients[:1]
 
     def view(self, kind: np.ndarray, index: int) -> np.ndarray:
-        """Return parameter `index`'s part of one of the arrays, in its shape, sharing memory."""
+        """Return parameter `index`'s part of an array, in its shape; shares memory."""
         span = self.layout.spans[index]
         return kind[span.start : span.start + span.size].reshape(span.shape)

@@ -33,11 +33,11 @@ class Bucket:
 
     @property
     def has_header(self) -> bool:
-        """Whether the header is a part of it."""
+        """Whether the bucket includes the header."""
         return self.start < self.parameters_start
 
     def without_header(self) -> Bucket:
-        """Return the bucket of its parameters alone."""
+        """Return the bucket without the header."""
         return replace(self, start=self.parameters_start)
 
 
@@ -54,7 +54,7 @@ def plan_buckets(layout: Layout, limit: int = BUCKET_BYTES) -> tuple[Bucket, ...
 
 
 def cut_buckets(layout: Layout, cuts: Sequence[int]) -> tuple[Bucket, ...]:
-    """Cut a layout into buckets; all but the first begin with the spans that `cuts` names."""
+    """Cut a layout into buckets; all but the first start at the spans in `cuts`."""
     begins = [0, *cuts]
     ends = [*cuts, len(layout.spans)]
     starts = [layout.spans[first].start for first in begins]
@@ -77,5 +77,5 @@ def _span_bytes(layout: Layout) -> list[int]:
 
 
 def header_alone(layout: Layout) -> Bucket:
-    """Return a bucket of the header alone, for gradients of which no bucket is to wait for it."""
+    """Return a bucket of only the header, so that no gradients delay it."""
     return Bucket(0, 0, 0, 0, layout.header, layout.header)

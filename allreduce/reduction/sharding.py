@@ -1,10 +1,10 @@
-"""Which buckets are updated in slices, and which part of a bucket is whose slice.
+"""Sharded updates: which buckets are sharded, and which slice each member updates.
 
-Every member updates its own slice of parameters and slots, and gives all others the new parameters:
-slots are then valid in own slices only.
+Every member updates its slice of parameters and slots, and sends the new parameters to all others.
+Slots are then valid in the own slices only.
 
 Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models
-(SC 2020), section 5.1, where slices of the optimizer's state are all that a member keeps.
+(SC 2020), section 5.1, where members store only slices of the optimizer's state.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ SHARDED_BYTES = 512 << 10
 
 
 class ShardMode(Enum):
-    """How a bucket is updated in slices.
+    """How a bucket's update is sharded.
 
-    MAPPED: in one collective, in which members reach into each other's memory.
-    SCATTERED: reduce_scatter, the own update, all_gather.
-    SUMMED: all_reduce, the own update, all_gather, where a reduce_scatter need not add as it does.
+    MAPPED: one collective, in which members access each other's memory.
+    SCATTERED: reduce_scatter, update of the own slice, all_gather.
+    SUMMED: all_reduce, update of the own slice, all_gather; used if a reduce_scatter could round
+    differently.
     """
 
     MAPPED = "mapped"
@@ -37,13 +38,13 @@ class ShardMode(Enum):
 
 
 def is_large(bucket: Bucket, layout: Layout) -> bool:
-    """Say whether a bucket is worth being updated in slices."""
+    """Return whether a bucket is large enough for a sharded update."""
     count = bucket.stop - bucket.parameters_start
     return count * layout.dtype.itemsize >= SHARDED_BYTES
 
 
 def slice_of(bucket: Bucket, layout: Layout, size: int, member: int) -> slice:
-    """Return which elements of the arena one of `size` members updates in a bucket."""
+    """Return the elements of the arena that one of `size` members updates in a bucket."""
     count = bucket.stop - bucket.parameters_start
     low, high = _native.slice_bounds(count, layout.dtype.itemsize, size, member)
     return slice(bucket.parameters_start + low, bucket.parameters_start + high)

@@ -11,17 +11,17 @@ from allreduce.errors import NumericsError
 
 
 def check(op: str, source: str, out: np.ndarray, inputs: Sequence[np.ndarray], when: str) -> None:
-    """Refuse a value that is not finite everywhere.
+    """Raise an error if a value is not finite.
 
     Args:
-        op: What made it.
+        op: The operation.
         source: The user's line, "file:line".
         out: The value.
-        inputs: What it was made of.
+        inputs: The operation's inputs.
         when: The replica and the step.
 
     Raises:
-        NumericsError: Says how many elements are not finite, and of what the inputs were.
+        NumericsError: Gives the number of elements that are not finite, and describes the inputs.
     """
     if out.dtype.kind != "f" or np.isfinite(out).all():
         return
@@ -34,7 +34,7 @@ def check(op: str, source: str, out: np.ndarray, inputs: Sequence[np.ndarray], w
 
 
 def describe(x: np.ndarray) -> str:
-    """Say of what type, shape and range an array is, and how much of it is no number."""
+    """Describe an array's dtype, shape, range and share of NaN and infinity."""
     what = f"{x.dtype}{x.shape}"
     if x.dtype.kind != "f":
         return f"{what} from {x.min()} to {x.max()}" if x.size else what

@@ -1,7 +1,7 @@
-"""A step's sections as an SVG picture.
+"""Draw a step's sections as an SVG picture.
 
-Each device is a column with three lanes: the layers from top to bottom, their gradients beside them
-from bottom to top, and the buckets that these fill.
+Each device is a column with three lanes: layers from top to bottom, their gradients from bottom to
+top, and the buckets that the gradients fill.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _CAPITAL, _OTHER = 0.72, 0.64
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Where a section is drawn: its upper left corner."""
+    """The position of a section: its upper left corner."""
 
     x: float
     y: float
@@ -257,7 +257,7 @@ def _fits(text: str, kind: str) -> bool:
 
 
 def extent(text: str, kind: str) -> float:
-    """Estimate the width of a text, in pixels."""
+    """Estimate the width of a text in pixels."""
     size, bold = _FONTS[kind]
     ems = (_LETTERS.get(each, _CAPITAL if each.isupper() else _OTHER) for each in text)
     return size * bold * sum(ems)

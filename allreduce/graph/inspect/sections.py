@@ -1,7 +1,6 @@
-"""What a step's graph looks like from a distance: sections of it, and what goes between them.
+"""Group a step's graph into sections, for pictures and summaries.
 
-A section is what one layer, or its gradient, does on one device; or a bucket. Pictures and
-summaries are made of these.
+A section is one layer, or its gradient, on one device; or a bucket.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 @dataclass(slots=True)
 class Section:
-    """Nodes that are seen as one.
+    """A group of nodes.
 
     Attributes:
-        device: Where they are.
+        device: The device.
         kind: FORWARD, BACKWARD or UPDATE.
-        name: Of the layer, or of the bucket.
-        row: Which layer it belongs to, in the order in which these are called.
-        ops: How often it has each operation.
-        notes: What else is to be said of it.
+        name: The name of the layer or the bucket.
+        row: The index of the layer, in the order of calls.
+        ops: The number of each operation.
+        notes: Further remarks.
     """
 
     device: DeviceName
@@ -58,13 +57,13 @@ class Section:
 
     @property
     def does(self) -> str:
-        """Its operations, the most frequent ones first."""
+        """The operations, the most frequent first."""
         return ", ".join(op if n == 1 else f"{op} ×{n}" for op, n in self.ops.most_common())
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A tensor that goes from one device to another."""
+    """A tensor that is sent from one device to another."""
 
     source: Section
     readers: tuple[Section, ...]
@@ -76,9 +75,9 @@ class Sections:
     """A graph's sections.
 
     Attributes:
-        all: In the order in which they begin.
-        edges: Which section reads what another one of its device makes.
-        transfers: What crosses devices.
+        all: All sections, in the order in which they start.
+        edges: The sections whose values each section reads on its device.
+        transfers: The transfers between devices.
     """
 
     all: list[Section]
@@ -87,7 +86,7 @@ class Sections:
 
     @property
     def devices(self) -> list[DeviceName]:
-        """The devices that do anything, in order."""
+        """The devices that have sections, in order."""
         return sorted({section.device for section in self.all}, key=str)
 
 
@@ -229,7 +228,7 @@ def _notes(node: Node) -> list[str]:
 
 
 def amount(spec: Spec) -> str:
-    """Say how many bytes a tensor has, for each sample if it has rows."""
+    """Format the bytes of a tensor; per sample if it has rows."""
     known = prod(size for size in spec.shape if isinstance(size, int)) * spec.dtype.itemsize
     rows = [size for size in spec.shape if not isinstance(size, int)]
     each = units(known * prod(size.factor for size in rows))
@@ -237,7 +236,7 @@ def amount(spec: Spec) -> str:
 
 
 def units(nbytes: int) -> str:
-    """Write a number of bytes as people do."""
+    """Format a number of bytes."""
     for size, unit in _UNITS:
         if nbytes >= size:
             return f"{nbytes / size:.3g} {unit}"

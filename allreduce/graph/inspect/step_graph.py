@@ -1,4 +1,4 @@
-"""The graph of a step, for people: printed, and drawn."""
+"""The graph of a step: print it and draw it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from allreduce.graph.inspect.sections import BACKWARD, Section, amount, sections
 
 
 class StepGraph:
-    """What each replica does in a step; `str` gives it node by node.
+    """Each replica's graph of a step; `str` lists its nodes.
 
     Device names count the replica's own devices.
     """
@@ -28,7 +28,7 @@ class StepGraph:
         return f"<graph of {len(self._graph.nodes)} operations>"
 
     def summary(self) -> None:
-        """Print what each device does layer by layer, and what goes between devices."""
+        """Print the layers of each device, and the transfers between devices."""
         found = sections(self._graph)
         for device in found.devices:
             print(name_of(device, found.devices))
@@ -43,10 +43,10 @@ class StepGraph:
             print(f"{' -> '.join(ends)}: {what} of {title(source)}")
 
     def draw(self, path: str | PathLike[str]) -> None:
-        """Draw it as an SVG file: devices as columns, with layers, gradients and buckets.
+        """Draw the graph as an SVG file: devices as columns, with layers, gradients and buckets.
 
         Raises:
-            UsageError: It is no path, its ending is another format's, or its folder does not exist.
+            UsageError: `path` is no path, has another suffix, or its folder does not exist.
         """
         if not isinstance(path, str | PathLike):
             raise UsageError(f"a step's graph is drawn to a file; name one, not {path!r:.60}")
@@ -66,11 +66,11 @@ def _line(section: Section) -> str:
 
 
 def title(section: Section) -> str:
-    """Say what a section is."""
+    """Describe a section."""
     return f"gradient of {section.name}" if section.kind == BACKWARD else section.name
 
 
 def name_of(device: DeviceName, among: list[DeviceName]) -> str:
-    """Name a device as briefly as it can be told from others."""
+    """Return the shortest unique name of a device."""
     several = len({(each.job, each.replica, each.task) for each in among}) > 1
     return str(device) if several else device.local

@@ -1,8 +1,8 @@
-"""Turn "apply these gradients" into stores, and an all-reduce and an update per bucket.
+"""Replace "apply these gradients" by stores, and an all-reduce and an update per bucket.
 
-Where a bucket is updated in slices, one operation does both, or the own slice's update stands
-between a reduce-scatter (or all-reduce) and an all-gather. The header then goes by itself, before
-all of them: what every slice is divided by, and whether all do the same, has to be known first.
+A sharded update is one operation, or the update of the own slice between a reduce-scatter (or an
+all-reduce) and an all-gather. The header is then reduced separately and first, because every slice
+needs the sample count and the checksum.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHANGING: Mapping[ShardMode | None, str] = {
 
 
 class Plan(Protocol):
-    """How one optimizer's variables lie in its arena."""
+    """The layout of one optimizer's variables."""
 
     @property
     def layout(self) -> Layout: ...
@@ -48,9 +48,9 @@ def bucket(graph: Graph, plans: Sequence[Plan], replicas: int) -> Graph:
     """Replace each `apply_gradients` node.
 
     Args:
-        graph: A graph in which `order_reads` has put changes behind readers.
-        plans: The arena's plan for each `apply_gradients` node, in their order.
-        replicas: How many take part; a single one has nothing to reduce.
+        graph: A graph after `order_reads`.
+        plans: The arena's plan for each `apply_gradients` node, in order.
+        replicas: The number of replicas; a single one reduces nothing.
     """
     rewriter = Rewriter(graph)
     pending = iter(plans)

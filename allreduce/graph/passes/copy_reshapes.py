@@ -1,4 +1,4 @@
-"""Compute what a reshape would copy."""
+"""Make the copies of reshapes explicit."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ROWS = 1000  # to lay values out with; those of a batch are not known
 
 
 def copy_reshapes(graph: Graph) -> Graph:
-    """Make copies of reshapes that cannot look at their input's memory, as after a transpose.
+    """Insert copies for reshapes that cannot be views, such as after a transpose.
 
-    NumPy would copy there, too: to memory that no plan has, and that is another one in each step.
-    What the step is fed is taken to be C-contiguous; NumPy still copies what turns out not to be.
+    NumPy would copy there too, but to new memory in each step, outside of the plan. Inputs are
+    assumed to be C-contiguous; NumPy still copies those that are not.
     """
     rewriter = Rewriter(graph)
     views: dict[int, np.ndarray] = {}
@@ -64,10 +64,9 @@ def _copies(node: Node, x: np.ndarray) -> bool:
 
 
 def can_look(x: np.ndarray, shape: Sequence[int]) -> bool:
-    """Say whether an array's memory can be seen in another shape.
+    """Return whether an array can be viewed in another shape.
 
-    Where the elements of one axis do not follow those of the next, the new shape has to have a
-    border between two axes, too.
+    Between two axes whose memory is not contiguous, the new shape must have a border too.
     """
     axes = [(size, stride) for size, stride in zip(x.shape, x.strides, strict=True) if size != 1]
     pairs = pairwise(axes)

@@ -1,4 +1,4 @@
-"""Compute once what depends on constants alone."""
+"""Constant folding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LARGEST = 1 << 16
 
 
 def fold(graph: Graph) -> Graph:
-    """Replace operations whose inputs are all constants by their values, where these are small."""
+    """Replace operations on constants by their values, if these are small."""
     rewriter = Rewriter(graph)
     known: dict[int, np.ndarray] = {}
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""Make one operation of a chain of element-wise ones, and of what stands before or behind it."""
+"""Fuse chains of element-wise operations, with a product before or a sum after them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from allreduce.graph.ops.fusion import Chain, Link
 
 
 def fuse(graph: Graph) -> Graph:
-    """Join element-wise operations to the only one that reads them, on the same device.
+    """Fuse element-wise operations into their only reader on the same device.
 
-    What is joined has the shape of the chain's value, so that nothing is computed twice; its other
-    inputs broadcast to it. A product or a convolution that only the chain reads goes in front; a
-    sum or mean that is the only one to read the chain goes behind, where there is no product.
+    Fused operations have the shape of the chain's value, so nothing is computed twice; other inputs
+    broadcast to it. A product or convolution that only the chain reads is fused in front; a sum or
+    mean that alone reads the chain is fused behind, if there is no product.
     """
     plan = _Plan(graph)
     rewriter = Rewriter(graph)
@@ -40,13 +40,13 @@ def fuse(graph: Graph) -> Graph:
 
 @dataclass(slots=True)
 class _Plan:
-    """What is to be joined to what.
+    """The planned fusions.
 
     Attributes:
-        chains: The members of each chain, also of one, by the node that gives its value.
-        products: For chains that follow a product: that product.
-        sums: For sums: the chain that they add up.
-        joined: What is computed inside of another node.
+        chains: The members of each chain, also of single nodes, by its last node.
+        products: For chains after a product: the product.
+        sums: For sums: the chain that they reduce.
+        joined: The nodes that are computed inside another one.
     """
 
     graph: Graph

@@ -1,4 +1,4 @@
-"""Do at the size of pooled images what would be done at that of the images themselves."""
+"""Move rectifiers' gradients behind max-pooling, to the smaller size of pooled images."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from allreduce.graph.core.node import Graph, Node, Rewriter
 
 
 def narrow(graph: Graph) -> Graph:
-    """Stop gradients at rectifiers before max-pooling hands them on, instead of behind it.
+    """Apply a rectifier's gradient before that of max-pooling instead of after it.
 
-    A window's gradient goes to a pixel that has the window's value: where a rectifier's gradient
-    looks at that pixel, it may look at the value. It does so for fewer elements then, and along
-    with the convolution or product that makes them. Results have the same bits.
+    A window's gradient goes to a pixel that has the window's value, so the rectifier's gradient can
+    test the value instead of the pixel. It then handles fewer elements, and can be fused with the
+    convolution or product that computes them. Results have the same bits.
     """
     consumers = graph.consumers()
     kept = {*graph.outputs, *graph.effects, *(i for node in graph.nodes for i in node.control)}

@@ -1,4 +1,4 @@
-"""Let all ranks start their collectives in one order."""
+"""Have all ranks start their collectives in one order."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from allreduce.graph.core.op_table import lookup
 
 
 def order_collectives(graph: Graph) -> Graph:
-    """Put each collective behind the one that was recorded before it, buckets in their order.
+    """Order each collective after the one recorded before it, and buckets by index.
 
-    By readiness alone it could differ: what a rank computes from constants of its own, or with a
-    pass switched off, is ready earlier or later.
+    Readiness alone could differ between ranks, for example if a value is constant on one rank only,
+    or with a pass switched off.
     """
     rewriter = Rewriter(graph)
     last: int | None = None

@@ -1,4 +1,4 @@
-"""Let every reader of a variable see the value it read, whatever is assigned later in the step."""
+"""Have every reader of a variable see the value it read, despite later assignments."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from allreduce.graph.core.op_table import lookup
 
 
 def order_reads(graph: Graph) -> Graph:
-    """Put changes of a variable behind its earlier readers; copy where that cannot be.
+    """Order changes of a variable after its earlier readers, or copy the value.
 
-    A read is a view of the variable's memory. A change therefore waits for the nodes that use an
-    earlier read. A use that itself comes after the change, a fetch included, needs a copy: such a
-    read gets `copy=True` and then only the copy has to come first.
+    A read is a view of the variable's memory, so a change waits for the nodes that use an earlier
+    read. If such a use depends on the change, or is a fetch, the read gets `copy=True`, and only
+    the copy must precede the change.
     """
     consumers = graph.consumers()
     reads: dict[object, list[Node]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Remove what nothing needs."""
+"""Remove nodes that nothing needs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from allreduce.graph.passes.validate import check_fed
 
 
 def prune(graph: Graph, feeds: Collection[int] = ()) -> Graph:
-    """Keep the ancestors of fetches and effects; an interior value that is fed cuts all above it.
+    """Keep the ancestors of fetches and effects; ancestors of a fed value are not needed.
 
     Args:
         graph: Any graph.
         feeds: Nodes that become inputs, after the graph's own.
 
     Raises:
-        UsageError: What is kept needs a placeholder that is neither an input nor among the feeds.
+        UsageError: A kept node needs a placeholder that is neither an input nor a feed.
     """
     needed: set[int] = {*graph.outputs, *graph.effects}
     for node in reversed(graph.nodes):

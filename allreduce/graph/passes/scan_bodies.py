@@ -1,4 +1,4 @@
-"""Do in the graphs that scans repeat what is done outside of them."""
+"""Apply passes to the bodies of scans."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from allreduce.graph.trace.subgraph import Body
 
 
 def inside(graph: Graph, optimize: Callable[[Graph], Graph]) -> Graph:
-    """Leave what nobody reads out of the results of scans, and optimize the rest of their steps."""
+    """Remove unread results of scans, and optimize their bodies."""
     if not any(node.op == "scan" for node in graph.nodes):
         return graph
     asked: dict[int, set[int]] = {}

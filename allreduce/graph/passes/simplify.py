@@ -1,4 +1,4 @@
-"""Algebraic clean-up: what changes nothing, and what is computed twice."""
+"""Algebraic simplification and common subexpression elimination."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INVOLUTIONS = ("negative", "logical_not")
 
 
 def simplify(graph: Graph) -> Graph:
-    """Leave out operations that give an input unchanged, and those that another node has done."""
+    """Remove operations that return an input unchanged or that repeat another node."""
     rewriter = Rewriter(graph)
     seen: dict[Hashable, int] = {}
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""What a graph has to be before it is planned: fed, and without cycles."""
+"""Check a graph before it is planned: all inputs are fed, and there are no cycles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from allreduce.graph.core.node import Graph, Node
 
 
 def check_order(graph: Graph) -> None:
-    """Refuse a graph in which a node needs one that comes after it.
+    """Raise an error if a node needs a later one.
 
     Raises:
         UsageError: Names both, and the variables whose changes lead from one to the other.
@@ -39,7 +39,7 @@ def _changed_between(graph: Graph, first: int, last: int) -> Iterator[str]:
 
 
 def check_fed(graph: Graph) -> None:
-    """Refuse a graph whose fetches or effects need a placeholder that is no input.
+    """Raise an error if fetches or effects need a placeholder that is not an input.
 
     Raises:
         UsageError: Names the fetch, the feed and both lines.

@@ -1,4 +1,4 @@
-"""The devices of one replica, by the names that its program calls them."""
+"""Map the device names of a replica's program to devices."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from allreduce.devices.names import DeviceName
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What the device names in a replica's program mean.
+    """The meaning of device names in a replica's program.
 
-    All replicas run one program. An index in it counts the replica's own devices, so that `CPU:1`
-    is each replica's second CPU. Kinds of which replicas own none, as the CPUs beside GPUs, are
-    everyone's, and called what they are.
+    All replicas run one program. An index in it counts the replica's own devices: `CPU:1` is each
+    replica's second CPU. Devices of a kind that replicas don't own, such as the CPUs beside
+    GPUs, are shared and keep their names.
 
     Attributes:
-        home: What the program calls the replica's first device.
-        names: Each device that the replica may use, by the name that its program calls it.
+        home: The name of the replica's first device in the program.
+        names: The devices that the replica may use, by their names in the program.
     """
 
     home: DeviceName
@@ -30,7 +30,7 @@ class Places:
         """Number a replica's own devices.
 
         Args:
-            own: In full, the first one first.
+            own: Their full names, the first device first.
             all_devices: All devices of the process.
         """
         counted: Counter[str | None] = Counter()
