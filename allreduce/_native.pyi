@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 _Call = tuple[int, int, int, int, int, int]  # collective, operator, type, path, root, count
 # Bytes of a step, whether it streams, from where on its copies do, whether members exchange places.
 _Way = tuple[int, bool, int, bool]
-# Of a collective: number, largest small contribution; of each band: limit, and the direct, pulled
-# and staged way.
+# Of a collective: number, largest eager contribution; of each band: limit, and the direct,
+# cross-process and staged way.
 _Rules = tuple[int, int, list[tuple[int, _Way, _Way, _Way]]]
 
 LAYOUT: int
@@ -255,8 +255,8 @@ def tcp_plan(
     words: tuple[object, ...], index: int, members: int
 ) -> tuple[int, int, list[_Stage]]: ...
 
-# Elements that a small call sends, gets from others, and takes from the own input.
-def tcp_small_plan(words: tuple[object, ...], me: int, members: int) -> tuple[int, int, int]: ...
+# Elements that an eager call sends, gets from others, and takes from the own input.
+def tcp_eager_plan(words: tuple[object, ...], me: int, members: int) -> tuple[int, int, int]: ...
 def tcp_carries(op: int, type: int) -> bool: ...
 def tcp_last_words(member: int, reason: str) -> bytes: ...
 
@@ -264,7 +264,7 @@ class Chain:
     def run(self, out: np.ndarray, inputs: list[np.ndarray]) -> bool: ...
 
 def chain(
-    links: Sequence[tuple[str, list[int], int, int]], dtypes: Sequence[int]
+    ops: Sequence[tuple[str, list[int], int, int]], dtypes: Sequence[int]
 ) -> Chain | None: ...
 
 class Replay:

@@ -20,7 +20,7 @@ import typer
 
 from allreduce import settings
 from allreduce.cluster.launcher import job
-from allreduce.cluster.process.children import python
+from allreduce.cluster.launcher.children import python
 from allreduce.errors import AllreduceError
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.data.prefetch import Note, ahead, in_turn
+from allreduce.data.prefetch import Note, Stager, ahead, in_turn
 from allreduce.data.sharding import Piece, Plan, split_rows, starts
-from allreduce.data.staging import Stager
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.pytree import leaves, map_leaves
 from allreduce.graph.execute.timing import BatchTiming

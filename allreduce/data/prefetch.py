@@ -1,4 +1,4 @@
-"""One item ahead: a thread makes the next batch while the caller works on this one."""
+"""Prefetch: a thread makes the next batch during a step and copies it to the devices."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from allreduce import events
-from allreduce.devices import options
+from allreduce.devices import lookup, options
+from allreduce.graph.replicate.replicator import Replicator
+from allreduce.graph.schedule.streams import TO_DEVICE
 
 T = TypeVar("T")
-# Hears of each item how many seconds it took to make, and how many of them its caller waited.
+# Called per item with the seconds it took to make, and the seconds its caller waited.
 Note = Callable[[float, float], None]
-# A source that blocks for good (a dead network file system) must not block its caller's exit as
-# well; its thread is a daemon and ends with the process.
-_PATIENCE = 5.0
+# Seconds to join the thread. A source that blocks forever (a dead network file system) must not
+# block the exit; its thread is a daemon.
+_JOIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Item(Generic[T]):
     value: T
-    seconds: float  # that it took
+    seconds: float  # to make it
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class _End:
 
 @dataclass(slots=True)
 class _Channel(Generic[T]):
-    """What the two sides share; the thread thereby knows nothing of the iterator that it serves."""
+    """State shared by both sides; without a reference to the iterator, which can be collected."""
 
     made: queue.SimpleQueue[_Item[T] | _End] = field(default_factory=queue.SimpleQueue)
     wanted: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(1))
@@ -41,11 +45,11 @@ class _Channel(Generic[T]):
 
 
 def ahead(items: Iterable[T], note: Note | None = None) -> Generator[T, None, None]:
-    """Iterate `items`, the next one of which a thread makes while the caller uses the last.
+    """Iterate `items`; a thread makes the next item while the caller uses the current one.
 
-    An exception in `items` reaches the caller in place of the item that it concerns. The thread
-    ends when this iterator is exhausted, closed or collected; it then closes `items`' own iterator.
-    There is none without `ar.config.set_pipelining`.
+    An exception in `items` is raised in place of its item. The thread ends when this iterator is
+    exhausted, closed or collected, and then closes `items`' own iterator. If
+    `ar.config.set_pipelining` is off, there is no thread.
     """
     if not options.current().pipelining:
         yield from in_turn(items, note)
@@ -61,23 +65,23 @@ def ahead(items: Iterable[T], note: Note | None = None) -> Generator[T, None, No
             got = channel.made.get()
             if not isinstance(got, _Item):
                 break
-            waited = _since(start, "wait for a batch")  # for the end there is no batch to wait for
+            waited = _since(start, "wait for a batch")  # not reported for the end
             if note is not None:
                 note(got.seconds, waited)
             channel.wanted.release()
             yield got.value
-            del got  # the caller alone decides how long the batch lives
+            del got  # only the caller keeps the batch alive
         if got.error is not None:
             raise got.error
     finally:
         channel.stopped = True
         channel.wanted.release()
-        if thread is not threading.current_thread():  # a collector may run this anywhere
-            thread.join(_PATIENCE)
+        if thread is not threading.current_thread():  # the garbage collector may run this anywhere
+            thread.join(_JOIN_SECONDS)
 
 
 def in_turn(items: Iterable[T], note: Note | None = None) -> Generator[T, None, None]:
-    """Iterate `items`, each of which is made when the caller wants it."""
+    """Iterate `items`, making each when the caller asks for it."""
     iterator = iter(items)
     try:
         while True:
@@ -97,7 +101,7 @@ def in_turn(items: Iterable[T], note: Note | None = None) -> Generator[T, None, 
 
 
 def _since(start: float, name: str) -> float:
-    """Report what began at `start` and has just ended; returns its seconds."""
+    """Report a span from `start` to now; returns its seconds."""
     seconds = time.perf_counter() - start
     if events.heard():
         events.report(name, start, seconds, {"stream": "input"})
@@ -119,6 +123,63 @@ def _produce(items: Iterable[T], channel: _Channel[T]) -> None:
         finally:
             if close := getattr(iterator, "close", None):
                 close()
-    except BaseException as raised:  # whatever it is, it belongs to the caller
+    except BaseException as raised:  # raised again in the caller
         error = raised
     channel.made.put(_End(error))
+
+
+class Stager:
+    """Copies batches to devices that cannot read the host's memory.
+
+    The thread that makes the next batch waits for the copies before it hands the batch over. Each
+    batch has memory of its own, so no step waits for a copy or has its inputs overwritten. Copies
+    run on the devices' own host-to-device streams, as the steps' copies do.
+
+    Args:
+        replicator: The replicas to feed.
+    """
+
+    def __init__(self, replicator: Replicator) -> None:
+        self._devices = [lookup(name) for name in replicator.devices]
+        self._streams = [
+            None if device.reads_host else device.own(TO_DEVICE) for device in self._devices
+        ]
+        self._began: float | None = None  # when the batch's first copy was started
+
+    @property
+    def copies(self) -> bool:
+        """Whether a device cannot read the host's memory."""
+        return any(stream is not None for stream in self._streams)
+
+    def put(self, replica: int, rows: np.ndarray, *, own: bool) -> Any:
+        """Start copying rows to a replica's device; complete after `finish`, called on this thread.
+
+        Args:
+            replica: Its index in this process.
+            rows: In the host's memory; must not change until `finish`.
+            own: Whether nobody else can change the rows later, so that no copy is needed.
+        """
+        device, stream = self._devices[replica], self._streams[replica]
+        if stream is None:
+            return rows if own else rows.copy()
+        if self._began is None:
+            self._began = time.perf_counter()
+        there = device.allocate(rows.nbytes).array(rows.dtype, rows.shape)
+        device.copy(there, rows, stream)
+        stream.hold(rows, there)  # even if the batch fails: another array may not fit
+        return there
+
+    def finish(self) -> None:
+        """Wait until all copies are complete."""
+        if self._began is None:
+            return
+        copied = [stream.hold() for stream in self._streams if stream is not None]
+        for event in copied:
+            event.synchronize()
+        began, self._began = self._began, None
+        if events.heard():
+            seconds = time.perf_counter() - began
+            for stream in self._streams:
+                if stream is not None:
+                    place = {"stream": stream.name, "device": stream.device.name.local}
+                    events.report("bring a batch", began, seconds, place)

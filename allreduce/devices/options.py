@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import SupportsIndex
 
+from allreduce import events, settings
 from allreduce.devices.integers import integer
-from allreduce.devices.logs import start_logging
 from allreduce.errors import UsageError, unknown_name
 
 FLOATS = ("float32", "float64")
@@ -157,3 +158,14 @@ def _flag(name: str, value: bool) -> bool:
     if not isinstance(value, bool):
         raise UsageError(f"{name} is True or False, not {value!r}")
     return value
+
+
+@functools.cache
+def start_logging() -> None:
+    """Let records be seen, at the level that ALLREDUCE_LOG_LEVEL says, unless joining did so.
+
+    Raises:
+        UsageError: An `ALLREDUCE_…` variable is not valid.
+    """
+    if events.current_rank() is None:
+        events.configure_logging(None, settings.load().log_level)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from allreduce.errors import did_you_mean
 from allreduce.nn import activations, initializers, losses, metrics
-from allreduce.nn.activation import Activation
+from allreduce.nn.activations import Activation
 from allreduce.nn.attention import MultiHeadAttention
 from allreduce.nn.conv2d import Conv2D
 from allreduce.nn.dense import Dense

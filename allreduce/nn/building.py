@@ -1,37 +1,39 @@
-"""How a model's variables are made: by a call that computes shapes alone."""
+"""Build a model's variables by tracing a call for shapes; get, set, save and load their values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from os import PathLike
 from typing import Any, ClassVar
 
 import numpy as np
 
-from allreduce.errors import ShapeError
+from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.spec import BATCH, Shape, Spec
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.trace.trace import Trace, recording
-from allreduce.nn import checks
-from allreduce.nn.weights import Weights
+from allreduce.nn import checks, saving
+from allreduce.nn.layer import Layer
+from allreduce.training import naming_rank
 
 
-class Built(Weights):
-    """A layer that is built for a shape of samples before it meets any.
+class Built(Layer):
+    """A layer that can be built for a shape of samples before its first call, saved and restored.
 
     Attributes:
-        sample: The shape of one, and its dtype; None where it was called with several arrays.
-        predict_step: What computes outputs; one function for good, so that it is traced once.
+        sample: The shape and dtype of one sample; None if it was called with several arrays.
+        predict_step: Computes outputs; one function for the model's life, so it is traced once.
     """
 
-    _asked_for: ClassVar[Callable[..., None] | None] = None  # its `build`, where it has its own
+    _asked_for: ClassVar[Callable[..., None] | None] = None  # the subclass's own `build`
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if cls.build not in (Built.build, cls._asked_for):  # its own, or that of a mixin
             own = cls.build
 
-            # Asked for by a person, `build` is Model's, which then comes here in the first call.
+            # A user's `build` call runs Model's, whose first call then runs the subclass's own.
             @wraps(own)
             def build(self: Built, input_shape: Any, *others: Any, **named: Any) -> None:
                 made = own if self._building else Built.build
@@ -45,11 +47,11 @@ class Built(Weights):
         super().__init__(name=name, dtype=dtype, trainable=trainable)
         self.sample: tuple[Shape, str] | None = None
         self.predict_step = self._new_predict_step()
-        self._building = False  # whether a subclass's `build` is at work
-        self._own_built = False  # and whether it is done
+        self._building = False  # whether a subclass's `build` is running
+        self._own_built = False  # whether it has run
 
     def _new_predict_step(self) -> Callable[[Any], Any]:
-        """Make a function that is kept, so that it is traced once."""
+        """Make a function that lives as long as the model, so that it is traced once."""
 
         def predict_step(x: Any) -> Any:
             return self(x, training=False)
@@ -61,7 +63,7 @@ class Built(Weights):
         """Trace a step for its shapes alone; the first time makes the variables.
 
         Returns:
-            The tables in which samples are looked up as they are, and how many rows each has.
+            The embedding tables that take samples directly as indices, with their numbers of rows.
         """
         trace = Trace()
         with recording(trace):
@@ -79,7 +81,7 @@ class Built(Weights):
             input_shape: Of the inputs, with the batch.
             dtype: Of the inputs; the model's by default, an integer type for indices.
         """
-        if self._building:  # a subclass's has called it, as those of Keras do
+        if self._building:  # called by a subclass's build, as in Keras
             return
         sizes = input_shape if isinstance(input_shape, list | tuple) else ()
         if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes[1:]):
@@ -92,9 +94,9 @@ class Built(Weights):
             self._sketch(self.predict_step, np.empty((0, *shape), dtype))
 
     def _build_once(self, tensors: Any) -> None:
-        """Note what for; the call itself builds the layers as it meets them.
+        """Record the shape of the samples; the call itself builds the layers that it reaches.
 
-        Only a subclass that has a `build` makes variables here.
+        Only a subclass with its own `build` makes variables here.
         """
         if type(self).build is not Built.build and not self._own_built:
             self._building = True
@@ -105,3 +107,41 @@ class Built(Weights):
             self.built, self._own_built = False, True
         if isinstance(tensors, Tensor) and all(isinstance(size, int) for size in tensors.shape[1:]):
             self.sample = (tensors.shape[1:], tensors.dtype.name)
+
+    def get_weights(self) -> list[np.ndarray]:
+        """Copy all variables' values, in the order of `variables`."""
+        self._check_built("get_weights")
+        return [variable.numpy() for variable in self.variables]
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Set all variables, or none; call it on every rank with equal values.
+
+        Raises:
+            UsageError, ShapeError: Their number, a shape or a dtype does not fit; the message names
+                the variable.
+        """
+        self._check_built("set_weights")
+        checks.assign_all(self, list(weights))
+
+    def save_weights(self, path: str | PathLike[str]) -> None:
+        """Write the variables' values into a safetensors file, otherwise as `save` does."""
+        self._check_built("save_weights")
+        with naming_rank(self.replicator, "save_weights"):
+            saving.save_weights(path, self)
+
+    def load_weights(self, path: str | PathLike[str]) -> None:
+        """Read the variables' values from a file of `save_weights` or `save`, on every rank.
+
+        Raises:
+            UsageError: The file is damaged or of another model; the message names the variable.
+        """
+        self._check_built("load_weights")
+        tensors, _ = saving.read(path)
+        saving.assign(self, tensors, path)
+
+    def _check_built(self, what: str) -> None:
+        if not self.built:
+            raise UsageError(
+                f"{what}: model {self.name!r} has no variables yet; call model.build((None, "
+                "features)), begin it with ar.nn.Input, or fit it first"
+            )

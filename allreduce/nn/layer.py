@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -22,7 +22,6 @@ from allreduce.graph.replicate.owner import current_replicator, scope_of
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.graph.trace.variable import Variable
 from allreduce.nn import calls, configs, initializers
-from allreduce.nn.tracking import parts_in
 
 # Whether a class's `call` has a `training` argument. Weakly: a class defined in a function may hold
 # a model, by what its methods refer to.
@@ -281,3 +280,18 @@ def _shape(tensors: Any) -> Any:
     if isinstance(tensors, Tensor):
         return tensors.shape
     return map_leaves(lambda leaf: leaf.shape if isinstance(leaf, Tensor) else None, tensors)
+
+
+P = TypeVar("P")
+
+
+def parts_in(key: str, value: Any, kind: type[P]) -> Iterator[tuple[str, P]]:
+    """Go through the parts of a kind in an attribute: itself, or in lists and dicts."""
+    if isinstance(value, kind):
+        yield key, value
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from parts_in(f"{key}/{index}", item, kind)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from parts_in(f"{key}/{name}", item, kind)

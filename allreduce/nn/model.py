@@ -7,18 +7,21 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 from allreduce import training
 from allreduce.devices import options
 from allreduce.errors import ShapeError, UsageError
 from allreduce.events import logger
 from allreduce.graph.core.naming import snake_case, unique_name
-from allreduce.graph.core.spec import Shape
-from allreduce.nn import checks, facts, freezing, saving
+from allreduce.graph.core.spec import Shape, show
+from allreduce.nn import checks, freezing, losses, saving
 from allreduce.nn.building import Built
 from allreduce.nn.calls import check_made
+from allreduce.nn.checks import inner_layers
+from allreduce.nn.layer import Layer
 from allreduce.nn.steps import Steps
-from allreduce.nn.summary import print_summary
 from allreduce.optim import Optimizer
 from allreduce.training import FitOptions, History
 
@@ -206,7 +209,7 @@ class Model(Built):
 
     def facts(self, what: str) -> dict[str, str]:
         """Say what has to be the same on all ranks; `training.Trainable` says for what."""
-        return facts.of_model(self, self._compiled, what)
+        return _rank_facts(self, self._compiled, what)
 
     def doubts(self) -> str:
         """Say if the outputs are no probabilities where the loss takes such."""
@@ -215,7 +218,7 @@ class Model(Built):
     def summary(self) -> None:
         """Print the layers, their output shapes and numbers of parameters, on rank 0 alone."""
         if training.rank_of(self.replicator) == 0:
-            print_summary(self)
+            _print_summary(self)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write weights, architecture and optimizer state into one safetensors file.
@@ -248,3 +251,71 @@ class Model(Built):
 
 def _kind(array: np.ndarray) -> tuple[Shape, str]:
     return array.shape[1:], array.dtype.str
+
+
+def _print_summary(model: Layer) -> None:
+    """Print one row per layer directly inside the model: name, output shape, parameters."""
+    table = Table(title=f"{type(model).__name__} {model.name!r}", title_justify="left")
+    table.add_column("layer")
+    table.add_column("output shape")
+    table.add_column("params", justify="right")
+    for key, layer in model.children():
+        shape, kind = layer.output_shape, type(layer).__name__
+        named = "" if layer.name == snake_case(kind) else f" {layer.name!r}"
+        table.add_row(
+            f"{key} ({kind}{named})",
+            "?" if shape is None else show(shape) if isinstance(shape, tuple) else str(shape),
+            f"{layer.count_params():,}" if layer.built else "?",
+        )
+    total = model.count_params()
+    trained = sum(variable.storage[0].size for variable in model.trainable_variables)
+    console = Console()
+    console.print(table)
+    if model.built:
+        console.print(f"parameters: {total:,} ({trained:,} trainable)", highlight=False)
+    else:
+        console.print("not built yet: call build((None, features)) or fit", highlight=False)
+
+
+# Omitted from a layer's config: a name may count the layers of one process, and inner layers have
+# entries of their own.
+_LEFT_OUT = ("name", "layers")
+
+
+def _rank_facts(model: Layer, compiled: Steps | None, what: str) -> dict[str, str]:
+    """List what ranks compare of a model: its layers with their arguments, and how it is compiled.
+
+    Args:
+        model: The model.
+        compiled: None if the model is not compiled.
+        what: "predict" needs no loss, "evaluate" no optimizer.
+    """
+    layers = {"the model": model}
+    for place, layer in enumerate(inner_layers(model).values()):
+        layers[f"layer {place} ({type(layer).__name__})"] = layer
+    facts = {"the list of layers": ", ".join(type(layer).__name__ for layer in layers.values())}
+    for where, layer in layers.items():
+        facts.update({f"{key} of {where}": repr(value) for key, value in _config(layer).items()})
+    if compiled is not None and what != "predict":
+        facts["the loss"] = _name(compiled.loss)
+        facts["the list of metrics"] = f"[{', '.join(compiled.metrics)}]"
+        if what == "fit":
+            settings = compiled.optimizer.get_config().items()
+            listed = ", ".join(f"{name}={value!r}" for name, value in settings)
+            facts["the optimizer"] = f"{type(compiled.optimizer).__name__}({listed})"
+    return facts
+
+
+def _config(layer: Layer) -> dict[str, Any]:
+    try:
+        config = layer.get_config()
+    except UsageError:  # it holds an object without a name, such as a user's function
+        return {}
+    return {key: value for key, value in config.items() if key not in _LEFT_OUT}
+
+
+def _name(loss: Any) -> str:
+    if isinstance(loss, losses.Loss):
+        logits = "(from_logits=True)" if loss.from_logits else ""
+        return f"{_name(loss.function)}{logits}"
+    return str(getattr(loss, "__qualname__", type(loss).__qualname__))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # class -> module
 TABLE: Mapping[str, str] = {
-    "Activation": "allreduce.nn.activation",
+    "Activation": "allreduce.nn.activations",
     "AveragePooling2D": "allreduce.nn.pooling",
     "BatchNorm": "allreduce.nn.normalization",
     "Conv2D": "allreduce.nn.conv2d",

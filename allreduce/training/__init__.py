@@ -2,9 +2,7 @@
 
 from allreduce.graph.consistency.rank_check import Fact
 from allreduce.training.facts import check_equal, telling
-from allreduce.training.fit import evaluate, fit, predict
-from allreduce.training.history import History
-from allreduce.training.options import FitOptions
+from allreduce.training.fit import FitOptions, History, evaluate, fit, predict
 from allreduce.training.ranks import check_world, naming_rank, rank_of
 from allreduce.training.trainable import Trainable
 

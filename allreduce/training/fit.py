@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from allreduce.data import shuffled
+from allreduce.errors import UsageError, did_you_mean
 from allreduce.events import logger
 from allreduce.graph.consistency.rank_check import Fact
 from allreduce.graph.core.seed import chosen, get_seed
@@ -23,9 +25,7 @@ from allreduce.training.facts import (
     option,
     telling,
 )
-from allreduce.training.history import History
 from allreduce.training.loop import Rows, resolve_batch_size, share_out
-from allreduce.training.options import SHARDED, FitOptions, is_sharded
 from allreduce.training.progress import Epoch, describe_batch, resolve
 from allreduce.training.ranks import check_world, rank_of, size_of
 from allreduce.training.trainable import Trainable
@@ -188,3 +188,63 @@ def predict(
         outputs = loop.predict(model, rows, shown)
         shown.finish({})
     return outputs
+
+
+@dataclass
+class History:
+    """Losses and metrics of every epoch, equal on all ranks.
+
+    Attributes:
+        epoch: The epochs' numbers, from 0.
+        history: "loss", each metric and their "val_" twins, one float per epoch.
+    """
+
+    epoch: list[int] = field(default_factory=list)
+    history: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, epoch: int, values: Mapping[str, float]) -> None:
+        """Append one epoch."""
+        self.epoch.append(epoch)
+        for name, value in values.items():
+            self.history.setdefault(name, []).append(value)
+
+
+SHARDED, SAME = "sharded", "same"
+
+
+@dataclass(frozen=True, slots=True)
+class FitOptions:
+    """The options of `Model.fit`, which says what they mean.
+
+    Raises:
+        UsageError: One is of another kind than its default, or out of range.
+    """
+
+    batch_size: int | None = None
+    epochs: int = 1
+    verbose: Any = "auto"
+    validation_data: Any = None
+    shuffle: bool = True
+    data: str = SAME
+
+    def __post_init__(self) -> None:
+        epochs = self.epochs
+        if isinstance(epochs, bool) or not isinstance(epochs, int | np.integer) or epochs < 0:
+            raise UsageError(f"epochs is an integer from 0, not {epochs!r}")
+        if not isinstance(self.shuffle, bool | np.bool_):
+            raise UsageError(f"shuffle is True or False, not {self.shuffle!r}")
+        is_sharded(self.data)
+
+
+def is_sharded(data: str) -> bool:
+    """Tell whether each rank brings rows of its own.
+
+    Raises:
+        UsageError: `data` is neither of the two.
+    """
+    if not isinstance(data, str) or data not in (SAME, SHARDED):
+        raise UsageError(
+            f'data is "{SAME}" (every rank passes equal arrays) or "{SHARDED}" (its own), not '
+            f"{data!r}{did_you_mean(data, (SAME, SHARDED))}"
+        )
+    return data == SHARDED

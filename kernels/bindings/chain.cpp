@@ -48,7 +48,7 @@ PyArrayObject* array_of(PyObject* object, Scalar type) {
 
 namespace {
 
-// In the order of `LinkOp`.
+// In the order of `ElementwiseOp`.
 constexpr std::string_view kNames[] = {
     "add",           "subtract",    "multiply",   "divide",      "maximum",       "minimum",
     "negative",      "absolute",    "sign",       "square",      "sqrt",          "relu",
@@ -56,10 +56,10 @@ constexpr std::string_view kNames[] = {
     "not_equal",     "logical_and", "logical_or", "logical_xor", "logical_not",   "isfinite",
     "isnan",         "isinf",       "where",      "cast",        "copy"};
 
-std::optional<LinkOp> op_of(std::string_view name) {
+std::optional<ElementwiseOp> op_of(std::string_view name) {
   const auto* found = std::find(std::begin(kNames), std::end(kNames), name);
   if (found == std::end(kNames)) return std::nullopt;
-  return static_cast<LinkOp>(found - std::begin(kNames));
+  return static_cast<ElementwiseOp>(found - std::begin(kNames));
 }
 
 // An operation's name, what it reads, the number of its dtype, and its room.
@@ -77,7 +77,7 @@ class PythonChain {
 
  private:
   struct Bound {
-    const LinkKernels* kernels;
+    const ElementwiseKernels* kernels;
     std::vector<std::size_t> shape;
     std::vector<std::vector<std::ptrdiff_t>> strides;
     BoundChain chain;
@@ -99,12 +99,12 @@ std::optional<std::ptrdiff_t> stride_along(PyArrayObject* input, int axes, const
 }
 
 bool PythonChain::run(nb::handle out, const nb::list& inputs) {
-  PyArrayObject* const target = array_of(out.ptr(), chain_.links.back().out);
+  PyArrayObject* const target = array_of(out.ptr(), chain_.ops.back().out);
   const std::size_t count = chain_.inputs.size();
   if (!target || !PyArray_IS_C_CONTIGUOUS(target) || !PyArray_ISWRITEABLE(target)) return false;
   if (inputs.size() != count) return false;
-  PyArrayObject* arrays[kMostInputs];
-  const char* data[kMostInputs];
+  PyArrayObject* arrays[kMaxInputs];
+  const char* data[kMaxInputs];
   for (std::size_t i = 0; i < count; ++i) {
     arrays[i] =
         array_of(PyList_GET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i)), chain_.inputs[i]);
@@ -115,7 +115,7 @@ bool PythonChain::run(nb::handle out, const nb::list& inputs) {
   if (!bound) return false;
   char* const place = PyArray_BYTES(target);
   std::optional<nb::gil_scoped_release> released;
-  if (bound->chain.elements() * chain_.links.size() >= kWorthUnlocking) released.emplace();
+  if (bound->chain.elements() * chain_.ops.size() >= kWorthUnlocking) released.emplace();
   bound->chain.run(place, data);
   return true;
 }
@@ -123,7 +123,7 @@ bool PythonChain::run(nb::handle out, const nb::list& inputs) {
 std::shared_ptr<const PythonChain::Bound> PythonChain::bind(PyArrayObject* out,
                                                             PyArrayObject* const* inputs) {
   const int axes = PyArray_NDIM(out);
-  const LinkKernels* kernels = &tensor_kernels().links;
+  const ElementwiseKernels* kernels = &tensor_kernels().ops;
   const std::size_t count = chain_.inputs.size();
   bool same = bound_ && bound_->kernels == kernels &&
               bound_->shape.size() == static_cast<std::size_t>(axes);
@@ -145,52 +145,53 @@ std::shared_ptr<const PythonChain::Bound> PythonChain::bind(PyArrayObject* out,
   return bound_;
 }
 
-int operands_of(LinkOp op) {
+int operands_of(ElementwiseOp op) {
   switch (op) {
-    case LinkOp::negative:
-    case LinkOp::absolute:
-    case LinkOp::sign:
-    case LinkOp::square:
-    case LinkOp::sqrt:
-    case LinkOp::relu:
-    case LinkOp::logical_not:
-    case LinkOp::isfinite:
-    case LinkOp::isnan:
-    case LinkOp::isinf:
-    case LinkOp::cast:
-    case LinkOp::copy:
+    case ElementwiseOp::negative:
+    case ElementwiseOp::absolute:
+    case ElementwiseOp::sign:
+    case ElementwiseOp::square:
+    case ElementwiseOp::sqrt:
+    case ElementwiseOp::relu:
+    case ElementwiseOp::logical_not:
+    case ElementwiseOp::isfinite:
+    case ElementwiseOp::isnan:
+    case ElementwiseOp::isinf:
+    case ElementwiseOp::cast:
+    case ElementwiseOp::copy:
       return 1;
-    case LinkOp::where:
+    case ElementwiseOp::where:
       return 3;
     default:
       return 2;
   }
 }
 
-// The type of what a link behind those of a chain reads.
+// The type of the value that an operation appended to a chain reads.
 Scalar type_of(const Chain& chain, int read) {
   const auto place = static_cast<std::size_t>(read >= 0 ? read : -1 - read);
-  if (place >= (read >= 0 ? chain.inputs.size() : chain.links.size()))
-    throw nb::value_error("a link that reads what is not there");
-  return read >= 0 ? chain.inputs[place] : chain.links[place].out;
+  if (place >= (read >= 0 ? chain.inputs.size() : chain.ops.size()))
+    throw nb::value_error("an operation reads a value that does not exist");
+  return read >= 0 ? chain.inputs[place] : chain.ops[place].out;
 }
 
-// Whether all that a link behind those of a chain reads is of its type.
-bool fits(const Chain& chain, const Link& link) {
-  if (link.count != operands_of(link.op)) throw nb::value_error("a link of too many operands");
+// Whether all operands of an operation appended to a chain have its type.
+bool fits(const Chain& chain, const ChainOp& entry) {
+  if (entry.count != operands_of(entry.op))
+    throw nb::value_error("an operation has the wrong number of operands");
   bool is_one_type = true;
-  for (int i = 0; i < link.count; ++i) {
-    const bool is_condition = link.op == LinkOp::where && i == 0;
-    const Scalar wanted = is_condition ? Scalar::boolean : link.in;
-    is_one_type = type_of(chain, link.reads[i]) == wanted && is_one_type;
+  for (int i = 0; i < entry.count; ++i) {
+    const bool is_condition = entry.op == ElementwiseOp::where && i == 0;
+    const Scalar wanted = is_condition ? Scalar::boolean : entry.in;
+    is_one_type = type_of(chain, entry.reads[i]) == wanted && is_one_type;
   }
   return is_one_type;
 }
 
-void check_room(const Chain& chain, const Link& link) {
-  if (link.room < 0) throw nb::value_error("a link without a room");
-  for (const Link& each : chain.links)
-    if (each.room == link.room && each.out != link.out)
+void check_room(const Chain& chain, const ChainOp& entry) {
+  if (entry.room < 0) throw nb::value_error("an operation has no scratch slot");
+  for (const ChainOp& each : chain.ops)
+    if (each.room == entry.room && each.out != entry.out)
       throw nb::value_error("a room for values of several types");
 }
 
@@ -198,23 +199,23 @@ void check_room(const Chain& chain, const Link& link) {
 std::optional<PythonChain> make_chain(const std::vector<Row>& rows,
                                       const std::vector<int>& dtypes) {
   Chain chain;
-  if (dtypes.size() > kMostInputs) return std::nullopt;
+  if (dtypes.size() > kMaxInputs) return std::nullopt;
   for (int number : dtypes) {
     const std::optional<Scalar> type = scalar_of(number);
     if (!type) return std::nullopt;
     chain.inputs.push_back(*type);
   }
   for (const auto& [name, reads, number, room] : rows) {
-    const std::optional<LinkOp> op = op_of(name);
+    const std::optional<ElementwiseOp> op = op_of(name);
     const std::optional<Scalar> out = scalar_of(number);
-    if (!op || !out || reads.empty() || reads.size() > kMostReads) return std::nullopt;
-    Link link{*op, {}, *out, static_cast<int>(reads.size()), {0, 0, 0}, room};
-    std::copy(reads.begin(), reads.end(), link.reads);
-    link.in = type_of(chain, reads.back());
-    check_room(chain, link);
-    if (!fits(chain, link)) return std::nullopt;
-    if (!tensor_kernels().links.find(link.op, link.in, link.out)) return std::nullopt;
-    chain.links.push_back(link);
+    if (!op || !out || reads.empty() || reads.size() > kMaxReads) return std::nullopt;
+    ChainOp entry{*op, {}, *out, static_cast<int>(reads.size()), {0, 0, 0}, room};
+    std::copy(reads.begin(), reads.end(), entry.reads);
+    entry.in = type_of(chain, reads.back());
+    check_room(chain, entry);
+    if (!fits(chain, entry)) return std::nullopt;
+    if (!tensor_kernels().ops.find(entry.op, entry.in, entry.out)) return std::nullopt;
+    chain.ops.push_back(entry);
   }
   return PythonChain(std::move(chain));
 }
@@ -232,7 +233,7 @@ std::optional<BoundChain> bound_to(const Chain& chain, int axes, const npy_intp*
       strides[i].push_back(*stride);
     }
   }
-  return BoundChain(chain, tensor_kernels().links, {shape, shape + axes}, std::move(strides));
+  return BoundChain(chain, tensor_kernels().ops, {shape, shape + axes}, std::move(strides));
 }
 
 const Chain& chain_of(nb::handle chain) { return nb::cast<const PythonChain&>(chain).chain(); }
@@ -240,7 +241,7 @@ const Chain& chain_of(nb::handle chain) { return nb::cast<const PythonChain&>(ch
 void bind_chain(nb::module_& m) {
   nb::class_<PythonChain>(m, "Chain")
       .def("run", &PythonChain::run, nb::arg("out"), nb::arg("inputs"));
-  m.def("chain", make_chain, nb::arg("links"), nb::arg("dtypes"));
+  m.def("chain", make_chain, nb::arg("ops"), nb::arg("dtypes"));
 }
 
 }  // namespace allreduce

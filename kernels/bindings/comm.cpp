@@ -56,7 +56,7 @@ bool did_its_share(const Group& group, int member, std::uint64_t seq) {
   const MemberState& state = group.control().state(member);
   if (state.done.value.load() > seq) return true;
   const Path path = Call::unpack(group.control().slot(member, seq).signature).path;
-  return (path == Path::direct || path == Path::pulled) && state.finished.value.load() > seq;
+  return (path == Path::direct || path == Path::cross_process) && state.finished.value.load() > seq;
 }
 
 // The members that have not posted call `seq`; if all have, those that have not done their share.
@@ -74,7 +74,7 @@ std::vector<int> missing(const Group& group, std::uint64_t seq) {
 
 // The message in which a witness blamed somebody, and what the other side had made of it.
 nb::tuple told(const Group& group, int witness) {
-  const auto tuple = [](const Told& told) {
+  const auto tuple = [](const MessageRecord& told) {
     const std::string_view remark = told.remark.get();
     return nb::make_tuple(static_cast<int>(told.collective), static_cast<int>(told.type), told.peer,
                           told.count, told.tag, nb::bytes(remark.data(), remark.size()));
@@ -98,24 +98,24 @@ nb::object culprit(const Group& group) {
 }
 
 // For each collective its number, its largest contribution that travels with the post, and its
-// bands: limit, and the direct, pulled and staged way. Of a way: bytes of a step or chunk, whether
-// these are stored past the caches, from where on copies to the output are, and whether places of
-// the rings change hands.
+// bands: limit, and the direct, cross-process and staged way. Of a way: bytes of a step or chunk,
+// whether these are stored past the caches, from where on copies to the output are, and whether
+// places of the rings change hands.
 using WayWords = std::tuple<std::uint64_t, bool, std::uint64_t, bool>;
 using BandWords = std::tuple<std::uint64_t, WayWords, WayWords, WayWords>;
 using RuleWords = std::tuple<int, std::uint64_t, std::vector<BandWords>>;
 
 Way way_of(const WayWords& words) {
-  const auto [chunk, streaming, past, exchanged] = words;
-  return {chunk, streaming, past, exchanged};
+  const auto [chunk, streaming, past, pairwise] = words;
+  return {chunk, streaming, past, pairwise};
 }
 
 void make_choices(Choices* made, int members, const std::vector<RuleWords>& words) {
   Choices choices;
-  for (const auto& [collective, small, bands] : words) {
-    Rules rules{small, {}};
-    for (const auto& [limit, direct, pulled, staged] : bands)
-      rules.bands.push_back({limit, way_of(direct), way_of(pulled), way_of(staged)});
+  for (const auto& [collective, eager, bands] : words) {
+    Rules rules{eager, {}};
+    for (const auto& [limit, direct, cross_process, staged] : bands)
+      rules.bands.push_back({limit, way_of(direct), way_of(cross_process), way_of(staged)});
     const std::string wrong =
         choices.set(static_cast<Collective>(collective & 15), std::move(rules), members);
     if (!wrong.empty()) throw nb::value_error(wrong.c_str());

@@ -108,7 +108,7 @@ bool settled(const Work& work) {
 
 // Looks a few times, with the GIL, whether a small call can be completed.
 void look(Member& member, const Work& work) {
-  if (work.call.path != Path::small || member.group().oversubscribed()) return;
+  if (work.call.path != Path::eager || member.group().oversubscribed()) return;
   for (int i = 0; i < kHeldLooks && !settled(work); ++i) {
     if (member.advance() == Progress::moved) return;  // another call's, which may be large
     relax();

@@ -1,4 +1,4 @@
-// Replays bound to arrays of NumPy.
+// Replays bound to NumPy arrays.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -18,7 +18,7 @@ namespace nb = nanobind;
 using Arrays = std::vector<PyArrayObject*>;
 
 inline PyArrayObject* as_array(nb::handle object) {
-  if (!PyArray_Check(object.ptr())) throw nb::type_error("a replay takes arrays of NumPy");
+  if (!PyArray_Check(object.ptr())) throw nb::type_error("a replay takes NumPy arrays");
   return reinterpret_cast<PyArrayObject*>(object.ptr());
 }
 
@@ -39,7 +39,7 @@ inline std::ptrdiff_t stride_of(PyArrayObject* array, int axis) {
   return PyArray_DIM(array, axis) == 1 ? 0 : PyArray_STRIDE(array, axis);
 }
 
-// The first byte of an array and the one behind its last.
+// The first byte of an array, and the end of its last.
 inline std::pair<std::uintptr_t, std::uintptr_t> extent_of(PyArrayObject* array) {
   std::uintptr_t first = reinterpret_cast<std::uintptr_t>(PyArray_DATA(array)), last = first;
   if (!PyArray_SIZE(array)) return {first, first};
@@ -56,17 +56,18 @@ inline Arrays arrays_of(const nb::list& list) {
   return arrays;
 }
 
-// Each method that adds a task returns whether there is one for these arrays; where there is none,
-// Python carries the instruction out.
+// Each method that adds a task returns false if native code has none for these arrays; Python then
+// executes the instruction.
 class PythonReplay {
  public:
-  // Args: what each step is given, and of what else may move a list and a place in it, which still
-  // has to hold the same array.
+  // Args: the arrays that each step is given, and, for other arrays that may move, a list and the
+  // index at which it must still hold the same array.
   PythonReplay(const nb::list& given, const nb::list& held);
   PythonReplay(const PythonReplay&) = delete;
   PythonReplay& operator=(const PythonReplay&) = delete;
 
-  // Whether this step's arrays lie as those did, and others where they were; then tasks may run.
+  // Whether this step's arrays have the bound shapes and strides, and held arrays have not moved;
+  // only then may tasks run.
   bool begin(const nb::list& given);
   Py_ssize_t run(std::size_t first, std::size_t last);
   std::size_t size() const { return replay_.size(); }

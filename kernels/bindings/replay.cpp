@@ -84,7 +84,7 @@ Place PythonReplay::place(PyArrayObject* array) {
 
 bool PythonReplay::bind_chain_task(const Chain& chain, PyArrayObject* out, const Arrays& inputs) {
   bool fits = chain.inputs.size() == inputs.size() && is_contiguous(out) &&
-              scalar_of(PyArray_TYPE(out)) == chain.links.back().out;
+              scalar_of(PyArray_TYPE(out)) == chain.ops.back().out;
   for (std::size_t i = 0; fits && i < inputs.size(); ++i)
     fits = array_of(reinterpret_cast<PyObject*>(inputs[i]), chain.inputs[i]) != nullptr;
   if (!fits) return false;
@@ -93,7 +93,7 @@ bool PythonReplay::bind_chain_task(const Chain& chain, PyArrayObject* out, const
   if (!bound) return false;
   std::vector<Place> places;
   for (PyArrayObject* each : inputs) places.push_back(place(each));
-  replay_.add(std::make_unique<ChainTask>(std::move(*bound), chain.links.size(), place(out),
+  replay_.add(std::make_unique<ChainTask>(std::move(*bound), chain.ops.size(), place(out),
                                           std::move(places)));
   return true;
 }
@@ -107,9 +107,9 @@ bool PythonReplay::add_copy(nb::handle out, nb::handle value) {
   const std::optional<Scalar> target = scalar_of(PyArray_TYPE(to));
   const std::optional<Scalar> source = scalar_of(PyArray_TYPE(from));
   if (!target || !source) return false;
-  const LinkOp op = target == source ? LinkOp::copy : LinkOp::cast;
-  if (!tensor_kernels().links.find(op, *source, *target)) return false;
-  const Chain chain{{Link{op, *source, *target, 1, {0, 0, 0}, 0}}, {*source}};
+  const ElementwiseOp op = target == source ? ElementwiseOp::copy : ElementwiseOp::cast;
+  if (!tensor_kernels().ops.find(op, *source, *target)) return false;
+  const Chain chain{{ChainOp{op, *source, *target, 1, {0, 0, 0}, 0}}, {*source}};
   return bind_chain_task(chain, to, {from});
 }
 

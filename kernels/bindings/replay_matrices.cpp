@@ -1,4 +1,4 @@
-// What a replay does with matrices: products, sums of rows, and losses.
+// Tasks on matrices: products, sums of rows, and losses.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -65,8 +65,7 @@ bool PythonReplay::epilogue_of(const Chain& chain, PyArrayObject* out, PyArrayOb
   if (!is_of<T>(a) || !is_of<T>(b) || is_one(a, b) || !is_contiguous(out)) return false;
   const Scalar type = sizeof(T) == 4 ? Scalar::float32 : Scalar::float64;
   bool fits = chain.inputs.size() == rest.size() + 1 && chain.inputs[0] == type &&
-              scalar_of(PyArray_TYPE(out)) == chain.links.back().out &&
-              (!in_place || is_of<T>(out));
+              scalar_of(PyArray_TYPE(out)) == chain.ops.back().out && (!in_place || is_of<T>(out));
   for (std::size_t i = 0; fits && i < rest.size(); ++i)
     fits = array_of(reinterpret_cast<PyObject*>(rest[i]), chain.inputs[i + 1]) != nullptr;
   const npy_intp all = PyArray_DIM(out, 0), columns = PyArray_DIM(out, 1);
@@ -108,7 +107,7 @@ bool PythonReplay::epilogue_of(const Chain& chain, PyArrayObject* out, PyArrayOb
   if (all % rows) last = bound(all % rows);
   if (!whole || (all % rows && !last)) return false;
   replay_.add(std::make_unique<Task>(
-      *product, typename Task::Parts{rows, std::move(*whole), std::move(last)}, chain.links.size(),
+      *product, typename Task::Parts{rows, std::move(*whole), std::move(last)}, chain.ops.size(),
       typename Task::Input{place(out), PyArray_STRIDE(out, 0)},
       typename Task::Input{place(a), PyArray_STRIDE(a, 0)}, place(b), std::move(others), in_place,
       static_cast<std::size_t>(columns)));

@@ -26,7 +26,7 @@ using tcp::Request;
 using tcp::Work;
 
 constexpr auto kSignals = std::chrono::milliseconds(50);
-constexpr double kLongest = 1e9;             // seconds that a wait may last: 30 years
+constexpr double kMaxFusedOps = 1e9;         // seconds that a wait may last: 30 years
 constexpr std::uint64_t kLeastElement = 16;  // bytes: a chunk holds one of any type
 
 // The member whose objects live on the engine's thread.
@@ -87,7 +87,7 @@ std::shared_ptr<Work> start(const Handle& handle, const nb::tuple& words, nb::by
 
 tcp::Clock::time_point after(double seconds) {
   // Compared before it is converted: it may be any number, or none.
-  const double sane = seconds < kLongest ? std::max(seconds, 0.0) : kLongest;
+  const double sane = seconds < kMaxFusedOps ? std::max(seconds, 0.0) : kMaxFusedOps;
   return tcp::Clock::now() +
          std::chrono::duration_cast<tcp::Clock::duration>(std::chrono::duration<double>(sane));
 }

@@ -38,7 +38,7 @@ nb::tuple plan(const nb::tuple& words, int index, int members) {
 
 // Elements that a member sends, gets from others and takes from its own input in a call whose
 // contributions travel with the posts.
-nb::tuple small_plan(const nb::tuple& words, int me, int members) {
+nb::tuple eager_plan(const nb::tuple& words, int me, int members) {
   const tcp::Request request = tcp_request(words);
   const bool gets = request.call.collective != Collective::reduce || me == request.call.root;
   std::uint64_t sent = 0, got = 0;
@@ -53,7 +53,7 @@ nb::tuple small_plan(const nb::tuple& words, int me, int members) {
 }  // namespace
 
 void bind_tcp_plan(nb::module_& m) {
-  m.def("tcp_small_plan", &small_plan, nb::arg("words"), nb::arg("me"), nb::arg("members"));
+  m.def("tcp_eager_plan", &eager_plan, nb::arg("words"), nb::arg("me"), nb::arg("members"));
   m.attr("TCP_FIRST_DATA") = tcp::kData;
   m.def("tcp_plan", &plan, nb::arg("words"), nb::arg("index"), nb::arg("members"));
   m.def(

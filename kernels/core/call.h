@@ -1,5 +1,4 @@
-// What a collective call is, for the engines of all transports: its signature, and what that does
-// not hold.
+// A collective call, for the engines of all transports: its signature and further details.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +9,7 @@
 
 namespace allreduce {
 
-// COLLECTIVES and PATHS in comm/calls/call.py stand in the same order.
+// COLLECTIVES and PATHS in comm/calls/call.py have the same order.
 enum class Collective : std::uint8_t {
   barrier,
   all_reduce,
@@ -25,7 +24,7 @@ enum class Collective : std::uint8_t {
   send,
   recv
 };
-// Whether it moves bytes as they are.
+// Whether it moves bytes without reducing them.
 inline bool copies(Collective collective) {
   return collective == Collective::all_gather || collective == Collective::broadcast ||
          collective == Collective::gather || collective == Collective::scatter ||
@@ -35,15 +34,15 @@ inline bool is_message(Collective collective) {
   return collective == Collective::send || collective == Collective::recv;
 }
 
-// Shared memory: small: through the slots; direct: symmetric memory, in place; staged: through the
-// chunk rings; pulled: out of each other's private memory; exchanged: through rings whose places
-// change hands.
+// Shared memory: eager: the input travels with the post; direct: in place, in symmetric memory;
+// staged: in chunks through rings; cross_process: read from each other's private memory; pairwise:
+// two members exchange chunks through rings.
 //
-// tcp: small: contributions travel with the posts; direct: each goes to where it is reduced in one
-// hop; chain: from member to member.
-enum class Path : std::uint8_t { small, direct, staged, pulled, exchanged, chain };
+// tcp: eager: contributions travel with the posts; direct: each goes to its reducer in one hop;
+// chain: from member to member.
+enum class Path : std::uint8_t { eager, direct, staged, cross_process, pairwise, chain };
 
-// What a recv that takes every source, or tag, names.
+// The source or tag of a recv that accepts any.
 inline constexpr int kAny = -1;
 
 inline constexpr int kRootBits = 12;
@@ -54,13 +53,13 @@ struct Call {
   Collective collective = Collective::barrier;
   Op op = Op::none;
   Type type = Type::none;
-  Path path = Path::small;
+  Path path = Path::eager;
   int root = 0;  // also the peer of send and recv, or kAny
-  // Elements: of the array for all_reduce, reduce and broadcast; otherwise of one member's share,
-  // or of all shares where they differ (nothing for all_to_all then).
+  // Elements: of the array for all_reduce, reduce and broadcast; otherwise of one member's share.
+  // If shares differ: of all shares (0 for all_to_all).
   std::uint64_t count = 0;
 
-  // The signature that stands beside the flag: the whole call, so that an error can show a peer's.
+  // The signature next to the slot's flag: the whole call, so that errors can show a peer's call.
   std::uint64_t pack() const {
     return static_cast<std::uint64_t>(collective) | static_cast<std::uint64_t>(op) << 4 |
            static_cast<std::uint64_t>(type) << 8 | static_cast<std::uint64_t>(path) << 12 |
@@ -76,16 +75,16 @@ struct Call {
   }
 };
 
-// What a call's signature does not hold. `offsets`: where each member's share begins in the joined
-// or cut array, and last where it ends; empty if all shares are `count` long. all_to_all cuts the
-// input at `offsets` and joins the output at `receives`.
+// Parts of a call outside its signature. `offsets`: the start of each member's share in the joined
+// or split array, and the end of the last; empty if all shares have `count` elements. all_to_all
+// splits the input at `offsets` and joins the output at `receives`.
 struct Details {
-  std::uint64_t hash = 0;  // what must agree beyond the signature
+  std::uint64_t hash = 0;  // of everything else that must agree
   std::vector<std::uint64_t> offsets, receives;
-  std::string note = {};  // for the others' errors (Note); empty where none is known yet
+  std::string note = {};  // shown in other members' errors (Note); empty if not known yet
 };
 
-// Of a started call.
+// State of a started call.
 enum class State : std::uint8_t { pending, done, failed };
 
 struct CallSpec {

@@ -1,7 +1,7 @@
-// A replay: what consecutive instructions of a step do, carried out in one call.
+// A replay: consecutive instructions of a step, executed in one call.
 //
-// It is bound to arrays once. Those that a step is given may lie elsewhere each time; what lies
-// within one of them moves with it.
+// It is bound to arrays once. The arrays that a step is given may have another address each time;
+// views of them move with them.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace allreduce {
 
-// An address: bytes behind a base. Base 0 is no memory: what lies there does not move.
+// An address: an offset from a base. Base 0 is address 0, for arrays that do not move.
 struct Place {
   std::size_t base;
   std::uintptr_t offset;
@@ -26,10 +26,10 @@ class Task {
  public:
   explicit Task(std::size_t work) : work(work) {}
   virtual ~Task() = default;
-  // Returns whether it could be done; else the same as a step of Python's says why not.
+  // Returns whether it succeeded; if not, Python executes the instruction and raises its error.
   virtual bool run(const std::vector<std::uintptr_t>& bases) const = 0;
 
-  const std::size_t work;  // operations, roughly
+  const std::size_t work;  // approximate number of operations
 };
 
 class Replay {
@@ -38,13 +38,13 @@ class Replay {
 
   void add(std::unique_ptr<Task> task) { tasks_.push_back(std::move(task)); }
   std::size_t size() const { return tasks_.size(); }
-  // From here on the array of this number, from 0, is there.
+  // Sets the address of the array with this number, from 0.
   void move(std::size_t array, const void* address) {
     bases_[array + 1] = reinterpret_cast<std::uintptr_t>(address);
   }
 
-  // Runs some tasks; returns how many of them were done. `interrupted` is asked now and then, and
-  // ends it.
+  // Runs the tasks [first, last); returns how many were done. `interrupted` is polled between tasks
+  // and stops the run.
   std::size_t run(std::size_t first, std::size_t last,
                   const std::function<bool()>& interrupted) const;
 

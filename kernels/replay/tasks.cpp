@@ -5,7 +5,7 @@
 
 namespace allreduce {
 bool ChainTask::run(const std::vector<std::uintptr_t>& bases) const {
-  const char* inputs[kMostInputs];
+  const char* inputs[kMaxInputs];
   for (std::size_t i = 0; i < inputs_.size(); ++i) inputs[i] = inputs_[i].in(bases);
   chain_.run(out_.in(bases), inputs);
   return true;
@@ -58,10 +58,9 @@ bool ProductTask<T>::run(const std::vector<std::uintptr_t>& bases) const {
 }
 
 template <class T>
-EpilogueTask<T>::EpilogueTask(Product<T> product, Parts parts, std::size_t links, Input out,
-                              Input a, Place b, std::vector<Input> rest, bool in_place,
-                              std::size_t columns)
-    : Task(product.work() + static_cast<std::size_t>(product.rows()) * columns * links),
+EpilogueTask<T>::EpilogueTask(Product<T> product, Parts parts, std::size_t ops, Input out, Input a,
+                              Place b, std::vector<Input> rest, bool in_place, std::size_t columns)
+    : Task(product.work() + static_cast<std::size_t>(product.rows()) * columns * ops),
       product_(product),
       parts_(std::move(parts)),
       out_(out),
@@ -74,7 +73,7 @@ EpilogueTask<T>::EpilogueTask(Product<T> product, Parts parts, std::size_t links
 template <class T>
 bool EpilogueTask<T>::run(const std::vector<std::uintptr_t>& bases) const {
   if (a_.place.in(bases) == b_.in(bases)) return false;
-  const char* inputs[kMostInputs];
+  const char* inputs[kMaxInputs];
   for (std::int64_t first = 0; first < product_.rows(); first += parts_.rows) {
     const std::int64_t count = std::min(parts_.rows, product_.rows() - first);
     char* const here = out_.place.in(bases) + first * out_.down;

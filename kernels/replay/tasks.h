@@ -1,4 +1,4 @@
-// What a replay can do: one task per kind of instruction, bound to addresses and shapes.
+// The tasks of a replay: one class per kind of instruction, bound to addresses and shapes.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace allreduce {
 
 class ChainTask : public Task {
  public:
-  ChainTask(BoundChain chain, std::size_t links, Place out, std::vector<Place> inputs)
-      : Task(chain.elements() * links),
+  ChainTask(BoundChain chain, std::size_t ops, Place out, std::vector<Place> inputs)
+      : Task(chain.elements() * ops),
         chain_(std::move(chain)),
         out_(out),
         inputs_(std::move(inputs)) {}
@@ -70,7 +70,7 @@ class EpilogueTask : public Task {
     std::optional<BoundChain> last;  // for a smaller piece, where there is one
   };
   // The product goes where the result does with `in_place`, else to memory of its own.
-  EpilogueTask(Product<T> product, Parts parts, std::size_t links, Input out, Input a, Place b,
+  EpilogueTask(Product<T> product, Parts parts, std::size_t ops, Input out, Input a, Place b,
                std::vector<Input> rest, bool in_place, std::size_t columns);
   bool run(const std::vector<std::uintptr_t>& bases) const override;
 

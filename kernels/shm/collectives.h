@@ -30,25 +30,25 @@ struct Work : CallSpec {
   const Update* update = nullptr;  // of an all_reduce that hands out values instead of sums
   std::atomic<State> state{State::pending};
   Way way;
-  // Bytes loaded from and stored into arrays and rings, but for the small path.
+  // Bytes loaded from and stored into arrays and rings, but for the eager path.
   std::uint64_t read = 0, written = 0;
 
   int agreed = 0;  // members 0..agreed-1 have posted the same call
 
-  // Staged and exchanged path: chunks of this call, the first of which lies at place `base`; and
+  // Staged and pairwise path: chunks of this call, the first of which lies at place `base`; and
   // whether the others have to be through with all places before it.
   std::uint64_t base = 0;
   std::uint64_t staged = 0, reduced = 0, consumed = 0;
   std::uint64_t longest = 0;  // elements of the longest segment, of all members once they agreed
   bool begun = false, elsewhere = false;
 
-  // Pulled path: how it is staged instead, and whether it has to be; whether reading failed.
+  // Cross-process path: how it is staged instead, and whether it has to be; whether reading failed.
   Way rings;
   bool withheld = false, unreadable = false;
 
-  // Direct and pulled path: elements done, in the segment from `peer` (pulled: the one so many
-  // after the next) where there is one from each member; and whether the others were told that all
-  // is done.
+  // Direct and cross_process path: elements done, in the segment from `peer` (cross_process: the
+  // one so many after the next) where there is one from each member; and whether the others were
+  // told that all is done.
   std::uint64_t cursor = 0;
   int peer = 0;
   bool stored = false;
@@ -92,22 +92,22 @@ bool agreed(Share& share, Work& work);
 // Looks at all posts there are, also past a missing one: a mismatch must not wait for a straggler.
 void check_posts(Share& share, Work& work);
 
-Progress step_small(Share& share, Work& work);
+Progress step_eager(Share& share, Work& work);
 Progress step_direct(Share& share, Work& work);
-// What a member's post says of its input, once it is there: of a staged or pulled call.
-Lent lent_by(const Share& share, const Work& work, int member);
+// What a member's post says of its input, once it is there: of a staged or cross_process call.
+InputLocation input_location(const Share& share, const Work& work, int member);
 // Whether the others can read this member's input where it lies.
 bool readable_by_all(const Share& share, const Work& work);
 // Advances `position`, the member's place in the ring, past this call when it is finished.
 Progress step_staged(Share& share, Work& work, std::uint64_t& position);
 // As step_staged, for two members.
-Progress step_exchanged(Share& share, Work& work, std::uint64_t& position);
+Progress step_pairwise(Share& share, Work& work, std::uint64_t& position);
 // Begins a call in the rings at the next of `position` where a chunk fits.
 void begin_in_rings(Share& share, Work& work, Path path, std::uint64_t position,
                     std::uint64_t places);
 // Whether nobody needs the places any more that calls before this one have used in another way.
 bool rings_are_free(const Share& share, Work& work);
-// As step_staged or step_exchanged, which it is if somebody's input cannot be read.
-Progress step_pulled(Share& share, Work& work, std::uint64_t& position);
+// As step_staged or step_pairwise, which it is if somebody's input cannot be read.
+Progress step_cross_process(Share& share, Work& work, std::uint64_t& position);
 
 }  // namespace allreduce

@@ -54,8 +54,8 @@ void Group::end_read(int member) {
 
 void Group::end_member(int member) {
   control_.state(member).ended.store(1, std::memory_order_seq_cst);
-  // Also keeps what the member then stores into its arrays behind `ended`: step_pulled() relies on
-  // this.
+  // Also keeps what the member then stores into its arrays behind `ended`: step_cross_process()
+  // relies on this.
   while (readers_[static_cast<std::size_t>(member)].load(std::memory_order_seq_cst) != 0)
     sched_yield();
 }
@@ -120,7 +120,7 @@ void Group::check_left(int witness, std::uint64_t seq) {
   for (int member = 0; member < members_; ++member) {
     const MemberState& state = control_.state(member);
     // Pairs with the store in Member::leave(). That is a member's last, so `done` cannot grow after
-    // it was seen. Sequentially consistent for step_pulled().
+    // it was seen. Sequentially consistent for step_cross_process().
     if (state.left.load(std::memory_order_seq_cst) != 0 &&
         state.done.value.load(std::memory_order_acquire) <= seq)
       blame({Fault::left, member, witness, seq});

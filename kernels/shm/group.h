@@ -94,7 +94,7 @@ class Group {
   }
 
   // Sequentially consistent: pairs with the exchange in blame(), for who has stored before that it
-  // is done with another member's array (step_pulled()).
+  // is done with another member's array (step_cross_process()).
   std::uint64_t culprit_word() const {
     return control_.header().culprit.load(std::memory_order_seq_cst);
   }

@@ -1,4 +1,4 @@
-// What the layout of shared memory is made of, for calls (protocol.h) and messages (mail.h) alike.
+// Sizes and words shared by the layouts of calls (protocol.h) and of messages (p2p/mailbox.h).
 #pragma once
 
 #include <algorithm>

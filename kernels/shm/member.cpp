@@ -163,7 +163,7 @@ void Member::fail_all() {
 // and will do their shares. A member that died may have done its share before.
 bool Member::may_complete(Work& head) {
   if (posted_ <= head.seq || head.unreadable || !agreed(share_, head)) return false;
-  if (head.call.path == Path::small) return true;  // all contributions are here
+  if (head.call.path == Path::eager) return true;  // all contributions are here
   bool lost = false;
   for (int member = 0; member < share_.members; ++member) {
     if (group_->ended_before(member, head.seq)) return false;
@@ -193,8 +193,8 @@ Progress Member::advance() {
   if (posted_ <= head.seq) return messages;
   Progress progress = Progress::blocked;
   switch (head.call.path) {
-    case Path::small:
-      progress = step_small(share_, head);
+    case Path::eager:
+      progress = step_eager(share_, head);
       break;
     case Path::direct:
       progress = step_direct(share_, head);
@@ -202,11 +202,11 @@ Progress Member::advance() {
     case Path::staged:
       progress = step_staged(share_, head, ring_position_);
       break;
-    case Path::pulled:
-      progress = step_pulled(share_, head, ring_position_);
+    case Path::cross_process:
+      progress = step_cross_process(share_, head, ring_position_);
       break;
-    case Path::exchanged:
-      progress = step_exchanged(share_, head, ring_position_);
+    case Path::pairwise:
+      progress = step_pairwise(share_, head, ring_position_);
       break;
     case Path::chain:  // of tcp
       break;

@@ -50,15 +50,15 @@ void choose_path(Work& work, const Choices& choices, int members, const Ask& in_
     if (work.way.chunk == 0) work.way.chunk = kUpdateStep;
     return;
   }
-  if (bytes <= choices.small(collective)) return;
-  work.call.path = band.staged.exchanged ? Path::exchanged : Path::staged;
+  if (bytes <= choices.eager_bytes(collective)) return;
+  work.call.path = band.staged.pairwise ? Path::pairwise : Path::staged;
   work.way = work.rings = band.staged;
   if (band.direct.chunk != 0 && reads_in_place(work) && in_symmetric_memory()) {
     work.call.path = Path::direct;
     work.way = band.direct;
-  } else if (band.pulled.chunk != 0 && work.details.receives.empty()) {
-    work.call.path = Path::pulled;
-    work.way = band.pulled;
+  } else if (band.cross_process.chunk != 0 && work.details.receives.empty()) {
+    work.call.path = Path::cross_process;
+    work.way = band.cross_process;
   }
 }
 
@@ -67,11 +67,11 @@ inline bool fits_letter(const Call& call) { return call.count * size_of(call.typ
 
 // How a member's side of a message goes.
 inline Path message_path(const Call& call, bool symmetric) {
-  if (fits_letter(call)) return Path::small;
+  if (fits_letter(call)) return Path::eager;
   return symmetric && call.collective == Collective::send ? Path::direct : Path::staged;
 }
 
-// Bytes that a member's payload holds, on the small path.
+// Bytes that a member's payload holds, on the eager path.
 inline std::uint64_t payload_bytes(const CallSpec& spec, int members, int member) {
   if (from_root(spec.call.collective) && member != spec.call.root) return 0;
   return input_elements(spec, members, member) * size_of(spec.call.type);

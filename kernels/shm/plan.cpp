@@ -22,14 +22,14 @@ class Planner {
     } else if (n_ == 1) {
       made_ = {};
       add("copy_input", in_place_ ? 0 : bytes(input_elements(work_, 1, 0)));
-    } else if (made_.path == Path::small) {
-      small();
+    } else if (made_.path == Path::eager) {
+      eager();
     } else if (made_.path == Path::direct) {
       direct();
-    } else if (made_.path == Path::pulled) {
-      pulled();
-    } else if (made_.path == Path::exchanged) {
-      exchanged();
+    } else if (made_.path == Path::cross_process) {
+      cross_process();
+    } else if (made_.path == Path::pairwise) {
+      pairwise();
     } else {
       staged();
     }
@@ -62,7 +62,7 @@ class Planner {
   void message() {
     const bool sends = work_.call.collective == Collective::send;
     const std::uint64_t moved = bytes(work_.call.count);
-    if (made_.path == Path::small) {
+    if (made_.path == Path::eager) {
       made_.staging = moved;
       made_.steps.push_back({sends ? "write_letter" : "read_letter", moved, moved});
     } else if (made_.path == Path::direct) {
@@ -75,7 +75,7 @@ class Planner {
     }
   }
 
-  void small() {
+  void eager() {
     made_.staging = kSmall;
     say("post");
     add("add_to_post", payload_bytes(work_, n_, me_));
@@ -103,7 +103,7 @@ class Planner {
     say("wait_for_all");
   }
 
-  void pulled() {
+  void cross_process() {
     say("post");
     add("pull", from_others());
     copy("copy_own", own_copy(), goes_past(own_copy()));
@@ -111,7 +111,7 @@ class Planner {
       if (to != me_ && given(work_, me_, to).count != 0) return say("wait_for_readers");
   }
 
-  void exchanged() {
+  void pairwise() {
     made_.staging = kLap * kPlace;
     const std::uint64_t elements = work_.way.chunk / unit_;
     made_.chunks = (longest_segment(work_, n_, me_) + elements - 1) / elements;

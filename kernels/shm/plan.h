@@ -17,7 +17,7 @@ struct PlanStep {
 };
 
 struct CallPlan {
-  Path path = Path::small;
+  Path path = Path::eager;
   Way way;
   std::uint64_t chunks = 0;   // that go through the rings
   std::uint64_t staging = 0;  // bytes of staging memory, at most

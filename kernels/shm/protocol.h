@@ -49,12 +49,12 @@ static_assert(sizeof(Placement) <= kInline);
 
 // Where a member's input lies in its own memory, for the others to read, or to know its place in
 // the rings.
-struct Lent {
+struct InputLocation {
   std::uint64_t address = 0;
   std::uint64_t longest = 0;   // elements of its longest segment, should the call go through rings
   std::uint64_t withheld = 0;  // others cannot read it there: the call goes through the rings
 };
-static_assert(sizeof(Lent) <= kInline);
+static_assert(sizeof(InputLocation) <= kInline);
 
 struct alignas(kLine) Slot {
   std::atomic<std::uint64_t> flag;  // sequence number + 1 of the call that was posted here last
@@ -65,7 +65,7 @@ struct alignas(kLine) Slot {
 static_assert(sizeof(Slot) == kLine);
 
 // A send or recv, for others to tell of.
-struct Told {
+struct MessageRecord {
   Collective collective = Collective::send;
   Type type = Type::none;
   int peer = 0;
@@ -91,7 +91,7 @@ struct MemberState {
   alignas(kLine) std::atomic<std::uint32_t> ended;
   // The message in which this member blamed somebody, and what the other made of it. Written before
   // the culprit's word, which names this member as the witness.
-  Told told[2];
+  MessageRecord told[2];
 };
 
 // Why a communicator is dead: one word, set once, so that all members tell the same story.
@@ -189,7 +189,7 @@ inline constexpr std::uint64_t layout_number() {
   std::uint64_t number = 1;
   for (const std::uint64_t part :
        {kSlots, kInline, kSmall, kRing, kPlaceStride, kLap, sizeof(Header), sizeof(MemberState),
-        sizeof(Slot), sizeof(Note), sizeof(Told), sizeof(Mailbox), kLine, kPage})
+        sizeof(Slot), sizeof(Note), sizeof(MessageRecord), sizeof(Mailbox), kLine, kPage})
     number = (number ^ part) * 0x100000001b3;  // FNV-1a
   return number;
 }

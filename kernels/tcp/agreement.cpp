@@ -57,7 +57,7 @@ void Member::compare(Pending& pending, int member) {
   const Post& post = peer(member).posts.at(key);
   if (differ(me_, request.signature, member, post.signature, n_)) return suspect(key, member);
   const std::size_t expected =
-      request.call.path == Path::small ? contribution(request, member, me_).second : 0;
+      request.call.path == Path::eager ? contribution(request, member, me_).second : 0;
   if (post.payload.size() != expected) return blame(Fault::lost, member, key);
   ++pending.agreed;
 }
@@ -111,12 +111,12 @@ void Member::agree(std::uint64_t key) {
           return suspect(key, a);
   }
   pending.begun = true;
-  if (request.call.path == Path::small) {
+  if (request.call.path == Path::eager) {
     std::vector<const std::byte*> parts(static_cast<std::size_t>(n_));
     for (int member = 0; member < n_; ++member)
       if (member != me_)
         parts[static_cast<std::size_t>(member)] = peer(member).posts.at(key).payload.data();
-    finish_small(request, me_, n_, parts);
+    finish_eager(request, me_, n_, parts);
     // Who waits is woken before the own post has gone, which `flush` sends: it wakes meanwhile.
     // With the post sent first, or awaited by the woken, small calls took some 10 % longer.
     return complete(key);

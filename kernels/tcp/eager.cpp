@@ -13,7 +13,7 @@ std::pair<const std::byte*, std::size_t> contribution(const Request& request, in
   return {request.in + part.low * request.element(), part.count * request.element()};
 }
 
-void finish_small(const Request& request, int me, int members,
+void finish_eager(const Request& request, int me, int members,
                   const std::vector<const std::byte*>& received) {
   const Call& call = request.call;
   std::vector<const std::byte*> parts = received;

@@ -59,7 +59,7 @@ void Member::submit(const std::shared_ptr<Work>& work) {
   bool admitted = false;
   engine.run([&] { admitted = admit(work); });
   if (!admitted) return;
-  finish_small(work->request, me_, n_, {nullptr});
+  finish_eager(work->request, me_, n_, {nullptr});
   work->settle(State::done);
 }
 
@@ -91,7 +91,7 @@ void Member::begin(const std::shared_ptr<Work>& work) {
   if (request.call.collective == Collective::send) return start_send(work);
   if (request.call.collective == Collective::recv) return start_receive(work);
   Pending pending{work, nullptr};
-  if (request.call.path != Path::small)
+  if (request.call.path != Path::eager)
     pending.execution =
         std::make_shared<Execution>(work, make_plan(request, me_, n_), *this, me_, n_, work->key);
   const std::uint64_t key = work->key;
@@ -120,7 +120,7 @@ void Member::post(Pending& pending) {
     header.signature = static_cast<std::uint16_t>(request.signature.size());
     const auto* text = reinterpret_cast<const std::byte*>(request.signature.data());
     std::vector<std::byte> payload(text, text + request.signature.size());
-    if (request.call.path == Path::small) {
+    if (request.call.path == Path::eager) {
       const auto [from, bytes] = contribution(request, me_, member);
       payload.insert(payload.end(), from, from + bytes);
     }

@@ -145,7 +145,7 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   Peer& peer(int member) { return peers_[static_cast<std::size_t>(member)]; }
   const Peer& peer(int member) const { return peers_[static_cast<std::size_t>(member)]; }
 
-  // tcp_member.cpp: collectives
+  // member.cpp: collectives
   bool admit(const std::shared_ptr<Work>& work);
   void begin(const std::shared_ptr<Work>& work);
   void post_ready();
@@ -158,18 +158,18 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
     return pending_.empty() ? started_ : pending_.begin()->first;
   }
 
-  // tcp_agreement.cpp: whether all have made the same call
+  // agreement.cpp: whether all members made the same call
   void compare(Pending& pending, int member);
   void suspect(std::uint64_t key, int member);
   void judge(bool late);
   void agree(std::uint64_t key);
 
-  // tcp_words.cpp: frames of words
+  // control_frames.cpp
   void touch(Connection& connection);
   void send_words(int peer, Header header, std::vector<std::byte> payload);
   bool take_words(Connection& from, const Header& header);
 
-  // tcp_endings.cpp: faults, ends of connections, leaving
+  // shutdown.cpp: faults, ends of connections, leaving
   void send_fault(int to);
   bool take_fault(const Header& header, const std::vector<std::byte>& payload);
   void ended(Connection& connection);
@@ -187,12 +187,12 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   void drop(Connection& connection);
   void close_all();
 
-  // tcp_diagnostics.cpp
+  // diagnostics.cpp
   std::shared_ptr<Work> started(std::uint64_t key) const;
   void tell_waits(std::uint64_t in, int member);
   void take_waits(int from, const Header& header);
 
-  // tcp_messages.cpp: send and recv
+  // messages.cpp: send and recv
   void start_send(const std::shared_ptr<Work>& work);
   void start_receive(const std::shared_ptr<Work>& work);
   bool take_message(int from, const Header& header, const std::vector<std::byte>& payload);
@@ -239,11 +239,11 @@ class Member final : public Owner, public Wires, public std::enable_shared_from_
   std::vector<std::unique_ptr<Connection>> gone_;  // until no callback can be inside them
 };
 
-// tcp_small.cpp
+// eager.cpp
 // What `me` contributes to what `reader` gets, for calls whose contributions travel with the posts.
 std::pair<const std::byte*, std::size_t> contribution(const Request& request, int me, int reader);
 // Makes the output of `me` of everybody's contributions to it; `parts` of `me` itself is unused.
-void finish_small(const Request& request, int me, int members,
+void finish_eager(const Request& request, int me, int members,
                   const std::vector<const std::byte*>& parts);
 
 }  // namespace allreduce::tcp

@@ -43,7 +43,7 @@ void Member::start_send(const std::shared_ptr<Work>& work) {
     offers_[work->key] = work;  // so that it fails with the rest
     return blame(Fault::left, to, work->key);
   }
-  const bool small = request.call.path == Path::small && peer(to).unaccepted < kUnaccepted;
+  const bool small = request.call.path == Path::eager && peer(to).unaccepted < kUnaccepted;
   Header header{};
   header.kind = small ? Kind::message : Kind::offer;
   header.key = work->key;

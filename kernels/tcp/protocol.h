@@ -44,7 +44,7 @@ inline constexpr int kUnaccepted = 64;
 inline constexpr std::uint64_t kMessage = 1ull << 63;
 
 enum class Kind : std::uint8_t {
-  post = 1,  // a call was started: key, signature; on the small path its contribution to the reader
+  post = 1,  // a call was started: key, signature; on the eager path its contribution to the reader
   message,   // a small message: key, tag in `offset`, type in `stage`; count, signature, its bytes
   offer,     // a large one is there: the same, without its bytes
   accept,    // a message has found its receiver: key; of an offer the receiver's key in `offset`

@@ -10,7 +10,7 @@ from tests.cluster.processes import run
 
 PROGRAM = """
 import os, socket, stat, sys
-from allreduce.cluster import forks
+from allreduce.cluster.process import forks
 
 class Leader:
     address = sys.argv[1]

@@ -221,8 +221,8 @@ def test_a_short_timeout_makes_no_death_of_a_pause_between_heartbeats() -> None:
 def test_a_member_that_was_stopped_takes_no_leader_for_silent(script: Write) -> None:
     ends = "for _ in range(5): time.sleep(0.1)\nworld.store.get('k', 5)"
     path = script(f"print('joined', flush=True)\n{ends}")
-    quick = "from allreduce.cluster import line, rpc\n"
-    quick += "line.BEAT_SECONDS, rpc._SILENCE_SECONDS = 0.1, 1.0\n"
+    quick = "from allreduce.cluster.leader import channel, rpc\n"
+    quick += "channel.BEAT_SECONDS, rpc._SILENCE_SECONDS = 0.1, 1.0\n"
     path.write_text(quick + path.read_text())
     with hosting(2) as leader:
         environment = {

@@ -158,14 +158,15 @@ def test_a_library_that_does_not_know_the_launcher_leaves_no_shared_memory(tmp_p
     path.write_text(
         "import mmap, os\n"
         "from allreduce import JoinError\n"
-        "from allreduce.cluster import join, mpi_library\n"
+        "from allreduce.cluster import join\n"
+        "from allreduce.cluster.mpi import library\n"
         "name = f'/dev/shm/sm_segment.test.{os.getpid()}'  # as Open MPI's makes one for each\n"
         "with open(name, 'w+b') as file:\n"
         "    file.truncate(4096)\n"
         "    kept = mmap.mmap(file.fileno(), 4096)\n"
         "os.write(1, f'{name}\\n'.encode())\n"
         "def fail(*_): raise JoinError('strangers')\n"
-        "mpi_library.load = fail\n"
+        "library.load = fail\n"
         "join()\n"
     )
     result = run(mpirun(2, path), deadline=15)
@@ -336,18 +337,19 @@ def test_joins_that_fail_leave_no_hooks_behind(tmp_path: Path) -> None:
         "import sys\n"
         "hook = sys.excepthook\n"
         "from allreduce import JoinError, cluster\n"
-        "from allreduce.cluster import endings, mpi\n"
+        "from allreduce.cluster.process import exit_hooks\n"
+        "from allreduce.cluster.resolvers import mpi\n"
         "def fail(*_): raise JoinError('no')\n"
         "meet, mpi._meet = mpi._meet, fail\n"
         "hooks = set()\n"
         "for _ in range(3):\n"
         "    try: cluster.join()\n"
-        "    except JoinError: hooks.add(len(endings._watches))\n"
+        "    except JoinError: hooks.add(len(exit_hooks._watches))\n"
         "mpi._meet = meet\n"
         "world = cluster.join()\n"
-        "hooks.add(len(endings._watches))\n"
+        "hooks.add(len(exit_hooks._watches))\n"
         "world.close()\n"
-        "print(hooks, endings._watches, sys.excepthook is hook)\n"
+        "print(hooks, exit_hooks._watches, sys.excepthook is hook)\n"
     )
     result = run(mpirun(2, path))
     assert (result.code, result.out) == (0, "{1} [] True\n" * 2), result

@@ -14,7 +14,7 @@ import pytest
 
 from allreduce import cluster
 from allreduce.cluster.host.interfaces import interfaces
-from allreduce.cluster.resolvers import rendezvous, slurm, slurm_hosts
+from allreduce.cluster.resolvers import rendezvous, slurm
 from allreduce.cluster.world import generations
 from allreduce.errors import JoinError, TimeoutError, UsageError
 from tests.cluster.conftest import Write
@@ -105,7 +105,7 @@ def test_a_step_on_several_hosts_needs_a_secret(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_lists_of_hosts_are_expanded(written: str, hosts: list[str]) -> None:
-    assert slurm_hosts.expand(written) == hosts
+    assert slurm.expand(written) == hosts
 
 
 def test_tasks_on_several_hosts_find_the_leader(script: Write, job: str) -> None:
@@ -117,7 +117,7 @@ def test_tasks_on_several_hosts_find_the_leader(script: Write, job: str) -> None
         | {"SLURM_NODEID": str(min(rank, 1)), "ALLREDUCE_SECRET": "known to all"}
         for rank in range(3)
     ]
-    ports = slurm_hosts.ports(f"{os.getuid()}/{job}.3", 1)
+    ports = slurm.ports(f"{os.getuid()}/{job}.3", 1)
     with socket.create_server((outside, ports[0])):  # somebody else's, who never answers
         results = run_together(script(SHOW), told, deadline=30)
     assert [result.code for result in results] == [0, 0, 0], results

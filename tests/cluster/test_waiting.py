@@ -18,7 +18,7 @@ from tests.cluster.test_slurm import task
 
 JOIN = (
     "import sys, time\n"
-    "from allreduce.cluster import waiting\n"
+    "from allreduce.cluster.host import waiting\n"
     "waiting.WARN_SECONDS = 0.5\n"
     "from allreduce import cluster\n"
     "{before}\n"
@@ -97,7 +97,7 @@ def test_a_wait_that_ends_sooner_is_not_reported() -> None:
 
 def test_the_launcher_says_it_among_its_own_lines(tmp_path: Path) -> None:
     late = "import os, time\nif os.environ['ALLREDUCE_RANK'] == '1': time.sleep(1.2)"
-    launch = "from allreduce.cluster import waiting\nwaiting.WARN_SECONDS = 0.5\n"
+    launch = "from allreduce.cluster.host import waiting\nwaiting.WARN_SECONDS = 0.5\n"
     launch += "from allreduce.run import app\napp()"
     result = run([sys.executable, "-c", launch, "-n", "2", str(script(tmp_path, late))])
     assert result.code == 0, result.err
@@ -108,7 +108,8 @@ def test_the_launcher_says_it_among_its_own_lines(tmp_path: Path) -> None:
 def test_the_launcher_says_that_a_rank_is_stopped_before_it_has_joined(tmp_path: Path) -> None:
     stop = "import os, signal\nif os.environ['ALLREDUCE_RANK'] == '1': "
     stop += "print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
-    launch = "from allreduce.cluster import job, waiting\nwaiting.WARN_SECONDS = 0.3\n"
+    launch = "from allreduce.cluster.host import waiting\nwaiting.WARN_SECONDS = 0.3\n"
+    launch += "from allreduce.cluster.launcher import job\n"
     launch += "job._LOOK_SECONDS = 0.05\nfrom allreduce.run import app\napp()"
     command = [sys.executable, "-c", launch, "-n", "2", str(script(tmp_path, stop))]
     with running(command) as process:

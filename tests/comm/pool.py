@@ -25,6 +25,7 @@ import pytest
 from tests.cluster.processes import mpirun
 from tests.comm import (
     cases,
+    cross_process_cases,
     crossings,
     drawn,
     exchanges,
@@ -35,7 +36,6 @@ from tests.comm import (
     message_cases,
     mpi_cases,
     operator_cases,
-    pulling_cases,
     thread_cases,
 )
 from tests.comm.hosts import lay_out
@@ -43,7 +43,7 @@ from tests.harness import ROOT, clean_environment, explicit_ranks, run_threads
 
 _PLACES = (
     *(cases, operator_cases, exchanges, crossings, drawn, message_cases, group_cases),
-    *(huge_cases, library_cases, memory_cases, thread_cases, pulling_cases, mpi_cases),
+    *(huge_cases, library_cases, memory_cases, thread_cases, cross_process_cases, mpi_cases),
 )
 _WORKER = (sys.executable, "-m", "tests.comm.worker")
 _START_SECONDS = _END_SECONDS = 30.0

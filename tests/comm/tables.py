@@ -11,8 +11,10 @@ from allreduce.comm.selection.table import TABLE, Row
 
 KIB = 1 << 10
 COPYING = ("all_gather", "gather", "scatter", "broadcast", "all_to_all")
-# All that can be is pulled, in many steps.
-SOON = Row("shared", COPYING, "pulled", bytes=(4 * KIB + 1, None), chunk=16 * KIB, past=64 * KIB)
+# Every copy reads the other process, in many steps.
+SOON = Row(
+    "shared", COPYING, "cross_process", bytes=(4 * KIB + 1, None), chunk=16 * KIB, past=64 * KIB
+)
 # Steps so long that a member is easily stopped in the middle of one.
 LONG_STEPS = Row("shared", ("all_reduce",), "direct", bytes=(4 * KIB + 1, None), chunk=64 << 20)
 

@@ -27,7 +27,7 @@ KIB = 1 << 10
 LENGTHS = (0, 3, 1024, 1025, 70001, 300007)
 # Every kind of row on the way of every collective, so that nothing is taken from elsewhere.
 ROWS = (
-    Row("shared", COLLECTIVES, "small", bytes=(0, 2 * KIB)),
+    Row("shared", COLLECTIVES, "eager", bytes=(0, 2 * KIB)),
     Row(
         *("shared", ("all_gather", "all_reduce"), "direct"),
         bytes=(300 * KIB, None),
@@ -35,7 +35,7 @@ ROWS = (
         past=1000 * KIB,
     ),
     Row(
-        *("shared", ("gather", "scatter", "broadcast"), "pulled"),
+        *("shared", ("gather", "scatter", "broadcast"), "cross_process"),
         bytes=(10 * KIB, 500 * KIB),
         chunk=32 * KIB,
         past=90 * KIB,
@@ -48,7 +48,7 @@ ROWS = (
         past=3 * KIB,
     ),
     Row(
-        *("shared", ("all_reduce", "reduce_scatter", "all_gather", "all_to_all"), "exchanged"),
+        *("shared", ("all_reduce", "reduce_scatter", "all_gather", "all_to_all"), "pairwise"),
         members=(2, 2),
         bytes=(200 * KIB, 290 * KIB),
         chunk=8 * KIB,
@@ -58,7 +58,7 @@ ROWS = (
     Row(
         *("shared", COLLECTIVES, "staged"), crowded=True, chunk=32 * KIB, stores="ordinary", past=1
     ),
-    Row("tcp", COLLECTIVES, "small", bytes=(0, 1 * KIB)),
+    Row("tcp", COLLECTIVES, "eager", bytes=(0, 1 * KIB)),
     Row("tcp", ("all_reduce", "reduce"), "chain", bytes=(1 * KIB + 1, None), chunk=16 * KIB),
 )
 
@@ -95,7 +95,7 @@ def differences(comm: Communicator, planned: Plan, work: Any) -> list[str]:
         path, chunk, streaming, _ = native.way
         happened = (PATHS[path], chunk, "streaming" if streaming else "ordinary")
         expected = (planned.algorithm, planned.chunk, planned.stores)
-        if planned.algorithm != "small" and comm.size > 1:  # whose bytes are not counted
+        if planned.algorithm != "eager" and comm.size > 1:  # whose bytes are not counted
             happened += native.moved
             expected += (planned.read, planned.written)
     return [] if happened == expected else [f"{comm.rank}: {planned}\n {happened}"]
@@ -176,8 +176,8 @@ def test_messages_over_tcp_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
         return [(one.algorithm, one.sent) for one in plans]
 
     assert run_threads(talk, 2) == [
-        [("small", 32), ("direct", 800000)],
-        [("small", 0), ("direct", 0)],
+        [("eager", 32), ("direct", 800000)],
+        [("eager", 0), ("direct", 0)],
     ]
 
 

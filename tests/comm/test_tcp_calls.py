@@ -12,8 +12,8 @@ from allreduce.comm.transports.tcp import calls as tcp_calls
 @pytest.mark.parametrize(
     ("call", "path"),
     [
-        (Call("barrier", None, "none", 0, None, "g"), "small"),
-        (Call("all_reduce", "sum", "float32", 1024, None, "g"), "small"),
+        (Call("barrier", None, "none", 0, None, "g"), "eager"),
+        (Call("all_reduce", "sum", "float32", 1024, None, "g"), "eager"),
         (Call("all_reduce", "sum", "float32", 1025, None, "g"), "direct"),
         (Call("all_reduce", "sum", "float32", 1 << 20, None, "g"), "chain"),
         (Call("all_reduce", "sum", "bfloat16", 1 << 20, None, "g"), "direct"),

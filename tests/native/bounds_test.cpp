@@ -60,35 +60,35 @@ void refuses(const char* what, const Letter& letter) {
 }
 
 void test_letters() {
-  const Letter good{.kind = Mail::message, .type = Type::float64, .from = 1, .count = 10};
+  const Letter good{.kind = LetterKind::message, .type = Type::float64, .from = 1, .count = 10};
   const auto with = [&](auto change) {
     Letter letter = good;
     change(letter);
     return letter;
   };
   refuses("a letter of nobody", with([](Letter& one) { one.from = 4000; }));
-  refuses("a letter of no kind", with([](Letter& one) { one.kind = static_cast<Mail>(99); }));
+  refuses("a letter of no kind", with([](Letter& one) { one.kind = static_cast<LetterKind>(99); }));
   refuses("a letter of no type", with([](Letter& one) { one.type = static_cast<Type>(200); }));
   refuses("a small message that is large", with([](Letter& one) { one.count = kElements; }));
   refuses("a message of too much", with([](Letter& one) {
             one.count = UINT64_MAX / 8 + 2;  // 8 bytes, by what is left of the product
           }));
   refuses("an offer outside the region", with([](Letter& one) {
-            one.kind = Mail::offer;
+            one.kind = LetterKind::offer;
             one.count = kElements;
             one.where = 1;
             one.offset = 8;
           }));
   refuses("what accepts a recv", with([](Letter& one) {
-            one.kind = Mail::accept;
+            one.kind = LetterKind::accept;
             one.send = kReceive;
           }));
   refuses("what has fetched a recv", with([](Letter& one) {
-            one.kind = Mail::fetched;
+            one.kind = LetterKind::fetched;
             one.send = kReceive;
           }));
   const auto chunk = [&](std::uint32_t window, std::uint64_t count, std::uint64_t offset) {
-    return Letter{.kind = Mail::chunk,
+    return Letter{.kind = LetterKind::chunk,
                   .from = 1,
                   .where = window,
                   .count = count,

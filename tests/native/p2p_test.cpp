@@ -168,7 +168,7 @@ void test_mismatch(int size) {
     const Culprit culprit = member.group().culprit();
     check(culprit.fault == Fault::mismatch && culprit.member == 0 && culprit.witness == 1,
           "the mismatch names others");
-    const Told* told = member.group().control().state(1).told;
+    const MessageRecord* told = member.group().control().state(1).told;
     check(told[0].count == 19999 && told[1].count == 20000 && told[1].tag == 3,
           "the mismatch tells of another message");
     for (std::int64_t got : values) check(got == 5, "a mismatch touched the output");

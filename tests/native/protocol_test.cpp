@@ -20,19 +20,19 @@ using namespace allreduce;
 namespace {
 
 // Every size of chunk and kind of store for some collective, and several for one; what can be is
-// pulled in one of its bands, and what has short chunks exchanged in one, or instead of being
-// pulled.
+// cross_process in one of its bands, and what has short chunks pairwise in one, or instead of being
+// cross_process.
 Choices choices(int members) {
   Choices made;
   for (std::uint64_t i = 0; i < kCollectives; ++i) {
     const std::uint64_t chunk = kPlace << (2 + i % 6);
     const auto collective = static_cast<Collective>(i);
-    const Way pulled{copies(collective) ? kPage * 3 : 0, false, 9000}, none;
+    const Way cross_process{copies(collective) ? kPage * 3 : 0, false, 9000}, none;
     const Way soon{chunk, i % 3 == 0, i % 2 == 0 ? 5000u : UINT64_MAX};
-    const Band low{100000, {}, i % 2 == 1 ? pulled : none, soon};
-    const bool exchanged = members == 2 && chunk <= kLap * kPlace;
-    const Way late{chunk, i % 3 == 1, 100000, exchanged}, direct{64 << 10, false, 200000};
-    const Band high{UINT64_MAX, direct, i % 2 == 0 ? pulled : none, late};
+    const Band low{100000, {}, i % 2 == 1 ? cross_process : none, soon};
+    const bool pairwise = members == 2 && chunk <= kLap * kPlace;
+    const Way late{chunk, i % 3 == 1, 100000, pairwise}, direct{64 << 10, false, 200000};
+    const Band high{UINT64_MAX, direct, i % 2 == 0 ? cross_process : none, late};
     check(made.set(collective, {kSmall, {low, high}}, members) == "", "rules");
   }
   return made;

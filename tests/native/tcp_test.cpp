@@ -109,7 +109,7 @@ std::unique_ptr<Started> begin(const std::shared_ptr<Member>& member, int index)
   request.call.count =
       std::vector<std::uint64_t>{5, 3000, 150001}[static_cast<std::size_t>(index) % 3];
   request.call.path =
-      request.call.count == 5 ? Path::small : (index % 2 == 0 ? Path::chain : Path::direct);
+      request.call.count == 5 ? Path::eager : (index % 2 == 0 ? Path::chain : Path::direct);
   request.call.op = Op::sum;
   request.call.type = Type::float32;
   request.call.root = index % n;
@@ -153,7 +153,7 @@ void messages(const std::shared_ptr<Member>& member) {
     receive.call.collective = Collective::recv;
     send.call.type = receive.call.type = Type::float32;
     send.call.count = receive.call.count = count;
-    send.call.path = receive.call.path = count == 3 ? Path::small : Path::direct;
+    send.call.path = receive.call.path = count == 3 ? Path::eager : Path::direct;
     send.call.root = (me + 1) % n;
     receive.call.root = kAny;
     receive.tag = kAny;

@@ -312,10 +312,10 @@ def test_what_it_has_no_kernel_for_is_refused() -> None:
 @pytest.mark.parametrize(
     ("links", "match"),
     [
-        ([("add", [0, 2], 11, 0)], "not there"),
-        ([("add", [0, 1], 11, 0), ("add", [-2, 0], 11, 1)], "not there"),
+        ([("add", [0, 2], 11, 0)], "does not exist"),
+        ([("add", [0, 1], 11, 0), ("add", [-2, 0], 11, 1)], "does not exist"),
         ([("add", [0], 11, 0)], "operands"),
-        ([("add", [0, 1], 11, -1)], "room"),
+        ([("add", [0, 1], 11, -1)], "scratch slot"),
         ([("less", [0, 1], 0, 0), ("add", [0, 1], 11, 0)], "several types"),
     ],
 )

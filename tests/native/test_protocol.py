@@ -17,7 +17,7 @@ KERNELS = ROOT / "kernels"
 FOLDER = {  # whose sources each test program needs, besides the kernels
     "protocol_test": "shm",
     "p2p_test": "shm",
-    "endings_test": "shm",
+    "shutdown_test": "shm",
     "bounds_test": "shm",
     "update_test": "shm",
     "tcp_test": "tcp",
@@ -146,8 +146,8 @@ def test_protocol(build: Builder, sanitizer: str) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
-def test_endings(build: Builder, sanitizer: str) -> None:
-    assert run([build("endings_test", sanitizer), "1"]) == "ok\n"
+def test_shutdown(build: Builder, sanitizer: str) -> None:
+    assert run([build("shutdown_test", sanitizer), "1"]) == "ok\n"
 
 
 @pytest.mark.timeout(600)

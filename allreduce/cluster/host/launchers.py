@@ -18,7 +18,7 @@ _NO_STEP = 0xFFFFFFF0
 class Launcher(NamedTuple):
     """What a launcher of MPI processes says about this one."""
 
-    family: str  # whose launcher it is, as `mpi_library.family` names libraries
+    family: str  # whose launcher it is, as `mpi.library.family` names libraries
     rank_variable: str
     size_variable: str
     rank: int

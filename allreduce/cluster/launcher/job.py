@@ -16,11 +16,16 @@ from allreduce import settings
 from allreduce.cluster.host import fd_limits
 from allreduce.cluster.host.address import LOOPBACK
 from allreduce.cluster.host.machine import debugger_of_dead
-from allreduce.cluster.launcher.relay import Relay
-from allreduce.cluster.launcher.sink import Sink, Told
-from allreduce.cluster.process.children import ALONE, FILES, Child, environment, spawn
-from allreduce.cluster.process.signals import Signals
-from allreduce.cluster.process.stopped import Stopped
+from allreduce.cluster.launcher.children import (
+    FILES,
+    NO_LEADER,
+    Child,
+    Signals,
+    StoppedRanks,
+    environment,
+    spawn,
+)
+from allreduce.cluster.launcher.output import LogForwarder, Relay, Sink
 from allreduce.cluster.store import ranks_text
 from allreduce.errors import JoinError
 from allreduce.events import logger
@@ -73,7 +78,7 @@ class Job:
         self._known = 0.0  # when the leader will have seen whose connection broke
         self._culprit: Child | None = None  # who has been named
         self._waited_for = False  # whether some ranks have ended, or wait for others to join
-        self._stopped: Stopped | None = None  # since then
+        self._stopped: StoppedRanks | None = None  # since then
         self._leader: Leader | None = None
 
     def run(self) -> int:
@@ -97,11 +102,11 @@ class Job:
     def _host(self) -> bytes:
         """Start the leader; returns its address, as the word for the children."""
         if self._size == 1:
-            return ALONE
+            return NO_LEADER
         from allreduce.cluster.leader.service import Leader
 
         timeout = settings.load().timeout
-        logger.addHandler(Told(self._hear))
+        logger.addHandler(LogForwarder(self._hear))
         logger.propagate = False
         self._leader = Leader(f"{LOOPBACK}:0", self._size, self._secret.encode(), timeout)
         return self._leader.address.encode()
@@ -161,7 +166,7 @@ class Job:
             if self._leader is not None:
                 self._leader.end(child.rank, child.pid)
             self._waited_for = True
-        if child.code and not child.told:
+        if child.code and not child.ending:
             if not self._failed and self._stop is None:
                 self._end_after(self._grace)
                 self._known = self._after(_BLAME_SECONDS if self._leader else 0.0, self._blame)
@@ -175,13 +180,13 @@ class Job:
 
     def _begin_to_look(self) -> None:
         if self._stopped is None and not self._failed and self._stop is None:
-            self._stopped = Stopped(self._children)
+            self._stopped = StoppedRanks(self._children)
             self._after(_LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
         """Say which ranks are stopped while others wait for them, which would go unseen."""
         assert self._stopped is not None, "some wait"
-        text = self._stopped.news()
+        text = self._stopped.report()
         if text:
             self._tell(text)
         self._after(_LOOK_SECONDS, self._look)
@@ -332,7 +337,7 @@ class Job:
 
     def _send(self, number: signal.Signals) -> None:
         for child in self._children:
-            child.told = child.told or number in (signal.SIGTERM, signal.SIGKILL)
+            child.ending = child.ending or number in (signal.SIGTERM, signal.SIGKILL)
             child.signal(number)
 
     def _code(self) -> int:

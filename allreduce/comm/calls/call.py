@@ -52,9 +52,9 @@ DTYPES = (
     "complex64",
     "complex128",
 )
-PATHS = ("small", "direct", "staged", "pulled", "exchanged", "chain")
-COUNT_LIMIT = 1 << 36  # native signatures hold counts below this
-ANY = -1  # source or tag of a recv that accepts any
+PATHS = ("eager", "direct", "staged", "cross_process", "pairwise", "chain")
+COUNT_LIMIT = 1 << 36  # what a signature cannot count any more
+ANY = -1  # source or tag of a recv that takes every one
 
 
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})

@@ -11,7 +11,7 @@ from allreduce.comm.calls.call import COLLECTIVES
 from allreduce.comm.selection.table import TABLE, Row
 
 _NO_LIMIT = (1 << 64) - 1  # as the native side has it
-_IN_RINGS = ("staged", "exchanged")
+_IN_RINGS = ("staged", "pairwise")
 _Way = tuple[int, bool, int, bool]
 _Band = tuple[int, _Way, _Way, _Way]
 
@@ -51,7 +51,7 @@ class Choices:
         nbytes: int | None,
         *,
         symmetric: bool = False,
-        pulled: bool = True,
+        cross_process: bool = True,
     ) -> Choice:
         """Look a call up.
 
@@ -59,13 +59,13 @@ class Choices:
             collective: Its name.
             nbytes: Its bytes, as the table counts them; None if no member knows them all.
             symmetric: Whether it has arrays in symmetric memory, on the shared transport.
-            pulled: Whether its arrays can be read by other members, there.
+            cross_process: Whether other processes can read its arrays.
         """
         size = _NO_LIMIT if nbytes is None else nbytes
         held = [row for row in self._rows[collective] if _within(size, row.bytes)]
         assert held, f"no row holds for {collective}: the table's last rows hold for all"
-        held = [row for row in held if pulled or row.algorithm != "pulled"]
-        if held[0].transport == "shared" and held[0].algorithm != "small":
+        held = [row for row in held if cross_process or row.algorithm != "cross_process"]
+        if held[0].transport == "shared" and held[0].algorithm != "eager":
             # In place nothing is copied: what is best for ordinary arrays does not matter there.
             in_place = [row for row in held if row.algorithm == "direct"]
             ordinary = [row for row in held if row.algorithm != "direct"]
@@ -81,20 +81,25 @@ class Choices:
         """The same for native code: each collective's rules, its bands in rising order."""
         rules = []
         for collective, rows in self._rows.items():
-            if collective == "barrier":  # which is always small
+            if collective == "barrier":  # which is always eager
                 continue
-            small, bands = 0, list[_Band]()
+            eager, bands = 0, list[_Band]()
             for limit in _limits(rows):
                 plain = self.choose(collective, limit)
-                if plain.algorithm == "small":
-                    small = limit
+                if plain.algorithm == "eager":
+                    eager = limit
                     continue
                 best = self.choose(collective, limit, symmetric=True)
-                rings = self.choose(collective, limit, pulled=False)
+                rings = self.choose(collective, limit, cross_process=False)
                 bands.append(
-                    (limit, _way(best, "direct"), _way(plain, "pulled"), _way(rings, *_IN_RINGS))
+                    (
+                        limit,
+                        _way(best, "direct"),
+                        _way(plain, "cross_process"),
+                        _way(rings, *_IN_RINGS),
+                    )
                 )
-            rules.append((COLLECTIVES.index(collective), small, bands))
+            rules.append((COLLECTIVES.index(collective), eager, bands))
         return _native.Choices(self._members, rules)
 
 
@@ -115,7 +120,7 @@ def choices_for(
         if row.transport == transport
         and _within(members, row.members)
         and row.crowded in (None, crowded)
-        and (pulls or row.algorithm != "pulled")
+        and (pulls or row.algorithm != "cross_process")
     )
     return Choices(members, rows)
 
@@ -125,7 +130,7 @@ def _way(choice: Choice, *algorithms: str) -> _Way:
     if choice.algorithm not in algorithms:
         return 0, False, _NO_LIMIT, False
     past = _NO_LIMIT if choice.past is None else choice.past
-    return choice.chunk, choice.stores == "streaming", past, choice.algorithm == "exchanged"
+    return choice.chunk, choice.stores == "streaming", past, choice.algorithm == "pairwise"
 
 
 def _limits(rows: Iterable[Row]) -> list[int]:

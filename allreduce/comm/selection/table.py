@@ -38,9 +38,9 @@ class Row(NamedTuple):
     Args:
         transport: "shared", "tcp" or "mpi".
         collectives: Their names.
-        algorithm: One of the transport's. "direct" on shared is for symmetric memory only, "pulled"
-            for members who may read each other's memory; for the others the next row holds.
-            "exchanged" is for two members.
+        algorithm: One of the transport's. On shared, "direct" is for symmetric memory only, and
+            "cross_process" for members who may read each other's memory; else the next row holds.
+            "pairwise" is for two members.
         members: From how many members to how many; None is no limit.
         bytes: From how many to how many, both included.
         crowded: Whether members outnumber the cores they share (shared only); None is either.
@@ -48,7 +48,7 @@ class Row(NamedTuple):
         stores: How a staged chunk is written: "ordinary", or "streaming", past the caches.
         past: How long what one member gives to another is at least where it is copied to the output
             past the caches; None is nowhere. (shared, collectives that reduce nothing, all ways but
-            the small one; of what another process gives, where it is pulled, the kernel decides)
+            the eager one; for cross_process copies, the kernel decides)
     """
 
     transport: str
@@ -66,7 +66,7 @@ class Row(NamedTuple):
 TABLE: tuple[Row, ...] = (
     # --- shared -------------------------------------------------------------------------------
     # One synchronisation instead of two: all_reduce of 4 KiB takes 1.2 us.
-    Row("shared", _ALL, "small", bytes=(0, 4 * KIB)),
+    Row("shared", _ALL, "eager", bytes=(0, 4 * KIB)),
     # No copies: all_reduce of 1 MiB 15 us, of 16 MiB 850. A step takes some tens of microseconds,
     # after which other calls have their turn.
     Row("shared", _IN_PLACE, "direct", chunk=256 * KIB, past=_PAST),
@@ -74,7 +74,7 @@ TABLE: tuple[Row, ...] = (
     # anybody. Members who share their cores: 4 on 2 of them, broadcast of 4 MiB 2.5 ms instead of
     # 12, of 16 MiB 11 instead of 42; scatter of 16 MiB 4.7 instead of 7.7.
     Row(
-        *("shared", ("broadcast", "scatter"), "pulled"),
+        *("shared", ("broadcast", "scatter"), "cross_process"),
         members=(3, None),
         bytes=(1 * MIB, None),
         crowded=True,
@@ -86,7 +86,7 @@ TABLE: tuple[Row, ...] = (
     # core 4 MiB 1.01 instead of 1.14, and 16 MiB 4.0 either way. Past the caches 4 MiB take 435 us
     # instead of 536, but 2 MiB 177 instead of 149.
     Row(
-        *("shared", ("all_to_all",), "exchanged"),
+        *("shared", ("all_to_all",), "pairwise"),
         members=(2, 2),
         chunk=64 * KIB,
         past=2 * MIB,
@@ -96,7 +96,7 @@ TABLE: tuple[Row, ...] = (
     # as long. The members keep step, and where another program takes part of a core both wait for
     # it: 16 MiB 8.9 instead of 6.3 by the kernel, and all_to_all 5.3 instead of 4.0.
     Row(
-        *("shared", ("all_gather",), "exchanged"),
+        *("shared", ("all_gather",), "pairwise"),
         members=(2, 2),
         chunk=64 * KIB,
         past=_PAST,
@@ -104,7 +104,7 @@ TABLE: tuple[Row, ...] = (
     # One synchronisation instead of two for the only chunk of equal shares: 64 KiB 2.8 us instead
     # of 3.2; 256 KiB 9.9 instead of 9.3, 1 MiB 41 instead of 36, 16 MiB 2.1 ms instead of 1.6.
     Row(
-        *("shared", ("reduce_scatter",), "exchanged"),
+        *("shared", ("reduce_scatter",), "pairwise"),
         members=(2, 2),
         bytes=(0, 128 * KIB),
         chunk=64 * KIB,
@@ -112,15 +112,15 @@ TABLE: tuple[Row, ...] = (
     # One synchronisation instead of two, but all is reduced twice: 8 KiB 4.2 us instead of 5.5, 32
     # KiB 7.7 instead of 8.5; 64 KiB 10.1 instead of 8.2 (halves of one core, Zen 3).
     Row(
-        *("shared", ("all_reduce",), "exchanged"),
+        *("shared", ("all_reduce",), "pairwise"),
         members=(2, 2),
         bytes=(0, 32 * KIB),
         chunk=64 * KIB,
     ),
-    # all_to_all of two is exchanged above. gather of 16 MiB, while other programs ran, 3.9 ms
+    # all_to_all of two is pairwise above. gather of 16 MiB, while other programs ran, 3.9 ms
     # instead of 6.9; of 4 MiB, much of which is in the caches, it is no gain.
     Row(
-        *("shared", ("gather", "scatter", "all_to_all"), "pulled"),
+        *("shared", ("gather", "scatter", "all_to_all"), "cross_process"),
         bytes=(4 * MIB + 1, None),
         chunk=1 * MIB,
         past=_PAST,
@@ -160,7 +160,7 @@ TABLE: tuple[Row, ...] = (
     Row("shared", _DATA, "staged", chunk=256 * KIB, stores="ordinary", past=_PAST),
     # --- tcp ----------------------------------------------------------------------------------
     # What goes with the post saves the round trip in which all find that they agree.
-    Row("tcp", (*_ALL, *_MESSAGES), "small", bytes=(0, 4 * KIB)),
+    Row("tcp", (*_ALL, *_MESSAGES), "eager", bytes=(0, 4 * KIB)),
     # One hop to everybody beats a chain of hops, whose latencies add up; the bytes that each member
     # sends are the same for all but broadcast. A chunk is large against a system call, and small
     # against the level-2 cache, where it is reduced.

@@ -44,10 +44,10 @@ class NativeReplay:
         apart = {i: _stand_in(x) for i, x in moving.items()}
         frame.values.update(apart)
         self._bases = set(moving)
-        self._moving = set(moving)  # values that are views of moving arrays
-        self._loose: set[int] = set()  # values in a new array each time
-        self._replay = _native.Replay(list(apart.values()), list(_storages(frame)))
-        self.begin = self._replay.begin
+        self._moving = set(moving)  # values that lie in what moves
+        self._loose: set[int] = set()  # and those that are somewhere new each time
+        self._tape = _native.Replay(list(apart.values()), list(_storages(frame)))
+        self.begin = self._tape.begin
         self.steps: list[Step] = []
         self._looks: list[Step] = []  # the instructions that make views of moving arrays
         nodes = [each.node for each in frame.program.instructions]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from allreduce import events
-from allreduce.devices.logs import start_logging
+from allreduce.devices.options import start_logging
 from allreduce.graph import passes
 from allreduce.graph.consistency.rank_check import Facts
 from allreduce.graph.core import pass_switches

@@ -1,5 +1,5 @@
-// Chains of element-wise operations, carried out tile by tile: what stands between the first and
-// the last of them never leaves the level-1 cache.
+// Chains of element-wise operations, executed tile by tile: intermediate values never leave the
+// level-1 cache.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace allreduce {
 
 enum class Scalar : std::uint8_t { boolean, int32, int64, float32, float64 };
 
-enum class LinkOp : std::uint8_t {
+enum class ElementwiseOp : std::uint8_t {
   add,
   subtract,
   multiply,
@@ -43,51 +43,52 @@ enum class LinkOp : std::uint8_t {
 };
 
 // Computes `n` elements; `out` may be one of the operands, and overlaps none otherwise.
-using LinkKernel = void (*)(void* out, const void* a, const void* b, const void* c, std::size_t n);
+using ElementwiseKernel = void (*)(void* out, const void* a, const void* b, const void* c,
+                                   std::size_t n);
 
-// An operation on what the one before it has made, and an operand of its own: one element where it
-// is repeated. On the right stands what the one before has made, or not.
-struct SpineLink {
-  LinkOp op;
+// An operation on the previous operation's value and another operand; `is_right`: the previous
+// value is the right operand; `repeats`: the other operand is one element.
+struct FusedOp {
+  ElementwiseOp op;
   bool is_right, repeats;
   const void* other;
 };
 
-// Operations on floats, one behind the other, the first of them on `x`; for sums, differences,
-// products and quotients. Where `streams` holds, `out` is aligned to a cache line, apart from all
-// operands, and written past the caches.
-using SpineKernel = void (*)(void* out, const void* x, const SpineLink* links, std::size_t count,
+// Executes sums, differences, products and quotients of floats one after the other, the first on
+// `x`. If `streams`, `out` is aligned to a cache line, overlaps no operand, and is written past the
+// caches.
+using FusedKernel = void (*)(void* out, const void* x, const FusedOp* ops, std::size_t count,
                              std::size_t n, bool streams);
 
-struct LinkKernels {
-  // The kernel of an operation on operands of type `in` (all but the condition of `where`), or null
-  // where there is none.
-  LinkKernel (*find)(LinkOp op, Scalar in, Scalar out);
-  // The kernel of several operations of which this is one, or null.
-  SpineKernel (*find_spine)(LinkOp op, Scalar type);
+struct ElementwiseKernels {
+  // The kernel of an operation on operands of type `in` (all but the condition of `where`), or
+  // null.
+  ElementwiseKernel (*find)(ElementwiseOp op, Scalar in, Scalar out);
+  // The kernel that fuses operations of this kind, or null.
+  FusedKernel (*find_fused)(ElementwiseOp op, Scalar type);
   // Copies past the caches; `fence` orders such stores before all that follow.
   void (*stream)(void* to, const void* from, std::size_t bytes);
   void (*fence)();
 };
 
-constexpr int kMostReads = 3;
-// Operations of a spine.
-constexpr std::size_t kLongest = 16;
-// Inputs of a chain; one with more is left to NumPy. Their addresses are put on the stack.
-constexpr std::size_t kMostInputs = 2048;
+constexpr int kMaxReads = 3;
+// Operations of one fused kernel.
+constexpr std::size_t kMaxFusedOps = 16;
+// Inputs of a chain; NumPy executes longer ones. Their addresses are put on the stack.
+constexpr std::size_t kMaxInputs = 2048;
 
-// One operation. It reads inputs by their number, and earlier links by -1 - theirs; its value goes
-// to a room, or, as the last one's does, to the result.
-struct Link {
-  LinkOp op;
+// One operation. It reads inputs by their number, and earlier operations by -1 - theirs. Its value
+// is stored in a scratch slot; the last one's in the result.
+struct ChainOp {
+  ElementwiseOp op;
   Scalar in, out;
   int count;
-  int reads[kMostReads];
+  int reads[kMaxReads];
   int room;
 };
 
 struct Chain {
-  std::vector<Link> links;
+  std::vector<ChainOp> ops;
   std::vector<Scalar> inputs;
 };
 
@@ -97,11 +98,11 @@ std::size_t size_of(Scalar type);
 class BoundChain {
  public:
   // The result is C-contiguous, of this shape; an input's strides are 0 where it is repeated.
-  BoundChain(const Chain& chain, const LinkKernels& kernels, std::vector<std::size_t> shape,
+  BoundChain(const Chain& chain, const ElementwiseKernels& kernels, std::vector<std::size_t> shape,
              std::vector<std::vector<std::ptrdiff_t>> strides);
 
-  // `out` may be an input of its type that is not repeated, where the last link may work in place
-  // or does not read that.
+  // `out` may be an input of the same type that is not repeated, if the last operation can work in
+  // place or does not read it.
   void run(char* out, const char* const* inputs) const;
 
   std::size_t elements() const { return elements_; }
@@ -113,47 +114,47 @@ class BoundChain {
     std::vector<std::ptrdiff_t> strides;
     Way way;
     bool repeated = false;
-    std::size_t tile = 0;  // where in the scratch memory what is not read directly is laid out
-    bool whole = false;    // whether a tile of it is, or one element that is repeated
+    std::size_t tile = 0;  // offset of its copy in scratch memory, if it is not read directly
+    bool whole = false;    // whether that is a whole tile, or one repeated element
   };
-  // An operation, or a spine: those read what the one before has made, and another operand.
+  // An operation, or several fused ones: those read the previous value and another operand.
   struct Step {
-    LinkKernel kernel;
-    std::size_t reads[kMostReads];  // inputs, and behind them the tiles of links
+    ElementwiseKernel kernel;
+    std::size_t reads[kMaxReads];  // inputs, then the tiles of operations
     int count;
     std::size_t tile;
-    SpineKernel spine = nullptr;
-    std::vector<SpineLink> links = {};
-    std::vector<std::size_t> others = {};  // what they read
+    FusedKernel fused = nullptr;
+    std::vector<FusedOp> ops = {};
+    std::vector<std::size_t> others = {};  // their other operands
   };
 
   struct Fetched {
-    std::size_t source, bytes, share;  // of a tile, and what of it is fetched in each step
+    std::size_t source, bytes, share;  // of a tile, and the part prefetched per step
   };
 
   void merge_axes();
   void choose_ways();
   void add_steps(const Chain& chain);
-  void add_spine(const Chain& chain, std::size_t first, std::size_t last);
+  void add_fused(const Chain& chain, std::size_t first, std::size_t last);
   std::size_t place_of(int read) const;
   void needs_tile(std::size_t read);
   void lay_out(char* tile, const Source& source, const char* data, std::size_t first,
                std::size_t n) const;
   void place(const char** operands, char* scratch, const char* const* inputs, std::size_t first,
              std::size_t n) const;
-  void run_spine(char* to, const Step& step, const char* const* operands, const char* scratch,
+  void run_fused(char* to, const Step& step, const char* const* operands, const char* scratch,
                  std::size_t n, bool streams) const;
   void run_tile(char* out, const char* const* operands, char* scratch, std::size_t n,
                 bool streams) const;
   void fetch_share(const char* const* operands, std::size_t index) const;
 
-  const LinkKernels* kernels_;
-  bool is_spine_ = false;  // the whole chain
+  const ElementwiseKernels* kernels_;
+  bool is_fused_ = false;  // whether the whole chain is one fused step
   std::vector<std::size_t> shape_;
   std::vector<Source> sources_;
   std::vector<Step> steps_;
-  std::vector<Fetched> fetched_;    // the sources that are read directly, where tiles follow
-  std::vector<std::size_t> tiles_;  // where in the scratch memory each link's value is
+  std::vector<Fetched> fetched_;    // the sources to prefetch: read directly, in several tiles
+  std::vector<std::size_t> tiles_;  // offset in scratch memory of each operation's value
   std::size_t elements_ = 1, row_ = 1, tile_ = 0, out_size_, scratch_ = 0;
 };
 

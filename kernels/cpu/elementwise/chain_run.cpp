@@ -82,18 +82,18 @@ void BoundChain::fetch_share(const char* const* operands, std::size_t index) con
   }
 }
 
-void BoundChain::run_spine(char* to, const Step& step, const char* const* operands,
+void BoundChain::run_fused(char* to, const Step& step, const char* const* operands,
                            const char* scratch, std::size_t n, bool streams) const {
   const auto found = [&](std::size_t read) {
     const std::size_t inputs = sources_.size();
     return read < inputs ? operands[read] : scratch + tiles_[read - inputs];
   };
-  SpineLink links[kLongest];
-  for (std::size_t i = 0; i < step.links.size(); ++i) {
-    links[i] = step.links[i];
-    links[i].other = found(step.others[i]);
+  FusedOp ops[kMaxFusedOps];
+  for (std::size_t i = 0; i < step.ops.size(); ++i) {
+    ops[i] = step.ops[i];
+    ops[i].other = found(step.others[i]);
   }
-  step.spine(to, found(step.reads[0]), links, step.links.size(), n, streams);
+  step.fused(to, found(step.reads[0]), ops, step.ops.size(), n, streams);
 }
 
 void BoundChain::run_tile(char* out, const char* const* operands, char* scratch, std::size_t n,
@@ -104,11 +104,11 @@ void BoundChain::run_tile(char* out, const char* const* operands, char* scratch,
     fetch_share(operands, index);
     const bool is_last = index + 1 == steps_.size();
     char* to = is_last ? out : scratch + step.tile;
-    if (step.spine) {
-      run_spine(to, step, operands, scratch, n, is_last && streams);
+    if (step.fused) {
+      run_fused(to, step, operands, scratch, n, is_last && streams);
       continue;
     }
-    const char* reads[kMostReads] = {nullptr, nullptr, nullptr};
+    const char* reads[kMaxReads] = {nullptr, nullptr, nullptr};
     for (int i = 0; i < step.count; ++i) {
       const std::size_t read = step.reads[i];
       reads[i] = read < inputs ? operands[read] : scratch + tiles_[read - inputs];
@@ -156,7 +156,7 @@ void BoundChain::run(char* out, const char* const* inputs) const {
     std::size_t n = std::min(tile_, elements_ - first);
     if (by_rows) n = std::min(n, row_ - first % row_);
     char* there = out + first * out_size_;
-    bool straight = streams && steps_.back().spine;
+    bool straight = streams && steps_.back().fused;
     if (const std::size_t bytes = -reinterpret_cast<std::uintptr_t>(there) % kLine) {
       const std::size_t few = bytes / out_size_;  // what is behind them begins on a line
       if (straight && by_rows && few) n = std::min(n, few);

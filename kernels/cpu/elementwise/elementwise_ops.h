@@ -1,5 +1,4 @@
-// The operations of chains, with the bits that NumPy's have. Only for files compiled once per
-// KERNEL_LEVEL.
+// The operations of chains, bitwise NumPy's. Only for files compiled once per KERNEL_LEVEL.
 #pragma once
 
 #include "cpu/elementwise/chain.h"
@@ -68,37 +67,37 @@ void choose(void* out, const void* condition, const void* a, const void* b, std:
 }
 
 template <class T>
-LinkKernel compare(LinkOp op) {
+ElementwiseKernel compare(ElementwiseOp op) {
   switch (op) {
-    case LinkOp::less:
+    case ElementwiseOp::less:
       ALLREDUCE_LINK2(Bool, x < y);
-    case LinkOp::less_equal:
+    case ElementwiseOp::less_equal:
       ALLREDUCE_LINK2(Bool, x <= y);
-    case LinkOp::greater:
+    case ElementwiseOp::greater:
       ALLREDUCE_LINK2(Bool, x > y);
-    case LinkOp::greater_equal:
+    case ElementwiseOp::greater_equal:
       ALLREDUCE_LINK2(Bool, x >= y);
-    case LinkOp::equal:
+    case ElementwiseOp::equal:
       ALLREDUCE_LINK2(Bool, x == y);
-    case LinkOp::not_equal:
+    case ElementwiseOp::not_equal:
       ALLREDUCE_LINK2(Bool, x != y);
-    case LinkOp::where:
+    case ElementwiseOp::where:
       return choose<T>;
     default:
       return nullptr;
   }
 }
 
-inline LinkKernel combine(LinkOp op) {
+inline ElementwiseKernel combine(ElementwiseOp op) {
   using T = Bool;  // 0 or 1
   switch (op) {
-    case LinkOp::logical_and:
+    case ElementwiseOp::logical_and:
       ALLREDUCE_LINK2(Bool, x & y);
-    case LinkOp::logical_or:
+    case ElementwiseOp::logical_or:
       ALLREDUCE_LINK2(Bool, x | y);
-    case LinkOp::logical_xor:
+    case ElementwiseOp::logical_xor:
       ALLREDUCE_LINK2(Bool, x ^ y);
-    case LinkOp::logical_not:
+    case ElementwiseOp::logical_not:
       ALLREDUCE_LINK1(Bool, x ^ 1);
     default:
       return compare<T>(op);
@@ -107,25 +106,25 @@ inline LinkKernel combine(LinkOp op) {
 
 // Of integers and floats. Where one operand of `maximum` is NaN, it is the result.
 template <class T>
-LinkKernel compute(LinkOp op) {
+ElementwiseKernel compute(ElementwiseOp op) {
   switch (op) {
-    case LinkOp::add:
+    case ElementwiseOp::add:
       ALLREDUCE_LINK2(T, x + y);
-    case LinkOp::subtract:
+    case ElementwiseOp::subtract:
       ALLREDUCE_LINK2(T, x - y);
-    case LinkOp::multiply:
+    case ElementwiseOp::multiply:
       ALLREDUCE_LINK2(T, x * y);
-    case LinkOp::maximum:
+    case ElementwiseOp::maximum:
       ALLREDUCE_LINK2(T, x != x ? x : (x > y ? x : y));
-    case LinkOp::minimum:
+    case ElementwiseOp::minimum:
       ALLREDUCE_LINK2(T, x != x ? x : (x < y ? x : y));
-    case LinkOp::negative:
+    case ElementwiseOp::negative:
       ALLREDUCE_LINK1(T, -x);
-    case LinkOp::absolute:
+    case ElementwiseOp::absolute:
       ALLREDUCE_LINK1(T, magnitude(x));
-    case LinkOp::sign:
+    case ElementwiseOp::sign:
       ALLREDUCE_LINK1(T, x > 0 ? T(1) : (x < 0 ? T(-1) : (x == 0 ? T(0) : x)));
-    case LinkOp::square:
+    case ElementwiseOp::square:
       ALLREDUCE_LINK1(T, x * x);
     default:
       return compare<T>(op);
@@ -133,21 +132,21 @@ LinkKernel compute(LinkOp op) {
 }
 
 template <class T>
-LinkKernel compute_floats(LinkOp op) {
+ElementwiseKernel compute_floats(ElementwiseOp op) {
   switch (op) {
-    case LinkOp::divide:
+    case ElementwiseOp::divide:
       ALLREDUCE_LINK2(T, x / y);
-    case LinkOp::sqrt:
+    case ElementwiseOp::sqrt:
       ALLREDUCE_LINK1(T, square_root(x));
-    case LinkOp::relu:  // a NaN passes: it must not be hidden
+    case ElementwiseOp::relu:  // a NaN passes: it must not be hidden
       ALLREDUCE_LINK1(T, x < 0 ? T(0) : x);
-    case LinkOp::relu_gradient:
+    case ElementwiseOp::relu_gradient:
       ALLREDUCE_LINK2(T, y > 0 ? x : T(0));
-    case LinkOp::isfinite:
+    case ElementwiseOp::isfinite:
       ALLREDUCE_LINK1(Bool, magnitude(x) < T(__builtin_inf()));
-    case LinkOp::isnan:
+    case ElementwiseOp::isnan:
       ALLREDUCE_LINK1(Bool, x != x);
-    case LinkOp::isinf:
+    case ElementwiseOp::isinf:
       ALLREDUCE_LINK1(Bool, magnitude(x) == T(__builtin_inf()));
     default:
       return compute<T>(op);
@@ -156,7 +155,7 @@ LinkKernel compute_floats(LinkOp op) {
 
 // To floats, and to booleans; what else to integers depends on the processor where it does not fit.
 template <class T>
-LinkKernel convert(Scalar to) {
+ElementwiseKernel convert(Scalar to) {
   switch (to) {
     case Scalar::boolean:
       ALLREDUCE_LINK1(Bool, x != 0);
@@ -173,21 +172,21 @@ LinkKernel convert(Scalar to) {
 #undef ALLREDUCE_LINK2
 
 template <class Word>
-LinkKernel copying() {
+ElementwiseKernel copying() {
   return [](void* out, const void* a, const void*, const void*, std::size_t n) {
     map1<Word, Word>(out, a, n, [](Word x) { return x; });
   };
 }
 
-inline LinkKernel find_copy(Scalar type) {
+inline ElementwiseKernel find_copy(Scalar type) {
   if (type == Scalar::boolean) return copying<std::uint8_t>();
   const bool is_short = type == Scalar::int32 || type == Scalar::float32;
   return is_short ? copying<std::uint32_t>() : copying<std::uint64_t>();
 }
 
-inline LinkKernel find_link(LinkOp op, Scalar in, Scalar out) {
-  if (op == LinkOp::copy) return in == out ? find_copy(in) : nullptr;
-  const bool casts = op == LinkOp::cast;
+inline ElementwiseKernel find_elementwise(ElementwiseOp op, Scalar in, Scalar out) {
+  if (op == ElementwiseOp::copy) return in == out ? find_copy(in) : nullptr;
+  const bool casts = op == ElementwiseOp::cast;
   switch (in) {
     case Scalar::boolean:
       return casts ? convert<Bool>(out) : combine(op);
@@ -216,7 +215,7 @@ inline void stream(void* to, const void* from, std::size_t bytes) {
 
 inline void fence() { store_fence(); }
 
-constexpr LinkKernels link_kernels{find_link, find_spine, stream, fence};
+constexpr ElementwiseKernels elementwise_kernels{find_elementwise, find_fused, stream, fence};
 
 }  // namespace
 }  // namespace allreduce::KERNEL_LEVEL

@@ -1,6 +1,5 @@
-// Several operations of a chain at once, of which each goes on with what the one before has made,
-// with the bits that NumPy's have one after the other. Only for files compiled once per
-// KERNEL_LEVEL.
+// Fused arithmetic: several operations of a chain, each on the previous one's value, in registers.
+// The results are bitwise NumPy's. Only for files compiled once per KERNEL_LEVEL.
 #pragma once
 
 #include <cstddef>
@@ -43,23 +42,22 @@ struct Nothing {
   }
 };
 
-// Vectors that are computed before the first of them is stored, which with the operands fill the
-// registers: 256 bytes of them where vectors are long.
+// Vectors computed before the first is stored; with the operands they fill the registers: 256 bytes
+// for the widest vectors.
 constexpr std::size_t kHeld = kWidth == 64 ? 4 : 8;
-// Bytes: as far ahead is asked for what is read, as a processor does by itself within a page only.
+// Prefetch distance in bytes; the hardware's own prefetcher stops at the end of a page.
 // Eight operations on 10⁷ floats: 4.1 instead of 4.4 ms, and on small pages 5.6 instead of 6.0.
 constexpr std::size_t kAhead = 2048;
-// Bytes of a tile, which stays in the nearest cache from one stretch to the next; and of one whose
-// last stretch stores past the caches, so that reads and writes of the memory take short turns.
-constexpr std::size_t kSpineTile = 4096, kStreamedTile = 1024;
+// Bytes of a tile, which stays in the level-1 cache from one stretch to the next; shorter if the
+// last stretch stores past the caches, so that memory reads and writes alternate often.
+constexpr std::size_t kFusedTile = 4096, kStreamedTile = 1024;
 
 inline void fetch(const void* from, std::size_t bytes) {
   for (std::size_t at = 0; at < bytes; at += 64)
     __builtin_prefetch(static_cast<const char*>(from) + kAhead + at);
 }
 
-// A product with one number and a sum with another: what each of these is by itself, too, where the
-// other number is -0 or 1, to the bit.
+// x * factor + term. With term -0, or factor 1, it is bitwise the product, or the sum, alone.
 template <class T>
 struct Affine {
   T factor, term;
@@ -67,36 +65,36 @@ struct Affine {
 
 constexpr std::size_t kAffines = 4;
 
-// Operations between which nothing is chosen: affine ones and then, if it is a division by a
-// number, another one with one more affine one behind it; or one of any kind.
+// Operations of one loop without branches: affine ones, optionally followed by a division by a
+// number and one more affine one; or a single operation of any kind.
 template <class T>
 struct Stretch {
   Affine<T> affine[kAffines];
   std::size_t count = 0;
-  const SpineLink* last = nullptr;  // none where this is null
-  Affine<T> then = {T{1}, -T{}};    // behind a division by a number
+  const FusedOp* last = nullptr;  // null: none
+  Affine<T> then = {T{1}, -T{}};  // after a division by a number
 };
 
-inline bool divides(const SpineLink& link) {
-  return link.op == LinkOp::divide && link.repeats && !link.is_right;
+inline bool divides(const FusedOp& entry) {
+  return entry.op == ElementwiseOp::divide && entry.repeats && !entry.is_right;
 }
 
-// Puts a chain's operations into stretches; returns how many these are.
+// Groups a chain's operations into stretches; returns their number.
 template <class T>
-inline std::size_t stretches_of(const SpineLink* links, std::size_t count, Stretch<T>* made) {
+inline std::size_t stretches_of(const FusedOp* ops, std::size_t count, Stretch<T>* made) {
   std::size_t place = 0;
-  Affine<T>* open = nullptr;  // what came last, if that is a product without a term
-  Affine<T>* then = nullptr;  // what may follow the division that came last
-  for (const SpineLink* link = links; link != links + count; ++link) {
-    const T value = link->repeats ? *static_cast<const T*>(link->other) : T{};
-    const bool difference = link->op == LinkOp::subtract && !link->is_right;
-    const bool sum = link->op == LinkOp::add || difference;
+  Affine<T>* open = nullptr;  // the last operation, if it is a product without a term
+  Affine<T>* then = nullptr;  // for the operation after the last division
+  for (const FusedOp* entry = ops; entry != ops + count; ++entry) {
+    const T value = entry->repeats ? *static_cast<const T*>(entry->other) : T{};
+    const bool difference = entry->op == ElementwiseOp::subtract && !entry->is_right;
+    const bool sum = entry->op == ElementwiseOp::add || difference;
     const T term = difference ? -value : value;
-    const bool is_number = link->repeats && value == value;  // a NaN's sign would change
-    if (!is_number || !(sum || link->op == LinkOp::multiply)) {
-      if (made[place].count && !divides(*link)) ++place;
-      then = divides(*link) ? &made[place].then : nullptr;
-      made[place++].last = link;
+    const bool is_number = entry->repeats && value == value;  // a NaN's sign would change
+    if (!is_number || !(sum || entry->op == ElementwiseOp::multiply)) {
+      if (made[place].count && !divides(*entry)) ++place;
+      then = divides(*entry) ? &made[place].then : nullptr;
+      made[place++].last = entry;
       open = nullptr;
     } else if (sum && open) {
       open->term = term;
@@ -112,7 +110,7 @@ inline std::size_t stretches_of(const SpineLink* links, std::size_t count, Stret
   return place + (made[place].count != 0);
 }
 
-// One stretch of `Times` affine operations, another one, and `Then` (0 or 1) affine ones.
+// One stretch: `Times` affine operations, `Op`, and `Then` (0 or 1) affine operations.
 template <class T, std::size_t Times, class Op, bool IsRight, bool Repeats, std::size_t Then = 0>
 void carry_out(T* to, const T* from, const Stretch<T>& stretch, const T* other, std::size_t n,
                bool streams) {
@@ -166,10 +164,10 @@ CarryOut<T> find_for(bool repeats) {
 }
 
 template <class T>
-CarryOut<T> find_for(const SpineLink& only) {
-  if (only.op == LinkOp::add) return find_for<T, Add, false>(only.repeats);
-  if (only.op == LinkOp::multiply) return find_for<T, Multiply, false>(only.repeats);
-  if (only.op == LinkOp::subtract)
+CarryOut<T> find_for(const FusedOp& only) {
+  if (only.op == ElementwiseOp::add) return find_for<T, Add, false>(only.repeats);
+  if (only.op == ElementwiseOp::multiply) return find_for<T, Multiply, false>(only.repeats);
+  if (only.op == ElementwiseOp::subtract)
     return only.is_right ? find_for<T, Subtract, true>(only.repeats)
                          : find_for<T, Subtract, false>(only.repeats);
   return only.is_right ? find_for<T, Divide, true>(only.repeats)
@@ -177,7 +175,7 @@ CarryOut<T> find_for(const SpineLink& only) {
 }
 
 template <class T, std::size_t Times>
-CarryOut<T> find_affine(const SpineLink* last) {
+CarryOut<T> find_affine(const FusedOp* last) {
   return last ? carry_out<T, Times, Divide, false, true, 1>
               : carry_out<T, Times, Nothing, false, true>;
 }
@@ -191,23 +189,23 @@ CarryOut<T> find_for(const Stretch<T>& stretch) {
   return stretch.count == 3 ? find_affine<T, 3>(stretch.last) : find_affine<T, 4>(stretch.last);
 }
 
-// A loop for each stretch, from tile to tile: where each operation was chosen anew for every few
-// vectors, which a processor may foresee wrongly, eight of them on 10⁷ floats took 4.2 to 8.0 ms.
+// Runs one loop per stretch, tile by tile. Branching on the operation every few vectors instead,
+// with branch mispredictions, made eight operations on 10⁷ floats take 4.2 to 8.0 ms.
 template <class T>
-void spine(void* out, const void* x, const SpineLink* links, std::size_t count, std::size_t n,
+void fused(void* out, const void* x, const FusedOp* ops, std::size_t count, std::size_t n,
            bool streams) {
-  const std::size_t most = (streams ? kStreamedTile : kSpineTile) / sizeof(T);
-  Stretch<T> stretches[kLongest + 1];
-  CarryOut<T> loops[kLongest + 1];
-  const std::size_t parts = stretches_of(links, count, stretches);
+  const std::size_t most = (streams ? kStreamedTile : kFusedTile) / sizeof(T);
+  Stretch<T> stretches[kMaxFusedOps + 1];
+  CarryOut<T> loops[kMaxFusedOps + 1];
+  const std::size_t parts = stretches_of(ops, count, stretches);
   for (std::size_t i = 0; i < parts; ++i) loops[i] = find_for<T>(stretches[i]);
-  alignas(64) T tile[kSpineTile / sizeof(T)];
+  alignas(64) T tile[kFusedTile / sizeof(T)];
   const T none{};
   for (std::size_t at = 0; at < n; at += most) {
     const std::size_t length = n - at < most ? n - at : most;
     const T* from = static_cast<const T*>(x) + at;
     for (std::size_t i = 0; i < parts; ++i) {
-      const SpineLink* last = stretches[i].last;
+      const FusedOp* last = stretches[i].last;
       const T* other = last ? static_cast<const T*>(last->other) + (last->repeats ? 0 : at) : &none;
       const bool is_last = i + 1 == parts;
       T* to = is_last ? static_cast<T*>(out) + at : tile;
@@ -217,11 +215,12 @@ void spine(void* out, const void* x, const SpineLink* links, std::size_t count, 
   }
 }
 
-inline SpineKernel find_spine(LinkOp op, Scalar type) {
-  if (op != LinkOp::add && op != LinkOp::subtract && op != LinkOp::multiply && op != LinkOp::divide)
+inline FusedKernel find_fused(ElementwiseOp op, Scalar type) {
+  if (op != ElementwiseOp::add && op != ElementwiseOp::subtract && op != ElementwiseOp::multiply &&
+      op != ElementwiseOp::divide)
     return nullptr;
-  if (type == Scalar::float32) return spine<float>;
-  return type == Scalar::float64 ? spine<double> : nullptr;
+  if (type == Scalar::float32) return fused<float>;
+  return type == Scalar::float64 ? fused<double> : nullptr;
 }
 
 }  // namespace

@@ -91,6 +91,6 @@ namespace allreduce {
 template <>
 constinit const TensorKernels LevelTable<TensorKernels, Level::KERNEL_LEVEL>::table{
     KERNEL_LEVEL::float_kernels<float>, KERNEL_LEVEL::float_kernels<double>, KERNEL_LEVEL::philox,
-    KERNEL_LEVEL::link_kernels};
+    KERNEL_LEVEL::elementwise_kernels};
 
 }  // namespace allreduce

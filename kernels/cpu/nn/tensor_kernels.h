@@ -77,7 +77,7 @@ struct TensorKernels {
   // Turns `n` counters of four words into as many random words.
   void (*philox)(std::uint32_t* out, const std::uint32_t* counters, std::uint64_t key,
                  std::size_t n);
-  LinkKernels links;
+  ElementwiseKernels ops;
 
   template <class T>
   const FloatKernels<T>& of() const;

@@ -48,9 +48,9 @@ bool Messages::try_write(int to, const Outgoing& outgoing) {
     } else if (mailbox.next.compare_exchange_weak(position, position + 1,
                                                   std::memory_order_seq_cst)) {
       box.letter = letter;
-      if (letter.kind == Mail::message || letter.kind == Mail::offer)
+      if (letter.kind == LetterKind::message || letter.kind == LetterKind::offer)
         mailbox.remarks[position % kLetters].set(work->details.note);
-      if (letter.kind == Mail::message && letter.count != 0)
+      if (letter.kind == LetterKind::message && letter.count != 0)
         std::memcpy(mailbox.payloads[position % kLetters], work->in, bytes_of(*work));
       // Pairs with the loads of `turn` in read_letter() and busy().
       share_.group.publish(box.turn, free + 1);
@@ -87,24 +87,24 @@ bool Messages::sound(const Letter& letter) const {
     return needed <= size && letter.offset <= size - needed;
   };
   switch (letter.kind) {
-    case Mail::message:
+    case LetterKind::message:
       return bytes <= kEager;
-    case Mail::offer: {
+    case LetterKind::offer: {
       const auto region = letter.where == 0 ? nullptr : share_.group.find_region(letter.where);
       return !region || fits(region->part_bytes, bytes);
     }
-    case Mail::accept:
-    case Mail::fetched: {
+    case LetterKind::accept:
+    case LetterKind::fetched: {
       const auto own = find(letter.send);
       return !own || own->call.collective == Collective::send;
     }
-    case Mail::chunk: {
+    case LetterKind::chunk: {
       const auto own = find(letter.recv);
       const bool fit =
           !own || (own->call.collective == Collective::recv && fits(bytes_of(*own), letter.count));
       return fit && letter.where < kWindows && letter.count <= kWindow;
     }
-    case Mail::taken:
+    case LetterKind::taken:
       return true;
   }
   return false;
@@ -133,21 +133,21 @@ bool Messages::read_letter() {
 void Messages::take(const Incoming& incoming) {
   const Letter& letter = incoming.letter;
   switch (letter.kind) {
-    case Mail::message:
-    case Mail::offer:
+    case LetterKind::message:
+    case LetterKind::offer:
       return arrive(incoming);
-    case Mail::accept:
+    case LetterKind::accept:
       if (const auto send = find(letter.send)) {
         pending_.find(letter.send)->second.stage = Stage::moving;
         sending_.push_back({send, letter, nullptr});
       }
       return;
-    case Mail::chunk:
+    case LetterKind::chunk:
       return take_chunk(letter);
-    case Mail::fetched:
+    case LetterKind::fetched:
       if (const auto send = find(letter.send)) settle(send);
       return;
-    case Mail::taken:
+    case LetterKind::taken:
       untaken_[letter.from] -= static_cast<int>(letter.count);
       return;
   }
@@ -197,7 +197,7 @@ bool Messages::stage_chunk() {
     kernels().copy(own().windows[window], work.in + work.cursor, bytes);
     receivers_[window] = to;
     own().filled[window].value.store(1, std::memory_order_seq_cst);
-    const Letter letter{.kind = Mail::chunk,
+    const Letter letter{.kind = LetterKind::chunk,
                         .from = static_cast<std::uint16_t>(share_.me),
                         .where = static_cast<std::uint32_t>(window),
                         .count = bytes,
@@ -223,7 +223,7 @@ bool Messages::fetch() {
                move.region->part(move.letter.from) + move.letter.offset + recv.cursor, bytes);
   recv.cursor += bytes;
   // Stands between the copy and the looks at who has failed or left, as `finished` in
-  // step_pulled().
+  // step_cross_process().
   fetched_.store(fetched_.load(std::memory_order_relaxed) + bytes, std::memory_order_seq_cst);
   // A sender that fails or leaves does not wait for this: what was read may be what it has put
   // there since.
@@ -234,7 +234,7 @@ bool Messages::fetch() {
     fetching_.push_back(std::move(move));
   } else {
     // Done when that is written: whoever leaves after it owes nothing.
-    const Letter letter{.kind = Mail::fetched,
+    const Letter letter{.kind = LetterKind::fetched,
                         .from = static_cast<std::uint16_t>(share_.me),
                         .send = move.letter.send};
     write(move.letter.from, {letter, move.work, true});

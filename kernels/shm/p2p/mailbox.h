@@ -28,7 +28,7 @@ inline constexpr int kUntaken = 32;
 inline constexpr std::uint64_t kMessage = 1ull << 62;
 
 // What members write to each other about sends and recvs.
-enum class Mail : std::uint8_t {
+enum class LetterKind : std::uint8_t {
   message,  // a small message, in the letter's payload
   offer,    // a message that the sender keeps, or that lies in symmetric memory
   accept,   // the receiver has a place for an offered message
@@ -38,7 +38,7 @@ enum class Mail : std::uint8_t {
 };
 
 struct Letter {
-  Mail kind = Mail::message;
+  LetterKind kind = LetterKind::message;
   Type type = Type::none;
   std::uint16_t from = 0;
   std::uint32_t where = 0;   // chunk: the window; offer: the symmetric region, or 0

@@ -15,7 +15,7 @@ bool fits(const Work& recv, const Letter& letter) {
          (recv.tag == kAny || recv.tag == letter.tag);
 }
 
-void tell(Told& told, const Work& work) {
+void tell(MessageRecord& told, const Work& work) {
   told = {work.call.collective, work.call.type, work.call.root, work.tag, work.call.count, {}};
   told.remark.set(work.details.note);
 }
@@ -54,7 +54,7 @@ void Messages::start_send(const std::shared_ptr<Work>& work) {
   if (small) {
     ++untaken_[static_cast<std::size_t>(to)];
   } else {
-    letter.kind = Mail::offer;
+    letter.kind = LetterKind::offer;
     work->in_region = share_.group.find_region(share_.me, work->in, bytes_of(*work));
     if (work->in_region) {
       letter.where = work->in_region->id;
@@ -93,7 +93,7 @@ void Messages::arrive(const Incoming& message) {
     meet(recv, message);
   } else {
     Arrival arrival{message, {}, std::string(message.remark)};
-    if (!message.own && letter.kind == Mail::message)
+    if (!message.own && letter.kind == LetterKind::message)
       arrival.payload.assign(message.payload,
                              message.payload + letter.count * size_of(letter.type));
     arrivals_.push_back(std::move(arrival));
@@ -106,7 +106,7 @@ void Messages::arrive(const Incoming& message) {
 void Messages::meet(const std::shared_ptr<Work>& recv, const Incoming& message) {
   const Letter& letter = message.letter;
   if (letter.type != recv->call.type || letter.count != recv->call.count) {
-    Told sent{Collective::send, letter.type, share_.me, letter.tag, letter.count, {}};
+    MessageRecord sent{Collective::send, letter.type, share_.me, letter.tag, letter.count, {}};
     sent.remark.set(message.remark);
     blame(Fault::mismatch, letter.from, *recv, &sent);
     return;
@@ -114,7 +114,7 @@ void Messages::meet(const std::shared_ptr<Work>& recv, const Incoming& message) 
   recv->call.root = letter.from;
   recv->tag = letter.tag;
   recv->met.store(true, std::memory_order_release);
-  if (letter.kind == Mail::offer) return meet_offer(recv, letter);
+  if (letter.kind == LetterKind::offer) return meet_offer(recv, letter);
   const std::byte* source = message.own ? message.own->in : message.payload;
   if (bytes_of(*recv) != 0) std::memmove(recv->out, source, bytes_of(*recv));
   settle(recv);
@@ -123,7 +123,7 @@ void Messages::meet(const std::shared_ptr<Work>& recv, const Incoming& message) 
   if (letter.from == share_.me) {
     --untaken_[from];
   } else if (++taken_[from] == kUntaken / 2) {
-    write(letter.from, Letter{.kind = Mail::taken,
+    write(letter.from, Letter{.kind = LetterKind::taken,
                               .from = static_cast<std::uint16_t>(share_.me),
                               .count = static_cast<std::uint64_t>(std::exchange(taken_[from], 0))});
   }
@@ -135,7 +135,7 @@ void Messages::meet_offer(const std::shared_ptr<Work>& recv, const Letter& lette
   auto region = letter.where == 0 ? nullptr : share_.group.find_region(letter.where);
   if (region) return fetching_.push_back({recv, letter, std::move(region)});
   Letter answer = letter;
-  answer.kind = Mail::accept;
+  answer.kind = LetterKind::accept;
   answer.from = static_cast<std::uint16_t>(share_.me);
   answer.recv = recv->seq;
   write(letter.from, answer);
@@ -225,10 +225,10 @@ void Messages::check_left() {
 }
 
 // Whether the word is ours: what we tell of belongs to it then.
-bool Messages::blame(Fault fault, int member, const Work& work, const Told* other) {
+bool Messages::blame(Fault fault, int member, const Work& work, const MessageRecord* other) {
   if (share_.group.culprit_word() != 0) return false;
   tell(share_.own().told[0], work);
-  share_.own().told[1] = other == nullptr ? Told{} : *other;
+  share_.own().told[1] = other == nullptr ? MessageRecord{} : *other;
   share_.group.blame({fault, member, share_.me, work.seq});
   return true;
 }

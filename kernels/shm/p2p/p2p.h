@@ -106,7 +106,7 @@ class Messages {
   void count();
   bool left(int member) const;
   bool needs(const Pending& pending, const std::vector<bool>& gone) const;
-  bool blame(Fault fault, int member, const Work& work, const Told* other = nullptr);
+  bool blame(Fault fault, int member, const Work& work, const MessageRecord* other = nullptr);
   Mailbox& own() const { return share_.control().mailbox(share_.me); }
 
   Share& share_;

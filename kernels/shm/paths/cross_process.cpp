@@ -53,7 +53,7 @@ bool pull(Share& share, Work& work, int from, const Segment& to, std::uint64_t c
     if (work.in + offset == target) return true;
     copy(target, work.in + offset, bytes);
   } else {
-    const std::uint64_t source = lent_by(share, work, from).address + offset;
+    const std::uint64_t source = input_location(share, work, from).address + offset;
     const int pid = share.group.process_of(from);
     const int error = pid == 0 ? read_thread(share, copy, from, target, source, bytes)
                                : read_process(pid, target, source, bytes);
@@ -126,12 +126,12 @@ bool readable_by_all(const Share& share, const Work& work) {
   return !share.group.has_processes() || readable(work.in, count * size_of(work.call.type));
 }
 
-Progress step_pulled(Share& share, Work& work, std::uint64_t& position) {
+Progress step_cross_process(Share& share, Work& work, std::uint64_t& position) {
   if (!agreed(share, work)) return Progress::blocked;
   if (work.withheld) {
     work.way = work.rings;
-    return work.way.exchanged ? step_exchanged(share, work, position)
-                              : step_staged(share, work, position);
+    return work.way.pairwise ? step_pairwise(share, work, position)
+                             : step_staged(share, work, position);
   }
   const Progress progress = advance(share, work);
   if (progress != Progress::finished) return progress;

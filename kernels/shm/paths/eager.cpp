@@ -56,8 +56,8 @@ void explain(Share& share, std::string_view reason) {
     std::memcpy(own.reason, reason.data(), fitting(reason, sizeof(own.reason) - 1));
 }
 
-Lent lent_by(const Share& share, const Work& work, int member) {
-  Lent lent;
+InputLocation input_location(const Share& share, const Work& work, int member) {
+  InputLocation lent;
   std::memcpy(&lent, share.control().slot(member, work.seq).payload, sizeof(lent));
   return lent;
 }
@@ -68,12 +68,13 @@ void post(Share& share, Work& work) {
   slot.detail = work.details.hash;
   if (work.call.path == Path::direct) {
     std::memcpy(slot.payload, &work.place, sizeof(work.place));
-  } else if (work.call.path == Path::small) {
+  } else if (work.call.path == Path::eager) {
     put(share, work);
   } else {
     work.longest = longest_segment(work, share.members, share.me);
-    const bool withheld = work.call.path == Path::pulled && !readable_by_all(share, work);
-    const Lent lent{reinterpret_cast<std::uint64_t>(work.in), work.longest, withheld ? 1u : 0u};
+    const bool withheld = work.call.path == Path::cross_process && !readable_by_all(share, work);
+    const InputLocation lent{reinterpret_cast<std::uint64_t>(work.in), work.longest,
+                             withheld ? 1u : 0u};
     std::memcpy(slot.payload, &lent, sizeof(lent));
   }
   if (!work.details.note.empty())
@@ -119,8 +120,8 @@ bool agreed(Share& share, Work& work) {
       blame_mismatch(share, work, work.agreed);
       return false;
     }
-    if (work.call.path != Path::small && work.call.path != Path::direct) {
-      const Lent lent = lent_by(share, work, work.agreed);
+    if (work.call.path != Path::eager && work.call.path != Path::direct) {
+      const InputLocation lent = input_location(share, work, work.agreed);
       work.longest = std::max(work.longest, lent.longest);
       work.withheld |= lent.withheld != 0;
     }
@@ -169,7 +170,7 @@ void copy_payloads(const Share& share, const Work& work) {
 
 }  // namespace
 
-Progress step_small(Share& share, Work& work) {
+Progress step_eager(Share& share, Work& work) {
   if (!agreed(share, work)) return Progress::blocked;
   if (!reduces(work.call.collective))
     copy_payloads(share, work);

@@ -40,7 +40,9 @@ struct Pair {
   std::uint64_t position(std::uint64_t chunk) const { return work.base + chunk * places; }
   std::uint64_t chunks() const { return (work.longest + elements - 1) / elements; }
   std::uint64_t lap() const { return kLap / places; }  // chunks
-  std::uint64_t offset(int giver) const { return lent_by(share, work, giver).address % kLine; }
+  std::uint64_t offset(int giver) const {
+    return input_location(share, work, giver).address % kLine;
+  }
   // Where a member puts a chunk: as far into a cache line as in its array, as in staged.cpp.
   std::byte* place(std::uint64_t chunk, int giver) const {
     const std::uint64_t at = position(chunk);
@@ -194,9 +196,9 @@ bool other_has_put(const Pair& pair, std::uint64_t chunk) {
 
 }  // namespace
 
-Progress step_exchanged(Share& share, Work& work, std::uint64_t& position) {
+Progress step_pairwise(Share& share, Work& work, std::uint64_t& position) {
   const Pair pair(share, work);
-  if (!work.begun) begin_in_rings(share, work, Path::exchanged, position, pair.places);
+  if (!work.begun) begin_in_rings(share, work, Path::pairwise, position, pair.places);
   // In this order, as in step_staged().
   const bool agree = agreed(share, work);
   if (agree && work.consumed == pair.chunks()) {

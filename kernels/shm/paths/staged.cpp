@@ -45,7 +45,7 @@ void count(Work& work, std::uint64_t read, std::uint64_t written) {
 // 180.
 std::byte* ring(const Share& share, const Work& work, std::uint64_t chunk, int from, int to) {
   std::byte* place = share.control().place(from, place_of(work, chunk)) +
-                     lent_by(share, work, from).address % kLine;
+                     input_location(share, work, from).address % kLine;
   if (!personal(work.call.collective)) return place;
   return place + static_cast<std::uint64_t>(to) * chunk_elements(work, share.members) *
                      size_of(work.call.type);
@@ -236,8 +236,8 @@ void begin_in_rings(Share& share, Work& work, Path path, std::uint64_t position,
                     std::uint64_t places) {
   work.begun = true;
   work.base = (position + places - 1) / places * places;
-  // In places that are exchanged, one that is skipped does not tell that it is free.
-  work.elsewhere = share.in_rings != path || (path == Path::exchanged && work.base != position);
+  // In places that are pairwise, one that is skipped does not tell that it is free.
+  work.elsewhere = share.in_rings != path || (path == Path::pairwise && work.base != position);
   share.in_rings = path;
   // Places that it skips are consumed.
   if (work.base != position) share.group.publish(share.own().consumed.value, work.base);

@@ -33,7 +33,7 @@ def choose(call: Call, size: int, choices: Choices) -> Choice:
     results are not rounded.
     """
     if size == 1 or call.collective in ("barrier", "empty"):
-        return Choice("small")
+        return Choice("eager")
     unequal = call.collective == "all_to_all" and call.counts is not None
     share = max(call.counts) if call.counts is not None else call.count
     choice = choices.choose(call.collective, None if unequal else share * item_bytes(call.dtype))

@@ -17,7 +17,7 @@ def plan_tcp(call: Call, topology: Topology, choices: Choices, placed: Placed) -
     """Plan a call between members on any hosts."""
     choice = calls.choose(call, topology.size, choices)
     words = calls.words(call, topology.size, choices)
-    if choice.algorithm == "small":
+    if choice.algorithm == "eager":
         return _small(call, topology.rank, topology.size, choice, words)
     item, me = item_bytes(call.dtype), topology.rank
     chunk, window, stages = _native.tcp_plan(words, me, topology.size)
@@ -75,7 +75,7 @@ def _small(call: Call, me: int, size: int, choice: Choice, words: tuple[object, 
         sent, got = (call.count, 0) if sending else (0, call.count)
         moved = stored = call.count
     else:
-        sent, got, own = _native.tcp_small_plan(words, me, size)
+        sent, got, own = _native.tcp_eager_plan(words, me, size)
         moved = got + own
         stored = own if reduces else moved
         steps = ["post the call to all, with what each gets" if sent else "post the call to all"]

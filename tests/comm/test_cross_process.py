@@ -18,13 +18,13 @@ from tests.harness import run_ranks, settle_threads
 @pytest.fixture(scope="module")
 def run() -> Iterator[Runner]:
     pool = ProcessPool(3)
-    yield partial(pool.run, "pulled")
+    yield partial(pool.run, "cross_process")
     assert pool.close() == [0] * 3
 
 
 @pytest.mark.parametrize("case", ["copies", "freed", "dropped", "owned_again", "withheld"])
 def test_of_processes(run: Runner, case: str) -> None:
-    assert run("way_of", "broadcast", 5000) == ["pulled"] * 3
+    assert run("way_of", "broadcast", 5000) == ["cross_process"] * 3
     run(case)
 
 
@@ -71,7 +71,7 @@ def test_where_one_may_not_all_go_through_rings(how: str) -> None:
         "variable": "rank 1 has that switched off, by ALLREDUCE_SHARED_PULL=off",
     }
     for result in results:
-        assert (result.returncode, result.stdout) == (0, "exchanged [0. 1.]\n"), result
+        assert (result.returncode, result.stdout) == (0, "pairwise [0. 1.]\n"), result
         assert f"not straight out of memory: {told[how]}" in result.stderr
 
 

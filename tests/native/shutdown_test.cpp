@@ -4,7 +4,7 @@
 // One thread advances all members by single steps, in an order drawn at random. Each member has its
 // own mapping of the control region and sockets to the others, as a process has.
 //
-// Usage: endings_test <rounds>. Prints "ok" and exits 0, or says what is wrong and exits 1.
+// Usage: shutdown_test <rounds>. Prints "ok" and exits 0, or says what is wrong and exits 1.
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -20,17 +20,17 @@ using namespace allreduce;
 
 namespace {
 
-constexpr std::array kPaths = {Path::small, Path::direct, Path::staged, Path::pulled,
-                               Path::exchanged};
+constexpr std::array kPaths = {Path::eager, Path::direct, Path::staged, Path::cross_process,
+                               Path::pairwise};
 
 // What the first member that has completed the call does next, which ends the communicator.
 enum class End { mismatch, abort, leave, die, give_up };
 constexpr std::array kEnds = {End::mismatch, End::abort, End::leave, End::die, End::give_up};
 
-std::size_t count_of(Path path) { return path == Path::small ? 100 : 30000; }
+std::size_t count_of(Path path) { return path == Path::eager ? 100 : 30000; }
 
 Call call_on(Path path, std::size_t count) {
-  const bool copies = path == Path::pulled;
+  const bool copies = path == Path::cross_process;
   return {.collective = copies ? Collective::all_gather : Collective::all_reduce,
           .op = copies ? Op::none : Op::sum,
           .type = Type::float32,
@@ -39,20 +39,20 @@ Call call_on(Path path, std::size_t count) {
 
 Choices choices_for(Path path, int members) {
   Choices made;
-  const Way rings{16 << 10, false, UINT64_MAX, path == Path::exchanged}, none;
+  const Way rings{16 << 10, false, UINT64_MAX, path == Path::pairwise}, none;
   const Way direct{path == Path::direct ? kLeastStep : 0, false, UINT64_MAX};
-  const Way pulled{kLeastStep, false, UINT64_MAX};
+  const Way cross_process{kLeastStep, false, UINT64_MAX};
   for (std::uint64_t i = 0; i < kCollectives; ++i) {
     const auto collective = static_cast<Collective>(i);
-    const bool pulls = path == Path::pulled && copies(collective);
-    const Band band{UINT64_MAX, direct, pulls ? pulled : none, rings};
+    const bool pulls = path == Path::cross_process && copies(collective);
+    const Band band{UINT64_MAX, direct, pulls ? cross_process : none, rings};
     check(made.set(collective, {kSmall, {band}}, members) == "", "rules");
   }
   return made;
 }
 
 int file_of(std::size_t size) {
-  const int fd = memfd_create("endings_test", MFD_CLOEXEC);
+  const int fd = memfd_create("shutdown_test", MFD_CLOEXEC);
   check(fd >= 0 && ftruncate(fd, static_cast<off_t>(size)) == 0, "no memory");
   return fd;
 }
@@ -228,7 +228,7 @@ class Job {
   void check_output(int rank) {
     const auto n = static_cast<float>(size_);
     const float* out = process(rank).output(count_);
-    const bool gathers = path_ == Path::pulled;
+    const bool gathers = path_ == Path::cross_process;
     for (std::size_t i = 0; i < count_ * (gathers ? at(size_) : 1); ++i)
       check(out[i] == (gathers ? static_cast<float>(i / count_ + 1) : n * (n + 1) / 2),
             "a call that all had begun has another result");
@@ -250,11 +250,11 @@ int main(int argc, char** argv) {
     for (Path path : kPaths)
       for (End end : kEnds)
         for (int size : {2, 3}) {
-          if (path == Path::exchanged && size != 2) continue;
+          if (path == Path::pairwise && size != 2) continue;
           ++seed;
           Job(size, path, seed).run(end, size > 2 && seed % 2 == 0);
           // A small call completes as soon as all have begun it, and a mismatch is none of its own.
-          if (path != Path::small && end != End::mismatch) Job(size, path, seed).stop(end);
+          if (path != Path::eager && end != End::mismatch) Job(size, path, seed).stop(end);
         }
   std::puts("ok");
   return 0;

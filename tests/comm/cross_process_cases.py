@@ -115,8 +115,8 @@ def slow(comm: Communicator) -> list[str]:
     return said
 
 
-def pulled(comm: Communicator, name: str, *arguments: Any) -> Any:
-    """Run a case where all that can be is pulled."""
+def cross_process(comm: Communicator, name: str, *arguments: Any) -> Any:
+    """Run a case with every copy read from the other processes."""
     from tests.comm.pool import case  # which imports this module
 
     with before_the_table(SOON):

@@ -52,7 +52,7 @@ def copies(comm: Communicator, offsets: tuple[int, int], outs: tuple[int, int]) 
 @pytest.mark.parametrize("past", [1, 250 * KIB, None])
 def test_copies(past: int | None) -> None:
     row = Row(
-        *("shared", ("all_gather", "all_to_all"), "exchanged"),
+        *("shared", ("all_gather", "all_to_all"), "pairwise"),
         members=(2, 2),
         bytes=(4 * KIB + 1, None),
         chunk=8 * KIB,
