@@ -45,7 +45,7 @@ class Result:
 def world_of_one() -> World:
     """Return a world that only this process is in."""
     me = Member(0, socket.gethostname(), os.getpid())
-    return World(1, 0, 1, (me,), "alone", "a test's", os.urandom(8).hex(), b"", LocalStore())
+    return World(1, 0, 1, (me,), "single", "a test's", os.urandom(8).hex(), b"", LocalStore())
 
 
 def run_threads(

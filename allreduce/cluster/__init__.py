@@ -36,7 +36,7 @@ PRECEDENCE: tuple[tuple[str, str], ...] = (
     ("allreduce.cluster.resolvers.explicit", "Explicit"),
     ("allreduce.cluster.resolvers.mpi", "Mpi"),
     ("allreduce.cluster.resolvers.slurm", "Slurm"),
-    ("allreduce.cluster.resolvers.single", "Alone"),
+    ("allreduce.cluster.resolvers.single", "Single"),
 )
 
 _joining = threading.Lock()

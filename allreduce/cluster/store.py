@@ -1,4 +1,4 @@
-"""The store through which members meet: its interface, a world of one's, and a part of another."""
+"""The store through which members meet: its interface, a local one, and a subset's part."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from collections.abc import Iterable, Sequence
 from allreduce.cluster.host.waiting import Wait
 from allreduce.errors import ClosedError, TimeoutError
 
-# The key under which a rank says that it is ending, or may be saving because another is lost.
+# Keys that a rank sets: it is ending, or saving because another rank is lost; and: it ends because
+# another rank is lost.
 ENDING = "ending"
-VICTIM = "victim"  # the key under which a rank says that it ends for want of another
+VICTIM = "victim"
 
 
 class SilentError(ConnectionError):
-    """Who keeps the store has not answered yet; it may be busy, or stopped."""
+    """The store's host has not answered in time; it may be busy, or stopped."""
 
 
 class Store(ABC):
@@ -31,13 +32,13 @@ class Store(ABC):
 
     @abstractmethod
     def set(self, key: str, value: bytes) -> None:
-        """Store `value` under `key`, for all members; replaces what was there."""
+        """Store `value` under `key` for all members, replacing any previous value."""
 
     @abstractmethod
     def post(self, key: str, value: bytes) -> None:
-        """Store what is only news, without waiting for that; never fails.
+        """As `set`, but without waiting for the answer; never fails.
 
-        The news may be lost, and is if it is longer than the store takes.
+        The value may be lost, for example if it is too long for the store.
         """
 
     @abstractmethod
@@ -50,15 +51,15 @@ class Store(ABC):
 
     @abstractmethod
     def try_get(self, key: str, patience: float, timeout: float = 0.0) -> bytes | None:
-        """Return the value of `key`, or None: nobody has set it.
+        """Return the value of `key`, or None if nobody has set it.
 
         Args:
             key: The key.
-            patience: Seconds. Who keeps the store may be busy, or stopped, for longer.
-            timeout: Seconds before that, in which some member may set it.
+            patience: Seconds to wait for the store's answer, beyond `timeout`.
+            timeout: Seconds to wait for a member to set the key.
 
         Raises:
-            SilentError: Nobody says so in time.
+            SilentError: The store does not answer in time.
         """
 
     @abstractmethod
@@ -71,14 +72,14 @@ class Store(ABC):
 
     @abstractmethod
     def delete_prefix(self, prefix: str, ranks: Sequence[int]) -> None:
-        """Say that this member reads and sets no key that begins so any more; without waiting.
+        """Declare that this member uses no key with this prefix any more; does not wait.
 
-        What was set there is removed when all of the `ranks` have said so, or are gone. As with
-        `post`, nothing comes of it where the store has ended.
+        The keys are deleted once all of `ranks` have called this, or are gone. Does nothing if the
+        store has ended.
 
         Args:
-            prefix: What the keys begin with.
-            ranks: Who may use them, by their ranks in the world that was joined; the same on all.
+            prefix: The prefix of the keys.
+            ranks: The members that use them, by rank in the joined world; the same on all members.
         """
 
     @abstractmethod
@@ -144,16 +145,16 @@ class LocalStore(Store):
 
 
 class SubsetStore(Store):
-    """The part of a larger world's store that some of its members have to themselves.
+    """A subset's part of its parent's store.
 
-    Its keys are the parent's, under a prefix that no other subset has. What the parent's waits for,
-    this one waits for: when any member of the parent has died, keys that nobody has set come no
-    more. Closing it closes nothing of the parent; when all members have, nothing is left there.
+    Its keys are the parent's keys under a prefix of its own. As in the parent, a wait for a key
+    fails once any member of the parent has died. Closing it does not close the parent; once all
+    members have closed it, its keys are deleted.
 
     Args:
         parent: The larger world's store.
-        name: Names the subset; new in the parent.
-        ranks: The members, by their ranks in the world that was joined.
+        name: The subset's name; new in the parent.
+        ranks: The members, by rank in the joined world.
         me: This member's position in `ranks`.
     """
 
@@ -192,7 +193,7 @@ class SubsetStore(Store):
             self._parent.delete_prefix(self._prefix + prefix, ranks)
 
     def barrier(self, name: str, timeout: float) -> None:
-        """As the parent's, which counts all of its members: here each shows itself by a key."""
+        """Meet with one key per member, as the parent's barrier counts all of its members."""
         with self._lock:
             self._entered[name] += 1
             stage = f"barrier/{name}/{self._entered[name]}"
@@ -203,7 +204,7 @@ class SubsetStore(Store):
             try:
                 self.get(f"{stage}/{position}", wait.remaining)
             except TimeoutError:
-                continue  # those that follow may have come
+                continue  # later ones may have arrived
             missing.remove(position)
         if missing:
             absent = ranks_text(self._ranks[position] for position in missing)
@@ -226,13 +227,13 @@ class SubsetStore(Store):
 
 
 def remove(values: dict[str, bytes], prefix: str) -> None:
-    """Remove the keys that begin so."""
+    """Delete the keys with this prefix."""
     for key in [key for key in values if key.startswith(prefix)]:
         del values[key]
 
 
 def rank_text(rank: int, member: int) -> str:
-    """Write "rank 7", or "rank 7 (member 2)" of one that its group knows by another number."""
+    """Write "rank 7", or "rank 7 (member 2)" if its number in the group differs."""
     return f"rank {rank}" if rank == member else f"rank {rank} (member {member})"
 
 

@@ -75,7 +75,7 @@ def test_unrelated_variables_are_nobodys_job(
 ) -> None:
     for name, text in environ.items():
         monkeypatch.setenv(name, text)
-    assert cluster.join().source == "alone"
+    assert cluster.join().source == "single"
 
 
 @pytest.mark.parametrize(

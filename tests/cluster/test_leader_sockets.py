@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 
-from allreduce.cluster.leader.channel import Line
+from allreduce.cluster.leader.channel import LeaderChannel
 from allreduce.cluster.leader.service import Leader
 
 
@@ -27,9 +27,9 @@ def user_timeouts(port: int) -> list[int]:
 
 def test_no_connection_ends_for_a_member_that_does_not_read() -> None:
     leader = Leader("127.0.0.1:0", 2, b"secret")
-    line = Line(leader.address, 5, 20)
+    channel = LeaderChannel(leader.address, 5, 20)
     try:
         assert user_timeouts(int(leader.address.rpartition(":")[2])) == [0, 0]
     finally:
-        line.cut()
+        channel.abort()
         leader.close()

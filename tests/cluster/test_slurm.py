@@ -127,7 +127,7 @@ def test_tasks_on_several_hosts_find_the_leader(script: Write, job: str) -> None
 @pytest.mark.parametrize("step", ["", "4294967291", "4294967290", "4294967292"])
 def test_a_batch_script_is_alone(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     set_task(monkeypatch, task(0, 4, "7", STEP_ID=step))
-    assert cluster.join().source == "alone"
+    assert cluster.join().source == "single"
 
 
 def test_a_step_of_one_task_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
-"""What launchers' variables say about this process; words that are no full sentence are errors.
+"""Read the launchers' environment variables; incomplete sets of them are errors.
 
-A process whose environment says that its job has several ranks must never run as a world of one:
-its siblings would, too, each training a model of its own.
+If the environment says that the job has several ranks, this process must never run as a world of
+one: its siblings would do the same, each training a model of its own.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _NO_STEP = 0xFFFFFFF0
 
 
 class Launcher(NamedTuple):
-    """What a launcher of MPI processes says about this one."""
+    """The rank that an MPI launcher gave this process."""
 
-    family: str  # whose launcher it is, as `mpi.library.family` names libraries
+    family: str  # the implementation, as `mpi.library.family` names libraries
     rank_variable: str
     size_variable: str
     rank: int
@@ -40,16 +40,16 @@ _VARIABLES = (
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
-    """Say whether `srun` started this process as a task of a step."""
+    """Return whether `srun` started this process as a task of a step."""
     number = environ.get("SLURM_STEP_ID", "")
     return "SLURM_JOB_ID" in environ and number.isdecimal() and int(number) < _NO_STEP
 
 
 def launcher(environ: Mapping[str, str]) -> Launcher | None:
-    """Read which MPI launcher started this process, if one did.
+    """Return the MPI launcher that started this process, if any.
 
     Raises:
-        JoinError: One did, but its variables do not say which rank this is of how many.
+        JoinError: Its variables contain no valid rank and size.
     """
     for family, rank_variable, size_variable in _VARIABLES:
         rank, size = environ.get(rank_variable), environ.get(size_variable)
@@ -68,9 +68,9 @@ def launcher(environ: Mapping[str, str]) -> Launcher | None:
 
 
 def rank_of_several(environ: Mapping[str, str]) -> int | None:
-    """Return the rank that a launcher gives this process in a job of several, if one does so.
+    """Return this process's rank in a job of several ranks, if a launcher gave it one.
 
-    What is malformed is left to `join()`, which explains it.
+    Ignores malformed variables: `join()` reports them.
     """
     try:
         mpi = launcher(environ)
@@ -88,15 +88,15 @@ def rank_of_several(environ: Mapping[str, str]) -> int | None:
 
 
 def step_size(environ: Mapping[str, str]) -> str:
-    """Return how many tasks the step has, as Slurm writes it."""
+    """Return the step's number of tasks, as text."""
     return environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS", "")
 
 
 def check_one(environ: Mapping[str, str]) -> None:
-    """Refuse a world of one where torchrun says that the job has several ranks.
+    """Refuse a world of one if torchrun started several ranks.
 
     Raises:
-        JoinError: It does. RANK and WORLD_SIZE alone are too common names to tell.
+        JoinError: It did. RANK and WORLD_SIZE alone are too common names to decide by.
     """
     by_torchrun = "LOCAL_RANK" in environ or any(
         name.startswith("TORCHELASTIC_") for name in environ
@@ -111,11 +111,11 @@ def check_one(environ: Mapping[str, str]) -> None:
         )
 
 
-def check_alone(environ: Mapping[str, str]) -> None:
-    """Refuse a world of one where anything says that this process is a rank of a larger job.
+def check_single(environ: Mapping[str, str]) -> None:
+    """Refuse a world of one if a launcher made this process a rank of a larger job.
 
     Raises:
-        JoinError: Something does.
+        JoinError: One did.
     """
     check_one(environ)
     if "PMIX_RANK" in environ and "PMIX_NAMESPACE" in environ:

@@ -1,4 +1,4 @@
-"""This host: evidence of which it is, that processes compare, and what it says of its processes."""
+"""This host: an identity that processes compare, and the state of its processes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ STATES = {  # by the kernel's letter (proc(5))
 
 
 def identity() -> str:
-    """Return what is equal for two processes that can share memory, and hardly ever for others.
+    """Return a text that is equal for processes that can share memory, and rarely for others.
 
-    Memory is passed over abstract Unix sockets, which reach as far as the network namespace does:
-    so that and the running kernel decide. Neither is proof (a cloned virtual machine has its
-    original's boot id, and all have one number for their first namespace), hence the host's name
-    as well, for which `ALLREDUCE_HOST` can stand. The proof is the handshake of those who share.
+    Shared memory is passed over abstract Unix sockets, so processes need the same kernel and
+    network namespace. Neither id is proof: a cloned virtual machine keeps its original's boot id,
+    and first namespaces have the same number everywhere. Hence the host's name, or
+    `ALLREDUCE_HOST`, is included. The handshake of the shared transport is the proof.
     """
     name = settings.load().host or socket.gethostname()
     return "/".join((_boot(), _network(), name))
@@ -45,7 +45,7 @@ def _network() -> str:
 
 
 def process_state(pid: int) -> str:
-    """Say whether a process of this host lives, or is stopped."""
+    """Describe a process of this host: alive, stopped or dead."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             letter = stat.read().rpartition(")")[2].split()[0]
@@ -55,7 +55,7 @@ def process_state(pid: int) -> str:
 
 
 def _exists(pid: int) -> bool:
-    """Say whether there is such a process, also where /proc is hidden."""
+    """Return whether the process exists, also if /proc is hidden."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -66,7 +66,7 @@ def _exists(pid: int) -> bool:
 
 
 def debugger_of_dead(pid: int) -> int:
-    """Return who keeps a dead process from its parent's wait, by debugging it; 0 if nobody does."""
+    """Return the debugger that keeps a dead process from being reaped; 0 if none does."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:  # it is gone, or hidden from us

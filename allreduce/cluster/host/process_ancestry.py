@@ -1,4 +1,4 @@
-"""A rank's children inherit its environment, but not its place in the job."""
+"""Detect children of ranks: they inherit a rank's environment, but not its place in the job."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from allreduce.importing import PROCESS
 MARKER = "ALLREDUCE_JOINED"
 
 
-def mark(rank: int) -> None:
-    """Note in the environment, for children to see, that this process takes part in a job."""
+def set_marker(rank: int) -> None:
+    """Record in the environment, for children to see, that this process is a rank."""
     os.environ[MARKER] = f"{os.getpid()}:{rank}"
 
 
-def unmark() -> None:
-    """Note that it has left."""
+def clear_marker() -> None:
+    """Remove the record."""
     os.environ.pop(MARKER, None)
 
 
 def check(environ: Mapping[str, str]) -> None:
-    """Refuse a process whose place in the job is another's.
+    """Raise if this process inherited its place in the job from another one.
 
     Raises:
         UsageError: This process has joined already.
@@ -57,7 +57,7 @@ def check(environ: Mapping[str, str]) -> None:
 
 
 def _environment_at_start() -> dict[str, str]:
-    """Return the environment with which this program was executed; a fork leaves it as it is."""
+    """Return the environment at exec; a fork does not change it."""
     try:
         words = Path("/proc/self/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:  # /proc is hidden

@@ -1,4 +1,4 @@
-"""Waits for other processes: each has an end, and says before it what it waits for."""
+"""Waits for other processes: each has a timeout and reports, before it, whom it waits for."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import time
 
 from allreduce.events import logger
 
-WARN_SECONDS = 10.0  # a wait this long is reported, once
-_LONGEST_SECONDS = 0.5  # between two looks: of what is more, the process was stopped
+WARN_SECONDS = 10.0  # after which a wait is reported, once
+_LONGEST_SECONDS = 0.5  # between two calls of look(); beyond that, the process was stopped
 
 
 class Awake:
-    """Seconds from now on, without those in which this process was stopped.
+    """A clock that does not count while this process is stopped.
 
-    A job may be stopped as a whole, and go on: by Ctrl-Z, or by a scheduler that suspends it. Then
-    nobody was late. It is to be looked at often.
+    Ctrl-Z or a scheduler may suspend a whole job, and no rank is late then. Call `look` often.
     """
 
     def __init__(self) -> None:
         self._seconds, self._looked = 0.0, time.monotonic()
 
     def look(self) -> float:
-        """Return how many seconds it has been until now."""
+        """Return the seconds counted so far."""
         now = time.monotonic()
         self._seconds += min(now - self._looked, _LONGEST_SECONDS)
         self._looked = now
@@ -32,31 +31,31 @@ class Wait:
     """A wait that begins now.
 
     Args:
-        timeout: Seconds that it may last.
+        timeout: Its longest duration, in seconds.
     """
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
         self._began = time.monotonic()
-        self._reported = timeout <= WARN_SECONDS  # its end will tell
+        self._reported = timeout <= WARN_SECONDS  # the timeout's error is enough
 
     @property
     def remaining(self) -> float:
-        """How many seconds are left; not below 0."""
+        """The seconds that are left, at least 0."""
         return max(0.0, self._began + self.timeout - time.monotonic())
 
     @property
     def quiet(self) -> float:
-        """How many seconds are left until there is something to say: its report, or its end."""
+        """The seconds until the next message: the report, or the timeout."""
         if self._reported:
             return self.remaining
         return max(0.0, self._began + WARN_SECONDS - time.monotonic())
 
     def goes_on(self, awaited: str) -> bool:
-        """Say whether there is time left; reports the wait when it has become long.
+        """Return whether time is left; reports a long wait, once.
 
         Args:
-            awaited: Who is waited for, and what they have to do.
+            awaited: Whom the wait is for, and what they have to do.
         """
         if not self._reported and not self.quiet:
             self._reported = True
@@ -65,5 +64,5 @@ class Wait:
 
 
 def report(awaited: str, timeout: float) -> None:
-    """Log that somebody is waited for."""
+    """Log a long wait."""
     logger.warning("waiting for %s (for %g s so far, of %g s)", awaited, WARN_SECONDS, timeout)

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from allreduce import settings
-from allreduce.cluster.host import fd_limits
+from allreduce.cluster.host import limits
 from allreduce.cluster.host.address import LOOPBACK
 from allreduce.cluster.host.machine import debugger_of_dead
 from allreduce.cluster.launcher.children import (
@@ -59,8 +59,8 @@ class Job:
         self._grace = grace
         self._secret = os.environ.get("ALLREDUCE_SECRET") or secrets.token_hex(32)
         self._size = size
-        leading = fd_limits.leader_files(size) if size > 1 else 0
-        fd_limits.check(size * FILES + Signals.FILES + leading, f"cannot start {size} ranks")
+        leading = limits.leader_files(size) if size > 1 else 0
+        limits.check_files(size * FILES + Signals.FILES + leading, f"cannot start {size} ranks")
         try:
             self._children = [
                 spawn(rank, command, environment(rank, size, self._secret, grace))

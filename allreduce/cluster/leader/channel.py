@@ -18,13 +18,13 @@ _ASK_SECONDS = 0.5  # after which a channel is asked again to connect
 _GOODBYE_SECONDS = 2.0
 
 
-class Line:
-    """One open call to the leader: answers find their requests, silence sends heartbeats.
+class LeaderChannel:
+    """One open call to the leader: matches answers to requests and sends heartbeats when idle.
 
     Args:
         address: The leader's `host:port`.
-        patience: Seconds within which it must be reachable.
-        silence: Seconds without a word from the leader after which it counts as gone.
+        patience: Seconds to reach it.
+        silence: Seconds without a message after which the leader counts as lost.
 
     Raises:
         ConnectionError: It is not reachable.
@@ -38,14 +38,14 @@ class Line:
             self._channel.close()
             forks.release(self)
             raise ConnectionError(unresolved(address) or f"nothing answers at {address}")
-        forks.hold(self)  # again: a name may not have resolved before
+        forks.hold(self)  # again: the name may not have resolved before
         self.greetings: queue.SimpleQueue[pb.ToMember | None] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[pb.FromMember | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._pending: dict[int, queue.SimpleQueue[pb.ToMember | None]] = {}
         self._numbers = itertools.count(1)
         self.broken: str | None = None
-        self.left = False  # whether it is broken because the leader's host left in good order
+        self.left = False  # whether the leader's host left in good order
         self._heard = time.monotonic()
         stub = leader_pb2_grpc.LeaderStub(self._channel)  # type: ignore[no-untyped-call]
         self._call = stub.Attend(self._requests())
@@ -53,11 +53,11 @@ class Line:
         self._reader.start()
 
     def _reached(self, patience: float) -> bool:
-        """Wait until the leader answers; says whether it does."""
+        """Return whether the leader answers within `patience` seconds."""
         until = time.monotonic() + patience
         while (remaining := until - time.monotonic()) > 0:
-            # A connection that a leader ends as it comes, because it closes, leaves the channel
-            # idle: it does not connect to the next leader until it is asked again.
+            # If a closing leader ends the connection at once, the channel stays idle: it connects
+            # to the next leader only when asked again.
             states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
             self._channel.subscribe(states.put, try_to_connect=True)
             try:
@@ -76,8 +76,8 @@ class Line:
 
         Args:
             message: The request.
-            timeout: Seconds for which the leader may hold the answer back.
-            margin: How many more it may take.
+            timeout: Seconds that the leader may delay the answer.
+            margin: Seconds to wait beyond that.
 
         Raises:
             SilentError: It takes longer.
@@ -103,15 +103,15 @@ class Line:
             raise ConnectionError(self.broken)
         return found
 
-    def hang_up(self) -> None:
-        """Say goodbye and close; the leader then knows that nothing went wrong."""
+    def close(self) -> None:
+        """Send Leave and close, so that the leader does not report a loss."""
         self.send(pb.FromMember(leave=pb.Leave()))
         self._outbox.put(None)
         self._reader.join(_GOODBYE_SECONDS)
-        self.cut()
+        self.abort()
 
-    def cut(self) -> None:
-        """Close without a word, as a death would."""
+    def abort(self) -> None:
+        """Close without Leave, as if the process had died."""
         self._outbox.put(None)
         self._call.cancel()
         self._channel.close()

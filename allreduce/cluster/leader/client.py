@@ -1,4 +1,4 @@
-"""The store that a group leader keeps, as a member has it."""
+"""A member's view of the store that the group leader hosts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from allreduce.cluster.leader import leader_pb2 as pb
-from allreduce.cluster.leader.channel import Line
+from allreduce.cluster.leader.channel import LeaderChannel
 from allreduce.cluster.leader.rpc import MAX_VALUE_BYTES
 from allreduce.cluster.store import ENDING, SilentError
 from allreduce.cluster.world import LeaderLeftError, Member, Store, lost, ranks_text
@@ -16,22 +16,24 @@ from allreduce.errors import ClosedError, InternalError, PeerLostError, TimeoutE
 if TYPE_CHECKING:  # the leader's side is imported where one is hosted
     from allreduce.cluster.leader.service import Leader
 
-_ANSWER_MARGIN = 10.0  # beyond a request's own timeout, which the leader keeps
-_DRAIN_SECONDS = 10.0  # how long a member that hosts the leader stays for the others
+_ANSWER_MARGIN = 10.0  # seconds beyond a request's own timeout, which the leader enforces
+_DRAIN_SECONDS = 10.0  # that a member hosting the leader stays for the others
 
 
 class LeaderStore(Store):
-    """The store that a group leader keeps.
+    """The store that a group leader hosts.
 
     Args:
-        line: An open line whose handshake is done.
-        rank: Whose store this is.
-        whereabouts: Which process hosts the leader, for messages.
-        hosted: The leader itself where this process hosts it; it then ends with the store.
+        channel: An open channel after its handshake.
+        rank: This member's rank.
+        whereabouts: The process that hosts the leader, for messages.
+        hosted: The leader, if this process hosts it; it ends with the store.
     """
 
-    def __init__(self, line: Line, rank: int, whereabouts: str, hosted: Leader | None) -> None:
-        self._line, self._rank, self._whereabouts = line, rank, whereabouts
+    def __init__(
+        self, channel: LeaderChannel, rank: int, whereabouts: str, hosted: Leader | None
+    ) -> None:
+        self._channel, self._rank, self._whereabouts = channel, rank, whereabouts
         self._hosted = hosted
         self._pid = os.getpid()
         self._closed = self._abandoned = False
@@ -45,13 +47,13 @@ class LeaderStore(Store):
         self._ask(pb.FromMember(set=pb.Set(key=key, value=bytes(value))), _ANSWER_MARGIN)
 
     def post(self, key: str, value: bytes) -> None:
-        fits = len(value) <= MAX_VALUE_BYTES  # what is longer would end the connection
+        fits = len(value) <= MAX_VALUE_BYTES  # a longer message would end the connection
         if fits and not self._closed and os.getpid() == self._pid:
-            self._line.send(pb.FromMember(set=pb.Set(key=key, value=bytes(value))))
+            self._channel.send(pb.FromMember(set=pb.Set(key=key, value=bytes(value))))
 
     def delete_prefix(self, prefix: str, ranks: Sequence[int]) -> None:
         if not self._closed and os.getpid() == self._pid:
-            self._line.send(pb.FromMember(forget=pb.Forget(prefix=prefix, ranks=ranks)))
+            self._channel.send(pb.FromMember(forget=pb.Forget(prefix=prefix, ranks=ranks)))
 
     def get(self, key: str, timeout: float) -> bytes:
         answer = self._ask(pb.FromMember(get=pb.Get(key=key)), timeout)
@@ -74,7 +76,7 @@ class LeaderStore(Store):
             )
 
     def assemble(self, timeout: float) -> tuple[Member, ...]:
-        """Wait until all members are there and return them, by rank.
+        """Wait until all members have joined; returns them by rank.
 
         Raises:
             TimeoutError: The message names the missing ranks.
@@ -83,7 +85,7 @@ class LeaderStore(Store):
         if answer.WhichOneof("content") == "missing":
             raise TimeoutError(
                 f"[cluster] rank {self._rank}: {ranks_text(answer.missing.ranks)} did not join at "
-                f"{self._line.address} within {timeout:g} s; start all ranks, or raise "
+                f"{self._channel.address} within {timeout:g} s; start all ranks, or raise "
                 "ALLREDUCE_TIMEOUT"
             )
         return tuple(
@@ -92,7 +94,7 @@ class LeaderStore(Store):
 
     def close(self) -> None:
         if self._end():
-            self._line.hang_up()
+            self._channel.close()
         if self._hosted is not None and os.getpid() == self._pid:
             hosted, self._hosted = self._hosted, None
             if self._abandoned:
@@ -101,17 +103,17 @@ class LeaderStore(Store):
                 hosted.close(_DRAIN_SECONDS)
 
     def abandon(self) -> None:
-        """Close as a death would: the others learn that this member is lost.
+        """Close as if this process had died: the others learn that this member is lost.
 
-        A leader that this process hosts stays until `close()`, where the others have heard of it
-        from this member's transports, too: what has ended this one may stand in the store for all.
+        A leader that this process hosts stays until `close()`: until then the others can read from
+        the store what ended this member, and its transports tell them, too.
         """
         if self._end():
             self._abandoned = True
-            self._line.cut()
+            self._channel.abort()
 
     def _end(self) -> bool:
-        """Mark the store closed; returns whether there is something to close in this process."""
+        """Mark the store closed; returns False if it was, or if this is a forked child."""
         if self._closed or os.getpid() != self._pid:
             return False
         self._closed = True
@@ -132,7 +134,7 @@ class LeaderStore(Store):
         if self._closed:
             raise ClosedError(f"[cluster] rank {self._rank}: the store is closed")
         try:
-            answer = self._line.ask(message, timeout, margin)
+            answer = self._channel.ask(message, timeout, margin)
         except SilentError:
             raise
         except ConnectionError as error:
@@ -149,12 +151,13 @@ class LeaderStore(Store):
     def _leader_lost(self, error: ConnectionError) -> ClosedError | PeerLostError:
         if self._closed:
             return ClosedError(f"[cluster] rank {self._rank}: the store was closed meanwhile")
-        leader = f"the group leader at {self._line.address}"
-        if self._line.left:
+        leader = f"the group leader at {self._channel.address}"
+        if self._channel.left:
             return LeaderLeftError(
                 f"[cluster] rank {self._rank}: {self._whereabouts}, which hosts {leader}, left "
-                "normally, by the end of its program, and ranks find each other through it alone; "
-                "have it stay until all have met, as by a barrier() behind the last group"
+                "normally, at the end of its program, but ranks find each other only through it; "
+                "keep it running until all have met, for example by a barrier() after the last "
+                "group"
             )
         return PeerLostError(
             f"[cluster] rank {self._rank}: {leader}, in {self._whereabouts}, is gone: {error}"

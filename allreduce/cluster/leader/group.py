@@ -1,7 +1,7 @@
-"""One generation of a job, as its leader sees it: who is there, what they set, who waits for what.
+"""The leader's state of one generation of a job: members, values, and pending requests.
 
-No socket, no thread, no clock: messages go in, answers go out through each member's `send`, and the
-caller says when a wait has expired. Everything runs on the leader's event loop.
+It has no socket, thread or clock: the caller passes messages in and reports expired waits, and
+answers go out through each member's `send`. Everything runs on the leader's event loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Send = Callable[[pb.ToMember], None]
 
 @dataclass
 class _Barrier:
-    """Who is waiting; a rank is several times in line when its threads enter one after another."""
+    """Waiting requests by rank; a rank has several if several of its threads enter."""
 
     waiting: dict[int, deque[int]] = field(default_factory=dict)
 
@@ -32,27 +32,25 @@ class Group:
     size: int
     job: str = field(default_factory=lambda: secrets.token_hex(16))
     assembled: bool = False
-    reported: bool = False  # whether it was said who is absent
-    first_lost: int | None = (
-        None  # the rank whose death came first: the others' are its consequence
-    )
-    culprit: int | None = None  # the first that was lost and has not said that it is a victim
+    reported: bool = False  # whether absent ranks were reported
+    first_lost: int | None = None  # the rank that died first; later deaths follow from it
+    culprit: int | None = None  # the first lost rank that did not report to be a victim
     victims: set[int] = field(default_factory=set)
-    ending: set[int] = field(default_factory=set)  # who has said that it ends, or saves
-    ended: dict[int, Member] = field(default_factory=dict)  # whose processes cannot join any more
+    ending: set[int] = field(default_factory=set)  # ranks that reported to be ending, or saving
+    ended: dict[int, Member] = field(default_factory=dict)  # processes that ended without joining
     _members: dict[int, Member] = field(default_factory=dict)
     _send: dict[int, Send] = field(default_factory=dict)  # the members that are connected
     _gone: dict[int, str] = field(default_factory=dict)  # rank → reason, of an assembled group
     _lost: set[int] = field(default_factory=set)
     _values: dict[str, bytes] = field(default_factory=dict)
-    _using: dict[str, set[int]] = field(default_factory=dict)  # prefix → who has yet to forget it
+    _using: dict[str, set[int]] = field(default_factory=dict)  # prefix → ranks still using it
     _getting: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
     _barriers: dict[str, _Barrier] = field(default_factory=dict)
     _assembling: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def connected(self) -> list[int]:
-        """The ranks that are there now."""
+        """The ranks that are connected now."""
         return sorted(self._send)
 
     @property
@@ -61,7 +59,7 @@ class Group:
         return [rank for rank in range(self.size) if rank not in self._send and self._assembling]
 
     def refusal(self, member: Member, size: int) -> str | None:
-        """Say why `member`, who thinks the job has `size` ranks, cannot take part."""
+        """Return why `member`, which expects `size` ranks, cannot join; None if it can."""
         rank = member.rank
         if size != self.size:
             return (
@@ -84,20 +82,20 @@ class Group:
         )
 
     def enter(self, member: Member, send: Send) -> None:
-        """Admit a member that was not refused."""
+        """Admit a member that `refusal` accepted."""
         self._members[member.rank] = member
         self._send[member.rank] = send
         if len(self._send) == self.size:
             self.assembled = True
-            roll = self._roll()
+            everyone = self._members_message()
             for rank, request in self._assembling:
-                self._answer(rank, pb.ToMember(request=request, members=roll))
+                self._answer(rank, pb.ToMember(request=request, members=everyone))
             self._assembling.clear()
 
     def leave(self, rank: int, reason: str, *, lost: bool) -> None:
-        """Note that a member's connection ended: it said goodbye, or it is `lost`.
+        """Record the end of a member's connection: it left, or it is `lost`.
 
-        While the group still assembles, the place becomes free again.
+        While the group still assembles, its rank becomes free again.
         """
         if self._send.pop(rank, None) is None:
             return
@@ -109,7 +107,7 @@ class Group:
         for prefix in list(self._using):
             self._forget(rank, prefix)
         if not self._send:
-            self._values.clear()  # nobody is left to ask
+            self._values.clear()  # nobody is left to read them
         if lost:
             self._lost.add(rank)
             self.first_lost = rank if self.first_lost is None else self.first_lost
@@ -124,7 +122,7 @@ class Group:
                     self._answer(waiter, self._gone_answer(request, rank))
 
     def handle(self, rank: int, message: pb.FromMember) -> bool:
-        """Act on a member's request; returns whether it waits, so that it can expire."""
+        """Handle a member's request; returns whether it is pending, so that it can expire."""
         content = message.WhichOneof("content")
         if content == "set":
             if message.set.key == VICTIM:
@@ -150,7 +148,7 @@ class Group:
         return False
 
     def expire(self, rank: int, message: pb.FromMember) -> None:
-        """End a request's wait, if it is still waiting; the answer names the missing ranks."""
+        """End a request that is still pending; the answer names the missing ranks."""
         content, waiter = message.WhichOneof("content"), (rank, message.request)
         if content == "get" and waiter in self._getting.get(message.get.key, ()):
             self._getting[message.get.key].discard(waiter)
@@ -158,7 +156,7 @@ class Group:
                 del self._getting[message.get.key]
             self._miss(*waiter, ())
         elif content == "assemble" and waiter in self._assembling:
-            # All who wait are told: one that gives up leaves, and would be named as missing next.
+            # Answer all: the one that gives up leaves, and would be named as missing next.
             missing = [r for r in range(self.size) if r not in self._send]
             for one in self._assembling:
                 self._miss(*one, missing)
@@ -172,7 +170,7 @@ class Group:
             self._answer(rank, pb.ToMember(request=request, value=pb.Value(value=value)))
 
     def _forget(self, rank: int, prefix: str) -> None:
-        """Remove keys of which `rank` was the last who might use them."""
+        """Delete the keys if `rank` was the last that could use them."""
         self._using[prefix].discard(rank)
         if not self._using[prefix]:
             del self._using[prefix]
@@ -191,14 +189,14 @@ class Group:
 
     def _assemble(self, rank: int, request: int) -> bool:
         if self.assembled:
-            self._answer(rank, pb.ToMember(request=request, members=self._roll()))
+            self._answer(rank, pb.ToMember(request=request, members=self._members_message()))
             return False
         self._assembling.add((rank, request))
         self.give_up()
         return bool(self._assembling)
 
     def give_up(self) -> None:
-        """Tell those who wait for others to join of one that has `ended` without doing so."""
+        """Fail pending joins if an absent rank has ended without joining."""
         never = [rank for rank in self.absent if rank in self.ended]
         if never:
             reason = "it ended with exit code 0 before it called allreduce.init()"
@@ -224,9 +222,9 @@ class Group:
         return False
 
     def _expire_barrier(self, name: str, waiter: tuple[int, int]) -> None:
-        """Fail the barrier for all who wait: one has given up, so it cannot complete.
+        """Fail the barrier for all: one member has given up, so it cannot complete.
 
-        Those who gave up a moment ago would otherwise be named as missing to those who follow.
+        Otherwise members that gave up earlier would be named as missing to the rest.
         """
         barrier = self._barriers.get(name)
         if barrier is None or waiter[1] not in barrier.waiting.get(waiter[0], ()):
@@ -242,11 +240,11 @@ class Group:
         for barrier in self._barriers.values():
             barrier.waiting.pop(rank, None)
 
-    def _roll(self) -> pb.Members:
+    def _members_message(self) -> pb.Members:
         return pb.Members(members=[_identity(self._members[rank]) for rank in range(self.size)])
 
     def _gone_answer(self, request: int, rank: int | None = None) -> pb.ToMember:
-        """Answer a request that a gone member makes impossible, naming the first that went."""
+        """Return the error for a request that needs a gone member; names the first one."""
         if self.first_lost is not None:
             rank = self.first_lost
         elif rank is None:

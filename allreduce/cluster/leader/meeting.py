@@ -1,4 +1,4 @@
-"""Members meet at a group leader: they reach it, shake hands with it and wait for each other."""
+"""Join a job at its group leader: connect, prove the secret, and wait for the other members."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from allreduce.cluster.host import address_space, fd_limits
+from allreduce.cluster.host import limits
 from allreduce.cluster.host.address import LOOPBACK, check_loopback, check_secret, split
 from allreduce.cluster.host.interfaces import towards
 from allreduce.cluster.host.machine import identity
 from allreduce.cluster.host.waiting import Wait
 from allreduce.cluster.leader import leader_pb2 as pb
 from allreduce.cluster.leader import proof
-from allreduce.cluster.leader.channel import Line
+from allreduce.cluster.leader.channel import LeaderChannel
 from allreduce.cluster.leader.client import LeaderStore
 from allreduce.cluster.leader.rpc import PROTOCOL, silence
 from allreduce.cluster.world import World
@@ -27,26 +27,26 @@ from allreduce.events import logger
 if TYPE_CHECKING:  # the leader's side is imported where one is hosted
     from allreduce.cluster.leader.service import Leader
 
-PATIENCE = 8.0  # seconds to reach a leader; with the rest of joining this stays below 10
+PATIENCE = 8.0  # seconds to reach a leader, so that joining takes less than 10
 _AGAIN_SECONDS = 0.1
 _ONE_OF_SEVERAL_SECONDS = 1.0  # before the next address is tried
 
 
 class _LaterError(ConnectionError):
-    """The leader is another generation's, of the same job."""
+    """The leader serves another generation of the same job."""
 
 
 @dataclass(eq=False, repr=False)  # it has a secret
 class Meeting:
-    """Where and as whom to join.
+    """The leader's address and the rank with which to join.
 
     Args:
-        addresses: `host:port` of the leader; several where it may be at any of them, among others'
-            servers.
-        whereabouts: Which process hosts the leader, for messages: "the launcher".
+        addresses: `host:port` of the leader; several if it may listen at any of them, among
+            other servers.
+        whereabouts: The process that hosts the leader, for messages: "the launcher".
         patience: Seconds to reach it.
-        hosted: The leader, where this process hosts it.
-        deaf: Why it does not, where it should.
+        hosted: The leader, if this process hosts it.
+        deaf: Why this process does not host it although it should.
     """
 
     rank: int
@@ -81,14 +81,14 @@ class Meeting:
             check_secret(address, self.secret)
             check_loopback(address)
         wanted = f"[cluster] rank {self.rank}: cannot call the group leader"
-        fd_limits.check(fd_limits.LINE_FILES, wanted)
-        address_space.check(address_space.LINE_THREADS, wanted)
-        line, job = self._connect()
-        store = LeaderStore(line, self.rank, self.whereabouts, self.hosted)
+        limits.check_files(limits.CHANNEL_FILES, wanted)
+        limits.check_address_space(limits.CHANNEL_THREADS, wanted)
+        channel, job = self._connect()
+        store = LeaderStore(channel, self.rank, self.whereabouts, self.hosted)
         try:
             members = store.assemble(self.timeout)
         except TimeoutError:
-            store.close()  # a leader that this process hosts stays until the others know, too
+            store.close()  # a hosted leader stays until the others know, too
             raise
         except BaseException:
             store.abandon()
@@ -103,10 +103,10 @@ class Meeting:
             job=job,
             secret=self.secret,
             store=store,
-            address=towards(split(line.address)[0]) or LOOPBACK,
+            address=towards(split(channel.address)[0]) or LOOPBACK,
         )
 
-    def _connect(self) -> tuple[Line, str]:
+    def _connect(self) -> tuple[LeaderChannel, str]:
         began = time.monotonic()
         deadline, wait = began + self.patience, Wait(self.timeout)
         for address in itertools.cycle(self.addresses):
@@ -114,16 +114,18 @@ class Meeting:
             if len(self.addresses) > 1:
                 remaining = min(remaining, _ONE_OF_SEVERAL_SECONDS)
             try:
-                line = Line(address, remaining, silence(self.timeout))
+                channel = LeaderChannel(address, remaining, silence(self.timeout))
                 # Half of it: a leader that closes may take a call that it never answers.
-                return line, self._shake_hands(line, max(1.0, min(remaining, self.patience / 2)))
+                return channel, self._shake_hands(
+                    channel, max(1.0, min(remaining, self.patience / 2))
+                )
             except JoinError as error:  # perhaps another job's leader is there
                 if len(self.addresses) == 1 or time.monotonic() >= deadline:
                     raise
                 logger.debug("%s", error)
             except ConnectionError as error:
                 now = time.monotonic()
-                if isinstance(error, _LaterError):  # it lives: its successor has time, too
+                if isinstance(error, _LaterError):  # it lives: wait for its successor
                     deadline = max(deadline, min(now + self.patience, began + self.timeout))
                     wait.goes_on(f"{self.whereabouts} to host the next leader: {error}")
                 if now + _AGAIN_SECONDS >= deadline:
@@ -140,20 +142,20 @@ class Meeting:
             + (f"; this process could not host it either: {self.deaf}" if self.deaf else "")
         )
 
-    def _shake_hands(self, line: Line, patience: float) -> str:
-        """Prove and be proved to; returns the job's id.
+    def _shake_hands(self, channel: LeaderChannel, patience: float) -> str:
+        """Exchange proofs of the secret; returns the job's id.
 
         Raises:
-            ConnectionError: The leader went away, or asks to be tried again.
-            JoinError: It refused, or does not know the secret.
+            ConnectionError: The leader went away, or asks for another attempt.
+            JoinError: It refused this process, or does not know the secret.
         """
         try:
-            return self._exchange_proofs(line, patience)
+            return self._exchange_proofs(channel, patience)
         except BaseException:
-            line.cut()
+            channel.abort()
             raise
 
-    def _exchange_proofs(self, line: Line, patience: float) -> str:
+    def _exchange_proofs(self, channel: LeaderChannel, patience: float) -> str:
         pid, mine = os.getpid(), proof.nonce()
         claim = (self.rank, self.size, self.generation, pid)
         hello = pb.Hello(
@@ -165,39 +167,39 @@ class Meeting:
             ),
             nonce=mine,
         )
-        line.send(pb.FromMember(hello=hello))
-        challenge = self._greeting(line, "challenge", patience).challenge
+        channel.send(pb.FromMember(hello=hello))
+        challenge = self._greeting(channel, "challenge", patience).challenge
         nonces = (mine, challenge.nonce)
         expected = proof.prove(self.secret, "leader", nonces, claim)
         whole = len(challenge.nonce) == proof.NONCE_BYTES
         if not (whole and proof.proves(challenge.proof, expected)):
             raise JoinError(
-                f"[cluster] rank {self.rank}: the group leader at {line.address} does not know "
+                f"[cluster] rank {self.rank}: the group leader at {channel.address} does not know "
                 "this process's secret; give all ranks the same ALLREDUCE_SECRET, and check that "
                 "ALLREDUCE_LEADER is of the same job"
             )
         shown = proof.prove(self.secret, "member", nonces, claim)
-        line.send(pb.FromMember(proof=pb.Proof(proof=shown)))
-        return self._greeting(line, "welcome", patience).welcome.job
+        channel.send(pb.FromMember(proof=pb.Proof(proof=shown)))
+        return self._greeting(channel, "welcome", patience).welcome.job
 
-    def _greeting(self, line: Line, expected: str, patience: float) -> pb.ToMember:
+    def _greeting(self, channel: LeaderChannel, expected: str, patience: float) -> pb.ToMember:
         try:
-            message = line.greetings.get(timeout=patience)
+            message = channel.greetings.get(timeout=patience)
         except queue.Empty:
-            raise ConnectionError("what listens there is no group leader of ours") from None
+            raise ConnectionError("the program that listens there is no leader of ours") from None
         if message is None:
-            raise ConnectionError(line.broken or "it ended the connection")
+            raise ConnectionError(channel.broken or "it ended the connection")
         content = message.WhichOneof("content")
         if content == "refusal" and message.refusal.again:
             raise _LaterError(message.refusal.why)
         if content == "refusal":
             raise JoinError(
-                f"[cluster] rank {self.rank}: the group leader at {line.address} refused this "
+                f"[cluster] rank {self.rank}: the group leader at {channel.address} refused this "
                 f"process: {message.refusal.why}"
             )
         if content != expected:
             raise JoinError(
-                f"[cluster] rank {self.rank}: the group leader at {line.address} sent {content} "
+                f"[cluster] rank {self.rank}: the group leader at {channel.address} sent {content} "
                 f"where {expected} belongs; install the same version of allreduce everywhere"
             )
         return message

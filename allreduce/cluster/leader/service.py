@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any
 
-from allreduce.cluster.host import address_space, fd_limits
+from allreduce.cluster.host import limits
 from allreduce.cluster.host.address import check_loopback, check_secret, unresolved
 from allreduce.cluster.leader.group import Group
 from allreduce.cluster.leader.rpc import LEFT, grpc, leader_pb2_grpc, server_options, silence
@@ -20,9 +20,9 @@ from allreduce.cluster.world import Member
 from allreduce.errors import JoinError
 
 START_SECONDS = 10.0
-QUIET_SECONDS = 2.0  # without a request from anybody
-_FAILED_SECONDS = 2.0  # how long a leader stays whose host has failed
-_FAILED_QUIET_SECONDS = 0.5  # without a request from anybody; a read that is due takes milliseconds
+QUIET_SECONDS = 2.0  # without requests, after which a closing leader ends
+_FAILED_SECONDS = 2.0  # that a leader stays after its host has failed
+_FAILED_QUIET_SECONDS = 0.5  # without requests; a pending read takes milliseconds
 _POLL_SECONDS = 0.02
 _GOODBYE_SECONDS = 1.0  # for the calls to end after the members have been told
 
@@ -33,12 +33,12 @@ class Leader:
     Args:
         address: `host:port`; port 0 takes a free one. See `address` afterwards.
         size: How many ranks the job has.
-        secret: What members have to know.
-        timeout: The job's, and seconds without a heartbeat after which a connected member counts as
-            lost, but for short ones. A process that dies is noticed at once, by its connection;
-            this is for severed networks and stopped processes.
-        generation: The only generation to serve, for a leader that ends with its host's world; the
-            launcher's serves all.
+        secret: The secret that members must prove to know.
+        timeout: The job's timeout; unless it is short, also the seconds without a heartbeat after
+            which a connected member counts as lost. A death is noticed at once by its connection;
+            heartbeats detect severed networks and stopped processes.
+        generation: The only generation to serve, if the leader ends with its host's world; the
+            launcher's leader serves all.
 
     Raises:
         JoinError: Nothing can listen at `address`, or too few files may be open.
@@ -56,20 +56,20 @@ class Leader:
         check_secret(address, secret)
         wanted = f"[cluster] no group leader of {size} ranks can listen at {address}"
         check_loopback(address)
-        fd_limits.check(fd_limits.leader_files(size), wanted)
-        address_space.check(address_space.leader_threads(), wanted)
-        self._strangers = fd_limits.for_strangers(STRANGERS)
+        limits.check_files(limits.leader_files(size), wanted)
+        limits.check_address_space(limits.leader_threads(), wanted)
+        self._strangers = limits.for_strangers(STRANGERS)
         self.size, self.secret, self.silence = size, secret, silence(timeout)
         self.generation = generation
         self.address = address
         self.groups: dict[int, Group] = {}
         self.ended: dict[int, Member] = {}
         self.closing = False
-        self.left = False  # whether it ends because its host leaves in good order
+        self.left = False  # whether its host leaves in good order
         self.attending = 0  # members that are connected
-        self.asked = time.monotonic()  # when one of them last made a request
-        # Tells why the server did not start. Not an Event: an interrupt within its wait may surface
-        # as a RuntimeError.
+        self.asked = time.monotonic()  # time of the last request
+        # The error if the server did not start, else None. Not an Event: an interrupt within its
+        # wait may surface as a RuntimeError.
         self._started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.stop = asyncio.Event()
@@ -85,23 +85,23 @@ class Leader:
 
     @property
     def culprit(self) -> int | None:
-        """The rank that was lost first, in any generation, and not for want of another."""
+        """The rank that was lost first, in any generation, and is no victim."""
         groups = list(self.groups.values())  # the loop's thread adds to them
         found = [group.culprit for group in groups]
         return next((rank for rank in found if rank is not None), None)
 
     @property
     def victims(self) -> set[int]:
-        """The ranks that have said that they end for want of another."""
+        """The ranks that reported to end because another rank was lost."""
         return set().union(*(group.victims for group in list(self.groups.values())))
 
     @property
     def ending(self) -> set[int]:
-        """The ranks that have said that they end, or may be saving because another is lost."""
+        """The ranks that reported to be ending, or saving because another rank was lost."""
         return set().union(*(group.ending for group in list(self.groups.values())))
 
     def end(self, rank: int, pid: int) -> None:
-        """Note that a rank's process has ended normally: those who wait for it to join are told."""
+        """Record that a rank's process ended normally; fails the joins that wait for it."""
 
         def note() -> None:
             self.ended[rank] = Member(rank, socket.gethostname(), pid)
@@ -113,18 +113,18 @@ class Leader:
             self._loop.call_soon_threadsafe(note)
 
     def close(self, drain: float = 0.0) -> None:
-        """Stop, after waiting up to `drain` seconds for members that still ask for something.
+        """Stop, after up to `drain` seconds in which members still send requests.
 
-        Members that are connected and quiet compute, or wait for each other elsewhere: they may do
-        so for hours, and notice nothing.
+        Connected members that send none are computing, or waiting for each other elsewhere, maybe
+        for hours; they do not need the leader.
         """
         self.left = drain > 0
         self._end(drain, QUIET_SECONDS)
 
     def fail(self) -> None:
-        """Stop for an error of the host's, after members have read what they are just about to.
+        """Stop after an error of the host, once members have finished their pending reads.
 
-        What they have told each other may be the error itself, which each is to raise.
+        They may be reading that error from the store, in order to raise it.
         """
         self._end(_FAILED_SECONDS, _FAILED_QUIET_SECONDS)
 

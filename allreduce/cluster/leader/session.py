@@ -1,4 +1,4 @@
-"""The leader's side of one member's connection: handshake, requests, and how it ended."""
+"""The leader's side of one member's connection: handshake, requests, and its end."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from allreduce.cluster.leader.rpc import BEAT_SECONDS, PROTOCOL, grpc
 from allreduce.cluster.world import Member, ranks_text
 
 HANDSHAKE_SECONDS = 10.0
-GREETING_BYTES = 4096  # a stranger's message, whose memory a flood would multiply, is small
-STRANGERS = 16  # how many more than all ranks may be connected, where files are plenty
+GREETING_BYTES = 4096  # limit of messages before admission, so that a flood costs little memory
+STRANGERS = 16  # connections accepted beyond one per rank, if enough files remain
 
 
 class Host(Protocol):
-    """What a session needs of its leader."""
+    """The part of the leader that a session uses."""
 
     size: int
     secret: bytes
@@ -45,13 +45,13 @@ class Session:
         """Serve the member to its end."""
         try:
             admitted = await asyncio.wait_for(self._shake_hands(), HANDSHAKE_SECONDS)
-        except (TimeoutError, grpc.aio.BaseError):  # too slow, or it went before it was answered
+        except (TimeoutError, grpc.aio.BaseError):  # too slow, or it left before the answer
             return
         if admitted:
             await self._attend()
 
     async def _shake_hands(self) -> bool:
-        """Prove and be proved to; then admit or refuse."""
+        """Exchange proofs of the secret; then admit or refuse."""
         leader = self._leader
         first = await self._read_small("hello")
         if first is None:
@@ -114,7 +114,7 @@ class Session:
             self._leader.attending -= 1
 
     async def _receive(self) -> bool:
-        """Handle requests to the end; returns whether the member said goodbye."""
+        """Handle requests until the end; returns whether the member sent Leave."""
         loop, rank = asyncio.get_running_loop(), self._member.rank
         while (message := await self._read()) is not None:
             self._heard = time.monotonic()
@@ -130,7 +130,7 @@ class Session:
         return False
 
     def _report_absent(self, timeout: float) -> None:
-        """Say who has not joined, once and for all who wait for them."""
+        """Report the ranks that have not joined, once per group."""
         group = self._group
         if group.absent and not group.reported:
             group.reported = True
@@ -142,7 +142,7 @@ class Session:
             await self._context.write(await self._outbox.get())
 
     async def _watch(self) -> None:
-        """Return when the member has been silent too long while this process was awake."""
+        """Return when the member has been silent too long while this process was running."""
         awake = time.monotonic()
         while time.monotonic() - self._heard < self._leader.silence:
             await asyncio.sleep(BEAT_SECONDS)
@@ -157,7 +157,7 @@ class Session:
         return message if isinstance(message, pb.FromMember) else None  # else grpc.aio.EOF
 
     async def _read_small(self, expected: str) -> pb.FromMember | None:
-        """Read a stranger's message; None where it is not the expected one, or large."""
+        """Read a message before admission; None if it is not the expected one, or too large."""
         message = await self._read()
         if message is None or message.WhichOneof("content") != expected:
             return None

@@ -1,8 +1,8 @@
-"""Which of a launcher's ranks on this host are late to join, as the kernel shows their processes.
+"""Find which of a launcher's ranks on this host are late to join, from /proc.
 
-MPI_Init waits for all ranks without a timeout. Hence a rank that joins binds an abstract Unix
-socket named after its number, and a thread of each waiting rank looks for missing sockets, for
-processes that are stopped, and for processes that have ended.
+MPI_Init waits for all ranks without a timeout. Hence each joining rank binds an abstract Unix
+socket named after its number, and a thread of each waiting rank looks for missing sockets, stopped
+processes and ended processes.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from allreduce.events import logger
 REMEDY = "every rank has to call allreduce.init()"
 
 _LOOK_SECONDS = 0.25
-_LOOKS = 4  # so often in a row a rank has to be missing: the launcher may still be starting it
+_LOOKS = 4  # looks in a row that must miss a rank: the launcher may still be starting it
 _LISTED = 8
-# The first rank to give up ends the job: mpirun drops output that it has not forwarded by then.
+# Before the first rank to give up ends the job: mpirun drops output that it has not forwarded.
 _FORWARDING_SECONDS, _AFTER_YOU_SECONDS = 0.3, 3.0
 
-_kept: dict[str, int] = {}  # the sockets of joins that have failed
+_kept: dict[str, int] = {}  # the sockets of failed joins
 
 
 class Seat(NamedTuple):
-    """A launcher's rank, as its environment tells it."""
+    """A launcher's rank, from its environment."""
 
     rank: int
     size: int
-    variable: str  # that holds the rank
-    job: str  # unique among the jobs of this host that run now
-    launcher: int = 0  # the process that started the ranks of this host; 0 where that is unknown
-    here: int = 0  # the number of ranks on this host; 0 where that is unknown
+    variable: str  # the environment variable with the rank
+    job: str  # unique among the running jobs of this host
+    launcher: int = 0  # the process that started the ranks of this host; 0: unknown
+    here: int = 0  # the number of ranks on this host; 0: unknown
 
 
-class Attendance:
-    """Shows the other ranks of this host that this one has come, until the context ends.
+class ArrivalTracker:
+    """Shows the other ranks of this host that this one has arrived, until the context ends.
 
-    After a failure the socket stays: the rank may try again.
+    After a failure the socket stays, as the rank may try again.
 
     Args:
-        seat: This process's place.
-        meeting: Names what all ranks come to: "join".
+        seat: This process's rank.
+        meeting: The name of the event: "join".
     """
 
     def __init__(self, seat: Seat, meeting: str) -> None:
@@ -62,7 +62,7 @@ class Attendance:
         self._own = own
         self._socket = _kept.pop(own) if own in _kept else _bind(own)
 
-    def __enter__(self) -> Attendance:
+    def __enter__(self) -> ArrivalTracker:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -72,7 +72,7 @@ class Attendance:
             _kept[self._own] = self._socket
 
     def late(self) -> str:
-        """Name the ranks of this host that have not come, or are stopped; "" if none is known."""
+        """Name the ranks of this host that have not arrived, or are stopped; "" if none."""
         sockets, found = _sockets(), []
         for rank, pid in self._ranks().items():
             stopped = _stopped(pid)
@@ -82,13 +82,13 @@ class Attendance:
 
     @contextlib.contextmanager
     def watch(self, timeout: float, leftovers: Sequence[str] = ()) -> Iterator[None]:
-        """Watch over a call of MPI_Init in the block, which must release the interpreter's lock.
+        """Watch a call of MPI_Init in the block; the call must release the interpreter's lock.
 
-        Warn of a long wait; end the job where a rank of this host has ended, or after `timeout`.
+        Warns of a long wait, and ends the job if a rank of this host has ended, or after `timeout`.
 
         Args:
-            timeout: Seconds that the call may last.
-            leftovers: How the names of shared memory begin that is removed before the job ends.
+            timeout: Seconds that the call may take.
+            leftovers: Prefixes of shared-memory files to remove before the job ends.
         """
         over: queue.SimpleQueue[None] = queue.SimpleQueue()
         thread = threading.Thread(target=self._watch, args=(over, timeout, leftovers), daemon=True)
@@ -102,7 +102,7 @@ class Attendance:
     def _watch(
         self, over: queue.SimpleQueue[None], timeout: float, leftovers: Sequence[str]
     ) -> None:
-        # A wait that is shorter than the time of the warning ends with its own message.
+        # A timeout before the warning ends the wait with its own message.
         quiet = timeout <= waiting.WARN_SECONDS or not logger.isEnabledFor(logging.WARNING)
         awake, missing = waiting.Awake(), 0
         while True:
@@ -114,17 +114,17 @@ class Attendance:
                 self._end_job(f"{self._ended()} ended before it had joined; {REMEDY}", leftovers)
             if waited >= timeout:
                 whom = self._late_anywhere() or "some rank"
-                text = f"MPI_Init did not end within {timeout:g} s, for want of {whom}; {REMEDY}"
+                text = f"MPI_Init did not end within {timeout:g} s: it waited for {whom}; {REMEDY}"
                 self._end_job(text, leftovers)
             if not quiet and waited >= waiting.WARN_SECONDS:
                 quiet = True
                 self._warn(timeout)
 
     def _warn(self, timeout: float) -> None:
-        """Report the wait, unless a lower rank of this host does."""
+        """Report the wait, unless a lower rank of this host does so."""
         sockets, here = _sockets(), self._ranks()
         for rank in range(self.seat.rank):
-            # By its socket, which is seen where its process is not.
+            # By its socket: its process may be hidden.
             if self._shows(rank, sockets) and not (rank in here and _stopped(here[rank])):
                 return
         if whom := self._late_anywhere():
@@ -132,11 +132,11 @@ class Attendance:
             self._say(f"waiting in MPI_Init for {whom}; {REMEDY} {so_far}")
 
     def _end_job(self, text: str, leftovers: Sequence[str]) -> NoReturn:
-        """End this process, and the job; the first rank of this host that does so says why."""
+        """End this process and the job; the first rank of this host to do so prints why."""
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as first:
             try:
                 first.bind(f"\0{self._name}.over")
-            except OSError:  # another rank has said it
+            except OSError:  # another rank has printed it
                 time.sleep(_AFTER_YOU_SECONDS)
                 os._exit(1)
             self._say(text)
@@ -146,7 +146,7 @@ class Attendance:
                     Path(path).unlink(missing_ok=True)
             if pmi.connected():
                 pmi.abort(1)
-                time.sleep(_AFTER_YOU_SECONDS)  # to be ended, like the others
+                time.sleep(_AFTER_YOU_SECONDS)  # until hydra kills all ranks
             os._exit(1)
 
     def _say(self, text: str) -> None:
@@ -165,7 +165,7 @@ class Attendance:
         return self.seat.here == self.seat.size
 
     def _late_anywhere(self) -> str:
-        """Name the late ranks of this host, else the ranks of which nothing is known here."""
+        """Name the late ranks of this host, else the ranks that are unknown here."""
         here = self._ranks()
         if not here:
             return self.late() or "other ranks"
@@ -173,7 +173,7 @@ class Attendance:
         return self.late() or (others and f"{_listed(others)} (elsewhere, or ended)") or ""
 
     def _ranks(self) -> dict[int, int]:
-        """Find the processes of this host's ranks that have not ended, by rank."""
+        """Return the living processes of this host's ranks, by rank."""
         wanted = f"{self.seat.variable}=".encode()
         found = {}
         for pid in children(self.seat.launcher) if self.seat.launcher else ():
@@ -192,9 +192,9 @@ class Attendance:
 
 
 def _bind(name: str) -> int:
-    """Return the descriptor of a socket with this name, which outlives what Python knows of it."""
+    """Return the descriptor of a socket bound to this name; it outlives the Python object."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    with contextlib.suppress(OSError):  # it is taken: a wait may then be reported less exactly
+    with contextlib.suppress(OSError):  # the name is taken: reports of waits may be less exact
         made.bind(name)
     return made.detach()
 
@@ -208,7 +208,7 @@ def _sockets() -> str:
 
 def _stopped(pid: int) -> str:
     """Describe the first stopped process among this one and its descendants; "" for none."""
-    family = [pid]  # a shell, or another wrapper, lives while its child is stopped
+    family = [pid]  # a wrapper such as a shell runs while its child is stopped
     for each in family:
         state = process_state(each)
         if STOPPED in state:

@@ -1,4 +1,4 @@
-"""Which MPI library mpi4py loads, and whether it understands the launcher of this process."""
+"""Load mpi4py's MPI library, and check that it understands this process's launcher."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from allreduce.cluster.host import fd_limits
+from allreduce.cluster.host import limits
 from allreduce.cluster.host.launchers import Launcher
 from allreduce.cluster.host.machine import mapped
 from allreduce.cluster.host.process_ancestry import ancestors
 from allreduce.cluster.mpi import pmi
-from allreduce.cluster.mpi.arrival_tracker import Attendance, Seat
+from allreduce.cluster.mpi.arrival_tracker import ArrivalTracker, Seat
 from allreduce.errors import JoinError
 from allreduce.importing import importing
 
 _HYDRA = ("mpiexec.hydra", "hydra_pmi_proxy")  # MPICH's and Intel MPI's
 _PRRTE = ("orterun", "orted", "prterun", "prte", "prted")  # Open MPI's
 _LAUNCHERS = frozenset(("mpirun", "mpiexec", "srun", "slurmstepd", *_HYDRA, *_PRRTE))
-_FILES = 14  # that MPICH 5 opens to initialise, over UCX and on one host: without them it aborts
-# MPICH's ranks map theirs while they initialise, Open MPI's when they first talk to each other.
+_FILES = 14  # opened by MPICH 5 to initialise, over UCX on one host; it aborts if it cannot
+# Shared memory: MPICH maps it in MPI_Init, Open MPI at the first communication.
 MAPPED_BY_ALL = ("/dev/shm/mpich_shm_",)
 _SEGMENTS = (*MAPPED_BY_ALL, "/dev/shm/sm_segment.", "/dev/shm/Intel_MPI_")
 
-_finalizing = 0  # the process that finalises MPI here, where mpi4py does not
+_finalizing = 0  # the process in which we finalise MPI instead of mpi4py
 
 
-def load(launcher_family: str, attendance: Attendance, timeout: float) -> Any:
-    """Import `mpi4py.MPI` and initialise MPI, if nobody has yet.
+def load(launcher_family: str, arrivals: ArrivalTracker, timeout: float) -> Any:
+    """Import `mpi4py.MPI` and initialise MPI, unless that is done.
 
-    The library is looked at before it is initialised: MPICH's ends the process when it finds itself
-    under Open MPI's launcher. This process ends when a rank does not come within `timeout` seconds.
+    Checks the library before MPI_Init, because MPICH's ends the process under Open MPI's launcher.
+    This process ends if a rank does not arrive within `timeout` seconds.
 
     Raises:
         JoinError: The library cannot be loaded, is finalised, or does not understand the launcher,
             or this process may open too few files.
     """
-    rank = attendance.seat.rank
+    rank = arrivals.seat.rank
     try:
         mpi = imported()
     except (ImportError, RuntimeError, OSError) as error:
@@ -59,25 +59,25 @@ def load(launcher_family: str, attendance: Attendance, timeout: float) -> Any:
             launcher_family, rank, f"{library} cannot learn its ranks from Open MPI's launcher"
         )
     wanted = f"[cluster] rank {rank}: cannot initialise MPI and join"
-    fd_limits.check(_FILES + fd_limits.LINE_FILES, wanted)
+    limits.check_files(_FILES + limits.CHANNEL_FILES, wanted)
     try:
         with warnings.catch_warnings():
-            # mpi4py warns of a launcher that does not fit; the sizes show it, and that is an error.
+            # mpi4py warns of a launcher that does not fit; we compare sizes and raise instead.
             warnings.simplefilter("ignore", RuntimeWarning)
-            _initialize(mpi, attendance, timeout)
+            _initialize(mpi, arrivals, timeout)
     except mpi.Exception as error:
-        reason = f"MPI_Init failed ({attendance.seat.size} ranks): {error}"
+        reason = f"MPI_Init failed ({arrivals.seat.size} ranks): {error}"
         raise mismatch(launcher_family, rank, reason) from error
     return mpi
 
 
-def _initialize(mpi: Any, attendance: Attendance, timeout: float) -> None:
-    # By ctypes: mpi4py's Init_thread keeps the interpreter's lock, which the watch needs.
+def _initialize(mpi: Any, arrivals: ArrivalTracker, timeout: float) -> None:
+    # By ctypes: mpi4py's Init_thread holds the interpreter's lock, but the watch needs it.
     library = ctypes.CDLL(library_path())
     # MPICH's library crashes when a signal interrupts its wait for the other ranks.
     unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
-        with attendance.watch(timeout, _SEGMENTS):
+        with arrivals.watch(timeout, _SEGMENTS):
             provided = ctypes.byref(ctypes.c_int())
             code = library.MPI_Init_thread(None, None, mpi.THREAD_MULTIPLE, provided)
     finally:
@@ -87,10 +87,10 @@ def _initialize(mpi: Any, attendance: Attendance, timeout: float) -> None:
     for comm in (mpi.COMM_SELF, mpi.COMM_WORLD):  # as mpi4py does where it initialises MPI
         comm.Set_errhandler(mpi.ERRORS_RETURN)
     if os.getpid() == _finalizing:
-        from allreduce import _native  # ranks that join without MPI need not load it so early
+        from allreduce import _native  # loaded late, as ranks without MPI do not need it yet
 
         finalize, finalized = map(_address, (library.MPI_Finalize, library.MPI_Finalized))
-        _native.finalize_mpi_at_exit(finalize, finalized, pmi.line(), str(attendance.seat.rank))
+        _native.finalize_mpi_at_exit(finalize, finalized, pmi.fd(), str(arrivals.seat.rank))
 
 
 def _address(function: Any) -> int:
@@ -100,10 +100,10 @@ def _address(function: Any) -> int:
 
 
 def imported() -> Any:
-    """Import `mpi4py.MPI` without initialising MPI; mpi4py does not finalise it at exit, either.
+    """Import `mpi4py.MPI` without having it initialise MPI, or finalise it at exit.
 
-    Unless the program has imported it before, that is our affair: mpi4py finalises MPI at the end
-    of a forked child, too, where it waits for the other ranks.
+    We finalise MPI, unless the program imported mpi4py before: mpi4py does so at the end of a
+    forked child, too, and there waits for the other ranks.
     """
     global _finalizing
     import mpi4py
@@ -121,7 +121,7 @@ def imported() -> Any:
 
 
 def finalized() -> bool:
-    """Say whether this process has finalised MPI: any further call would end it."""
+    """Return whether this process has finalised MPI: any further call would end it."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and bool(mpi.Is_finalized())
 
@@ -133,7 +133,7 @@ def family(version: str) -> str:
 
 
 def mismatch(launcher_family: str, rank: int, reason: str) -> JoinError:
-    """Build the error for a launcher and a library that are strangers, with both paths."""
+    """Build the error for a launcher and a library that do not match, with both paths."""
     return JoinError(
         f"[cluster] rank {rank}: the MPI library does not belong to the launcher: {reason}. "
         f"The launcher is {launcher_path(launcher_family)}; the library is {library_path()}. "

@@ -1,8 +1,8 @@
-"""The line to the launcher of MPICH and Intel MPI, for a rank that has not initialised MPI.
+"""Talk to hydra, the launcher of MPICH and Intel MPI, from a rank that has not initialised MPI.
 
-When a rank has ended without MPI, whatever its exit code, that launcher (hydra) lets the others
-wait for it in MPI_Init. `cmd=abort` is the word of its process management interface (PMI-1: Balaji
-et al., EuroMPI 2010) that ends the job.
+If a rank ends without MPI_Init, with any exit code, hydra lets the others wait for it in MPI_Init.
+The message `cmd=abort` of its process management interface (PMI-1: Balaji et al., EuroMPI 2010)
+ends the job.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import stat
 from allreduce.cluster.host.machine import children
 from allreduce.cluster.host.process_ancestry import ancestors
 
-# mpirun drops what it has not yet forwarded when a rank aborts (seen with MPICH 5's hydra).
+# mpirun drops output that it has not forwarded when a rank aborts (seen with MPICH 5's hydra).
 REPORT_SECONDS = 0.1
 KILL_SECONDS = 1.0  # for mpirun to kill all ranks
 
-_LINE = "PMI_FD"
+_FD = "PMI_FD"
 
 
 def proxy() -> int | None:
-    """Find the process by which hydra runs the ranks of this host.
+    """Find the hydra process that started the ranks of this host.
 
-    It need not be the parent: wrappers (a shell, `time`, `uv run`) may stand in between.
+    It need not be the parent: wrappers (a shell, `time`, `uv run`) may be between them.
     """
     for pid in ancestors():
         try:
@@ -35,35 +35,35 @@ def proxy() -> int | None:
 
 
 def connected() -> bool:
-    """Say whether this process holds a line to hydra; few helpers of a rank inherit that."""
+    """Return whether this process has a connection to hydra; few children of a rank inherit it."""
     return _is_open() and proxy() is not None
 
 
 def severed() -> bool:
-    """Say whether this process has a rank's variables without its line, as its children have."""
-    return _LINE in os.environ and not _is_open()
+    """Return whether it has a rank's variables without its connection, as a rank's children do."""
+    return _FD in os.environ and not _is_open()
 
 
 def _is_open() -> bool:
     try:
-        return stat.S_ISSOCK(os.fstat(int(os.environ.get(_LINE, ""))).st_mode)
+        return stat.S_ISSOCK(os.fstat(int(os.environ.get(_FD, ""))).st_mode)
     except (OSError, ValueError):
         return False
 
 
-def line() -> int:
-    """Return the descriptor of this process's line to hydra; -1 if it has none."""
-    return int(os.environ[_LINE]) if connected() else -1
+def fd() -> int:
+    """Return the descriptor of this process's connection to hydra; -1 if it has none."""
+    return int(os.environ[_FD]) if connected() else -1
 
 
 def abort(code: int) -> None:
     """End all ranks of the job; `mpirun` returns `code`."""
-    os.write(int(os.environ[_LINE]), f"cmd=abort exitcode={code}\n".encode())
+    os.write(int(os.environ[_FD]), f"cmd=abort exitcode={code}\n".encode())
 
 
 def siblings() -> list[int]:
     """List the processes of all ranks on this host, this process included."""
     found = [proxy() or os.getpid()]
-    for pid in found:  # which grows meanwhile
+    for pid in found:  # grows during the loop
         found += children(pid)
     return found[1:]

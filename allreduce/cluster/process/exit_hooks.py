@@ -85,7 +85,7 @@ class Watch:
         if os.getpid() != self._pid:
             return
         if self._world is not None:
-            process_ancestry.unmark()
+            process_ancestry.clear_marker()
             self._leave.detach()
             self._world = None
         if self in _watches:
@@ -99,9 +99,9 @@ class Watch:
             return
         self._leave.atexit = rests
         if rests:
-            process_ancestry.unmark()
+            process_ancestry.clear_marker()
         else:
-            process_ancestry.mark(self._world.rank)
+            process_ancestry.set_marker(self._world.rank)
 
     def on_exception(
         self,

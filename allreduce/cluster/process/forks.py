@@ -15,7 +15,7 @@ import stat
 import weakref
 from typing import Protocol
 
-from allreduce.cluster.host import fd_limits
+from allreduce.cluster.host import limits
 from allreduce.cluster.host.address import split
 
 _End = tuple[str, int]  # an address without brackets or zone, and a port
@@ -68,7 +68,7 @@ def _after_fork() -> None:
     if not leaders:
         return
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for fd in fd_limits.opened():
+    for fd in limits.opened():
         if _reaches(fd, leaders):
             os.dup2(nothing, fd, inheritable=False)  # gRPC may yet close that number
     os.close(nothing)

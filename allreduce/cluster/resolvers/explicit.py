@@ -1,8 +1,8 @@
-"""Worlds that are spelled out: rank, size and leader from arguments or `ALLREDUCE_…` variables."""
+"""Join with explicit rank, size and leader, from arguments or `ALLREDUCE_…` variables."""
 
 from __future__ import annotations
 
-from allreduce.cluster.host import fd_limits
+from allreduce.cluster.host import limits
 from allreduce.cluster.host.address import split
 from allreduce.cluster.process.exit_hooks import Watch
 from allreduce.cluster.resolvers.resolver import Request, Resolver, explain
@@ -13,7 +13,7 @@ from allreduce.importing import importing
 
 
 class Explicit(Resolver):
-    """Claims a process as soon as one of rank, size and leader is given; then all must be."""
+    """Claims a process if any of rank, size and leader is given; then all must be."""
 
     name = "leader"
 
@@ -68,10 +68,10 @@ def _meet(request: Request, rank: int, size: int, address: str, why: str) -> Wor
         from allreduce.cluster.leader.service import Leader
 
         wanted = "[cluster] rank 0: cannot host the group leader"
-        fd_limits.check(fd_limits.leader_files(size), wanted)
+        limits.check_files(limits.leader_files(size), wanted)
         try:
             hosted = Leader(address, size, secret, request.timeout, request.generation)
-        except JoinError as error:  # something listens there already, or it is another machine's
+        except JoinError as error:  # the address is in use, or another machine's
             deaf = str(error).removeprefix("[cluster] ")
     return Meeting(
         rank=rank,

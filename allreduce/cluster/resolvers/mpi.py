@@ -18,7 +18,7 @@ from allreduce.cluster.host.launchers import Launcher, check_one, launcher
 from allreduce.cluster.host.machine import identity
 from allreduce.cluster.host.waiting import Wait
 from allreduce.cluster.mpi import library, pmi
-from allreduce.cluster.mpi.arrival_tracker import REMEDY, Attendance
+from allreduce.cluster.mpi.arrival_tracker import REMEDY, ArrivalTracker
 from allreduce.cluster.process.exit_hooks import INTERRUPTED, Watch
 from allreduce.cluster.resolvers.resolver import Request, Resolver, explain
 from allreduce.cluster.resolvers.single import world_of_one
@@ -51,15 +51,15 @@ class _Wait:
 
     Args:
         timeout: Seconds that it may last.
-        attendance: Knows who has begun to.
+        arrivals: Knows who has begun to.
     """
 
-    def __init__(self, timeout: float, attendance: Attendance) -> None:
-        self.timeout, self._attendance = timeout, attendance
+    def __init__(self, timeout: float, arrivals: ArrivalTracker) -> None:
+        self.timeout, self._arrivals = timeout, arrivals
         self._wait = Wait(timeout)
 
     def late(self) -> str:
-        return self._attendance.late() or "some of the MPI ranks"
+        return self._arrivals.late() or "some of the MPI ranks"
 
     def goes_on(self) -> bool:
         """Say whether there is time left; reports the wait when it has become long."""
@@ -98,13 +98,13 @@ class Mpi(Resolver):
             )
         if pmi.connected():
             _begin(Watch(found.rank, abort=_abort_unjoined, job=str(pmi.proxy())))
-        with Attendance(library.seat(found), "join") as attendance:
-            return self._join(request, found, attendance, ignored)
+        with ArrivalTracker(library.seat(found), "join") as arrivals:
+            return self._join(request, found, arrivals, ignored)
 
     def _join(
-        self, request: Request, found: Launcher, attendance: Attendance, ignored: str
+        self, request: Request, found: Launcher, arrivals: ArrivalTracker, ignored: str
     ) -> World:
-        mpi = library.load(found.family, attendance, request.timeout)
+        mpi = library.load(found.family, arrivals, request.timeout)
         if mpi.COMM_WORLD.Get_size() != found.size:
             raise library.mismatch(
                 found.family,
@@ -114,11 +114,11 @@ class Mpi(Resolver):
             )
         version = " ".join(mpi.Get_library_version().split("\n")[0].split(",")[0].split())
         evidence = f"{found}; the library is {version}"
-        return join_through(mpi, attendance, request, evidence, ignored)
+        return join_through(mpi, arrivals, request, evidence, ignored)
 
 
 def join_through(
-    mpi: Any, attendance: Attendance, request: Request, evidence: str, ignored: str
+    mpi: Any, arrivals: ArrivalTracker, request: Request, evidence: str, ignored: str
 ) -> World:
     """Join all ranks of `mpi.COMM_WORLD`, which is initialised."""
     comm = mpi.COMM_WORLD
@@ -129,7 +129,7 @@ def join_through(
     hosted: Leader | None = None
     invitation = ""
     try:
-        wait = _Wait(request.timeout, attendance)
+        wait = _Wait(request.timeout, arrivals)
         told = _whereabouts(mpi, comm, wait)
         # All ranks have initialised MPI, and so mapped what has these names: after a SIGKILL nobody
         # could remove them.

@@ -1,7 +1,7 @@
-"""A process shows some bytes to this machine's other processes of the same user, under a name.
+"""Publish bytes under a name, to this machine's other processes of the same user.
 
-An abstract Unix socket: no file, no port, gone with the process; the kernel tells both sides who
-the other is.
+Uses an abstract Unix socket: no file, no port, gone with the process, and the kernel identifies
+both sides.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ANSWER_SECONDS = 5.0
 
 
 class Beacon:
-    """Shows `payload` under `name` until `close()`.
+    """Publishes `payload` under `name` until `close()`.
 
     Raises:
         JoinError: Another process holds the name.
@@ -42,7 +42,7 @@ class Beacon:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop showing."""
+        """Stop publishing."""
         self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join()
         self._socket.close()
@@ -58,22 +58,22 @@ class Beacon:
                     try:
                         visitor.settimeout(_ANSWER_SECONDS)
                         visitor.sendall(self._payload)
-                    except OSError:  # it died meanwhile; the leader will miss it
+                    except OSError:  # it died; the leader will notice
                         continue
 
 
 def fetch(name: str, timeout: float, who: str, owner: str) -> bytes:
-    """Return what is shown under `name`, waiting for somebody to show it.
+    """Return the bytes published under `name`; blocks until there are some.
 
     Args:
-        name: Where.
+        name: The name of the beacon.
         timeout: Seconds to wait.
-        who: Waits, for messages: "rank 1".
-        owner: Is to show it: "task 0 of step 7.0".
+        who: The waiting process, for messages: "rank 1".
+        owner: The publishing process, for messages: "task 0 of step 7.0".
 
     Raises:
-        JoinError: Another user's process shows it.
-        TimeoutError: Nobody did within `timeout` seconds.
+        JoinError: A process of another user holds the name.
+        TimeoutError: Nobody published within `timeout` seconds.
     """
     wait = Wait(timeout)
     while wait.goes_on(f"{owner}; every task has to call allreduce.init()"):
@@ -89,7 +89,7 @@ def fetch(name: str, timeout: float, who: str, owner: str) -> bytes:
                     )
                 if payload := _read_all(visitor):
                     return payload
-            except OSError:  # not there yet, or just closing
+            except OSError:  # not there yet, or closing
                 time.sleep(_RETRY_SECONDS)
     raise TimeoutError(
         f"[cluster] {who}: {owner} did not show itself within {timeout:g} s; every "
@@ -98,7 +98,7 @@ def fetch(name: str, timeout: float, who: str, owner: str) -> bytes:
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
-    """Return the process id and the user id at the other end, as the kernel knows them."""
+    """Return the process id and the user id at the other end, from the kernel."""
     size = struct.calcsize("3i")
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     pid, uid, _ = struct.unpack("3i", credentials)

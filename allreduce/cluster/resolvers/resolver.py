@@ -1,4 +1,4 @@
-"""What a resolver is: one way in which a process may learn of its world."""
+"""The resolver interface: each resolver is one way for a process to find its world."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from allreduce.settings import PREFIX, Settings
 
 @dataclass(eq=False, repr=False)  # it has a secret
 class Request:
-    """What the caller and `ALLREDUCE_…` say, merged, and the environment for the schedulers' words.
+    """The caller's arguments merged with `ALLREDUCE_…` variables, and the environment.
 
     Raises:
         UsageError: An argument and its variable contradict each other.
@@ -27,7 +27,7 @@ class Request:
     secret: bytes | None
     timeout: float
     launched: bool  # the launcher hosts the leader
-    named: tuple[str, ...]  # where rank, size and leader come from, for messages
+    named: tuple[str, ...]  # the origins of rank, size and leader, for messages
     generation: int
 
     @classmethod
@@ -38,7 +38,7 @@ class Request:
         generation: int,
         **arguments: int | str | bytes | float | None,
     ) -> Request:
-        """Merge a call's arguments with the settings; one equal to its variable is fine."""
+        """Merge a call's arguments with the settings; an argument may repeat its variable."""
         values: dict[str, object] = {}
         named = []
         for name in ("rank", "size", "leader", "secret", "timeout"):
@@ -64,24 +64,24 @@ class Request:
 
 
 class Resolver(ABC):
-    """One source of worlds; the registry's order is the precedence."""
+    """One source of worlds; `PRECEDENCE` orders them."""
 
     name: str
 
     @abstractmethod
     def claim(self, request: Request) -> str | None:
-        """Say what shows that this source places the process, or None. Cheap: imports nothing."""
+        """Return evidence that this source placed the process, or None. Cheap: imports nothing."""
 
     @abstractmethod
     def join(self, request: Request, ignored: str) -> World:
-        """Join; a source that has claimed the process never falls back to a world of one.
+        """Join; after a claim, a source never falls back to a world of one.
 
         Args:
             request: The merged request.
-            ignored: What the log line says of the sources that lost; "" for nothing.
+            ignored: Text about the sources that lost, for the log line.
         """
 
 
 def explain(size: int, name: str, evidence: str, ignored: str) -> str:
-    """Write the log line: which source won, why, and what was ignored."""
+    """Return the log line: the source that won, its evidence, and the ignored sources."""
     return f"{counted(size, 'rank')} through {name}: {evidence}{ignored}"

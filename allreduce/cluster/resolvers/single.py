@@ -1,4 +1,4 @@
-"""A world of one: what is left when nothing says otherwise."""
+"""A world of one: the last resolver, for a process that no other one claims."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import os
 import secrets
 import socket
 
-from allreduce.cluster.host.launchers import check_alone
+from allreduce.cluster.host.launchers import check_single
 from allreduce.cluster.host.machine import identity
 from allreduce.cluster.resolvers.resolver import Request, Resolver, explain
 from allreduce.cluster.world import LocalStore, Member, World
 
 
-class Alone(Resolver):
+class Single(Resolver):
     """Claims every process."""
 
-    name = "alone"
+    name = "single"
 
     def claim(self, request: Request) -> str | None:  # noqa: ARG002 - it claims all
         return "no argument, ALLREDUCE_ variable, MPI launcher or Slurm step says otherwise"
 
     def join(self, request: Request, ignored: str) -> World:
-        check_alone(request.environ)
+        check_single(request.environ)
         evidence = self.claim(request) or ""
         return world_of_one(request, self.name, evidence, ignored)
 
 
 def world_of_one(request: Request, name: str, evidence: str, ignored: str) -> World:
-    """Build a world without connections, for any source that says there is one rank."""
+    """Build a world of one rank, without connections, for any resolver."""
     return World(
         generation=request.generation,
         rank=0,

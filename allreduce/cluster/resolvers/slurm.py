@@ -21,7 +21,7 @@ from allreduce.cluster.host.address import LOOPBACK, joined
 from allreduce.cluster.host.interfaces import towards_any
 from allreduce.cluster.host.launchers import check_one, in_step, step_size
 from allreduce.cluster.mpi import library
-from allreduce.cluster.mpi.arrival_tracker import Attendance, Seat
+from allreduce.cluster.mpi.arrival_tracker import ArrivalTracker, Seat
 from allreduce.cluster.process.exit_hooks import Watch
 from allreduce.cluster.resolvers.resolver import Request, Resolver, explain
 from allreduce.cluster.resolvers.single import world_of_one
@@ -101,9 +101,9 @@ def _join_mpi(request: Request, found: Step, ignored: str) -> World | None:
         return None
     pmix = "Open MPI" if "PMI_RANK" not in environ else "Slurm"  # for PMIx
     seat = Seat(found.rank, found.size, "SLURM_PROCID", f"{found.job}.{found.step}")
-    with Attendance(seat, "join") as attendance:
+    with ArrivalTracker(seat, "join") as arrivals:
         try:
-            mpi = library.load(pmix, attendance, request.timeout)
+            mpi = library.load(pmix, arrivals, request.timeout)
         except JoinError:
             return None  # join through a leader instead
         if mpi.COMM_WORLD.Get_size() != found.size:
@@ -111,7 +111,7 @@ def _join_mpi(request: Request, found: Step, ignored: str) -> World | None:
         from allreduce.cluster.resolvers.mpi import join_through
 
         evidence = f"{found}, and MPI has the same ranks"
-        return join_through(mpi, attendance, request, evidence, ignored)
+        return join_through(mpi, arrivals, request, evidence, ignored)
 
 
 def _meet(request: Request, found: Step, ignored: str) -> World:

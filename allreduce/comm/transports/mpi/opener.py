@@ -12,7 +12,7 @@ from typing import Any
 from allreduce.cluster import World
 from allreduce.cluster.host.launchers import launcher
 from allreduce.cluster.mpi import library
-from allreduce.cluster.mpi.arrival_tracker import Attendance
+from allreduce.cluster.mpi.arrival_tracker import ArrivalTracker
 from allreduce.comm.transports.mpi.mpi_progress import entered
 from allreduce.comm.transports.mpi.status_board import StatusBoard
 from allreduce.comm.transports.mpi.transport import MpiTransport
@@ -86,8 +86,8 @@ def _library(world: World, local_members: int, timeout: float) -> Any:
             "another transport"
         )
     if world.size == 1 and found.size == 1:  # such a world needs no MPI, and has not loaded it
-        with Attendance(library.seat(found), "join") as attendance:
-            return library.load(found.family, attendance, timeout)
+        with ArrivalTracker(library.seat(found), "join") as arrivals:
+            return library.load(found.family, arrivals, timeout)
     mpi = library.imported()
     if not mpi.Is_initialized() or mpi.Is_finalized():
         raise UsageError(f"{where}: MPI is not initialised, or finalised already")

@@ -24,7 +24,8 @@ import numpy as np
 
 from allreduce import _native, settings
 from allreduce.cluster import World
-from allreduce.cluster.host import fd_limits
+from allreduce.cluster.host import limits
+from allreduce.comm.calls.cores import own_cores
 from allreduce.comm.transports import handshake
 from allreduce.comm.transports.handshake import STRANGER_SECONDS, Credentials, HandshakeError
 from allreduce.comm.transports.shared.links import (
@@ -63,7 +64,7 @@ def connect(world: World, name: str, local_members: int, timeout: float) -> Link
     credentials = Credentials(world.job, key, world.secret)
     me = Process(world.rank, os.getpid(), local_members, new_token())
     try:
-        if short := fd_limits.shortage(world.size):
+        if short := limits.shortage(world.size):
             if world.rank == 0:
                 world.store.set(f"{key}/address", b"")
             _compare(world, key, "", deadline, short)

@@ -16,8 +16,8 @@ import time
 
 from allreduce import _native, settings
 from allreduce.cluster import World
-from allreduce.cluster.host import fd_limits
-from allreduce.comm.transports.handshake import Credentials
+from allreduce.cluster.host import limits
+from allreduce.comm.transports.handshake import Meeting
 from allreduce.comm.transports.tcp import interface
 from allreduce.comm.transports.tcp.connections import Acceptor, Dialer
 from allreduce.comm.transports.tcp.mesh import Mesh, Process
@@ -40,7 +40,7 @@ def connect(world: World, name: str, local_members: int, timeout: float) -> Mesh
     deadline = time.monotonic() + timeout
     key = f"{world.generation}/tcp/{name}"
     each = local_members * (_FIRST_DATA + settings.load().tcp_connections)
-    short = fd_limits.shortage(each * (world.size * local_members - 1) + _ENGINE_FILES)
+    short = limits.shortage(each * (world.size * local_members - 1) + _ENGINE_FILES)
     listener, trouble = None, ""
     try:
         listener = None if short else _listen(world)

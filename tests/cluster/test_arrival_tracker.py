@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from allreduce.cluster.host import waiting
-from allreduce.cluster.mpi.arrival_tracker import REMEDY, Attendance, Seat
+from allreduce.cluster.mpi.arrival_tracker import REMEDY, ArrivalTracker, Seat
 from tests.cluster.processes import running
 
 STOPPED = "is stopped, by a signal: kill -CONT lets it go on"
@@ -46,17 +46,17 @@ def pids(seats: list[Seat]) -> Iterator[list[int]]:
 
 
 def test_who_has_not_come_is_late(seats: list[Seat], pids: list[int]) -> None:
-    with Attendance(seats[1], "meeting") as here, Attendance(seats[0], "another"):
+    with ArrivalTracker(seats[1], "meeting") as here, ArrivalTracker(seats[0], "another"):
         texts = [f"rank {rank} (process {pids[rank]} is alive)" for rank in (0, 2)]
         assert here.late() == ", ".join(texts)
-        with Attendance(seats[0], "meeting"), Attendance(seats[2], "meeting"):
+        with ArrivalTracker(seats[0], "meeting"), ArrivalTracker(seats[2], "meeting"):
             assert not here.late()
         assert here.late() == ", ".join(texts)
 
 
 def test_who_is_stopped_is_late_though_it_has_come(seats: list[Seat], pids: list[int]) -> None:
     with contextlib.ExitStack() as all_come:
-        *_, here = [all_come.enter_context(Attendance(seat, "meeting")) for seat in seats]
+        *_, here = [all_come.enter_context(ArrivalTracker(seat, "meeting")) for seat in seats]
         os.kill(pids[0], signal.SIGSTOP)
         os.waitid(os.P_PID, pids[0], os.WSTOPPED)
         assert here.late() == f"rank 0 (process {pids[0]} {STOPPED})"
@@ -69,7 +69,7 @@ def test_what_a_shell_has_started_is_looked_at(seats: list[Seat], pids: list[int
     listed = Path(f"/proc/{pids[2]}/task/{pids[2]}/children")
     child = int(_soon(listed.read_text))
     with contextlib.ExitStack() as all_come:
-        here, *_ = [all_come.enter_context(Attendance(seat, "meeting")) for seat in seats]
+        here, *_ = [all_come.enter_context(ArrivalTracker(seat, "meeting")) for seat in seats]
         os.kill(child, signal.SIGSTOP)
         try:
             assert _soon(here.late) == f"rank 2 (process {child} {STOPPED})"
@@ -83,7 +83,7 @@ def test_a_child_that_nobody_has_waited_for_keeps_no_rank_from_coming(seats: lis
         listed = Path(f"/proc/{rank.pid}/task/{rank.pid}/children")
         child = Path(f"/proc/{_soon(listed.read_text).strip()}/stat")
         _soon(lambda: child.read_text() if ") Z" in child.read_text() else "")
-        with Attendance(seats[0], "meeting"), Attendance(seats[1], "meeting") as here:
+        with ArrivalTracker(seats[0], "meeting"), ArrivalTracker(seats[1], "meeting") as here:
             assert not here.late()
         rank.kill()
 
@@ -92,9 +92,9 @@ def test_a_wait_does_not_count_how_long_its_process_was_stopped(tmp_path: Path) 
     path = tmp_path / "waits.py"
     path.write_text(
         "import time\n"
-        "from allreduce.cluster.mpi.arrival_tracker import Attendance, Seat\n"
+        "from allreduce.cluster.mpi.arrival_tracker import ArrivalTracker, Seat\n"
         f"seat = Seat(0, 2, 'A_RANK', '{uuid.uuid4()}')\n"
-        "with Attendance(seat, 'meeting').watch(1.5):\n"
+        "with ArrivalTracker(seat, 'meeting').watch(1.5):\n"
         "    print('waits', flush=True)\n"
         "    for _ in range(5): time.sleep(0.1)\n"
     )
@@ -117,12 +117,12 @@ def _soon(look: Callable[[], str]) -> str:
 
 def test_who_has_failed_to_meet_has_come(seats: list[Seat], pids: list[int]) -> None:
     everybody = f"rank 0 (process {pids[0]} is alive), rank 1 (process {pids[1]} is alive)"
-    with Attendance(seats[2], "meeting") as here:
+    with ArrivalTracker(seats[2], "meeting") as here:
         assert here.late() == everybody
-        with contextlib.suppress(ValueError), Attendance(seats[1], "meeting"):
+        with contextlib.suppress(ValueError), ArrivalTracker(seats[1], "meeting"):
             raise ValueError
         assert here.late() == everybody.partition(",")[0]
-        with Attendance(seats[1], "meeting"):  # again
+        with ArrivalTracker(seats[1], "meeting"):  # again
             assert here.late() == everybody.partition(",")[0]
         assert here.late() == everybody
 
@@ -133,8 +133,8 @@ def test_one_rank_tells_of_a_wait_where_the_launcher_is_unknown(
     monkeypatch.setattr(waiting, "WARN_SECONDS", 0.1)
     *_, first, second = [seat._replace(launcher=0) for seat in seats]
     with (
-        Attendance(second, "meeting") as later,
-        Attendance(first, "meeting") as here,
+        ArrivalTracker(second, "meeting") as later,
+        ArrivalTracker(first, "meeting") as here,
         later.watch(60),
         here.watch(60),
     ):
