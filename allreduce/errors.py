@@ -4,17 +4,17 @@
     ├── UsageError            a call, argument or setting is wrong (is a ValueError)
     │   ├── ShapeError        shapes or dtypes that do not fit together
     │   ├── DeviceError       a device name that is malformed or does not exist
-    │   └── ClosedError       use of something after close() or after an error killed it
+    │   └── ClosedError       use of an object after close(), or after an error ended it
     ├── JoinError             this process cannot join the job it says it belongs to
     ├── TimeoutError          a wait ran out (is a builtins.TimeoutError)
     ├── PeerLostError         a member died or left while needed (is a ConnectionError)
     ├── MismatchError         members disagree about a call or about data (is a ValueError)
-    ├── UnsupportedError      what nothing here implements (is a NotImplementedError)
-    ├── OutOfMemoryError      memory for a buffer or region is not to be had (is a MemoryError)
+    ├── UnsupportedError      a combination that is not implemented (is a NotImplementedError)
+    ├── OutOfMemoryError      no memory for a buffer or region (is a MemoryError)
     ├── NumericsError         a value that must be finite is not (is an ArithmeticError)
-    └── InternalError         our own bug: please report it
+    └── InternalError         a bug of this library: please report it
 
-A message names the rank, the object, what was expected, what came, and what to do.
+A message names the rank, the object, the expected and the found value, and the remedy.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from typing import TypeVar
 
 @dataclass(frozen=True)
 class Finding:
-    """Why a communicator has ended: what its members' errors have in common.
+    """Why a communicator has ended: the part that its members' errors share.
 
     Attributes:
         fault: "mismatch", "timeout", "lost", "left" or "aborted".
         before: The text of the message up to the call.
-        call: The call that could not complete, "barrier() #41"; empty if the text names none.
+        call: The call that could not complete, "barrier() #41"; empty if none is named.
         after: The rest of the text.
         interrupted: As `PeerLostError.interrupted`.
     """
@@ -48,12 +48,11 @@ class Finding:
 
 
 class AllreduceError(Exception):
-    """Root of the tree; catch it to catch everything raised here on purpose.
+    """Root of the tree; catch it to catch every deliberate error of this library.
 
     Attributes:
-        everywhere: Whether all ranks raise it at the same place, so that nobody has to be told and
-            all can go on.
-        finding: Why the communicator has ended, if this error says so.
+        everywhere: Whether all ranks raise it at the same place, so that all can continue.
+        finding: Why the communicator has ended, if that is the error.
     """
 
     everywhere = False
@@ -70,7 +69,7 @@ def everywhere(error: _Error) -> _Error:
 
 
 def reworded(error: _Error, text: str) -> _Error:
-    """Make the same error with another message: its class, attributes and notes are kept."""
+    """Copy an error with another message, keeping its class, attributes and notes."""
     made = type(error)(text)
     vars(made).update(vars(error))
     return made
@@ -104,8 +103,8 @@ class PeerLostError(AllreduceError, ConnectionError):
     """A member died or left while the others still needed it.
 
     Attributes:
-        interrupted: Whether it was interrupted, as by Ctrl-C: then nobody looks for a mistake, and
-            a program that ends by this prints one line instead of a traceback.
+        interrupted: Whether it was interrupted, as by Ctrl-C; a program that ends by this error
+            then prints one line instead of a traceback.
     """
 
     interrupted = False
@@ -118,11 +117,11 @@ def is_interrupt(error: object) -> bool:
 
 
 class MismatchError(AllreduceError, ValueError):
-    """Members disagree about a call or about the data they brought.
+    """Members disagree about a call or its data.
 
     Attributes:
         lists: Rank and name of two members whose lists of arrays differ; empty for other calls.
-        calls: The two calls as their callers wrote them, where that is known.
+        calls: The two calls as their callers wrote them, if known.
     """
 
     lists: tuple[tuple[int, str], ...] = ()
@@ -130,11 +129,11 @@ class MismatchError(AllreduceError, ValueError):
 
 
 class UnsupportedError(AllreduceError, NotImplementedError):
-    """A combination that nothing here implements."""
+    """A combination that is not implemented."""
 
 
 class OutOfMemoryError(AllreduceError, MemoryError):
-    """Memory for a buffer or a shared region is not to be had."""
+    """There is no memory for a buffer or a shared region."""
 
 
 class NumericsError(AllreduceError, ArithmeticError):
@@ -146,13 +145,13 @@ class InternalError(AllreduceError):
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str], where: str = "") -> UsageError:
-    """Build the error for a name that is not in a table: what exists, and the nearest.
+    """Build the error for a name that is not in a table; it lists the names and suggests one.
 
     Args:
-        kind: What the name stands for, as people say it: "loss", "optimizer".
-        name: What was given.
+        kind: The kind of object: "loss", "optimizer".
+        name: The given name.
         known: The names that exist.
-        where: Who is calling what, if that helps.
+        where: A prefix for the message, such as the call.
     """
     names = sorted(known)
     hint = did_you_mean(name, names)
@@ -161,12 +160,11 @@ def unknown_name(kind: str, name: object, known: Iterable[str], where: str = "")
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Give the end of a message about an unknown name: the nearest that exists, or nothing.
+    """Return the end of a message about an unknown name: the nearest known name, or "".
 
-    A name may have been meant in another case, cut short, with letters mistaken, or as others than
-    this library call it.
+    Considers other letter case, abbreviations, typing errors, and other libraries' names.
     """
-    import difflib  # which few programs need
+    import difflib  # rarely needed
 
     by_folded = {each.casefold(): each for each in sorted(known, reverse=True)}
     folded = str(name).casefold()
@@ -175,12 +173,12 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     near = near or difflib.get_close_matches(folded, by_folded, n=1)
     if not near and len(folded) > 1:
         near = [each for each in sorted(by_folded) if each.startswith(folded)]
-    if not near:  # said with more than its name, as "mse_loss"
+    if not near:  # a known name with a suffix, as "mse_loss"
         near = [each for each in sorted(by_folded) if folded.startswith(f"{each}_")]
     return f"; did you mean {by_folded[near[0]]!r}?" if near else ""
 
 
-# What MPI, torch.distributed, NumPy and Keras call it, and what it is called here.
+# Names of MPI, torch.distributed, NumPy and Keras, and their equivalents here.
 _ELSEWHERE: dict[str, str] = {
     "add": "sum",
     "average": "mean",

@@ -1,4 +1,4 @@
-"""What rooms report: log records, spans and counters. Who listens is not their business."""
+"""Log records, spans and counters, reported to subscribers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger("allreduce")
 
 
 class Event(NamedTuple):
-    """One thing that happened: a span (`seconds` > 0 possible) or a counter (`value`)."""
+    """A span (with `seconds`) or a counter (with `value`)."""
 
     name: str
     start: float  # time.perf_counter() seconds
@@ -27,24 +27,24 @@ _listeners: list[Listener] = []
 
 
 def subscribe(listener: Listener) -> Callable[[], None]:
-    """Call `listener` with every Event from now on; the returned function ends that."""
+    """Call `listener` with every Event; call the returned function to unsubscribe."""
     _listeners.append(listener)
     return lambda: _listeners.remove(listener)
 
 
 def heard() -> bool:
-    """Whether anybody listens; what would cost more than this question is not done otherwise."""
+    """Return whether there are subscribers; without any, skip the work for an event."""
     return bool(_listeners)
 
 
 def report(name: str, start: float, seconds: float, fields: dict[str, Any]) -> None:
-    """Report what has taken a while, from `start` on (`time.perf_counter()` seconds)."""
+    """Report a span that began at `start` (in `time.perf_counter()` seconds)."""
     _emit(Event(name, start, seconds, None, fields))
 
 
 @contextmanager
 def span(name: str, **fields: Any) -> Iterator[None]:
-    """Report how long the block took; costs one list test when nobody listens."""
+    """Report the block as a span; without subscribers it costs one list test."""
     if not _listeners:
         yield
         return
@@ -56,13 +56,13 @@ def span(name: str, **fields: Any) -> Iterator[None]:
 
 
 def count(name: str, value: float, **fields: Any) -> None:
-    """Report a number: bytes sent, a queue's length."""
+    """Report a number, such as bytes sent or a queue's length."""
     if _listeners:
         _emit(Event(name, time.perf_counter(), 0.0, value, fields))
 
 
 def counted(number: int, noun: str) -> str:
-    """Write a number of things for a message: "1 rank", "8 ranks"."""
+    """Format a number and a noun: "1 rank", "8 ranks"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -83,7 +83,7 @@ class _RankFilter(logging.Filter):
 
 _rank_filter = _RankFilter()
 logger.addFilter(_rank_filter)
-_own_level = logging.NOTSET  # what we have set; any other level is the application's
+_own_level = logging.NOTSET  # the level that we set; any other is the application's
 
 
 def current_rank() -> int | None:
@@ -92,11 +92,11 @@ def current_rank() -> int | None:
 
 
 def configure_logging(rank: int | None, level: str | None = None) -> None:
-    """Send the library's records to stderr with the rank: INFO on rank 0, WARNING elsewhere.
+    """Log to stderr with the rank: INFO on rank 0, WARNING on others.
 
-    A handler or a level that the application has given the `allreduce` logger is left alone,
-    unless `level` says otherwise. Without a rank, as long as this process has not joined, they go
-    where the application sends all of its records, if it does so, and INFO is among them.
+    The application's handlers and level of the `allreduce` logger are kept; `level` overrides the
+    latter. Before this process has joined (no rank), records also go to the application's root
+    handlers, if there are any, from INFO on.
     """
     global _own_level
     _rank_filter.rank = rank

@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all, also where the writer is killed."""
+"""Replace files atomically, even if the writer is killed."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-# Of the files that become others once they are complete.
+# Of temporary files, which are renamed when they are complete.
 _PREFIX = ".allreduce-writing-"
 
 
 def replace(path: Path, contents: bytes) -> None:
-    """Write a file in the place of an old one; several processes may do so at once.
+    """Write or replace a file; several processes may do so at once.
 
-    The contents go to a temporary file beside it, which is made durable and renamed. Temporary
-    files in that folder whose writers were killed are removed.
+    Writes a temporary file in the same folder, syncs it to disk, and renames it. Removes temporary
+    files of killed writers in that folder.
 
     Raises:
-        OSError: The system does not take the file; then an old one is as it was.
+        OSError: The file cannot be written; an old one is unchanged.
     """
     _remove_abandoned(path.parent)
     handle, temporary = _create(path.parent)
-    with os.fdopen(handle, "wb") as file:  # whose end releases the lock, after the renaming
+    with os.fdopen(handle, "wb") as file:  # closing it releases the lock, after the rename
         try:
             file.write(contents)
             file.flush()
             os.fsync(handle)
-            os.fchmod(handle, 0o666 & ~_umask())  # mkstemp lets nobody else read it
+            os.fchmod(handle, 0o666 & ~_umask())  # mkstemp makes it readable by its owner only
             os.replace(temporary, path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
@@ -37,15 +37,15 @@ def replace(path: Path, contents: bytes) -> None:
 
 
 def _create(folder: Path) -> tuple[int, str]:
-    """Make a temporary file and lock it for as long as it is open, so that nobody removes it."""
+    """Make a temporary file and lock it while it is open, so that no other process removes it."""
     while True:
         handle, name = tempfile.mkstemp(dir=folder, prefix=_PREFIX)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another process took it for abandoned before it was locked
+        except BlockingIOError:  # another process is removing it: it was not locked yet
             os.close(handle)
             continue
-        except OSError:  # a file system without locks, on which nothing is removed either
+        except OSError:  # a file system without locks: nothing is removed there
             return handle, name
         if os.fstat(handle).st_nlink:
             return handle, name
@@ -53,9 +53,9 @@ def _create(folder: Path) -> tuple[int, str]:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files that no process holds a lock of."""
+    """Remove the temporary files that no process has locked."""
     for path in folder.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # it is renamed by now, being written, or another user's
+        with suppress(OSError):  # renamed by now, being written, or another user's
             handle = os.open(path, os.O_RDWR)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""How this library imports what it needs: in one piece, and at less cost."""
+"""Import dependencies without interruption by Ctrl-C, and without garbage collection."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-PROCESS = os.getpid()  # in which this library was imported; a forked child is another
-_rests = False  # whether a block has the collector off
+PROCESS = os.getpid()  # that imported this library; a forked child has another
+_paused = False  # whether a block has disabled the collector
 
 
 class _Later:
-    """A handler of Ctrl-C that keeps it for the one before."""
+    """A Ctrl-C handler that defers the signal to the previous handler."""
 
     def __init__(self, before: Callable[..., Any]) -> None:
         self.before, self.came = before, False
@@ -25,7 +25,7 @@ class _Later:
 
 @contextmanager
 def variables(wanted: Mapping[str, str]) -> Iterator[None]:
-    """Have environment variables that are not set, for the block: libraries read them once."""
+    """Set environment variables that are not set, for the block: libraries read them once."""
     added = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -37,19 +37,19 @@ def variables(wanted: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Have Ctrl-C, and the search for garbage, wait for the imports in the block.
+    """Defer Ctrl-C and garbage collection until the imports in the block are done.
 
-    What Ctrl-C breaks off fails with errors of its own (NumPy's). And imports make many objects,
-    which stay: to search them for garbage again and again took 25 ms of the processor in each rank
-    that joins through MPI, which took 330 in all where 32 ranks share two cores.
+    An interrupted import fails with errors of its own (NumPy's). And imports create many permanent
+    objects: collecting garbage meanwhile took 25 of 330 ms of CPU time per rank that joins through
+    MPI (32 ranks on two cores).
     """
-    with _uninterrupted(), _unsearched():  # a second Ctrl-C must not leave the collector off
+    with _uninterrupted(), _uncollected():  # a second Ctrl-C must not leave the collector off
         yield
 
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Have Ctrl-C be handled behind the block; only the main thread handles it at all."""
+    """Defer Ctrl-C until after the block; only the main thread handles it."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler):
         yield
@@ -57,51 +57,51 @@ def _uninterrupted() -> Iterator[None]:
     later = _Later(handler)
     try:
         with suppress(ValueError):  # not in the main thread
-            # Not by the thread's signal mask: those of BLAS would take the signal in its place.
+            # Not with the thread's signal mask: BLAS's threads would receive the signal instead.
             signal.signal(signal.SIGINT, later)
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is later:  # else what was imported has set its own
+        if signal.getsignal(signal.SIGINT) is later:  # else an imported module has set its own
             signal.signal(signal.SIGINT, handler)
         if later.came:
             signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager
-def _unsearched() -> Iterator[None]:
-    """Have the collector rest, if it is on."""
-    global _rests
+def _uncollected() -> Iterator[None]:
+    """Disable the garbage collector, if it is enabled."""
+    global _paused
     if not gc.isenabled():
         yield
         return
     try:
-        _rests = True
+        _paused = True
         gc.disable()
         yield
     finally:
         _settle()
         gc.enable()
-        _rests = False
+        _paused = False
 
 
 def _settle() -> None:
-    """Have what was made count as old, as if it had survived the searches that were left out."""
-    if not gc.get_freeze_count():  # else the program has frozen objects, which are to stay so
+    """Move new objects to the oldest generation, as skipped collections would have done."""
+    if not gc.get_freeze_count():  # else the program has frozen objects of its own
         gc.freeze()
         gc.unfreeze()  # into the oldest generation
 
 
 def _renew() -> None:
-    """In a child made by fork: the block that another thread of the parent's is in never ends."""
-    global _rests
+    """In a forked child: end a block that another thread of the parent was in."""
+    global _paused
     found = handler = signal.getsignal(signal.SIGINT)
     while isinstance(handler, _Later):
         handler = handler.before
     if handler is not found:
         signal.signal(signal.SIGINT, handler)
-    if _rests:
+    if _paused:
         gc.enable()
-        _rests = False
+        _paused = False
 
 
 os.register_at_fork(after_in_child=_renew)

@@ -1,4 +1,4 @@
-"""Which kernels OpenBLAS, NumPy's BLAS, computes with: it has a set for each processor it knows."""
+"""Choose the kernels of OpenBLAS, NumPy's BLAS: it has a set per processor that it knows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def choice(environ: Mapping[str, str], cpuinfo: Path = _CPUINFO) -> dict[str, str]:
-    """Return the variable by which OpenBLAS takes faster kernels than its own choice.
+    """Return the environment variable that selects faster kernels than OpenBLAS's choice.
 
-    It is empty where those are the fastest, and where the user has set the variable.
+    Empty if its choice is the fastest, or if the user has set the variable.
     """
     if VARIABLE not in environ:
         with suppress(OSError):  # a system without that file
@@ -24,10 +24,10 @@ def choice(environ: Mapping[str, str], cpuinfo: Path = _CPUINFO) -> dict[str, st
 
 
 def _faster(processor: dict[str, str]) -> str | None:
-    """Name the kernels to take instead of OpenBLAS's choice, if any.
+    """Return the kernels to use instead of OpenBLAS's choice, if any.
 
-    Zen 4 (AMD's family 25 with AVX-512) has units of 256 bits for vectors, and OpenBLAS 0.3.31
-    takes its kernels for Intel's 512 bits there. Those for AVX2 have 103 instead of 90 GFLOPS on
+    Zen 4 (AMD's family 25 with AVX-512) has 256-bit vector units, but OpenBLAS 0.3.31 selects its
+    kernels for Intel's 512 bits there. Those for AVX2 reach 103 instead of 90 GFLOPS on
     128 × 1024 times 1024 × 1024 (float32, one thread); products of 100 to 4096 rows are 1.04 to
     1.3 times as fast, those of 16 to 64 rows and columns take 1.2 times as long (0.6 µs more).
     """
@@ -36,7 +36,7 @@ def _faster(processor: dict[str, str]) -> str | None:
 
 
 def _first_processor(cpuinfo: Path) -> dict[str, str]:
-    """Read what Linux tells of the first processor: a line for each key, up to an empty one."""
+    """Read the first processor's lines of /proc/cpuinfo, up to an empty one."""
     with cpuinfo.open() as file:
         lines = itertools.takewhile(str.strip, file)
         pairs = (line.partition(":") for line in lines)

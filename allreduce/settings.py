@@ -1,6 +1,6 @@
-"""Every environment variable of this library's own, typed and checked, in one table.
+"""All `ALLREDUCE_…` environment variables, typed and checked, in one table.
 
-Schedulers' variables (MPI's, Slurm's) are declared by the resolver that understands them.
+Variables of schedulers (MPI's, Slurm's) are declared by their resolvers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LONGEST_SECONDS = 1e6  # a socket's timeout ends at 2**31 ms
 
 
 class Setting(NamedTuple):
-    """One row: `ALLREDUCE_<NAME>`, how its text becomes a value, and what it is for."""
+    """One row: `ALLREDUCE_<NAME>`, its parser, default and purpose."""
 
     name: str
     parse: Callable[[str], Any]
@@ -122,7 +122,7 @@ TABLE: tuple[Setting, ...] = (
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment says; None where it says nothing and there is no default."""
+    """The values of all variables; None if unset and without a default."""
 
     rank: int | None
     size: int | None
@@ -143,12 +143,12 @@ class Settings:
 
 
 def check(name: str, value: object) -> Any:
-    """Check an argument that is also the setting `name`, and return it as `load` would.
+    """Check an argument that corresponds to the setting `name`; returns what `load` would.
 
-    Numbers are numbers here, not texts of them: those come from variables only.
+    Numbers must be numbers here; their texts are accepted from variables only.
 
     Raises:
-        UsageError: It is not of the setting's kind.
+        UsageError: The value is not valid for the setting.
     """
     row = next(row for row in TABLE if row.name == name)
     try:
@@ -180,7 +180,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     """Read and check all `ALLREDUCE_…` variables.
 
     Raises:
-        UsageError: A value is not of its setting's kind; the message names the variable.
+        UsageError: A value is not valid; the message names the variable.
     """
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}

@@ -1,16 +1,15 @@
-// Copying calls on private arrays of members who may read each other's memory: everybody copies
-// what is for it straight out of the others' arrays, once. Threads of one process do so by
-// themselves, for other processes the kernel does.
+// Copying calls on private arrays of members that can read each other's memory: each member copies
+// its part directly from the others' arrays, once. Threads of one process copy themselves; the
+// kernel copies from other processes.
 //
-// An array is lent from its post on until whoever reads it has said so, by `finished`; then only is
-// its owner done. An owner may die, leave or abort earlier. In another process, what is read is
-// anything then, or an error: so nobody is done before it has seen, after its last copy, that they
-// all were still there; the store of `finished` stands between the copies and that look. In this
-// process the owner waits for whoever just reads (Group::begin_read), before its caller may free
-// the array.
+// An array may be read from its post until all its readers have stored `finished`; only then is its
+// owner done. An owner may die, leave or abort earlier. A read from its process then returns
+// garbage or an error. So each member checks after its last copy that all owners were still there;
+// its store of `finished` orders the copies before that check. Within one process an owner waits
+// for current readers (Group::begin_read) before its caller may free the array.
 //
-// Members only read. To write into another's output would be as fast, and would go on when that
-// member has failed and its memory serves something else.
+// Members only read. Writing into another member's output would be as fast, but could continue
+// after that member failed and reused its memory.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -43,7 +42,7 @@ int read_thread(Share& share, Copy copy, int from, std::byte* to, std::uint64_t 
   return 0;
 }
 
-// Copies a step's bytes of what `from` gives to this member; false if they are out of reach.
+// Copies one step's bytes from member `from`; false if they cannot be read.
 bool pull(Share& share, Work& work, int from, const Segment& to, std::uint64_t count) {
   const std::size_t unit = size_of(work.call.type), bytes = count * unit;
   std::byte* target = work.out + (to.low + work.cursor) * unit;
@@ -67,11 +66,11 @@ bool pull(Share& share, Work& work, int from, const Segment& to, std::uint64_t c
   return true;
 }
 
-// Does a step of this member's share, the own part last: the others do not wait for that.
+// Does one step of this member's share, its own part last: the others do not wait for that.
 Progress advance(Share& share, Work& work) {
   const std::uint64_t step = work.way.chunk / size_of(work.call.type);
   for (; work.peer < share.members; ++work.peer, work.cursor = 0) {
-    // Everybody begins with another one.
+    // Each member begins with another peer.
     const int from = (share.me + 1 + work.peer) % share.members;
     if (from == share.me && !work.stored) {
       work.stored = true;
@@ -96,12 +95,12 @@ bool read_by_all(const Share& share, const Work& work) {
   return true;
 }
 
-// Whether the arrays that this member has read were still lent after its last copy.
+// Whether the arrays that this member has read were still valid after its last copy.
 //
-// An owner stores `ended` (Group::end_member) before it reuses its array. These loads come after
-// the copies only because the store of `finished` in advance() stands between, and because all are
-// sequentially consistent: an acquiring load may be done before an earlier store, and so before the
-// copies, on arm64.
+// An owner stores `ended` (Group::end_member) before it reuses its array. These loads follow the
+// copies only because the store of `finished` in advance() is between them and all are sequentially
+// consistent: on arm64 an acquiring load may execute before an earlier store, and so before the
+// copies.
 bool were_lent(const Share& share, const Work& work) {
   bool looked = false;
   for (int member = 0; member < share.members; ++member) {

@@ -1,16 +1,15 @@
-// Calls on symmetric memory: everybody reads the inputs and writes the outputs where they lie.
+// Calls on symmetric memory: members read the inputs and write the outputs in place.
 //
-// all_reduce: a member reduces its own slice from all inputs straight into all outputs: each input
-// is read once and each output written once. The others: a member reads what it needs from the
-// others' inputs. A member is finished when all are: until then its input is read and its output
-// written. One with an update hands out the values that a member has changed with its sums instead.
+// all_reduce: a member reduces its slice of all inputs directly into all outputs, so each input is
+// read once and each output written once. In other calls a member reads its part of the others'
+// inputs. A member is done when all are: until then its input is read and its output written. An
+// all_reduce with an update distributes the updated values instead of the sums.
 //
-// A process may be stopped in the middle of a step, and go on after the others have given up. So a
-// member that fails in a call takes its output out of the memory that it shares with other
-// processes (Member::isolate), and waits for steps of this process's other members
-// (Group::begin_store).
+// A process may be stopped in the middle of a step and continue after the others have given up. So
+// a member that fails in a call replaces its output by private memory (Member::isolate), and waits
+// for running steps of this process's other members (Group::begin_store).
 //
-// Ordinary stores, because the lines were just read: in place, 2 members, Zen 4, 1 MiB 15 us (with
+// Ordinary stores, as the lines were just read: in place, 2 members, Zen 4, 1 MiB 15 us (with
 // streaming stores 148), 4 MiB 80 (560), 16 MiB 850 (1420), 64 MiB 4700 (6300).
 #include <algorithm>
 #include <cstring>
@@ -21,10 +20,9 @@
 namespace allreduce {
 namespace {
 
-// Bytes of sums that are updated, and handed on, while all six arrays are in the second-level
-// cache. Shorter ones stop what the processor fetches ahead more often: updates of 7.5 MB by Adam,
-// 2 members, Zen 3, 2.30, 2.35 and 2.55 ms in three comparisons, and 2.44, 2.52 and 2.84 with 8
-// KiB.
+// Bytes of sums per block; all six arrays' blocks fit into the level-2 cache. Shorter blocks
+// interrupt the hardware prefetcher more often: updates of 7.5 MB by Adam, 2 members, Zen
+// 3, 2.30, 2.35 and 2.55 ms in three comparisons, and 2.44, 2.52 and 2.84 with 8 KiB.
 constexpr std::size_t kBlock = 32 << 10;
 
 Placement placement(const Share& share, const Work& work, int member) {
@@ -41,8 +39,8 @@ std::byte* output(const Share& share, const Work& work, int member) {
   return work.out_region->part(member) + placement(share, work, member).out_offset;
 }
 
-// Reduces `count` elements of every input, from `in_low` on: all_reduce stores them at `out_low` of
-// all outputs, reduce_scatter of the own one.
+// Reduces `count` elements of every input from `in_low`: all_reduce stores them at `out_low` of all
+// outputs, reduce_scatter at `out_low` of its own.
 void reduce(Share& share, Work& work, std::uint64_t in_low, std::uint64_t out_low,
             std::uint64_t count) {
   const Call& call = work.call;
@@ -61,8 +59,8 @@ void reduce(Share& share, Work& work, std::uint64_t in_low, std::uint64_t out_lo
   work.written += static_cast<std::uint64_t>(outs) * count * unit;
 }
 
-// As reduce, into a block that stays in the cache: the optimizer changes this member's values with
-// it, and they are what all get.
+// Like reduce, but into a block that stays in the cache; the optimizer updates this member's values
+// with it, and those are stored into all outputs.
 void update(Share& share, Work& work, std::uint64_t low, std::uint64_t count) {
   const Call& call = work.call;
   const std::size_t unit = size_of(call.type);
@@ -87,7 +85,7 @@ void update(Share& share, Work& work, std::uint64_t low, std::uint64_t count) {
   work.written += members * count * unit;
 }
 
-// Does a step of this member's share; false if all of it is done.
+// Does one step of this member's share; false if none is left.
 bool advance(Share& share, Work& work) {
   const Call& call = work.call;
   const std::size_t unit = size_of(call.type);

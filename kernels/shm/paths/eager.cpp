@@ -1,10 +1,9 @@
-// Posting calls, comparing them, and calls whose payload travels with the post: everybody reads
-// everybody's payload, so one synchronisation is all.
+// Posts calls, compares posts, and executes calls whose payload travels with the post: every member
+// reads every payload, so they need one synchronisation.
 //
-// Between two members a payload of more than a line lies in a page that changes hands: who has read
-// it writes its own next one there: 4 KiB 0.9 us instead of 1.5 (halves of one core, Zen 3). What
-// is posted in advance lies in a page of the slot's own; these are too many for the first-level
-// cache.
+// Two members pass a payload longer than a line in a page that changes hands: its reader writes its
+// own next payload there. 4 KiB: 0.9 us instead of 1.5 (hyperthreads of one core, Zen 3). Payloads
+// posted in advance are stored in the slots' own pages, which do not fit into the level-1 cache.
 #include <algorithm>
 #include <cstring>
 
@@ -23,7 +22,7 @@ bool Share::all_reached(Counter MemberState::* counter, std::uint64_t value) con
 
 namespace {
 
-// Which of the spare pages a member's payload lies in, from 1 on; 0 if in none.
+// The spare page, from 1, that holds a member's payload; 0: none.
 unsigned spare_of(const Share& share, const Work& work, int member) {
   if (share.members != 2 || payload_bytes(work, share.members, member) <= kInline) return 0;
   const auto page = std::to_integer<unsigned>(share.control().slot(member, work.seq).payload[0]);
@@ -36,7 +35,7 @@ std::byte* payload(const Share& share, const Work& work, int member) {
   return share.control().payload(member, work.seq, payload_bytes(work, share.members, member));
 }
 
-// Puts the own contribution where the others will look for it.
+// Stores this member's contribution for the others to read.
 void put(Share& share, const Work& work) {
   const std::size_t bytes = payload_bytes(work, share.members, share.me);
   if (bytes == 0) return;
@@ -94,7 +93,7 @@ bool holds(const std::shared_ptr<SymmetricRegion>& region, std::uint64_t offset,
   return !region || (bytes <= region->part_bytes && offset <= region->part_bytes - bytes);
 }
 
-// Whether a member has posted this call, on arrays that lie in the regions.
+// Whether a member has posted this call with arrays inside the regions.
 bool same_call(const Share& share, const Slot& slot, const Work& work, int member) {
   if (slot.signature != work.call.pack() || slot.detail != work.details.hash) return false;
   if (work.call.path != Path::direct) return true;
@@ -139,7 +138,7 @@ void check_posts(Share& share, Work& work) {
 
 namespace {
 
-// Reduces this member's part of all payloads; its own input lies in its array still.
+// Reduces this member's part of all payloads; its own input is read from its array.
 void reduce_payloads(Share& share, const Work& work) {
   const Call& call = work.call;
   const Segment part = given(work, share.me, share.me);
@@ -148,8 +147,8 @@ void reduce_payloads(Share& share, const Work& work) {
     share.in[static_cast<std::size_t>(member)] =
         (member == share.me ? work.in : payload(share, work, member)) + offset;
   share.out[0] = work.out;
-  // A payload that only this member reads is taken, as in staged.cpp, unless its page changes
-  // hands.
+  // A payload with this member as its only reader is overwritten, as in staged.cpp, unless its page
+  // changes hands.
   const bool take = share.members == 2 && payload_bytes(work, share.members, share.me) > kInline &&
                     spare_of(share, work, 1 - share.me) == 0;
   if (take) share.out[1] = payload(share, work, 1 - share.me) + offset;

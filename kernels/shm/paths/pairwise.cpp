@@ -1,16 +1,14 @@
-// Calls of two members on private arrays, in which what they have for each other goes through
-// places that change hands.
+// Calls of two members on private arrays: they exchange chunks through places that change hands.
 //
-// A member that has read a chunk puts its own next one into the same place, and the other one does
-// so a lap later. So a cache line crosses once for each line of data that it carries, and who
-// writes it has just read it; in staged.cpp its owner has to fetch it back before. Both members of
-// an all_reduce reduce all of it: they wait for one post, not for two.
+// A member that has read a chunk writes its own next chunk into the same place, and the other
+// member does so a lap later. So a cache line moves between the cores once per line of data, and
+// its writer has just read it; in staged.cpp its owner must fetch it back first. Both members of an
+// all_reduce reduce all of it: they wait for one post instead of two.
 //
-// A place needs no word that says that it is free. A member puts chunk k where it has read chunk
-// k - lap itself; the other one put that there after it had read chunk k - 2 lap, which is what
-// this member had put there before. Chunks of nothing are counted, so that this holds for members
-// who give less than they get; where calls skip places, or have used them in another way, members
-// wait.
+// No word needs to say that a place is free. A member writes chunk k where it has read chunk k -
+// lap; the other member wrote that after reading chunk k - 2 lap, this member's previous chunk
+// there. Empty chunks are counted, so that this holds for members that send less than they receive.
+// If calls skip places, or used them on another path, members wait.
 #include <algorithm>
 
 #include "core/segments.h"
@@ -19,10 +17,10 @@
 namespace allreduce {
 namespace {
 
-// Bytes that are reduced, and put in anew, while they are in the first-level cache.
+// Bytes reduced, and replaced by the next chunk, while they are in the level-1 cache.
 constexpr std::uint64_t kBlock = 2 << 10;
 
-// One of a call's two members.
+// One of the call's two members.
 struct Pair {
   Share& share;
   Work& work;
@@ -43,7 +41,8 @@ struct Pair {
   std::uint64_t offset(int giver) const {
     return input_location(share, work, giver).address % kLine;
   }
-  // Where a member puts a chunk: as far into a cache line as in its array, as in staged.cpp.
+  // The address of a member's chunk: at the same offset in a cache line as in its array, as in
+  // staged.cpp.
   std::byte* place(std::uint64_t chunk, int giver) const {
     const std::uint64_t at = position(chunk);
     const int ring = static_cast<int>((static_cast<std::uint64_t>(giver) + at / kLap) % 2);
@@ -52,7 +51,7 @@ struct Pair {
   Segment given_part(std::uint64_t chunk) const {
     return part_of(given(work, share.me, other), chunk, elements);
   }
-  // The part of the other's that this member gets.
+  // The part of the other member's input for this member.
   Segment taken_part(std::uint64_t chunk) const {
     Segment whole = taken(work, share.me, other);
     if (reduces(work.call.collective)) whole = {0, given(work, share.me, share.me).count};
@@ -75,13 +74,13 @@ void publish(const Pair& pair) {
   pair.share.group.publish(pair.share.own().staged.value, pair.position(work.staged));
 }
 
-// Whether what a member gives to this one is copied to the output past the caches.
+// Whether a member's part is copied to the output past the caches.
 bool goes_past(const Pair& pair, int giver) {
   const Work& work = pair.work;
   return taken(work, pair.share.me, giver).count * pair.unit >= work.way.past;
 }
 
-// Reduces a part of what the other one gives with the own input, or copies it out.
+// Reduces a part of the other member's chunk with the own input, or copies it out.
 void take(const Pair& pair, const std::byte* place, const Segment& part, std::uint64_t low,
           std::uint64_t count) {
   Share& share = pair.share;
@@ -105,7 +104,7 @@ void take(const Pair& pair, const std::byte* place, const Segment& part, std::ui
   work.read += bytes;
 }
 
-// What a member keeps for itself of a chunk: nothing where it is in its place already.
+// Bytes of a chunk that a member copies from its input to its output; none if already in place.
 struct Own {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
@@ -155,7 +154,7 @@ void swap(const Pair& pair, std::byte* place, std::byte* out, const std::byte* n
   work.written += bytes;
 }
 
-// Takes the next chunk, and puts the one that is due there into its place.
+// Reads the next chunk, and writes the due one into its place.
 void renew(const Pair& pair) {
   Work& work = pair.work;
   const std::uint64_t chunk = work.consumed, due = chunk + pair.lap();

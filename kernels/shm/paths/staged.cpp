@@ -1,17 +1,16 @@
-// Calls on private arrays: members copy chunks into their rings, and read the others' chunks from
-// there.
+// Calls on private arrays: members copy chunks into their rings and read the others' chunks there.
 //
-// What a member reads in another's ring it also overwrites, wherever it is the only reader. The
-// cache line then moves to and fro between the two instead of being shared, and the owner's next
+// If a member is the only reader of a chunk in another's ring, it also overwrites it. The cache
+// line then moves back and forth between the two instead of being shared, and the owner's next
 // store into it costs as much as a read: 2 processes, Zen 4, all_reduce of 1 MiB through 32 KiB
 // chunks 68 us instead of 142; 16 MiB, with the cores further apart, 1.6 ms instead of 6.8 (2.1
-// with streaming stores, which take the line from both caches). Where the choice is streaming
-// stores, what is read is left alone.
+// with streaming stores, which evict the line from both caches). With streaming stores, chunks are
+// not overwritten.
 //
-// So all_reduce works in place in the rings: everybody copies in what the others are to reduce,
+// So all_reduce works in place in the rings: a member copies in the others' slices of its input,
 // reduces its own slice of each chunk from all rings, stores the result into all of them, and
-// copies the rest out of its own ring. The furthest step that can be done goes first, and copying
-// ahead fills the time in which the others are not ready.
+// copies the other slices out of its own ring. The furthest possible step goes first; copying ahead
+// fills the time while the others are not ready.
 #include <algorithm>
 #include <cstring>
 
@@ -21,10 +20,10 @@
 namespace allreduce {
 namespace {
 
-// Places that a chunk takes in the ring.
+// The number of a ring's places that a chunk takes.
 std::uint64_t places(const Work& work) { return work.way.chunk / kPlace; }
 
-// Where in the ring a call's chunk begins, and so the count of places before it.
+// The position at which a call's chunk begins: the count of places before it.
 std::uint64_t place_of(const Work& work, std::uint64_t chunk) {
   return work.base + chunk * places(work);
 }
@@ -39,10 +38,9 @@ void count(Work& work, std::uint64_t read, std::uint64_t written) {
   work.written += written;
 }
 
-// Where a chunk of what `from` gives to `to` lies in the ring of `from`: as far into a cache line
-// as in its array, so that no vector of either lies in two lines. NumPy's large arrays begin 16
-// bytes into one: 2 processes, Zen 4, all_reduce of 1 MiB 39 us instead of 43, 4 MiB 165 instead of
-// 180.
+// The address, in the ring of `from`, of a chunk for `to`: at the same offset in a cache line as in
+// its array, so that no vector of either spans two lines. NumPy's large arrays begin 16 bytes into
+// one: 2 processes, Zen 4, all_reduce of 1 MiB 39 us instead of 43, 4 MiB 165 instead of 180.
 std::byte* ring(const Share& share, const Work& work, std::uint64_t chunk, int from, int to) {
   std::byte* place = share.control().place(from, place_of(work, chunk)) +
                      input_location(share, work, from).address % kLine;
@@ -51,7 +49,7 @@ std::byte* ring(const Share& share, const Work& work, std::uint64_t chunk, int f
                      size_of(work.call.type);
 }
 
-// Copies a chunk but for this member's slice of it.
+// Copies a chunk except this member's slice.
 void copy_others(const Share& share, Work& work, Copy copy, std::byte* to, const std::byte* from,
                  std::uint64_t elements) {
   const std::size_t unit = size_of(work.call.type);
@@ -63,10 +61,10 @@ void copy_others(const Share& share, Work& work, Copy copy, std::byte* to, const
   count(work, bytes, bytes);
 }
 
-// Copies the others' slices out of the own ring, and those of the chunk that is due there into it.
+// Copies the others' slices out of the own ring, and the due chunk's slices into it.
 // One pass over the ring's lines instead of two: 2 processes, Zen 4, 4 MiB 275 us instead of 360.
-// Past the caches it is slower: 4 MiB 395 us instead of 380, 16 MiB 1.54 ms instead of 1.41; there
-// a pass of each process over its own array, that reads and writes it, takes 0.90 ms of 1.15.
+// With stores past the caches it is slower: 4 MiB 395 us instead of 380, 16 MiB 1.54 ms instead of
+// 1.41; there one read-and-write pass of each process over its own array takes 0.90 ms of 1.15.
 void swap_others(const Share& share, Work& work, std::byte* out, std::byte* ring,
                  const std::byte* next, std::uint64_t elements) {
   const std::size_t unit = size_of(work.call.type);
@@ -98,8 +96,8 @@ void stage(Share& share, Work& work, std::uint64_t chunk) {
   }
 }
 
-// Reduces this member's part of a chunk from all rings; its own input lies in its array. The result
-// overwrites the others' inputs: of all_reduce and reduce it will be read there.
+// Reduces this member's part of a chunk from all rings; its own input is read from its array. The
+// result overwrites the others' inputs; in all_reduce and reduce it is read there.
 void reduce(Share& share, Work& work, std::uint64_t chunk) {
   const Call& call = work.call;
   const std::size_t unit = size_of(call.type);
@@ -127,7 +125,7 @@ void reduce(Share& share, Work& work, std::uint64_t chunk) {
   count(work, static_cast<std::uint64_t>(share.members) * bytes, outs * bytes);
 }
 
-// Copies a chunk out of the rings: the reduced slices from the own one, or what others give.
+// Copies a chunk out of the rings: reduced slices from the own ring, or the others' parts.
 void gather(Share& share, Work& work, std::uint64_t chunk) {
   const Call& call = work.call;
   const std::size_t unit = size_of(call.type);
@@ -163,7 +161,7 @@ void gather(Share& share, Work& work, std::uint64_t chunk) {
   }
 }
 
-// Gathers a chunk of all_reduce, and stages the one that is due in its place if that is whole.
+// Gathers a chunk of all_reduce, and stages the due one in its place if that is a whole chunk.
 void renew(Share& share, Work& work, std::uint64_t chunk) {
   const Call& call = work.call;
   const std::uint64_t size = chunk_elements(work, share.members);
@@ -177,7 +175,7 @@ void renew(Share& share, Work& work, std::uint64_t chunk) {
   share.group.publish(share.own().staged.value, place_of(work, work.staged));
 }
 
-// Whether what the first step after staging reads is there.
+// Whether the inputs of the first step after staging are there.
 bool sources_ready(const Share& share, const Work& work, std::uint64_t chunk) {
   const std::uint64_t reached = place_of(work, chunk + 1);
   const auto staged = [&](int member) {
@@ -199,7 +197,7 @@ void consume(Share& share, Work& work) {
   share.group.publish(share.own().consumed.value, place_of(work, work.consumed));
 }
 
-// Does the furthest step that is possible.
+// Does the furthest possible step.
 Progress advance(Share& share, Work& work) {
   const Collective collective = work.call.collective;
   const bool two_steps = in_rings(work.call) && work.out != nullptr;
@@ -236,7 +234,7 @@ void begin_in_rings(Share& share, Work& work, Path path, std::uint64_t position,
                     std::uint64_t places) {
   work.begun = true;
   work.base = (position + places - 1) / places * places;
-  // In places that are pairwise, one that is skipped does not tell that it is free.
+  // On the pairwise path, a skipped place is not known to be free.
   work.elsewhere = share.in_rings != path || (path == Path::pairwise && work.base != position);
   share.in_rings = path;
   // Places that it skips are consumed.
