@@ -1,4 +1,4 @@
-"""What people see of a run: bars on a terminal, lines elsewhere, nothing on other ranks."""
+"""Progress output: bars on a terminal, lines elsewhere, nothing on ranks above 0."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REFRESH = (
 
 
 def describe_batch(batch_size: int, replicas: int) -> str:
-    """Say how a global batch is shared: `global batch 256 = 8 × 32`."""
+    """Describe how a global batch is split: `global batch 256 = 8 × 32`."""
     sizes = split_rows(batch_size, replicas)
     parts = [f"{sizes.count(size)} × {size}" for size in dict.fromkeys(sizes)]
     return f"global batch {batch_size} = {' + '.join(parts)}"
@@ -47,7 +47,7 @@ def resolve(verbose: Any, rank: int) -> int:
 
 
 def format_values(values: Mapping[str, float]) -> str:
-    """Write metrics as people read them."""
+    """Format metrics."""
     return "  ".join(f"{name} {value:.4f}" for name, value in values.items())
 
 
@@ -77,7 +77,7 @@ class Epoch(AbstractContextManager["Epoch"]):
             self._task = self._bar.add_task(label, total=steps, values="")
 
     def step(self, number: int, values: Callable[[], Mapping[str, float]]) -> None:
-        """Move the bar to step `number` (from 1); `values` is asked only to be shown."""
+        """Move the bar to step `number` (from 1); `values` is called only if they are shown."""
         now = time.perf_counter()
         if self._bar is not None and now - self._shown >= _REFRESH:
             self._shown = now
@@ -112,7 +112,7 @@ class Epoch(AbstractContextManager["Epoch"]):
 
 
 def _bar() -> Progress:
-    """Make a bar whose values wrap to further lines where the terminal is narrow."""
+    """Make a bar whose values wrap on narrow terminals."""
     fixed, wrapping = Column(no_wrap=True), Column(overflow="fold")
     return Progress(
         TextColumn("{task.description}", table_column=fixed),

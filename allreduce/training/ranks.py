@@ -1,4 +1,4 @@
-"""What ranks are, and what they tell each other around the steps: counts, and rows of results."""
+"""Ranks of a replicator: their numbers, checks, and exchanges outside of steps."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from allreduce.graph.replicate.replicator import Replicator
 
 
 def rank_of(replicator: Replicator) -> int:
-    """Give this process's rank; 0 where it is alone."""
+    """Return this process's rank; 0 without a communicator."""
     return replicator.communicator.rank if replicator.communicator else 0
 
 
 def size_of(replicator: Replicator) -> int:
-    """Give the number of ranks."""
+    """Return the number of ranks."""
     return replicator.communicator.size if replicator.communicator else 1
 
 
 def name_rank(error: BaseException, communicator: Communicator | None, what: str) -> None:
-    """Have an error of one of several ranks begin with what was called, and on which.
+    """Prefix an error with the call and the rank, if there are several ranks.
 
     Args:
-        error: Where it is one of this library's, and names no rank yet.
-        communicator: Has one member per rank.
-        what: What the user called: "fit".
+        error: Changed only if it is this library's and names no rank yet.
+        communicator: The communicator with one member per rank.
+        what: The user's call: "fit".
     """
     if communicator is None or communicator.size == 1 or not isinstance(error, AllreduceError):
         return
@@ -42,7 +42,7 @@ def name_rank(error: BaseException, communicator: Communicator | None, what: str
 
 @contextmanager
 def naming_rank(replicator: Replicator, what: str) -> Iterator[None]:
-    """Have errors of the block, which does not communicate, say what was called on which rank."""
+    """Prefix errors of the block, which must not communicate, with the call and the rank."""
     try:
         yield
     except AllreduceError as error:
@@ -51,10 +51,10 @@ def naming_rank(replicator: Replicator, what: str) -> Iterator[None]:
 
 
 def check_world(replicator: Replicator, what: str) -> None:
-    """Refuse to train one replica per process as if the others were not there, or no more there.
+    """Check that the replicator includes all ranks, and is still usable.
 
     Raises:
-        UsageError: The replicator is the default one, and there are several processes.
+        UsageError: It is the default one, but there are several processes.
         ClosedError: Its communicator is closed, or an error has ended its steps.
     """
     if replicator is not default_replicator():
@@ -76,7 +76,7 @@ def check_world(replicator: Replicator, what: str) -> None:
 
 
 def everyones(replicator: Replicator, what: str, values: Sequence[int]) -> np.ndarray:
-    """Gather a few integers of every rank, as `(ranks, n)`; `what` says which."""
+    """All-gather a few integers, as `(ranks, n)`; `what` names them in errors."""
     mine = np.asarray(values, np.int64)
     if replicator.communicator is None:
         return mine[None]
@@ -86,12 +86,12 @@ def everyones(replicator: Replicator, what: str, values: Sequence[int]) -> np.nd
 def gather_rows(
     replicator: Replicator, rows: np.ndarray, counts: Sequence[int]
 ) -> list[np.ndarray]:
-    """Give every rank all ranks' rows, bit by bit as they are.
+    """All-gather rows, bit for bit.
 
     Args:
-        replicator: Knows the ranks.
-        rows: This rank's, `(counts[rank], …)`.
-        counts: How many rows each rank brings.
+        replicator: The replicator of the ranks.
+        rows: This rank's rows, `(counts[rank], …)`.
+        counts: The number of rows of each rank.
 
     Returns:
         By rank, `(counts[rank], …)`.

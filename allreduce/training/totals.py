@@ -12,17 +12,17 @@ from allreduce.graph.replicate.replicator import Replicator
 from allreduce.graph.trace.per_replica import PerReplica
 from allreduce.training.ranks import everyones, rank_of, size_of
 
-_READ_STEPS = 16  # between reads of what is still copied; a divisor of LossWatch.every
+_READ_STEPS = 16  # between reads of values still being copied; a divisor of LossWatch.every
 
 
 class Totals:
     """Sums of per-sample values, separately for each replica of this process.
 
-    What devices still copy to the host is not waited for in each step.
+    Steps do not wait for values that devices are still copying to the host.
 
     Attributes:
-        first_nan: The first step in which this process's loss was a NaN, of those that have been
-            read; -1 for none. They count from 0.
+        first_nan: The first step, from 0, with a NaN loss in this process, among those read so far;
+            -1 for none.
     """
 
     def __init__(self, replicator: Replicator) -> None:
@@ -48,7 +48,7 @@ class Totals:
             self.read()
 
     def read(self) -> None:
-        """Add up all that has been added, once it is there."""
+        """Sum all results added so far, waiting for their copies."""
         for results in self._unread:
             for name, result in results.items():
                 sums = self._sums.setdefault(name, [0.0] * len(self._counts))
@@ -60,15 +60,15 @@ class Totals:
         self._unread.clear()
 
     def local_means(self) -> dict[str, float]:
-        """Give this process's means so far, to show while an epoch runs."""
+        """Return this process's means so far, for progress output."""
         self.read()
         return {name: sum(sums) / max(1, self.rows) for name, sums in self._sums.items()}
 
     def means(self) -> dict[str, float]:
-        """Combine all replicas; every rank gets the same floats, whichever ranks hold the replicas.
+        """Combine all replicas; every rank gets the same floats, wherever the replicas are.
 
-        Adding zeros is exact, so the exchange moves each replica's sums unchanged, and all add them
-        up in the order of the replicas' ids.
+        The exchange adds zeros to each replica's sums, which is exact; then every rank sums them
+        in the order of the replicas' ids.
         """
         self.read()
         replicator = self._replicator
@@ -97,13 +97,13 @@ def _total(column: np.ndarray) -> float:
 
 
 class LossWatch:
-    """Raises on a NaN loss, on all ranks and with the same words.
+    """Raises on a NaN loss, with the same message on all ranks.
 
-    A rank that sees one does not raise alone, because the others would wait for it in their next
-    collective; so several ranks compare notes every `every` steps and at the end of the epoch.
+    A rank does not raise alone, because the others would wait for it in their next collective; so
+    ranks exchange their findings every `every` steps and at the end of the epoch.
     """
 
-    every = 64  # steps: one small collective among so many costs nothing that could be measured
+    every = 64  # steps; a small collective this rarely has no measurable cost
 
     def __init__(self, replicator: Replicator, epoch: int, doubts: str = "") -> None:
         self._replicator = replicator
@@ -112,12 +112,12 @@ class LossWatch:
         self._alone = size_of(replicator) == 1
 
     def note(self, step: int, totals: Totals) -> None:
-        """Take down the outcome up to a step, as far as it has been read; steps count from 0."""
+        """Check the results read so far, after a step (from 0)."""
         if totals.first_nan >= 0 if self._alone else (step + 1) % self.every == 0:
             self.agree(totals)
 
     def agree(self, totals: Totals) -> None:
-        """Compare notes on all steps.
+        """Exchange the findings of all steps.
 
         Raises:
             NumericsError: Some rank's loss has been a NaN; the message names the first step and

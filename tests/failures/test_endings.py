@@ -104,9 +104,8 @@ def test_a_rank_that_sticks_is_named_when_the_timeout_runs_out(
     assert result.code == 1, result  # and not that of the one that sticks, which is killed
     if (launcher, moment) == ("mpirun", "join"):  # in MPI, where no Python runs
         state = r"\(process \d+ is stopped, by a signal: kill -CONT lets it go on\)"
-        told = r"rank \d: MPI_Init did not end within 3 s: it waited for rank 1 " + state + "; every rank"
-            rf"rank \d: MPI_Init did not end within 3 s: it waited for rank 1 {state}; every rank"
-        )
+        told = rf"rank \d: MPI_Init did not end within 3 s: it waited for rank 1 {state}; "
+        told += "every rank"
         assert len(re.findall(told, result.err)) == 1, result.err
         return
     assert "rank 0: " in result.err

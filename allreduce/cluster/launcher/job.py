@@ -1,4 +1,4 @@
-"""The ranks of one launch: their output, their signals, and that they end together."""
+"""The ranks of one launch: forward their output and signals, and end them together."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from allreduce.events import logger
 if TYPE_CHECKING:
     from allreduce.cluster.leader.service import Leader
 
-_BLAME_SECONDS = 0.1  # until the leader knows of what broke when a rank has ended
-# After a rank has failed, until SIGTERM goes to the ranks that have not noticed. On two idle cores,
-# ranks that wait for a dead one had ended after 0.8 to 1.1 s.
+_BLAME_SECONDS = 0.1  # after a rank's end, until the leader knows whose connection broke
+# After a failure, until ranks that have not noticed get SIGTERM. On two idle cores, ranks that wait
+# for a dead one end after 0.8 to 1.1 s.
 _NOTICE_SECONDS = 1.5
-_PROGRESS_SECONDS = 3.0  # until the ranks are named that take longer to end
-_UNREAD_SECONDS = 1.5  # after a signal and the last rank's end, for the output to be read
-_HELD_SECONDS = 0.2  # after SIGKILL, until it is asked whether a debugger keeps what is dead
-_LOOK_SECONDS = 1.5  # between looks at what keeps the last ranks; the second one tells of it
+_PROGRESS_SECONDS = 3.0  # until ranks that are still ending are named
+_UNREAD_SECONDS = 1.5  # for the output to be read, after a signal and the last rank's end
+_HELD_SECONDS = 0.2  # after SIGKILL, until looking for a debugger that holds a dead rank
+_LOOK_SECONDS = 1.5  # between looks for stopped ranks; the second one reports them
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # they end the job
-_HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # the ranks' own affair
+_HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # passed to the ranks unchanged
 _PAUSING = (signal.SIGTSTP, signal.SIGCONT)
 
 
@@ -70,15 +70,15 @@ class Job:
             raise JoinError(f"cannot start {size} ranks: {error}; see ulimit -a") from error
         self._out, self._err = Sink(sys.stdout.fileno()), Sink(sys.stderr.fileno())
         self._relays: dict[int, Relay] = {}
-        self._plan: list[tuple[float, Callable[[], None]]] = []  # what to do when, in this order
+        self._plan: list[tuple[float, Callable[[], None]]] = []  # actions and their times, sorted
         self._stop: signal.Signals | None = None
-        self._ending = False  # whether all are to end, and will be killed after the grace
-        self._unread = False  # whether all have ended, and only their output waits
-        self._failed: list[Child] = []  # who ended with an error of their own, the first one first
-        self._known = 0.0  # when the leader will have seen whose connection broke
-        self._culprit: Child | None = None  # who has been named
-        self._waited_for = False  # whether some ranks have ended, or wait for others to join
-        self._stopped: StoppedRanks | None = None  # since then
+        self._ending = False  # whether ranks will be killed after the grace period
+        self._unread = False  # whether all have ended and only output is left
+        self._failed: list[Child] = []  # ranks that ended with an error, in order
+        self._known = 0.0  # when the leader will know whose connection broke
+        self._culprit: Child | None = None  # the rank that was reported
+        self._waited_for = False  # whether ranks have ended, or wait for others
+        self._stopped: StoppedRanks | None = None  # from then on
         self._leader: Leader | None = None
 
     def run(self) -> int:
@@ -100,7 +100,7 @@ class Job:
         return self._code()
 
     def _host(self) -> bytes:
-        """Start the leader; returns its address, as the word for the children."""
+        """Start the leader; returns its address for the children, or `NO_LEADER`."""
         if self._size == 1:
             return NO_LEADER
         from allreduce.cluster.leader.service import Leader
@@ -112,7 +112,7 @@ class Job:
         return self._leader.address.encode()
 
     def _busy(self) -> bool:
-        """Say whether a rank lives, or its output waits: after a signal until all are killed."""
+        """Return whether a rank runs, or output is left: after a signal, until all are killed."""
         if any(child.code is None for child in self._children):
             return True
         if self._failed and self._culprit is None and self._stop is None:
@@ -121,7 +121,7 @@ class Job:
         return waiting and (self._stop is None or bool(self._plan))
 
     def _poll(self) -> list[int]:
-        """Wait for something to happen, or the plan's next moment; returns what can be read."""
+        """Wait for an event, or the next planned action; returns the readable descriptors."""
         poll = select.poll()
         poll.register(self._signals.fd, select.POLLIN)
         for sink in (self._out, self._err):
@@ -134,7 +134,7 @@ class Job:
         return [fd for fd, _ in poll.poll(wait)]
 
     def _turn(self) -> None:
-        """Wait for something to happen, and act on it."""
+        """Wait for an event and handle it."""
         for fd in self._poll():
             if fd in self._relays:
                 self._relays[fd].pump()

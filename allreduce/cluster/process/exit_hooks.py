@@ -66,14 +66,14 @@ class Watch:
         self._pid = os.getpid()
         self._who = f"rank {rank} (process {self._pid})"
         self._world: World | None = None
-        self._code = 0  # with which this process ends, once the others have been told
-        self._until = 0.0  # when it ends at the latest, from then on
+        self._code = 0  # the exit code, once this process is ending
+        self._until = 0.0  # the deadline of its end
         self._sign: socket.socket | None = None  # shows other ranks of this host that it is ending
         _watches.append(self)
         _install()
 
     def over(self, world: World) -> World:
-        """Watch over `world`: closing it ends the watch."""
+        """Watch over `world` until it is closed."""
         self._world = dataclasses.replace(world, farewell=self.end)
         # Leaves the job at the end of a program that has closed its communicators, and our hooks.
         self._leave = weakref.finalize(self, world.store.close)
@@ -94,7 +94,7 @@ class Watch:
             _restore()
 
     def rest(self, rests: bool) -> None:
-        """Note whether the hooks are gone; the world then leaves by itself at the program's end."""
+        """Record whether the hooks are removed; if so, the world leaves at exit by a finalizer."""
         if self._world is None:
             return
         self._leave.atexit = rests
@@ -112,7 +112,7 @@ class Watch:
         """End the job by an uncaught exception, which `show` prints."""
         try:
             if isinstance(error, PeerLostError):
-                if self._launched and self._world is not None:  # it waits for what is told here
+                if self._launched and self._world is not None:  # the launcher waits for this
                     self._world.store.post(VICTIM, b"")
                 time.sleep(_AFTER_YOU_SECONDS)
             if not issubclass(kind, KeyboardInterrupt):
@@ -126,7 +126,7 @@ class Watch:
                 self._end_within_grace()
                 return
         except KeyboardInterrupt:
-            pass  # then it was that, all along
+            pass  # treat it as the interrupt
         self._say_interrupted()
         self._begin_to_end(INTERRUPTED, INTERRUPT)
         self._end_within_grace()
@@ -136,7 +136,7 @@ class Watch:
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would end in a traceback
         if not self._launched:
-            if self._is_first("interrupted"):  # rank 0 may be deaf: it is in MPI_Init
+            if self._is_first("interrupted"):  # rank 0 may be inside MPI_Init
                 _say(f"interrupted: {self._who}")
             _flush()
             time.sleep(_AFTER_YOU_SECONDS)  # ending frees the claim, and mpirun then kills the rest
@@ -146,19 +146,19 @@ class Watch:
         return self._world.job if self._world is not None else self._job
 
     def _is_first(self, event: str) -> bool:
-        """Say whether no other rank of this host, which still lives, has asked the same."""
+        """Return whether this is the first rank on this host to ask, among those alive."""
         claimed = _claim(f"{event}.{self._job_id}")
         if claimed is not None:
             _claims.append(claimed)
         return claimed is not None
 
     def _show_ending(self) -> None:
-        """Show the other ranks of this host that this one may be busy with its end."""
+        """Show the other ranks of this host that this one is ending."""
         if self._abort is not None and self._world is not None and self._sign is None:
             self._sign = _claim(f"ending.{self._job_id}.{self._world.rank}")
 
     def _await_others(self) -> None:
-        """Wait for the other ranks of this host that end, too: an abort would cut them short."""
+        """Wait for other ranks of this host that are ending: an abort would interrupt them."""
         if self._sign is None or self._world is None:
             return
         self._sign.close()
@@ -169,7 +169,7 @@ class Watch:
             time.sleep(_LOOK_SECONDS)
 
     def _say_victim(self, error: BaseException | None) -> None:
-        """Tell the launcher where this rank ends for want of another: that one has failed."""
+        """Tell the launcher if this rank ends because another one was lost."""
         if not self._launched or self._world is None:
             return
         told = [] if error is None else traces.causes(error)
@@ -178,7 +178,7 @@ class Watch:
                 self._world.store.set(VICTIM, b"")
 
     def _begin_to_end(self, code: int, reason: str) -> None:
-        """Tell the others that this process ends, which has a grace to do so from now on."""
+        """Tell the others that this process is ending; its grace period begins."""
         global _failure
         _flush()
         self._code, self._until = code, time.monotonic() + _grace()
@@ -203,7 +203,7 @@ class Watch:
         _exit_now(self._code)
 
     def begin_to_exit(self) -> None:
-        """Tell the others of an exception that another hook in the place of ours has printed."""
+        """Tell the others of an exception that another `sys.excepthook` has printed."""
         reason = self.ending()
         if not reason or self._code:
             return
@@ -226,7 +226,7 @@ class Watch:
         return self._code == INTERRUPTED
 
     def end_job(self) -> None:
-        """End all ranks where MPI would wait for them, if this process ends abnormally."""
+        """Abort all ranks if this process ends abnormally and MPI would wait for them."""
         if not self._code or self._abort is None or os.getpid() != self._pid:
             return
         self._await_others()
@@ -240,7 +240,7 @@ class Watch:
             self._world.store.post(VICTIM if elsewhere else ENDING, b"")
 
     def close_world(self) -> None:
-        """Leave in good order, at the end of a program that did not."""
+        """Leave in good order if the program did not."""
         if self._world is None or os.getpid() != self._pid:
             return
         try:
@@ -257,7 +257,7 @@ _told_of_failure: list[Callable[[str], None]] = []
 
 
 def on_failure(tell: Callable[[str], None]) -> None:
-    """Have `tell` called at once with the error by which this process ends."""
+    """Register `tell`, called with the error when this process begins to end."""
     _told_of_failure.append(tell)
 
 
@@ -272,7 +272,7 @@ def note_failure(elsewhere: bool) -> None:
 
 
 def failure() -> str:
-    """Say by what error this process is ending, if it is: then it must not say goodbye to anybody.
+    """Return the error that is ending this process, if any: then it must not leave in good order.
 
     Returns:
         "ValueError: ..."; nothing if it is well.
@@ -287,7 +287,7 @@ def interrupted() -> bool:
 
 
 def _named(error: BaseException) -> str:
-    """Say an error as the end of its traceback does, in a line."""
+    """Return an error as the last line of its traceback."""
     return traceback.format_exception_only(error)[0].partition("\n")[0]
 
 
@@ -298,7 +298,7 @@ _hook_before: Hook = sys.__excepthook__
 
 
 def before_exit(leave: Callable[[], None]) -> None:
-    """Have `leave` called at the end of the program if the hooks are set, the last one first."""
+    """Register `leave`, called at exit if the hooks are set, in reverse order."""
     _before_exit.append(leave)
 
 
@@ -362,7 +362,7 @@ def _at_exit() -> None:
     if _hooked != os.getpid():
         return
     watches = list(_watches)
-    with contextlib.ExitStack() as last:  # what was pushed last comes first, whatever fails
+    with contextlib.ExitStack() as last:  # runs in reverse order, whatever fails
         for watch in watches:
             last.callback(watch.close_world)
             last.callback(watch.end_job)
@@ -373,10 +373,10 @@ def _at_exit() -> None:
 
 
 def _grace() -> float:
-    """Return for how many seconds this process may go on after it has begun to end."""
+    """Return the grace period in seconds."""
     try:
         return settings.load().grace
-    except UsageError:  # of any variable, which what reads it has to tell
+    except UsageError:  # invalid variables are reported elsewhere
         return settings.GRACE
 
 
@@ -400,7 +400,7 @@ def _is_claimed(name: str) -> bool:
 
 
 def interactive() -> bool:
-    """Say whether a person sits before this interpreter, whom an error must not throw out."""
+    """Return whether this interpreter is interactive: errors must not end it."""
     if hasattr(sys, "ps1") or sys.flags.interactive or "ipykernel" in sys.modules:
         return True
     ipython = sys.modules.get("IPython")
