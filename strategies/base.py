@@ -1,4 +1,4 @@
-"""What all strategies share: a scope, a step on every replica, and means over all of them."""
+"""The base class of strategies: a scope, steps on every replica, and reductions over them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ REDUCTIONS = ("sum", "mean")
 
 
 class Strategy(Replicator):
-    """Replicates what is made in its scope over devices, and keeps the replicas equal.
+    """Replicates the objects made in its scope over devices, and keeps the replicas equal.
 
     Args:
         owned: The devices of each of this process's replicas.
-        first_replica: The id of the first of them among all replicas.
-        total: How many replicas there are, over all ranks.
+        first_replica: The id of this process's first replica.
+        total: The number of replicas on all ranks.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Strategy(Replicator):
         super().__init__([own[0] for own in owned], first_replica, total, owned)
         self._communicator: Communicator | None = None
         self.generation = world().generation
-        # All ranks of a host bring as many replicas as this one, so that many share its cores.
+        # All ranks of a host have as many replicas as this one; they share its cores.
         limit_blas_threads(blas_threads(len(owned) * world().local_size))
 
     def __repr__(self) -> str:
@@ -50,17 +50,17 @@ class Strategy(Replicator):
     def communicator(self) -> Communicator:
         """The communicator with one member per process; the same one as `ar.init()`.
 
-        It stays the same when it is closed, and `ar.init()` makes another one.
+        It stays the same after it was closed and `ar.init()` made another one.
         """
         if self._communicator is None:
             self._communicator = init()
         return self._communicator
 
     def replica_communicators(self) -> list[Communicator]:
-        """Make the communicators of this process's replicas; all ranks do so in their first step.
+        """Make the communicators of this process's replicas; all ranks call it in their first step.
 
-        They meet in `communicator` first, where a rank that has left is heard of at once: the
-        store, through which the new one is made, tells only of those that died.
+        Ranks first meet in `communicator`, which detects at once a rank that has left; the store,
+        used to make the new one, detects only deaths.
 
         Raises:
             PeerLostError: A rank has left, or died.
@@ -70,39 +70,39 @@ class Strategy(Replicator):
         if self.communicator.size > 1:
             try:
                 exchange(self.communicator, "the first step", np.zeros(0, np.int64))
-            except MismatchError as error:  # as a rank may have raised in place of it
-                trace_failure.attach_traceback(self.communicator, error)
+            except MismatchError as error:  # a rank may have raised in its first step
+                trace_failure.add(self.communicator, error)
                 raise
         return replica_communicators(world(), self.local_replicas, name="replicas")
 
     @contextmanager
     def scope(self) -> Iterator[Strategy]:
-        """Make the block's layers, variables and optimizers this strategy's."""
+        """Replicate the layers, variables and optimizers made in the block."""
         with scope_of(self):
             yield self
 
     def distribute_dataset(self, dataset: Iterable[Any]) -> DistributedDataset:
-        """Cut a dataset's global batches into the replicas' contiguous parts, one batch ahead.
+        """Split a dataset's global batches into one contiguous part per replica, prefetching one.
 
         Args:
-            dataset: Iterates tuples or dicts of arrays `(rows, …)`, again and again, equal on all
-                ranks: a step compares a sample. Where rows do not divide evenly, earlier replicas
-                take one more.
+            dataset: A re-iterable of tuples or dicts of arrays `(rows, …)`, equal on all ranks: a
+                step compares a sample. If rows do not divide evenly, the first replicas take
+                one more.
         """
         return DistributedDataset(dataset, self)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """List a value's parts on this process's replicas; what is not PerReplica is one part."""
+        """List a value's parts on this process's replicas; any other value is one part."""
         return value.values if isinstance(value, PerReplica) else (value,)
 
     def reduce(self, op: str, value: Any, axis: int | None = None) -> Any:
-        """Combine what the replicas computed, over all ranks; all of them call it.
+        """Reduce a value over all replicas of all ranks; a collective call.
 
         Args:
             op: "sum" or "mean".
             value: A PerReplica, or a structure of them; a plain value counts as every replica's.
-            axis: Which axis of each part is reduced as well; None reduces over replicas only, and a
-                mean then weights each part by its rows.
+            axis: The axis of each part to reduce, too; None reduces over replicas only, and a mean
+                then weights each part by its rows.
 
         Returns:
             Arrays, or NumPy scalars; equal on all ranks. Sums and means of floats have their dtype

@@ -1,4 +1,4 @@
-"""What a kind of device has to offer, and the memory that lives on one.
+"""The interface of a kind of device: runtime, devices, streams, events and buffers.
 
 A new kind is one file with a `Runtime`, its `Device`, `Stream` and `Event`, and one row in
 `registry.RUNTIMES`. Arrays are the kind's own (`numpy.ndarray` on CPUs) and behave like NumPy's.
@@ -21,7 +21,7 @@ from allreduce.devices.integers import integer
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError, UsageError, did_you_mean
 
-# A cache line, and the widest vector register: kernels may use aligned accesses on our memory.
+# Bytes: a cache line, and the widest vector register, so that kernels may use aligned accesses.
 ALIGNMENT = 64
 
 
@@ -41,8 +41,8 @@ class Stream(ABC):
     """Work that a device does in order; the work of different streams may overlap.
 
     Attributes:
-        passed: What later steps are ordered behind: the latest step's last use of its memory here;
-            None before the first, and where nothing is ever under way.
+        passed: The latest step's last use of its memory on this stream, which later steps wait
+            for; None before the first step, and on streams that finish work at once.
     """
 
     def __init__(self, device: Device, name: str) -> None:
@@ -54,42 +54,42 @@ class Stream(ABC):
 
     @abstractmethod
     def launch(self, work: Callable[..., object], *arguments: Any) -> None:
-        """Have `work(*arguments)` done in this stream's order; the host goes on.
+        """Enqueue `work(*arguments)`; does not block the host.
 
         Args:
-            work: Computes on arrays of the device; it may be called now, to give the stream what it
-                is to do, or when the stream gets there.
-            arguments: The caller keeps them as long as that takes, by `hold` or otherwise.
+            work: Computes on arrays of the device; called now to enqueue kernels, or when the
+                stream reaches it.
+            arguments: The caller keeps them alive until then, by `hold` or otherwise.
         """
 
     @abstractmethod
     def record(self, event: Event) -> None:
-        """Set `event` to what has been given to this stream so far."""
+        """Set `event` to the end of the work enqueued so far."""
 
     @abstractmethod
     def wait(self, event: Event) -> None:
-        """Hold what this stream is given from now on until `event` is reached; the host goes on."""
+        """Make later work of this stream wait for `event`; does not block the host."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Block the calling thread until all that was given to this stream is finished."""
+        """Block the calling thread until all enqueued work is finished."""
 
     def hold(self, *objects: Any) -> Event:
-        """Keep objects until all that was given to this stream so far is finished.
+        """Keep objects alive until the work enqueued so far is finished.
 
         Returns:
-            When it is.
+            The event at its end.
         """
         event = self.device.event()
         self.record(event)
-        with self._holding:  # who makes batches uses a device's streams, too
+        with self._holding:  # the prefetch thread uses the streams, too
             self._held.append((event, objects))
         self.let_go()
         return event
 
     def let_go(self) -> None:
-        """Drop what was held for work that is finished."""
-        gone = []  # what comes of that is not for who has the lock
+        """Release the objects held for finished work."""
+        gone = []  # released after the lock: destructors may run
         with self._holding:
             while self._held and self._held[0][0].done():
                 gone.append(self._held.popleft())
@@ -99,10 +99,10 @@ class Stream(ABC):
 
 
 class Device(ABC):
-    """One place where memory is and work runs.
+    """A place with memory that executes work.
 
     Attributes:
-        reads_host: Whether its work can use arrays in the host's memory as they are.
+        reads_host: Whether its work can use arrays in the host's memory directly.
     """
 
     reads_host = False

@@ -1,4 +1,4 @@
-"""What every optimizer is: hyperparameters, and one update of a bucket."""
+"""The base class of optimizers: hyperparameters, and the update of one bucket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from allreduce.optim import schedules
 class Optimizer(ABC):
     """Changes variables so that a loss falls.
 
-    It belongs to the variables of its first step: slots are laid out then, beside the parameters.
+    It belongs to the variables of its first step, which allocates its slots.
     A subclass names its slots and updates one bucket; everything else is common.
 
     Args:
@@ -38,12 +38,12 @@ class Optimizer(ABC):
 
     def __init__(self, learning_rate: Any) -> None:
         self.learning_rate = learning_rate
-        self.iterations = 0  # how many steps have been taken; kept by the graph's updates
+        self.iterations = 0  # the number of steps taken; maintained by the graph's updates
 
     @property
     def learning_rate(self) -> float:
-        """The factor of the next update; an assignment, of a schedule too, holds from then on."""
-        return schedules.at(self._learning_rate, self.iterations)
+        """The factor of every update; an assignment takes effect at the next step."""
+        return self._learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
@@ -104,28 +104,28 @@ class Optimizer(ABC):
 
         Args:
             loss: One value per sample `(batch,)`, or a scalar: the mean over this replica's rows.
-            variables: What to change.
-            weight: What the loss counts for, instead of its number of samples: masked tokens.
+            variables: The variables to update.
+            weight: The weight of the loss, instead of its number of samples: unmasked tokens.
         """
         minimize(self, loss, _listed(variables), weight)
 
     def apply(
         self, gradients: Sequence[Any], variables: Sequence[Variable], weight: Any = None
     ) -> None:
-        """Aggregate this replica's gradients (those of its own mean) with all others' and step.
+        """Average this replica's gradients (of its own mean) with all others' and take a step.
 
         Args:
-            gradients: What `ar.gradients` gave, one per variable.
-            variables: What to change.
-            weight: How much this replica's gradients count for; its number of rows by default.
+            gradients: As returned by `ar.gradients`, one per variable.
+            variables: The variables to update.
+            weight: The weight of this replica's gradients; by default its number of rows.
         """
         apply_gradients(self, list(gradients), _listed(variables), weight)
 
     def consolidate(self) -> None:
-        """Bring its slots together, where ranks have their own slices of them; all ranks call it.
+        """All-gather slots that ranks hold in shards; all ranks call it.
 
-        With `ar.config.set_shard_everywhere(True)` a rank alone can save the state until the next
-        step; otherwise it always can, and nothing is done.
+        With `ar.config.set_shard_everywhere(True)`, one rank can then save the state until the
+        next step. Otherwise any rank always can, and this does nothing.
 
         Raises:
             UsageError: It was called inside a step.
