@@ -1,8 +1,8 @@
-"""Who takes which rows of which batch: plans, made of numbers alone.
+"""Plans that assign the rows of each batch to replicas.
 
-A global batch is cut into one contiguous part per replica, in the order of their ids; where it does
-not divide evenly, earlier replicas take one row more, and a batch smaller than the number of
-replicas leaves the last ones without rows.
+A global batch is split into one contiguous part per replica, in the order of their ids. If it does
+not divide evenly, the first replicas take one row more; a batch smaller than the number of replicas
+leaves the last ones without rows.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from allreduce.errors import UsageError
 
 
 def split_rows(rows: int, parts: int) -> tuple[int, ...]:
-    """Cut `rows` into `parts` sizes that differ by at most one, the bigger ones first."""
+    """Split `rows` into `parts` sizes that differ by at most one, larger ones first."""
     each, extra = divmod(rows, parts)
     return tuple(each + (part < extra) for part in range(parts))
 
 
 def starts(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Give each part's first row, for parts that lie one after the other."""
+    """Return the first row of each of consecutive parts."""
     return tuple(accumulate(sizes[:-1], initial=0)) if sizes else ()
 
 
@@ -34,9 +34,9 @@ class Piece:
     """One replica's rows of one batch.
 
     Attributes:
-        source: The first of them, in the order in which this rank goes through its arrays.
-        rows: How many there are; 0 for a replica that gets none.
-        offset: The first one's place in the global batch.
+        source: The first row, in this rank's order of its arrays.
+        rows: The number of rows; 0 for a replica without any.
+        offset: The first row's position in the global batch.
     """
 
     source: int
@@ -49,11 +49,11 @@ class Plan(Protocol):
 
     @property
     def steps(self) -> int:
-        """How many batches there are; the same on every rank."""
+        """The number of batches; the same on every rank."""
         ...
 
     def pieces(self, step: int) -> tuple[Piece, ...]:
-        """Give every replica's piece of a batch, by replica id."""
+        """Return every replica's piece of a batch, by replica id."""
         ...
 
 
