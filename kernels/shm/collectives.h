@@ -16,11 +16,11 @@ namespace allreduce {
 
 enum class Progress : std::uint8_t { blocked, moved, finished };
 
-// The number of a call that failed before it had one.
+// The sequence number of a call that failed before it got one.
 inline constexpr std::uint64_t kUnstarted = kMessage - 1;
 
-// A started call of one member. Only the holder of the member's lock touches anything but `state`,
-// until that says done.
+// A started call of one member. Until `state` is done, only the holder of the member's lock
+// accesses the other fields.
 struct Work : CallSpec {
   std::uint64_t seq = kUnstarted;
   const std::byte* in = nullptr;
@@ -30,7 +30,7 @@ struct Work : CallSpec {
   const Update* update = nullptr;  // of an all_reduce that hands out values instead of sums
   std::atomic<State> state{State::pending};
   Way way;
-  // Bytes loaded from and stored into arrays and rings, but for the eager path.
+  // Bytes loaded from and stored into arrays and rings, except on the eager path.
   std::uint64_t read = 0, written = 0;
 
   int agreed = 0;  // members 0..agreed-1 have posted the same call
@@ -53,20 +53,20 @@ struct Work : CallSpec {
   int peer = 0;
   bool stored = false;
 
-  // send and recv: `call.root` is the other member, `cursor` the bytes that have been moved. What a
-  // recv that takes any knows of its message when they have met, it keeps here.
+  // send and recv: `call.root` is the other member, `cursor` counts the bytes moved. A recv from
+  // any source stores its message's tag here once they are matched.
   std::int64_t tag = 0;
-  std::atomic<bool> met{false};  // a recv and its message
+  std::atomic<bool> met{false};  // whether a recv has its message
 };
 
-// What the steps of one member work with.
+// The state that one member's steps use.
 struct Share {
   Group& group;
   const int me;
   const int members;
   std::vector<const void*> in;  // scratch: one pointer per member
   std::vector<void*> out;
-  Path in_rings = Path::staged;  // how the last call went that began in the rings
+  Path in_rings = Path::staged;  // the path of the last call that used the rings
   unsigned spares;  // of two members: which of both spare pages are this one's, as bits
 
   Share(Group& group, int me)
@@ -83,20 +83,20 @@ struct Share {
   bool all_reached(Counter MemberState::* counter, std::uint64_t value) const;
 };
 
-// Says why this member ends the communicator, before the word that makes others read it.
+// Stores why this member ends the communicator, before the word that makes others read it.
 void explain(Share& share, std::string_view reason);
-// Writes the call into the member's slot, for the others to see and to compare.
+// Writes the call into the member's slot, for the others to compare.
 void post(Share& share, Work& work);
 // Whether all members have posted this same call; blames the first that posted another.
 bool agreed(Share& share, Work& work);
-// Looks at all posts there are, also past a missing one: a mismatch must not wait for a straggler.
+// Checks all available posts, also beyond a missing one: a mismatch must not wait for a straggler.
 void check_posts(Share& share, Work& work);
 
 Progress step_eager(Share& share, Work& work);
 Progress step_direct(Share& share, Work& work);
 // What a member's post says of its input, once it is there: of a staged or cross_process call.
 InputLocation input_location(const Share& share, const Work& work, int member);
-// Whether the others can read this member's input where it lies.
+// Whether the others can read this member's input in place.
 bool readable_by_all(const Share& share, const Work& work);
 // Advances `position`, the member's place in the ring, past this call when it is finished.
 Progress step_staged(Share& share, Work& work, std::uint64_t& position);

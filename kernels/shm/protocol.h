@@ -1,4 +1,4 @@
-// What members of a communicator share: the layout of its control region, and a call's signature.
+// The memory that members of a communicator share: the layout of its control region.
 //
 // Every word that one member writes and others read is a lock-free atomic in the region. Plain
 // bytes (payloads, staged chunks, symmetric buffers) are handed over by such a word: the writer
@@ -24,7 +24,7 @@ namespace allreduce {
 inline constexpr std::size_t kSlots = 64;
 // Payload that travels in the flag's own cache line.
 inline constexpr std::size_t kInline = 40;
-// Room for a contribution that travels beside its slot and needs one synchronisation: a page.
+// Bytes of a payload stored next to its slot, for eager calls: a page.
 inline constexpr std::size_t kSmall = 4096;
 // A member's ring for staged bytes: places, and bytes of each, which is what a chunk has at least.
 // All of it, 512 KiB, should stay in the level-2 cache: all_reduce of 16 MiB, 2 processes, Zen 4
@@ -38,7 +38,7 @@ inline constexpr std::size_t kLap = 16;
 // What a place takes: one line more, for a chunk may begin anywhere in its first one (staged.cpp).
 inline constexpr std::size_t kPlaceStride = kPlace + kLine;
 
-// Where a call's arrays lie in symmetric memory: a region's id (0: none) and a byte offset.
+// The location of a call's arrays in symmetric memory: a region's id (0: none) and a byte offset.
 struct Placement {
   std::uint64_t in_offset = 0;
   std::uint64_t out_offset = 0;
@@ -47,12 +47,12 @@ struct Placement {
 };
 static_assert(sizeof(Placement) <= kInline);
 
-// Where a member's input lies in its own memory, for the others to read, or to know its place in
-// the rings.
+// The address of a member's input in its own memory, for the others to read it, or to compute its
+// offset in the rings.
 struct InputLocation {
   std::uint64_t address = 0;
-  std::uint64_t longest = 0;   // elements of its longest segment, should the call go through rings
-  std::uint64_t withheld = 0;  // others cannot read it there: the call goes through the rings
+  std::uint64_t longest = 0;   // elements of its longest segment, if the call uses the rings
+  std::uint64_t withheld = 0;  // others cannot read it: the call uses the rings
 };
 static_assert(sizeof(InputLocation) <= kInline);
 
@@ -64,7 +64,7 @@ struct alignas(kLine) Slot {
 };
 static_assert(sizeof(Slot) == kLine);
 
-// A send or recv, for others to tell of.
+// A send or recv, for the errors of other members.
 struct MessageRecord {
   Collective collective = Collective::send;
   Type type = Type::none;
@@ -89,12 +89,12 @@ struct MemberState {
   // Takes part in no call any more: it has left, or its calls have failed. Stored before it takes
   // its arrays back.
   alignas(kLine) std::atomic<std::uint32_t> ended;
-  // The message in which this member blamed somebody, and what the other made of it. Written before
-  // the culprit's word, which names this member as the witness.
+  // The message in which this member blamed a peer, and that peer's own message. Written before the
+  // culprit's word, which names this member as the witness.
   MessageRecord told[2];
 };
 
-// Why a communicator is dead: one word, set once, so that all members tell the same story.
+// Why a communicator is dead: one word, set once, so that all members report the same cause.
 struct Culprit {
   static constexpr std::uint64_t kNumber = (1ull << 35) - 1;
 
@@ -103,7 +103,7 @@ struct Culprit {
   int witness = 0;        // who noticed
   std::uint64_t seq = 0;  // the call, or message, it happened in
 
-  // The word has room for the last bits of the number, and for whether it is a message's.
+  // The word holds the low bits of the number, and whether it is a message's.
   std::uint64_t pack() const {
     const std::uint64_t number = (seq & kNumber) | ((seq & kMessage) != 0 ? kNumber + 1 : 0);
     return static_cast<std::uint64_t>(fault) | static_cast<std::uint64_t>(member) << 4 |
