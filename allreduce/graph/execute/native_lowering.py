@@ -19,8 +19,8 @@ from allreduce.graph.ops.fused_ends import Epilogue
 Add = Callable[[_native.Replay, Node, np.ndarray, Sequence[np.ndarray]], bool]
 
 
-def add(tape: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
-    """Add an instruction to a tape; returns whether that could be done.
+def add(replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
+    """Add an instruction to a replay; returns whether that could be done.
 
     Args:
         replay: The replay to add a task to.
@@ -32,24 +32,30 @@ def add(tape: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.n
     return _ADD.get(node.op, usual)(replay, node, out, inputs)
 
 
-def _none(tape: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
+def _none(
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+) -> bool:
     return False
 
 
-def _link(tape: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
+def _link(
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+) -> bool:
     """Add an element-wise operation as a chain of one."""
     links = [(node.op, list(range(len(inputs))), out.dtype.num, 0)]
     chain = _native.chain(links, [x.dtype.num for x in inputs]) if inputs else None
     return chain is not None and replay.add_chain(chain, out, list(inputs))
 
 
-def _fused(tape: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
+def _fused(
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+) -> bool:
     chain = node.attrs["chain"].native
     return chain is not None and replay.add_chain(chain, out, list(inputs))
 
 
 def _fused_product(
-    tape: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
 ) -> bool:
     fused: Epilogue = node.attrs["chain"]
     if fused.op != "matmul" or fused.chain.native is None or not len(out):
@@ -60,30 +66,34 @@ def _fused_product(
 
 
 def _matmul(
-    tape: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
 ) -> bool:
-    return tape.add_product(out, *inputs)
+    return replay.add_product(out, *inputs)
 
 
 def _sum_to(
-    tape: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
 ) -> bool:
-    return tape.add_column_sums(out, inputs[0])
+    return replay.add_column_sums(out, inputs[0])
 
 
-def _copy(tape: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
+def _copy(
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+) -> bool:
     # NumPy sees to it that what it overwrites is read before.
     apart = not np.may_share_memory(out, inputs[0])
     return apart and replay.add_copy(out, inputs[0])
 
 
 def _reshape_copy(
-    tape: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
 ) -> bool:
     return _copy(replay, node, out.reshape(inputs[0].shape), inputs)
 
 
-def _size(tape: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
+def _size(
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+) -> bool:
     """Add what depends on shapes alone, which are those of all steps of a frame."""
     value, kernel = np.empty_like(out), lookup(node.op).cpu
     assert kernel is not None, node
@@ -91,12 +101,14 @@ def _size(tape: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np
     return replay.add_constant(out, value)
 
 
-def _fill(tape: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
-    return tape.add_copy(out, np.asarray(node.attrs["value"], out.dtype))
+def _fill(
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+) -> bool:
+    return replay.add_copy(out, np.asarray(node.attrs["value"], out.dtype))
 
 
 def _dropout(
-    tape: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
 ) -> bool:
     x, *numbers = inputs  # of the step; they stay where they are
     attrs = node.attrs
@@ -106,13 +118,15 @@ def _dropout(
 
 
 def _sparse_loss(
-    tape: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
 ) -> bool:
     *dy, labels, logits = inputs
     return replay.add_loss(True, out, dy[0] if dy else None, labels, logits)
 
 
-def _loss(tape: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]) -> bool:
+def _loss(
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+) -> bool:
     *dy, targets, logits = inputs
     return replay.add_loss(False, out, dy[0] if dy else None, targets, logits)
 

@@ -25,7 +25,6 @@ import numpy as np
 from allreduce import _native, settings
 from allreduce.cluster import World
 from allreduce.cluster.host import limits
-from allreduce.comm.calls.cores import own_cores
 from allreduce.comm.transports import handshake
 from allreduce.comm.transports.handshake import STRANGER_SECONDS, Credentials, HandshakeError
 from allreduce.comm.transports.shared.links import (

@@ -17,6 +17,7 @@ import time
 from allreduce import _native, settings
 from allreduce.cluster import World
 from allreduce.cluster.host import limits
+from allreduce.comm.transports.handshake import Credentials
 from allreduce.comm.transports.tcp import interface
 from allreduce.comm.transports.tcp.connections import Acceptor, Dialer
 from allreduce.comm.transports.tcp.mesh import Mesh, Process
