@@ -71,7 +71,7 @@ class Strategy(Replicator):
             try:
                 exchange(self.communicator, "the first step", np.zeros(0, np.int64))
             except MismatchError as error:  # a rank may have raised in its first step
-                trace_failure.add(self.communicator, error)
+                trace_failure.attach_traceback(self.communicator, error)
                 raise
         return replica_communicators(world(), self.local_replicas, name="replicas")
 

@@ -42,8 +42,8 @@ class Optimizer(ABC):
 
     @property
     def learning_rate(self) -> float:
-        """The factor of every update; an assignment takes effect at the next step."""
-        return self._learning_rate
+        """The factor of the next update; an assignment takes effect at the next step."""
+        return schedules.at(self._learning_rate, self.iterations)
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:

@@ -46,8 +46,8 @@ class NativeReplay:
         self._bases = set(moving)
         self._moving = set(moving)  # values that lie in what moves
         self._loose: set[int] = set()  # and those that are somewhere new each time
-        self._tape = _native.Replay(list(apart.values()), list(_storages(frame)))
-        self.begin = self._tape.begin
+        self._replay = _native.Replay(list(apart.values()), list(_storages(frame)))
+        self.begin = self._replay.begin
         self.steps: list[Step] = []
         self._looks: list[Step] = []  # the instructions that make views of moving arrays
         nodes = [each.node for each in frame.program.instructions]

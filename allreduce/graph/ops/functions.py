@@ -4,8 +4,7 @@ Importing this module fills the operator table and gives tensors their Python op
 """
 
 from allreduce.errors import did_you_mean
-from allreduce.graph.core.python_operators import OPERATORS
-from allreduce.graph.core.tensor import METHODS
+from allreduce.graph.core.tensor import METHODS, OPERATORS
 from allreduce.graph.ops import state  # noqa: F401  (its rows)
 from allreduce.graph.ops.array.conversion import stop_gradient
 from allreduce.graph.ops.array.gather import embedding, take, take_along_axis, top_k
