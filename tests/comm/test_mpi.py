@@ -44,7 +44,7 @@ say("fine")
 def test_it_is_for_processes_that_mpi_has_started() -> None:
     assert opener("mpi") is open_mpi
     assert "mpi" in REGISTRY
-    with pytest.raises(UsageError, match="comes from 'alone'; start the script with mpirun"):
+    with pytest.raises(UsageError, match="comes from 'single'; start the script with mpirun"):
         open_mpi(world_of_one(), 1, name="test", timeout=5)
 
 

@@ -200,8 +200,8 @@ def test_who_keeps_the_store_may_be_stopped_for_a_while() -> None:
     program = """
 import os, signal, subprocess
 from allreduce.cluster.leader import client
-from allreduce.comm.transports.mpi import vigil as mpi_vigil
-client._ANSWER_MARGIN, mpi_vigil.WARN_SECONDS = 0.3, 1.0
+from allreduce.comm.transports.mpi import wait_monitor
+client._ANSWER_MARGIN, wait_monitor.WARN_SECONDS = 0.3, 1.0
 comm.all_reduce(1)
 if rank == 0:
     subprocess.Popen(["sh", "-c", f"sleep 4; kill -CONT {os.getpid()}"])

@@ -39,7 +39,7 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(options, "_current", options.Options(buckets=2000, shard_everywhere=True))
     monkeypatch.setattr(sharding, "SHARDED_BYTES", 3000)
     monkeypatch.setattr(sharded_update, "updates", lambda _: False)
-    monkeypatch.setattr(sharded_update, "choose_way", lambda *_: request.param)
+    monkeypatch.setattr(sharded_update, "choose_mode", lambda *_: request.param)
     yield request.param
     ar.config.passes["shard"] = True
 
