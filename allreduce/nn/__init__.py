@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING
 from allreduce.errors import did_you_mean
 from allreduce.nn import activations, initializers, losses, metrics
 from allreduce.nn.activations import Activation
-from allreduce.nn.attention import MultiHeadAttention
-from allreduce.nn.conv2d import Conv2D
-from allreduce.nn.dense import Dense
-from allreduce.nn.dropout import Dropout
-from allreduce.nn.embedding import Embedding
-from allreduce.nn.flatten import Flatten
-from allreduce.nn.input import Input
-from allreduce.nn.layer import Layer
-from allreduce.nn.loading import load_model
-from allreduce.nn.model import Model
-from allreduce.nn.normalization import BatchNorm, LayerNorm
-from allreduce.nn.pooling import AveragePooling2D, GlobalAveragePooling2D, MaxPool2D
-from allreduce.nn.sequential import Sequential
+from allreduce.nn.core.layer import Layer
+from allreduce.nn.layers.attention import MultiHeadAttention
+from allreduce.nn.layers.conv2d import Conv2D
+from allreduce.nn.layers.dense import Dense
+from allreduce.nn.layers.dropout import Dropout
+from allreduce.nn.layers.embedding import Embedding
+from allreduce.nn.layers.flatten import Flatten
+from allreduce.nn.layers.input import Input
+from allreduce.nn.layers.normalization import BatchNorm, LayerNorm
+from allreduce.nn.layers.pooling import AveragePooling2D, GlobalAveragePooling2D, MaxPool2D
+from allreduce.nn.models.loading import load_model
+from allreduce.nn.models.model import Model
+from allreduce.nn.models.sequential import Sequential
 from allreduce.training import History
 
 __all__ = [

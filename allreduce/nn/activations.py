@@ -9,7 +9,7 @@ from allreduce.errors import UsageError, unknown_name
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
-from allreduce.nn.layer import Layer
+from allreduce.nn.core.layer import Layer
 
 Function = Callable[[Any], Tensor]
 

@@ -17,7 +17,7 @@ from allreduce.graph.core.spec import show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
-from allreduce.nn import objects
+from allreduce.nn.core import objects
 
 EPSILON = 1e-7  # Keras's
 

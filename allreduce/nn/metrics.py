@@ -11,7 +11,8 @@ from allreduce.graph.core.spec import show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.dispatch import as_tensor
-from allreduce.nn import losses, objects
+from allreduce.nn import losses
+from allreduce.nn.core import objects
 
 Measure = Callable[[Any, Any], Tensor]
 

@@ -14,7 +14,7 @@ import pytest
 from allreduce import nn
 from allreduce.errors import UsageError
 from allreduce.events import logger
-from allreduce.nn import saving
+from allreduce.nn.models import saving
 
 
 class Block(nn.Layer):

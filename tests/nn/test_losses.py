@@ -12,6 +12,7 @@ from allreduce import nn
 from allreduce.errors import ShapeError, UsageError
 from allreduce.graph import function
 from allreduce.nn import losses, metrics
+from allreduce.nn.models import registry
 
 LOGITS = np.random.default_rng(3).normal(size=(5, 4)) * 3
 SHARES = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
@@ -143,7 +144,7 @@ def test_shapes_that_do_not_fit_are_refused_with_both_and_the_remedy(
         (lambda: metrics.get("acuracy"), "unknown metric 'acuracy'.*did you mean 'accuracy'"),
         (lambda: nn.activations.get("rellu"), "unknown activation.*did you mean 'relu'"),
         (lambda: nn.initializers.get("he"), "unknown initializer"),
-        (lambda: nn.registry.layer_class("Dens", {}), "unknown layer.*'Dense'"),
+        (lambda: registry.layer_class("Dens", {}), "unknown layer.*'Dense'"),
     ],
 )
 def test_unknown_names_say_which_exist(call: Any, message: str) -> None:

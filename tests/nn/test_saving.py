@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from allreduce import nn, optim
 from allreduce.errors import UsageError
 from allreduce.graph import set_seed
-from allreduce.nn import saving
+from allreduce.nn.models import saving
 from tests.nn.common import blobs, classifier
 
 

@@ -11,7 +11,7 @@ import pytest
 from allreduce import nn, optim
 from allreduce.errors import UsageError
 from allreduce.graph import ops
-from allreduce.nn import saving
+from allreduce.nn.models import saving
 
 
 class Scaled(nn.Layer):

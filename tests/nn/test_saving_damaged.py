@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from allreduce import nn
 from allreduce.errors import UsageError
-from allreduce.nn import saving
+from allreduce.nn.models import saving
 
 ROUNDS = [100, pytest.param(6000, marks=pytest.mark.torture)]
 

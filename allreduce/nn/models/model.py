@@ -16,12 +16,14 @@ from allreduce.errors import ShapeError, UsageError
 from allreduce.events import logger
 from allreduce.graph.core.naming import snake_case, unique_name
 from allreduce.graph.core.spec import Shape, show
-from allreduce.nn import checks, freezing, losses, saving
-from allreduce.nn.building import Built
-from allreduce.nn.calls import check_made
-from allreduce.nn.checks import inner_layers
-from allreduce.nn.layer import Layer
-from allreduce.nn.steps import Steps
+from allreduce.nn import losses
+from allreduce.nn.core import checks
+from allreduce.nn.core.calls import check_made
+from allreduce.nn.core.checks import inner_layers
+from allreduce.nn.core.layer import Layer
+from allreduce.nn.models import freezing, saving
+from allreduce.nn.models.building import Built
+from allreduce.nn.models.steps import Steps
 from allreduce.optim import Optimizer
 from allreduce.training import FitOptions, History
 

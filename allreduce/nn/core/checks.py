@@ -16,7 +16,7 @@ from allreduce.graph.replicate.owner import default_replicator
 from allreduce.graph.trace.trace import Trace
 from allreduce.graph.trace.variable import Variable
 from allreduce.nn import activations, losses
-from allreduce.nn.layer import Layer
+from allreduce.nn.core.layer import Layer
 
 _CROSS_ENTROPIES = (losses.categorical_crossentropy, losses.sparse_categorical_crossentropy)
 _NO_PROBABILITIES = ("linear", "relu", "tanh", "gelu")  # their outputs may be below 0 or above 1

@@ -10,8 +10,9 @@ import numpy as np
 
 from allreduce.errors import AllreduceError, UsageError
 from allreduce.graph.replicate.owner import current_replicator
-from allreduce.nn import calls, freezing, registry, saving, steps
-from allreduce.nn.model import Model
+from allreduce.nn.core import calls
+from allreduce.nn.models import freezing, registry, saving, steps
+from allreduce.nn.models.model import Model
 from allreduce.training import naming_rank
 
 # Elements of a variable that a file may describe without having a tensor as large: a layer of one's

@@ -9,9 +9,9 @@ from allreduce.graph.core.spec import show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.variable import Variable
-from allreduce.nn import calls
-from allreduce.nn.checks import between, check_features
-from allreduce.nn.layer import Layer
+from allreduce.nn.core import calls
+from allreduce.nn.core.checks import between, check_features
+from allreduce.nn.core.layer import Layer
 
 
 class _Normalization(Layer):

@@ -14,7 +14,7 @@ from allreduce.graph.trace.trace import line_of
 from allreduce.graph.trace.variable import Variable
 from allreduce.graph.update.update import warn_of_reduced
 from allreduce.nn import losses, metrics
-from allreduce.nn.layer import Layer
+from allreduce.nn.core.layer import Layer
 
 
 class Steps:

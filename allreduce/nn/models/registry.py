@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 from allreduce.devices.options import FLOATS
 from allreduce.errors import UsageError, unknown_name
-from allreduce.nn import configs
+from allreduce.nn.core import configs
 
 if TYPE_CHECKING:
-    from allreduce.nn.layer import Layer
+    from allreduce.nn.core.layer import Layer
 
 # class -> module
 TABLE: Mapping[str, str] = {
     "Activation": "allreduce.nn.activations",
-    "AveragePooling2D": "allreduce.nn.pooling",
-    "BatchNorm": "allreduce.nn.normalization",
-    "Conv2D": "allreduce.nn.conv2d",
-    "Dense": "allreduce.nn.dense",
-    "Dropout": "allreduce.nn.dropout",
-    "Embedding": "allreduce.nn.embedding",
-    "Flatten": "allreduce.nn.flatten",
-    "GlobalAveragePooling2D": "allreduce.nn.pooling",
-    "Input": "allreduce.nn.input",
-    "LayerNorm": "allreduce.nn.normalization",
-    "MaxPool2D": "allreduce.nn.pooling",
-    "MultiHeadAttention": "allreduce.nn.attention",
-    "Sequential": "allreduce.nn.sequential",
+    "AveragePooling2D": "allreduce.nn.layers.pooling",
+    "BatchNorm": "allreduce.nn.layers.normalization",
+    "Conv2D": "allreduce.nn.layers.conv2d",
+    "Dense": "allreduce.nn.layers.dense",
+    "Dropout": "allreduce.nn.layers.dropout",
+    "Embedding": "allreduce.nn.layers.embedding",
+    "Flatten": "allreduce.nn.layers.flatten",
+    "GlobalAveragePooling2D": "allreduce.nn.layers.pooling",
+    "Input": "allreduce.nn.layers.input",
+    "LayerNorm": "allreduce.nn.layers.normalization",
+    "MaxPool2D": "allreduce.nn.layers.pooling",
+    "MultiHeadAttention": "allreduce.nn.layers.attention",
+    "Sequential": "allreduce.nn.models.sequential",
 }
 
 
@@ -59,7 +59,7 @@ def layer_class(name: str, custom: Mapping[str, Any], own: bool | None = None) -
 
 
 def _layer_class(name: str, found: Any) -> type[Layer]:
-    from allreduce.nn.layer import Layer  # which needs this module
+    from allreduce.nn.core.layer import Layer  # which needs this module
 
     if isinstance(found, type) and issubclass(found, Layer):
         return found

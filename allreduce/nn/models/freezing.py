@@ -8,8 +8,8 @@ from typing import Any
 
 from allreduce.errors import UsageError
 from allreduce.graph.trace.variable import Variable
-from allreduce.nn.checks import inner_layers
-from allreduce.nn.layer import Layer
+from allreduce.nn.core.checks import inner_layers
+from allreduce.nn.core.layer import Layer
 
 
 def frozen(model: Layer) -> list[str]:

@@ -10,8 +10,8 @@ from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.variable import Variable
 from allreduce.nn import initializers
-from allreduce.nn.checks import whole
-from allreduce.nn.layer import Layer
+from allreduce.nn.core.checks import whole
+from allreduce.nn.core.layer import Layer
 
 
 class Embedding(Layer):

@@ -20,8 +20,8 @@ from safetensors.numpy import save as to_bytes
 
 from allreduce import files
 from allreduce.errors import UsageError
-from allreduce.nn.checks import as_dtype_of
-from allreduce.nn.layer import Layer
+from allreduce.nn.core.checks import as_dtype_of
+from allreduce.nn.core.layer import Layer
 from allreduce.optim import Optimizer
 
 FORMAT = "allreduce-model-1"

@@ -12,11 +12,11 @@ import numpy as np
 
 from allreduce import events
 from allreduce.errors import UsageError
-from allreduce.nn.calls import check_made
-from allreduce.nn.checks import inner_layers
-from allreduce.nn.input import Input
-from allreduce.nn.layer import Layer
-from allreduce.nn.model import Model
+from allreduce.nn.core.calls import check_made
+from allreduce.nn.core.checks import inner_layers
+from allreduce.nn.core.layer import Layer
+from allreduce.nn.layers.input import Input
+from allreduce.nn.models.model import Model
 
 
 class Sequential(Model):

@@ -11,8 +11,8 @@ from allreduce.graph.ops import functions as ops
 from allreduce.graph.ops.array.windows import Pair, as_pair
 from allreduce.graph.trace.variable import Variable
 from allreduce.nn import activations, initializers
-from allreduce.nn.checks import check_features, known_padding, whole
-from allreduce.nn.layer import Layer
+from allreduce.nn.core.checks import check_features, known_padding, whole
+from allreduce.nn.core.layer import Layer
 
 
 class Conv2D(Layer):

@@ -21,7 +21,8 @@ from allreduce.graph.placement.placement import check_exists
 from allreduce.graph.replicate.owner import current_replicator, scope_of
 from allreduce.graph.trace.dispatch import as_tensor
 from allreduce.graph.trace.variable import Variable
-from allreduce.nn import calls, configs, initializers
+from allreduce.nn import initializers
+from allreduce.nn.core import calls, configs
 
 # Whether a class's `call` has a `training` argument. Weakly: a class defined in a function may hold
 # a model, by what its methods refer to.

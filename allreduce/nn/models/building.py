@@ -13,8 +13,9 @@ from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.spec import BATCH, Shape, Spec
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.trace.trace import Trace, recording
-from allreduce.nn import checks, saving
-from allreduce.nn.layer import Layer
+from allreduce.nn.core import checks
+from allreduce.nn.core.layer import Layer
+from allreduce.nn.models import saving
 from allreduce.training import naming_rank
 
 

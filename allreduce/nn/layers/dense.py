@@ -10,8 +10,8 @@ from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.trace.variable import Variable
 from allreduce.nn import activations, initializers
-from allreduce.nn.checks import check_features, whole
-from allreduce.nn.layer import Layer
+from allreduce.nn.core.checks import check_features, whole
+from allreduce.nn.core.layer import Layer
 
 
 class Dense(Layer):

@@ -9,9 +9,9 @@ from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import broadcasts_to, show
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.nn.checks import between, whole
-from allreduce.nn.dense import Dense
-from allreduce.nn.layer import Layer
+from allreduce.nn.core.checks import between, whole
+from allreduce.nn.core.layer import Layer
+from allreduce.nn.layers.dense import Dense
 
 
 class MultiHeadAttention(Layer):

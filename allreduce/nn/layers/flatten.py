@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.nn.layer import Layer
+from allreduce.nn.core.layer import Layer
 
 
 class Flatten(Layer):

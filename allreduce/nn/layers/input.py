@@ -11,7 +11,7 @@ from allreduce.errors import ShapeError, UsageError
 from allreduce.graph.core.scope import users_line
 from allreduce.graph.core.spec import BATCH, show
 from allreduce.graph.core.tensor import Tensor
-from allreduce.nn.layer import Layer
+from allreduce.nn.core.layer import Layer
 
 
 class Input(Layer):

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
 from allreduce.graph.ops.array.windows import Pair, as_pair
-from allreduce.nn.checks import known_padding
-from allreduce.nn.layer import Layer
+from allreduce.nn.core.checks import known_padding
+from allreduce.nn.core.layer import Layer
 
 
 class _Pooling(Layer):

@@ -6,8 +6,8 @@ from typing import Any
 
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.ops import functions as ops
-from allreduce.nn.checks import between
-from allreduce.nn.layer import Layer
+from allreduce.nn.core.checks import between
+from allreduce.nn.core.layer import Layer
 
 
 class Dropout(Layer):

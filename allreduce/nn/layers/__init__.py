@@ -1,0 +1,1 @@
+"""Layers, one file each; their rows are in `allreduce/nn/models/registry.py`."""

@@ -1,0 +1,1 @@
+"""Models: build, compile, freeze, save and load them."""
