@@ -100,6 +100,28 @@ say("fine")
     assert said == ["fine"] * 3
 
 
+def test_mpis_end_writes_to_no_array_that_was_freed_before() -> None:
+    """MPI_Finalize goes on with an interrupted call's bytes, behind the end of the interpreter."""
+    said = failing("""
+from allreduce.comm.transports.mpi.calls import Collective
+real = Collective.post
+
+def post(self, simple):
+    real(self, simple)
+    if rank == 0:
+        raise KeyboardInterrupt  # the others have begun, too
+    time.sleep(1)
+
+Collective.post = post
+work = comm.all_reduce(np.ones(2_000_000), async_op=True)  # freed, it is no longer mapped
+with pytest.raises(errors.PeerLostError if rank else KeyboardInterrupt):
+    work.wait()
+    comm.barrier()
+say("fine")
+""")
+    assert said == ["fine"] * 3
+
+
 def test_who_has_completed_its_calls_and_does_something_else_keeps_nobody_waiting() -> None:
     said = failing(
         """

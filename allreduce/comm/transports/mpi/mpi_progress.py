@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import threading
 from typing import Any, Protocol
@@ -30,7 +31,6 @@ class Driven(Protocol):
 
 _turns = 0  # how often somebody has been in MPI to drive calls
 _open: list[Driven] = []
-_abandoned: list[Driven] = []  # dead with calls started: MPI may still write to their arrays
 
 
 def add(transport: Driven) -> None:
@@ -39,10 +39,14 @@ def add(transport: Driven) -> None:
 
 
 def remove(transport: Driven, unfinished: bool) -> None:
-    """Drive it no more; keep its arrays for ever if MPI may still touch them."""
+    """Drive it no more; keep its arrays for ever if MPI may still touch them.
+
+    MPI_Finalize still writes to them, and it runs behind the interpreter, which frees what modules
+    hold. Only an object with a reference that nobody drops outlives it.
+    """
     _open.remove(transport)
     if unfinished:
-        _abandoned.append(transport)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(transport))
 
 
 def drive() -> None:
