@@ -44,7 +44,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
         *("core", "debug", "placement", "consistency", "trace", "ops", "autodiff", "schedule"),
         *("partition", "passes", "update", "execute", "eager", "inspect", "replicate"),
     ),
-    "nn": ("core", "layers", "models"),
+    "nn": ("core", "losses", "metrics", "layers", "models"),
 }
 
 # Where packages are read from: (folder in the repository, what it is imported as).

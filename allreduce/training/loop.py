@@ -85,14 +85,15 @@ def _run(model: Trainable, step: Callable[..., Any], batch: tuple[PerReplica, ..
 
 def train(
     model: Trainable, rows: Rows, order: np.ndarray | None, epoch: int, shown: Epoch
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Take one step per batch; returns the exact means of what the steps gave.
 
     Raises:
         NumericsError: The loss became NaN on some rank; all ranks raise it.
     """
     replicator = model.replicator
-    totals, watch = Totals(replicator), LossWatch(replicator, epoch, model.doubts())
+    totals = Totals(replicator, model.state_values)
+    watch = LossWatch(replicator, epoch, model.doubts())
     with _batches(rows, replicator, order) as batches:
         for step, batch in enumerate(batches):
             totals.add(_run(model, model.train_step, batch))
@@ -103,10 +104,10 @@ def train(
     return totals.means()
 
 
-def measure(model: Trainable, rows: Rows, shown: Epoch | None) -> dict[str, float]:
+def measure(model: Trainable, rows: Rows, shown: Epoch | None) -> dict[str, Any]:
     """Compute loss and metrics without training; returns their exact means."""
     replicator = model.replicator
-    totals = Totals(replicator)
+    totals = Totals(replicator, model.state_values)
     with _batches(rows, replicator) as batches:
         for step, batch in enumerate(batches):
             totals.add(_run(model, model.test_step, batch))

@@ -46,9 +46,10 @@ def resolve(verbose: Any, rank: int) -> int:
     return 1
 
 
-def format_values(values: Mapping[str, float]) -> str:
-    """Format metrics."""
-    return "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+def format_values(values: Mapping[str, Any]) -> str:
+    """Format metrics that are numbers; a confusion matrix has no place in a line."""
+    numbers = {name: value for name, value in values.items() if np.ndim(value) == 0}
+    return "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
 
 
 class Epoch(AbstractContextManager["Epoch"]):

@@ -1,9 +1,10 @@
-"""Exact means: sums over samples in float64 and their count, combined over ranks once."""
+"""Exact results: sums over samples in float64, combined over ranks once."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -16,17 +17,27 @@ _READ_STEPS = 16  # between reads of values still being copied; a divisor of Los
 
 
 class Totals:
-    """Sums of per-sample values, separately for each replica of this process.
+    """Sums of what steps give: per-sample values for each replica, and the states of metrics.
 
     Steps do not wait for values that devices are still copying to the host.
+
+    Args:
+        replicator: The replicas.
+        state_values: For each result that is an increment of a metric's state, what makes the value
+            of the sum. All other results are values per sample, which are averaged.
 
     Attributes:
         first_nan: The first step, from 0, with a NaN loss in this process, among those read so far;
             -1 for none.
     """
 
-    def __init__(self, replicator: Replicator) -> None:
+    def __init__(
+        self, replicator: Replicator, state_values: Mapping[str, Callable[[np.ndarray], Any]]
+    ) -> None:
         self._replicator = replicator
+        self._state_values = state_values
+        self._states: dict[str, np.ndarray] = {}
+        self._order: list[str] = []
         self._sums: dict[str, list[float]] = {}
         self._counts = [0] * replicator.local_replicas
         self._unread: list[Mapping[str, PerReplica]] = []
@@ -50,7 +61,11 @@ class Totals:
     def read(self) -> None:
         """Sum all results added so far, waiting for their copies."""
         for results in self._unread:
+            self._order = self._order or list(results)
             for name, result in results.items():
+                if name in self._state_values:
+                    self._add_state(name, result)
+                    continue
                 sums = self._sums.setdefault(name, [0.0] * len(self._counts))
                 for index, value in enumerate(result.values):
                     sums[index] += _sum(value, result.weights[index])
@@ -59,16 +74,25 @@ class Totals:
             self._read_steps += 1
         self._unread.clear()
 
-    def local_means(self) -> dict[str, float]:
-        """Return this process's means so far, for progress output."""
-        self.read()
-        return {name: sum(sums) / max(1, self.rows) for name, sums in self._sums.items()}
+    def _add_state(self, name: str, result: PerReplica) -> None:
+        for value, rows in zip(result.values, result.weights, strict=True):
+            added = np.asarray(value, np.float64)
+            state = self._states.setdefault(name, np.zeros(added.shape))
+            if rows:  # what a replica without samples computes is nothing
+                state += added
 
-    def means(self) -> dict[str, float]:
-        """Combine all replicas; every rank gets the same floats, wherever the replicas are.
+    def local_means(self) -> dict[str, float]:
+        """Return this process's results so far that are numbers, for progress output."""
+        self.read()
+        means = {name: sum(sums) / max(1, self.rows) for name, sums in self._sums.items()}
+        found = self._in_order(means, self._states)
+        return {name: value for name, value in found.items() if isinstance(value, float)}
+
+    def means(self) -> dict[str, Any]:
+        """Combine all replicas; every rank gets the same results, wherever the replicas are.
 
         The exchange adds zeros to each replica's sums, which is exact; then every rank sums them
-        in the order of the replicas' ids.
+        in the order of the replicas' ids. States are summed over ranks as they are.
         """
         self.read()
         replicator = self._replicator
@@ -80,7 +104,23 @@ class Totals:
             mine[:, column] = sums
         table = replicator.sum_over_ranks(f"the means of {', '.join(self._sums)}", table)
         count = float(table[:, 0].sum())
-        return {name: _total(table[:, column]) / count for column, name in enumerate(self._sums, 1)}
+        means = {
+            name: _total(table[:, column]) / count for column, name in enumerate(self._sums, 1)
+        }
+        states = {
+            name: replicator.sum_over_ranks(f"the state of metric {name!r}", state)
+            for name, state in self._states.items()
+        }
+        return self._in_order(means, states)
+
+    def _in_order(
+        self, means: Mapping[str, float], states: Mapping[str, np.ndarray]
+    ) -> dict[str, Any]:
+        """Give all results in the order of the step's."""
+        return {
+            name: means[name] if name in means else self._state_values[name](states[name])
+            for name in self._order
+        }
 
 
 def _sum(value: np.ndarray, rows: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +31,11 @@ class Trainable(Protocol):
         ...
 
     @property
+    def state_values(self) -> Mapping[str, Callable[[np.ndarray], Any]]:
+        """What makes the value of a metric of the sum of its increments; of each with a state."""
+        ...
+
+    @property
     def run_eagerly(self) -> bool:
         """Whether its steps run op by op instead of being traced."""
         ...
@@ -53,11 +58,16 @@ class Trainable(Protocol):
         """
         ...
 
-    def train_step(self, x: Any, y: Any) -> Mapping[str, Any]:
-        """Take one step: "loss", per sample or a scalar mean, and each metric per sample."""
+    def train_step(self, x: Any, y: Any, sample_weight: Any = None) -> Mapping[str, Any]:
+        """Take one step.
+
+        Returns:
+            "loss" and metrics, per sample or as scalar means, and increments of the states of those
+            in `state_values`.
+        """
         ...
 
-    def test_step(self, x: Any, y: Any) -> Mapping[str, Any]:
+    def test_step(self, x: Any, y: Any, sample_weight: Any = None) -> Mapping[str, Any]:
         """Compute the same without a step and in inference mode."""
         ...
 

@@ -103,7 +103,9 @@ def test_loss_objects_come_back_with_their_options(tmp_path: Path, from_logits: 
     loss = nn.losses.SparseCategoricalCrossentropy(from_logits)
     metric = nn.losses.SparseCategoricalCrossentropy(not from_logits, name="other")
     _again(_compiled(loss, [metric, "accuracy"]), tmp_path / "model")
-    own = nn.losses.Loss(lambda y, p, from_logits: (1 + from_logits) * absolute(y, p), from_logits)
+    own = nn.losses.Loss(
+        lambda y, p, from_logits: (1 + from_logits) * absolute(y, p), from_logits=from_logits
+    )
     _again(_compiled(own), tmp_path / "own", {"<lambda>": own.function})
 
 

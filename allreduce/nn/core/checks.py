@@ -15,11 +15,7 @@ from allreduce.graph.ops.array.windows import PADDINGS
 from allreduce.graph.replicate.owner import default_replicator
 from allreduce.graph.trace.trace import Trace
 from allreduce.graph.trace.variable import Variable
-from allreduce.nn import activations, losses
 from allreduce.nn.core.layer import Layer
-
-_CROSS_ENTROPIES = (losses.categorical_crossentropy, losses.sparse_categorical_crossentropy)
-_NO_PROBABILITIES = ("linear", "relu", "tanh", "gelu")  # their outputs may be below 0 or above 1
 
 
 def same_replicator(model: Layer) -> None:
@@ -152,28 +148,6 @@ def known_numbers(rows_of: Mapping[str, int], samples: np.ndarray, name: str) ->
 
 def _first_row(wrong: np.ndarray) -> int:
     return int(wrong.reshape(len(wrong), -1).any(axis=1).argmax())
-
-
-def probabilities(model: Layer, loss: Any) -> str:
-    """Say what is wrong where a loss takes probabilities and the last layer gives others.
-
-    Only what the last of a model's layers says of itself is looked at.
-    """
-    kind = loss.function if isinstance(loss, losses.Loss) else loss
-    if kind not in _CROSS_ENTROPIES or getattr(loss, "from_logits", False):
-        return ""
-    last: Layer | None = model
-    while last is not None and last.holds_layers:
-        last = last.layers[-1] if last.layers else None
-    function = getattr(last, "activation", None)
-    wrong = next((name for name in _NO_PROBABILITIES if activations.TABLE[name] is function), None)
-    if wrong is None:
-        return ""
-    instead = "".join(part.capitalize() for part in kind.__name__.split("_"))
-    return (
-        f"the model's last layer is {wrong}, but the loss {kind.__name__} takes probabilities: add "
-        f'activation="softmax" to it, or use ar.nn.losses.{instead}(from_logits=True)'
-    )
 
 
 def inner_layers(layer: Layer) -> dict[str, Layer]:

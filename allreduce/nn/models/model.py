@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any
 
@@ -16,13 +16,14 @@ from allreduce.errors import ShapeError, UsageError
 from allreduce.events import logger
 from allreduce.graph.core.naming import snake_case, unique_name
 from allreduce.graph.core.spec import Shape, show
-from allreduce.nn import losses
+from allreduce.nn import losses, metrics
 from allreduce.nn.core import checks
 from allreduce.nn.core.calls import check_made
 from allreduce.nn.core.checks import inner_layers
 from allreduce.nn.core.layer import Layer
-from allreduce.nn.models import freezing, saving
+from allreduce.nn.models import freezing, outputs, saving
 from allreduce.nn.models.building import Built
+from allreduce.nn.models.outputs import Settings, Values
 from allreduce.nn.models.steps import Steps
 from allreduce.optim import Optimizer
 from allreduce.training import FitOptions, History
@@ -60,17 +61,22 @@ class Model(Built):
         self,
         optimizer: Any,
         loss: Any,
-        metrics: Iterable[Any] | None = None,
+        metrics: Any = None,
         *,
+        loss_weights: Any = None,
+        weighted_metrics: Any = None,
         run_eagerly: bool = False,
     ) -> None:
         """Choose how to train; steps are traced anew, with what layers are by then.
 
         Args:
             optimizer: An Optimizer, or "adam", "sgd" for one with its defaults.
-            loss: A name, a Loss, or a function (y_true, y_pred) that gives one value per sample.
+            loss: A name, a Loss, or a function (y_true, y_pred) that gives one value per sample;
+                with several outputs one for all, or a dict by output or a list of several.
             metrics: Names ("accuracy"), Metrics, or functions (y_true, y_pred) that give one value
-                per sample.
+                per sample: a list, or with several outputs a dict of lists.
+            loss_weights: What multiplies each output's loss in the sum: a dict or a list.
+            weighted_metrics: Metrics that count samples by `fit`'s sample_weight.
             run_eagerly: Whether steps run op by op, with values to print and to look at in a
                 debugger, as `ar.config.run_functions_eagerly(True)` has all functions do.
 
@@ -81,7 +87,8 @@ class Model(Built):
         with training.naming_rank(self.replicator, "compile"):
             if not isinstance(run_eagerly, bool | np.bool_):
                 raise UsageError(f"run_eagerly is True or False, not {run_eagerly!r}")
-            self._compiled = Steps(self, optimizer, loss, metrics)
+            settings = Settings(loss, loss_weights, metrics, weighted_metrics)
+            self._compiled = Steps(self, optimizer, settings)
         self._run_eagerly = bool(run_eagerly)
         self._prepared.clear()
         self.predict_step = self._new_predict_step()
@@ -97,11 +104,16 @@ class Model(Built):
         return self._steps().optimizer
 
     @property
-    def train_step(self) -> Callable[[Any, Any], Any]:
+    def state_values(self) -> Mapping[str, Values]:
+        """What makes the value of a metric of the sum of its increments, by name."""
+        return self._steps().state_values
+
+    @property
+    def train_step(self) -> Callable[..., Any]:
         return self._steps().train_step
 
     @property
-    def test_step(self) -> Callable[[Any, Any], Any]:
+    def test_step(self) -> Callable[..., Any]:
         return self._steps().test_step
 
     def _steps(self) -> Steps:
@@ -215,7 +227,7 @@ class Model(Built):
 
     def doubts(self) -> str:
         """Say if the outputs are no probabilities where the loss takes such."""
-        return checks.probabilities(self, self._steps().loss)
+        return outputs.probabilities(self, self._steps().loss)
 
     def summary(self) -> None:
         """Print the layers, their output shapes and numbers of parameters, on rank 0 alone."""
@@ -300,7 +312,9 @@ def _rank_facts(model: Layer, compiled: Steps | None, what: str) -> dict[str, st
         facts.update({f"{key} of {where}": repr(value) for key, value in _config(layer).items()})
     if compiled is not None and what != "predict":
         facts["the loss"] = _name(compiled.loss)
-        facts["the list of metrics"] = f"[{', '.join(compiled.metrics)}]"
+        facts["the list of metrics"] = _name(compiled.settings.metrics or [])
+        facts["the list of weighted metrics"] = _name(compiled.settings.weighted_metrics or [])
+        facts["the weights of losses"] = str(compiled.settings.loss_weights)
         if what == "fit":
             settings = compiled.optimizer.get_config().items()
             listed = ", ".join(f"{name}={value!r}" for name, value in settings)
@@ -317,7 +331,16 @@ def _config(layer: Layer) -> dict[str, Any]:
 
 
 def _name(loss: Any) -> str:
+    """Name a loss or metric, or each in a dict or list of them."""
+    if isinstance(loss, str) or loss is None:
+        return str(loss)
+    if isinstance(loss, Mapping):
+        return f"{{{', '.join(f'{key}: {_name(each)}' for key, each in loss.items())}}}"
+    if isinstance(loss, list | tuple):
+        return f"[{', '.join(map(_name, loss))}]"
     if isinstance(loss, losses.Loss):
-        logits = "(from_logits=True)" if loss.from_logits else ""
-        return f"{_name(loss.function)}{logits}"
+        given = ", ".join(f"{key}={value!r}" for key, value in loss.options.items() if value)
+        return f"{_name(loss.function)}{f'({given})' if given else ''}"
+    if isinstance(loss, metrics.Metric):
+        return f"{type(loss).__qualname__}({loss.get_config()})"
     return str(getattr(loss, "__qualname__", type(loss).__qualname__))

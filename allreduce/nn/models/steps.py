@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from allreduce import optim
-from allreduce.errors import ShapeError, UsageError
-from allreduce.graph.core.spec import BATCH, Dim, show
+from allreduce.errors import UsageError
 from allreduce.graph.core.tensor import Tensor
-from allreduce.graph.ops import functions as ops
-from allreduce.graph.trace.trace import line_of
 from allreduce.graph.trace.variable import Variable
-from allreduce.graph.update.update import warn_of_reduced
 from allreduce.nn import losses, metrics
 from allreduce.nn.core.layer import Layer
+from allreduce.nn.models.outputs import (
+    Output,
+    Settings,
+    Values,
+    by_name,
+    output_names,
+    plan_outputs,
+)
 
 
 class Steps:
@@ -23,47 +27,47 @@ class Steps:
     Args:
         model: What computes.
         optimizer: An Optimizer or a name.
-        loss: A name, a Loss or a function (y_true, y_pred).
-        wanted: Metrics: names or functions.
+        settings: Losses and metrics, as `compile` takes them; kept as they are.
 
     Raises:
         UsageError: A name is unknown, two metrics have the same name, or one has a name that
             histories give to validation data.
     """
 
-    def __init__(
-        self, model: Layer, optimizer: Any, loss: Any, wanted: Iterable[Any] | None
-    ) -> None:
+    def __init__(self, model: Layer, optimizer: Any, settings: Settings) -> None:
         self._model = model
         self.optimizer = optim.get(optimizer)
-        self.loss = losses.get(loss)
-        if isinstance(wanted, str):
-            raise UsageError(f"metrics is a list: [{wanted!r}]")
-        self.metrics: dict[str, metrics.Measure] = {}
-        self._wanted = list(wanted or ())
-        for each in self._wanted:
-            name, function = metrics.get(each, self.loss)
-            if name in self.metrics or name == "loss":
-                raise UsageError(f"there are two metrics called {name!r}")
-            if name.startswith("val_"):
-                raise UsageError(
-                    f"a metric is called {name!r}, but histories give what begins with val_ to "
-                    "validation data; call it something else"
-                )
-            self.metrics[name] = function
+        self.settings = settings
+        self._outputs: dict[tuple[str, ...], list[Output]] = {}
+        if not any(isinstance(each, Mapping) for each in vars(settings).values()):
+            self._planned([""])  # what is wrong for every model is said at once
         self._trained: frozenset[str] | None = None  # by the step, once it is traced
         self._known_changes: frozenset[str] = frozenset()
 
     @property
     def takes_class_numbers(self) -> bool:
         """Whether targets are class numbers, from 0 to below the number of outputs."""
-        kind = self.loss.function if isinstance(self.loss, losses.Loss) else self.loss
-        return kind is losses.sparse_categorical_crossentropy
+        options = getattr(self.loss, "options", {})
+        row = losses.row_of(self.loss)
+        is_any = options.get("ignore_class") is None
+        return row is not None and row.targets == "class numbers" and is_any
 
-    def train_step(self, x: Any, y: Any) -> Mapping[str, Tensor]:
-        """Take one step; gives "loss" and each metric, one value per sample."""
+    @property
+    def loss(self) -> Any:
+        """The loss of a model with one output; what `compile` was given for several."""
+        given = self.settings.loss
+        return losses.get(given) if not isinstance(given, Mapping | list | tuple) else given
+
+    @property
+    def state_values(self) -> Mapping[str, Values]:
+        """What makes values of the sums of metrics' states, by name."""
+        planned = next(reversed(self._outputs.values()), [])
+        return {name: value for each in planned for name, value in each.state_values.items()}
+
+    def train_step(self, x: Any, y: Any, sample_weight: Any = None) -> Mapping[str, Tensor]:
+        """Take one step; gives "loss" per sample and each metric, per sample or as an increment."""
         outputs = self._model(x, training=True)
-        loss = self._loss(y, outputs)
+        loss, results = self._evaluated(outputs, y, sample_weight)
         variables = self._model.trainable_variables
         if not variables and self._model.variables:
             raise UsageError(
@@ -72,12 +76,11 @@ class Steps:
             )
         self.optimizer.minimize(loss, variables)
         self._trained = _names(variables)
-        return {"loss": loss, **self._measure(y, outputs)}
+        return results
 
-    def test_step(self, x: Any, y: Any) -> Mapping[str, Tensor]:
+    def test_step(self, x: Any, y: Any, sample_weight: Any = None) -> Mapping[str, Tensor]:
         """Compute the same in inference mode, without a step."""
-        outputs = self._model(x, training=False)
-        return {"loss": self._loss(y, outputs), **self._measure(y, outputs)}
+        return self._evaluated(self._model(x, training=False), y, sample_weight)[1]
 
     train_step.__qualname__ = "Model.train_step"  # for messages, as people know them
     test_step.__qualname__ = "Model.test_step"
@@ -102,34 +105,62 @@ class Steps:
             "traced; call compile again"
         )
 
-    def _loss(self, y: Any, outputs: Any) -> Tensor:
-        name = f" {self.loss.name!r}" if isinstance(self.loss, losses.Loss) else ""
-        loss = per_sample(f"the loss{name}", self.loss(y, outputs))
-        warn_of_reduced(loss)
-        return loss
+    def _evaluated(
+        self, outputs: Any, y: Any, sample_weight: Any
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the loss, and all results by the names that histories have."""
+        names = output_names(self._model, outputs)
+        planned = self._planned(names)
+        total: Any = None
+        parts: dict[str, Tensor] = {}
+        measured: dict[str, Tensor] = {}
+        predictions = by_name("the model's outputs", outputs, names)
+        targets = by_name("y", y, names)
+        weights = by_name("sample_weight", sample_weight, names, may_be_one=True)
+        for output in planned:
+            here = targets[output.name], predictions[output.name], weights[output.name]
+            if output.loss is not None:
+                part = output.lose(*here)
+                share = part if output.weight == 1 else part * output.weight
+                total = share if total is None else total + share
+                if output.name:
+                    parts[f"{output.name}_loss"] = part
+            measured |= output.measure(*here)
+        return total, {"loss": total, **parts, **measured}
 
-    def _measure(self, y: Any, outputs: Any) -> dict[str, Tensor]:
-        measured = {
-            name: per_sample(f"metric {name!r}", metric(y, outputs))
-            for name, metric in self.metrics.items()
-        }
-        for name, value in measured.items():
-            if not value.ndim:
-                raise ShapeError(
-                    f"{line_of(value)}: metric {name!r} gave a scalar; a metric gives one value "
-                    "per sample, (batch,), and fit and evaluate average these over all batches and "
-                    "replicas. A value of a whole batch, such as a correlation, cannot be averaged "
-                    "so: compute it from what model.predict returns"
-                )
-        return measured
+    def _planned(self, names: Sequence[str]) -> list[Output]:
+        key = tuple(names)
+        if key not in self._outputs:
+            self._outputs[key] = plan_outputs(self.settings, list(names))
+        return self._outputs[key]
 
     def describe(self) -> dict[str, Any]:
         """Describe what was compiled as plain data."""
+        given = self.settings
         return {
             "optimizer": optim.serialize(self.optimizer),
-            "loss": losses.serialize(self.loss),
-            "metrics": [metrics.serialize(each) for each in self._wanted],
+            "loss": _mapped(lambda each: losses.serialize(losses.get(each)), given.loss),
+            "loss_weights": given.loss_weights,
+            "metrics": _mapped(metrics.serialize, given.metrics or []),
+            "weighted_metrics": _mapped(metrics.serialize, given.weighted_metrics or []),
         }
+
+
+def _mapped(function: Callable[[Any], Any], given: Any) -> Any:
+    """Apply a function to each of what may be a dict by output or a list, or both."""
+    if isinstance(given, Mapping):
+        return {"outputs": {name: _mapped(function, each) for name, each in given.items()}}
+    if isinstance(given, list | tuple):
+        return [_mapped(function, each) for each in given]
+    return None if given is None else function(given)
+
+
+def _unmapped(function: Callable[[Any], Any], config: Any) -> Any:
+    if isinstance(config, Mapping) and "outputs" in config:
+        return {name: _unmapped(function, each) for name, each in config["outputs"].items()}
+    if isinstance(config, list):
+        return [_unmapped(function, each) for each in config]
+    return None if config is None else function(config)
 
 
 def _names(variables: Iterable[Variable]) -> frozenset[str]:
@@ -142,31 +173,14 @@ def restore(config: Mapping[str, Any], custom: Mapping[str, Any]) -> dict[str, A
     Raises:
         UsageError: A name is neither known nor among `custom`.
     """
+
+    def metric(each: Any) -> Any:
+        return metrics.deserialize(each, custom)
+
     return {
         "optimizer": optim.deserialize(config["optimizer"], custom),
-        "loss": losses.deserialize(config["loss"], custom),
-        "metrics": [metrics.deserialize(each, custom) for each in config["metrics"]],
+        "loss": _unmapped(lambda each: losses.deserialize(each, custom), config["loss"]),
+        "loss_weights": config.get("loss_weights"),
+        "metrics": _unmapped(metric, config["metrics"]),
+        "weighted_metrics": _unmapped(metric, config.get("weighted_metrics")),
     }
-
-
-def per_sample(what: str, value: Any) -> Tensor:
-    """Average what a loss or metric gives to one value per sample; leave a scalar as it is.
-
-    Raises:
-        UsageError: It is no tensor.
-        ShapeError: Its first axis is not the batch, or another one is, too.
-    """
-    if not isinstance(value, Tensor):
-        raise UsageError(f"{what} gave {value!r:.60}; it has to compute with tensors")
-    if value.ndim and value.shape[0] != BATCH:
-        raise ShapeError(
-            f"{line_of(value)}: {what} has shape {show(value.shape)}; it gives one value per "
-            "sample, (batch,)"
-        )
-    if any(isinstance(size, Dim) for size in value.shape[1:]):
-        raise ShapeError(
-            f"{line_of(value)}: {what} has shape {show(value.shape)}: it compares every sample "
-            "with every other one, as NumPy broadcasts (batch,) against (batch, 1); give y the "
-            "shape of the predictions, as by y[:, None], or reduce all axes but the first"
-        )
-    return ops.mean(value, axis=tuple(range(1, value.ndim))) if value.ndim > 1 else value

@@ -105,14 +105,14 @@ def test_losses_are_added_up_when_somebody_asks() -> None:
     back = far.device("GPU:0").own("device-to-host")
     back.synchronize()
     back.gate.clear()
-    totals = Totals(strategy)
+    totals = Totals(strategy, {})
     for number in (1, 2, np.nan, 4):
         totals.add(strategy.run(step, (ar.PerReplica((np.full((3, 4), number, np.float32),)),)))
         assert totals.first_nan == -1  # nothing is there to be read
     back.gate.set()
     assert np.isnan(totals.local_means()["loss"])
     assert (totals.first_nan, totals.rows) == (2, 12)
-    many = Totals(strategy)
+    many = Totals(strategy, {})
     for number in range(1, 41):
         many.add(strategy.run(step, (ar.PerReplica((_batch(number),)),)))
     assert many.means() == {"loss": 4 * 20.5}

@@ -1,0 +1,175 @@
+"""Losses: functions `(y_true, y_pred)` that give one value per sample, and classes with options.
+
+A new loss is a function and a class in one of these files, and its row in `ROWS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from allreduce.errors import UsageError, unknown_name
+from allreduce.graph.core.tensor import Tensor
+from allreduce.nn.core import objects
+from allreduce.nn.losses.base import EPSILON, Loss
+from allreduce.nn.losses.crossentropy import (
+    BinaryCrossentropy,
+    BinaryFocalCrossentropy,
+    CategoricalCrossentropy,
+    CategoricalFocalCrossentropy,
+    KLDivergence,
+    SparseCategoricalCrossentropy,
+    binary_crossentropy,
+    binary_focal_crossentropy,
+    categorical_crossentropy,
+    categorical_focal_crossentropy,
+    class_numbers,
+    kl_divergence,
+    sparse_categorical_crossentropy,
+)
+from allreduce.nn.losses.regression import (
+    CosineSimilarity,
+    Hinge,
+    Huber,
+    MeanAbsoluteError,
+    MeanSquaredError,
+    cosine_similarity,
+    hinge,
+    huber,
+    mean_absolute_error,
+    mean_squared_error,
+)
+
+__all__ = [
+    "EPSILON",
+    "ROWS",
+    "TABLE",
+    "BinaryCrossentropy",
+    "BinaryFocalCrossentropy",
+    "CategoricalCrossentropy",
+    "CategoricalFocalCrossentropy",
+    "CosineSimilarity",
+    "Hinge",
+    "Huber",
+    "KLDivergence",
+    "Loss",
+    "MeanAbsoluteError",
+    "MeanSquaredError",
+    "Row",
+    "SparseCategoricalCrossentropy",
+    "binary_crossentropy",
+    "binary_focal_crossentropy",
+    "categorical_crossentropy",
+    "categorical_focal_crossentropy",
+    "class_numbers",
+    "cosine_similarity",
+    "deserialize",
+    "get",
+    "hinge",
+    "huber",
+    "kl_divergence",
+    "mae",
+    "mean_absolute_error",
+    "mean_squared_error",
+    "mse",
+    "row_of",
+    "serialize",
+    "sparse_categorical_crossentropy",
+]
+
+mse, mae = mean_squared_error, mean_absolute_error
+
+
+@dataclass(frozen=True)
+class Row:
+    """A loss of the library.
+
+    Attributes:
+        kind: Its class.
+        targets: "values", "binary", "classes" (one-hot rows) or "class numbers": what "accuracy"
+            compares beside it.
+        shares: Whether its predictions are probabilities of classes, from a softmax.
+        aliases: Other names of it.
+    """
+
+    kind: type[Loss]
+    targets: str = "values"
+    shares: bool = False
+    aliases: tuple[str, ...] = ()
+
+
+ROWS: Mapping[Callable[..., Tensor], Row] = {
+    binary_crossentropy: Row(BinaryCrossentropy, "binary", aliases=("bce",)),
+    binary_focal_crossentropy: Row(BinaryFocalCrossentropy, "binary"),
+    categorical_crossentropy: Row(CategoricalCrossentropy, "classes", shares=True),
+    categorical_focal_crossentropy: Row(CategoricalFocalCrossentropy, "classes", shares=True),
+    cosine_similarity: Row(CosineSimilarity),
+    hinge: Row(Hinge),
+    huber: Row(Huber),
+    kl_divergence: Row(KLDivergence, "classes", aliases=("kld",)),
+    mean_absolute_error: Row(MeanAbsoluteError, aliases=("mae",)),
+    mean_squared_error: Row(MeanSquaredError, aliases=("mse",)),
+    sparse_categorical_crossentropy: Row(
+        SparseCategoricalCrossentropy, "class numbers", shares=True
+    ),
+}
+TABLE: Mapping[str, Callable[..., Tensor]] = {
+    name: function for function, row in ROWS.items() for name in (function.__name__, *row.aliases)
+}
+_BY_CLASS = {row.kind.__name__: function for function, row in ROWS.items()}
+
+
+def row_of(loss: Any) -> Row | None:
+    """Return the row of a library's loss, function or object; None for one's own."""
+    function = loss.function if isinstance(loss, Loss) else loss
+    return ROWS.get(function) if callable(function) and _is_hashable(function) else None
+
+
+def _is_hashable(value: Any) -> bool:
+    return getattr(type(value), "__hash__", None) is not None
+
+
+def get(identifier: Any) -> Callable[[Any, Any], Tensor]:
+    """Return a loss by name; a function or Loss is itself.
+
+    Raises:
+        UsageError: There is none of that name; the message lists those that exist.
+    """
+    if isinstance(identifier, str):
+        if identifier in _BY_CLASS:
+            return _BY_CLASS[identifier]
+        if identifier not in TABLE:
+            raise unknown_name("loss", identifier, TABLE)
+        return TABLE[identifier]
+    if isinstance(identifier, type):
+        raise UsageError(f"a loss is an object: make one with {identifier.__name__}()")
+    if callable(identifier):
+        function: Callable[[Any, Any], Tensor] = identifier
+        return function
+    raise UsageError(f"a loss is a name or a function (y_true, y_pred), not {identifier!r}")
+
+
+def serialize(loss: Callable[[Any, Any], Tensor]) -> dict[str, Any]:
+    """Describe a loss as plain data.
+
+    Raises:
+        UsageError: It is an object of one's own that does not say how it was made.
+    """
+    kinds = (Loss, *(row.kind for row in ROWS.values()))
+    if not isinstance(loss, Loss) or type(loss) not in kinds:
+        return objects.describe(loss, TABLE)
+    return {"loss": objects.describe(loss.function, TABLE), "options": loss.get_config()}
+
+
+def deserialize(config: Any, custom: Mapping[str, Any]) -> Callable[[Any, Any], Tensor]:
+    """Find or make the loss that `serialize` described, one's own among `custom`.
+
+    Raises:
+        UsageError: It is neither the library's nor among `custom`.
+    """
+    if isinstance(config, Mapping) and "loss" in config:
+        function = objects.restore("loss", config["loss"], TABLE, custom)
+        loss: Loss = objects.make(Loss, {"function": function, **(config.get("options") or {})})
+        return loss
+    return get(objects.restore("loss", config, TABLE, custom))

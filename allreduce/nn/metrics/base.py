@@ -1,0 +1,164 @@
+"""`Metric`: what is added up over batches, replicas and ranks, and the value made of the sum.
+
+`fit` and `evaluate` sum states in float64, so that a value does not depend on how the samples were
+cut into batches or shared among ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from allreduce.errors import ShapeError, UsageError
+from allreduce.graph.core.naming import snake_case
+from allreduce.graph.core.scope import users_line
+from allreduce.graph.core.spec import show
+from allreduce.graph.core.tensor import Tensor
+from allreduce.graph.ops import functions as ops
+from allreduce.graph.trace.dispatch import as_tensor
+
+Measure = Callable[..., Tensor]
+
+
+class Metric:
+    """A value of all samples seen: by default the mean of a function's values per sample.
+
+    A subclass with another state overrides `increment` and `value`.
+
+    Args:
+        function: Takes (y_true, y_pred) and gives one value per sample, `(batch,)`. None in a
+            subclass that overrides `increment`.
+        name: What histories call it.
+
+    Raises:
+        UsageError: The function cannot be called, or the name is no string.
+    """
+
+    def __init__(self, function: Measure | None = None, name: str | None = None) -> None:
+        has_own = type(self).increment is not Metric.increment
+        if not callable(function) and not (function is None and has_own):
+            raise UsageError(f"a Metric's function takes (y_true, y_pred), and is not {function!r}")
+        if name is not None and not isinstance(name, str):
+            raise UsageError(f"the name of a metric is a string, not {name!r}")
+        self.function = function
+        self.name = str(name or getattr(function, "__name__", default_name(type(self))))
+        self._state: np.ndarray | None = None
+
+    def __call__(self, y_true: Any, y_pred: Any) -> Tensor:
+        """Give the function's values, one per sample."""
+        if self.function is None:
+            raise UsageError(
+                f"metric {self.name!r} has no value per sample; use update_state and result"
+            )
+        return self.function(y_true, y_pred)
+
+    def increment(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
+        """Compute what a batch adds to the state; written with `ar.ops`, part of the step's graph.
+
+        Args:
+            y_true: Targets `(batch, …)`.
+            y_pred: Predictions `(batch, …)`.
+            sample_weight: `(batch,)`, or None if all count the same.
+
+        Returns:
+            A tensor whose shape does not depend on the batch, a sum over the batch's samples.
+        """
+        values = as_tensor(self(y_true, y_pred))
+        if values.ndim > 1:
+            values = ops.mean(values, axis=tuple(range(1, values.ndim)))
+        return weighted_sums(values, sample_weight)
+
+    def value(self, state: np.ndarray) -> Any:
+        """Compute the metric from the sum of all increments, in float64: a float or an array."""
+        return _ratio(state[0], state[1])
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Add a batch in a loop of one's own, in this process."""
+        truth = as_tensor(y_true)
+        prediction = None if y_pred is None else as_tensor(y_pred)
+        added = np.asarray(self.increment(truth, prediction, sample_weight).numpy(), np.float64)
+        self._state = added if self._state is None else self._state + added
+
+    def result(self) -> Any:
+        """Give the value of what `update_state` has added; NaN before."""
+        return float("nan") if self._state is None else self.value(self._state)
+
+    def reset_state(self) -> None:
+        """Forget what `update_state` has added."""
+        self._state = None
+
+    def get_config(self) -> dict[str, Any]:
+        """Give the constructor's arguments as plain data, save for the function.
+
+        A subclass whose constructor takes more than these adds its own.
+        """
+        return {"name": self.name}
+
+    def __repr__(self) -> str:
+        return f"<metric {self.name}>"
+
+
+def default_name(kind: type[Metric]) -> str:
+    """Give what histories call a metric of this class: "f1_score" for F1Score."""
+    return snake_case(kind.__name__)
+
+
+def _ratio(above: float, below: float) -> float:
+    return float(above / below) if below else 0.0
+
+
+def weighted_sums(values: Tensor, sample_weight: Any) -> Tensor:
+    """Give the weighted sum of values `(batch,)`, and the sum of the weights: `(2,)`, float64.
+
+    Raises:
+        ShapeError: There is not one weight per sample.
+    """
+    values = ops.cast(values, "float64")
+    return ops.stack([_total(values, sample_weight), _total(ops.ones_like(values), sample_weight)])
+
+
+def _total(values: Tensor, sample_weight: Any) -> Tensor:
+    return ops.sum(values if sample_weight is None else values * weights_of(values, sample_weight))
+
+
+def weights_of(values: Tensor, sample_weight: Any) -> Tensor:
+    """Give weights as float64, in the shape that multiplies the values `(batch, …)`.
+
+    Raises:
+        ShapeError: There is not one weight per sample.
+    """
+    weights = as_tensor(sample_weight)
+    if weights.ndim == 2 and weights.shape[1] == 1:
+        weights = ops.squeeze(weights, axis=1)
+    if weights.ndim != 1 or weights.shape[0] != values.shape[0]:
+        raise ShapeError(
+            f"{users_line()}: sample_weight has shape {show(weights.shape)}; it is one weight per "
+            f"sample of {show(values.shape)}"
+        )
+    shape = (values.shape[0], *(1 for _ in values.shape[1:]))
+    return ops.reshape(ops.cast(weights, "float64"), shape)
+
+
+def columns(name: str, y_true: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
+    """Give both as `(batch, n)` in float64.
+
+    Raises:
+        ShapeError: Their shapes differ.
+    """
+    truth, prediction = as_tensor(y_true), as_tensor(y_pred)
+    one_column = (*prediction.shape, 1) == truth.shape or (*truth.shape, 1) == prediction.shape
+    if truth.shape != prediction.shape and not one_column:
+        raise ShapeError(
+            f"{users_line()}: metric {name!r} takes y_true and y_pred of one shape, but found "
+            f"{show(truth.shape)} and {show(prediction.shape)}"
+        )
+    truth, prediction = ops.cast(truth, "float64"), ops.cast(prediction, "float64")
+    return _flat(truth), _flat(prediction)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    if tensor.ndim == 1:
+        return ops.expand_dims(tensor, axis=1)
+    return ops.flatten(tensor) if tensor.ndim > 2 else tensor

@@ -1,0 +1,243 @@
+"""Metrics of counts: how often which class was predicted for which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from allreduce.errors import UsageError
+from allreduce.graph.core.tensor import Tensor
+from allreduce.graph.ops import functions as ops
+from allreduce.graph.trace.dispatch import as_tensor
+from allreduce.nn import losses
+from allreduce.nn.metrics.base import Metric, columns, weights_of
+
+
+def _counts(
+    name: str, y_true: Any, y_pred: Any, thresholds: np.ndarray, sample_weight: Any
+) -> Tensor:
+    """Count predictions above each threshold: true and false positives, positives, negatives.
+
+    Returns:
+        `(4, thresholds)`, over all columns.
+    """
+    truth, prediction = columns(name, y_true, y_pred)
+    weights = ops.ones_like(truth)
+    if sample_weight is not None:
+        weights = weights * weights_of(truth, sample_weight)
+    yes, no = weights * truth, weights * (1 - truth)
+    above = ops.cast(ops.greater(ops.expand_dims(prediction, axis=2), thresholds), "float64")
+    positives, negatives = ops.sum(yes), ops.sum(no)
+    return ops.stack(
+        [
+            ops.sum(ops.expand_dims(yes, axis=2) * above, axis=(0, 1)),
+            ops.sum(ops.expand_dims(no, axis=2) * above, axis=(0, 1)),
+            positives * np.ones(len(thresholds)),
+            negatives * np.ones(len(thresholds)),
+        ]
+    )
+
+
+def _divided(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """Divide, with 0 where there is nothing to divide by."""
+    shares = np.zeros_like(above)
+    np.divide(above, below, out=shares, where=below != 0)
+    return shares
+
+
+class _Thresholded(Metric):
+    """A metric of labels 0 or 1 and the predictions above thresholds.
+
+    Args:
+        thresholds: A number, or several for one value each; 0.5 by default.
+        name: What histories call it.
+    """
+
+    def __init__(self, thresholds: float | Sequence[float] | None, name: str) -> None:
+        super().__init__(None, name)
+        self.thresholds = thresholds
+        self._levels = np.atleast_1d(np.asarray(0.5 if thresholds is None else thresholds, float))
+        if self._levels.ndim != 1 or not np.all((self._levels >= 0) & (self._levels <= 1)):
+            raise UsageError(f"metric {name!r}: thresholds lie from 0 to 1, not {thresholds!r}")
+
+    def increment(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
+        return _counts(self.name, y_true, y_pred, self._levels, sample_weight)
+
+    def _given(self, values: np.ndarray) -> Any:
+        return values if np.ndim(self.thresholds or 0) else float(values[0])
+
+    def get_config(self) -> dict[str, Any]:
+        return {"thresholds": self.thresholds, "name": self.name}
+
+
+class Precision(_Thresholded):
+    """The share of positive predictions that are true."""
+
+    def __init__(
+        self, thresholds: float | Sequence[float] | None = None, name: str = "precision"
+    ) -> None:
+        super().__init__(thresholds, name)
+
+    def value(self, state: np.ndarray) -> Any:
+        return self._given(_divided(state[0], state[0] + state[1]))
+
+
+class Recall(_Thresholded):
+    """The share of positive samples that are predicted so."""
+
+    def __init__(
+        self, thresholds: float | Sequence[float] | None = None, name: str = "recall"
+    ) -> None:
+        super().__init__(thresholds, name)
+
+    def value(self, state: np.ndarray) -> Any:
+        return self._given(_divided(state[0], state[2]))
+
+
+class AUC(Metric):
+    """The area under a curve of thresholds, by the trapezoidal rule.
+
+    Args:
+        num_thresholds: How many points the curve has, evenly spaced from 0 to 1.
+        curve: "ROC" (true over false positive rate) or "PR" (precision over recall, interpolated as
+            Davis and Goadrich 2006, section 4).
+        name: What histories call it.
+        from_logits: Whether predictions are logits, before a sigmoid.
+    """
+
+    def __init__(
+        self,
+        num_thresholds: int = 200,
+        curve: str = "ROC",
+        name: str = "auc",
+        from_logits: bool = False,
+    ) -> None:
+        super().__init__(None, name)
+        if curve not in ("ROC", "PR"):
+            raise UsageError(f'metric {name!r}: curve is "ROC" or "PR", not {curve!r}')
+        if not isinstance(num_thresholds, int) or num_thresholds < 2:
+            raise UsageError(
+                f"metric {name!r}: num_thresholds is an integer above 1, not {num_thresholds!r}"
+            )
+        self.num_thresholds, self.curve, self.from_logits = num_thresholds, curve, from_logits
+        self._levels = np.linspace(0, 1, num_thresholds)
+        self._levels[[0, -1]] = -1e-7, 1 + 1e-7  # all are above the first, and none above the last
+
+    def increment(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
+        shares = ops.sigmoid(as_tensor(y_pred)) if self.from_logits else y_pred
+        return _counts(self.name, y_true, shares, self._levels, sample_weight)
+
+    def value(self, state: np.ndarray) -> float:
+        hits, false_alarms, positives, negatives = state
+        if self.curve == "PR":
+            return _area_of_precision(hits, false_alarms, positives)
+        rate, false_rate = _divided(hits, positives), _divided(false_alarms, negatives)
+        return float(np.sum((false_rate[:-1] - false_rate[1:]) * (rate[:-1] + rate[1:]) / 2))
+
+    def get_config(self) -> dict[str, Any]:
+        options = {"num_thresholds": self.num_thresholds, "curve": self.curve}
+        return {**options, "name": self.name, "from_logits": self.from_logits}
+
+
+def _area_of_precision(hits: np.ndarray, false_alarms: np.ndarray, positives: np.ndarray) -> float:
+    """Integrate precision over recall; between two points hits and predictions grow in step."""
+    predicted = hits + false_alarms
+    more_hits, more = hits[:-1] - hits[1:], predicted[:-1] - predicted[1:]
+    slope = _divided(more_hits, more)
+    start = hits[1:] - slope * predicted[1:]
+    both = (predicted[:-1] > 0) & (predicted[1:] > 0)
+    growth = np.divide(predicted[:-1], predicted[1:], out=np.ones_like(more), where=both)
+    areas = slope * (more_hits + start * np.log(growth))
+    return float(np.sum(_divided(areas, positives[1:])))
+
+
+class F1Score(Metric):
+    """The harmonic mean of precision and recall, per column of `(batch, classes)`.
+
+    Args:
+        average: None for one value per class, "micro" (over all counts), "macro" (their mean) or
+            "weighted" (by how often each class occurs).
+        threshold: Above it a prediction counts as 1. None: the largest of a row counts; with one
+            column, 0.5.
+        name: What histories call it.
+
+    Returns:
+        An array of one value per class, or a float with an average or a single column.
+    """
+
+    def __init__(
+        self, average: str | None = None, threshold: float | None = None, name: str = "f1_score"
+    ) -> None:
+        super().__init__(None, name)
+        kinds = (None, "micro", "macro", "weighted")
+        if average not in kinds:
+            raise UsageError(f"metric {name!r}: average is one of {kinds}, not {average!r}")
+        self.average, self.threshold = average, threshold
+
+    def increment(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
+        """Count hits, predictions and truths per class: `(3, classes)`."""
+        truth, prediction = columns(self.name, y_true, y_pred)
+        classes = prediction.shape[1]
+        assert isinstance(classes, int)
+        if self.threshold is None and classes > 1:
+            chosen = ops.one_hot(ops.argmax(prediction, axis=-1), classes, dtype="float64")
+        else:
+            level = 0.5 if self.threshold is None else self.threshold
+            chosen = ops.cast(ops.greater(prediction, level), "float64")
+        weights = ops.ones_like(truth)
+        if sample_weight is not None:
+            weights = weights * weights_of(truth, sample_weight)
+        terms = (truth * chosen, chosen, truth)
+        return ops.stack([ops.sum(weights * term, axis=0) for term in terms])
+
+    def value(self, state: np.ndarray) -> Any:
+        if self.average == "micro":
+            state = state.sum(axis=1, keepdims=True)
+        hits, predicted, true = state
+        scores = _divided(2 * hits, predicted + true)
+        if self.average == "weighted":
+            return float(np.average(scores, weights=true)) if true.sum() else 0.0
+        return float(scores.mean()) if self.average or len(scores) == 1 else scores
+
+    def get_config(self) -> dict[str, Any]:
+        return {"average": self.average, "threshold": self.threshold, "name": self.name}
+
+
+class ConfusionMatrix(Metric):
+    """How often each class was taken for which: row i, column j counts class i predicted as j.
+
+    Args:
+        num_classes: How many classes there are.
+        name: What histories call it.
+
+    Returns:
+        An array `(num_classes, num_classes)`: int64, or float64 with weights that are not whole.
+    """
+
+    def __init__(self, num_classes: int, name: str = "confusion_matrix") -> None:
+        super().__init__(None, name)
+        if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
+            raise UsageError(f"num_classes is an integer above 1, not {num_classes!r}")
+        self.num_classes = num_classes
+
+    def increment(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
+        truth, prediction = as_tensor(y_true), as_tensor(y_pred)
+        if truth.shape == prediction.shape and truth.ndim > 1:  # one-hot rows
+            truth = ops.argmax(truth, axis=-1)
+        labels = losses.class_numbers(self.name, truth, prediction)
+        chosen = ops.argmax(prediction, axis=-1)
+        rows = ops.one_hot(labels, self.num_classes, dtype="float64")
+        if sample_weight is not None:
+            rows = rows * weights_of(rows, sample_weight)
+        return ops.matmul(
+            ops.transpose(rows), ops.one_hot(chosen, self.num_classes, dtype="float64")
+        )
+
+    def value(self, state: np.ndarray) -> np.ndarray:
+        whole = np.rint(state)
+        return whole.astype(np.int64) if np.array_equal(whole, state) else state
+
+    def get_config(self) -> dict[str, Any]:
+        return {"num_classes": self.num_classes, "name": self.name}

@@ -1,0 +1,329 @@
+"""What `compile` settles for each output of a model: its loss, the loss's weight and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from allreduce.errors import ShapeError, UsageError, did_you_mean
+from allreduce.graph.core.spec import BATCH, Dim, show
+from allreduce.graph.core.tensor import Tensor
+from allreduce.graph.ops import functions as ops
+from allreduce.graph.trace.dispatch import as_tensor
+from allreduce.graph.trace.trace import line_of
+from allreduce.graph.update.update import warn_of_reduced
+from allreduce.nn import activations, losses, metrics
+from allreduce.nn.core.layer import Layer
+
+Values = Callable[[np.ndarray], Any]
+
+_NO_PROBABILITIES = ("linear", "relu", "tanh", "gelu")  # their outputs may be below 0 or above 1
+
+
+@dataclass
+class Settings:
+    """The arguments of `compile` that speak of outputs, as given."""
+
+    loss: Any
+    loss_weights: Any = None
+    metrics: Any = None
+    weighted_metrics: Any = None
+
+
+@dataclass
+class Output:
+    """One output.
+
+    Attributes:
+        name: Its name; "" for the only one of a model.
+        loss: Its loss; None if it has none.
+        weight: What multiplies the loss in the sum.
+        measures: Metrics by the names that histories have.
+        weighted: Those that count samples by their weights.
+    """
+
+    name: str
+    loss: Callable[[Any, Any], Tensor] | None
+    weight: float = 1.0
+    measures: dict[str, metrics.Measure] = field(default_factory=dict)
+    weighted: dict[str, metrics.Measure] = field(default_factory=dict)
+
+    def lose(self, y: Any, prediction: Any, sample_weight: Any) -> Tensor:
+        """Compute the loss per sample, or a scalar, times the samples' weights."""
+        assert self.loss is not None
+        name = f" {self.loss.name!r}" if isinstance(self.loss, losses.Loss) else ""
+        what = f"the loss{name}" + (f" of output {self.name!r}" if self.name else "")
+        value = self.loss(y, prediction)
+        if sample_weight is not None:
+            value = _weighted(what, value, sample_weight)
+        value = per_sample(what, value)
+        warn_of_reduced(value)
+        return value
+
+    def measure(self, y: Any, prediction: Any, sample_weight: Any) -> dict[str, Tensor]:
+        """Compute each metric: per sample, or the increment of its state."""
+        found = {
+            name: _increment(name, measure, (y, prediction, None))
+            if has_state(measure)
+            else _per_sample_metric(name, measure(y, prediction))
+            for name, measure in self.measures.items()
+        }
+        for name, measure in self.weighted.items():
+            found[name] = _increment(name, measure, (y, prediction, sample_weight))
+        return found
+
+    @property
+    def state_values(self) -> dict[str, Values]:
+        """What makes values of the sums of states."""
+        with_state = {name: each for name, each in self.measures.items() if has_state(each)}
+        return {name: _metric(each).value for name, each in {**with_state, **self.weighted}.items()}
+
+
+def has_state(measure: metrics.Measure) -> bool:
+    """Tell whether a metric is more than the mean of one value per sample."""
+    if not isinstance(measure, metrics.Metric):
+        return False
+    own, base = type(measure), metrics.Metric
+    return own.increment is not base.increment or own.value is not base.value
+
+
+def _metric(measure: metrics.Measure) -> metrics.Metric:
+    return measure if isinstance(measure, metrics.Metric) else metrics.Metric(measure)
+
+
+def plan_outputs(settings: Settings, names: Sequence[str]) -> list[Output]:
+    """Settle what was given to `compile` for a model's outputs.
+
+    Args:
+        settings: What was given.
+        names: The outputs' names; [""] if there is one alone.
+
+    Raises:
+        UsageError: A name is unknown, two metrics of an output have the same name, or one has a
+            name that histories give to validation data.
+    """
+    given = {
+        key: _by_output(key, getattr(settings, key), names)
+        for key in ("loss", "loss_weights", "metrics", "weighted_metrics")
+    }
+    outputs = []
+    for name in names:
+        loss = given["loss"][name]
+        output = Output(name, None if loss is None else losses.get(loss))
+        weight = given["loss_weights"][name]
+        output.weight = 1.0 if weight is None else _number(weight)
+        taken = {"loss"}
+        for key, found in (("metrics", output.measures), ("weighted_metrics", output.weighted)):
+            for each in _listed(key, given[key][name]):
+                short, measure = metrics.get(each, output.loss)
+                found[_fresh(short, name, taken)] = measure
+        outputs.append(output)
+    if all(output.loss is None for output in outputs):
+        raise UsageError("no output has a loss: compile(loss=…) names one for at least one output")
+    return outputs
+
+
+def output_names(model: Any, outputs: Any) -> list[str]:
+    """Name a model's outputs: a dict's keys, the names or numbers of a list; [""] for one."""
+    if isinstance(outputs, Mapping):
+        return [str(key) for key in outputs]
+    if not isinstance(outputs, list | tuple):
+        return [""]
+    named = getattr(model, "output_names", None)
+    if named and len(named) == len(outputs):
+        return [str(name) for name in named]
+    return [f"output_{place}" for place in range(len(outputs))]
+
+
+def by_name(
+    what: str, given: Any, names: Sequence[str], may_be_one: bool = False
+) -> dict[str, Any]:
+    """Give each output its part of y, of the predictions or of the samples' weights.
+
+    Args:
+        what: What errors call it.
+        given: A dict by name, a list in the outputs' order, or for one output its array.
+        names: The outputs' names.
+        may_be_one: Whether one array may be for all of them.
+
+    Raises:
+        UsageError: There is nothing for an output, or something for none.
+    """
+    if names == [""]:
+        return {"": given}
+    if may_be_one and not isinstance(given, Mapping | list | tuple):
+        return dict.fromkeys(names, given)
+    if isinstance(given, Mapping) and set(given) == set(names):
+        return {name: given[name] for name in names}
+    if isinstance(given, list | tuple) and len(given) == len(names):
+        return dict(zip(names, given, strict=True))
+    found = "one array"
+    if isinstance(given, Mapping):
+        found = f"a dict of {', '.join(map(repr, given))}"
+    elif isinstance(given, list | tuple):
+        found = f"{len(given)} arrays"
+    raise UsageError(
+        f"{what} is {found}, but the model's outputs are {', '.join(map(repr, names))}; give a "
+        "dict by these names, or a list of as many"
+    )
+
+
+def _by_output(key: str, given: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Give each output its part of an argument.
+
+    Raises:
+        UsageError: It names outputs that the model does not have, or not as many.
+    """
+    if isinstance(given, Mapping):
+        unknown = [each for each in given if each not in names]
+        if unknown and names == [""]:
+            raise UsageError(
+                f"{key} names output {unknown[0]!r}, but the model has one output without a name; "
+                f"give {key} without a dict"
+            )
+        if unknown:
+            hint = did_you_mean(unknown[0], names)
+            raise UsageError(
+                f"{key} names output {unknown[0]!r}, but the model's outputs are "
+                f"{', '.join(map(repr, names))}{hint}"
+            )
+        return {name: given.get(name) for name in names}
+    if names == [""]:
+        listed = key in ("loss", "loss_weights") and isinstance(given, list | tuple)
+        if listed and len(given) == 1:
+            (given,) = given
+        return {"": given}
+    if isinstance(given, list | tuple):
+        if len(given) != len(names):
+            raise UsageError(
+                f"{key} has {len(given)} entries, but the model has {len(names)} outputs "
+                f"({', '.join(map(repr, names))}); give one for each, or a dict by name"
+            )
+        return dict(zip(names, given, strict=True))
+    if given is not None and key in ("metrics", "weighted_metrics"):
+        raise UsageError(f"{key} of a model with several outputs is a dict by output, or a list")
+    return dict.fromkeys(names, given)
+
+
+def _listed(key: str, given: Any) -> list[Any]:
+    if isinstance(given, str):
+        raise UsageError(f"{key} is a list: [{given!r}]")
+    if given is None:
+        return []
+    return list(given) if isinstance(given, Iterable) else [given]
+
+
+def _fresh(short: str, output: str, taken: set[str]) -> str:
+    """Give a metric's name in histories.
+
+    Raises:
+        UsageError: It is taken.
+    """
+    name = f"{output}_{short}" if output else short
+    if name in taken:
+        raise UsageError(f"there are two metrics called {name!r}")
+    if name.startswith("val_"):
+        raise UsageError(
+            f"a metric is called {name!r}, but histories give what begins with val_ to "
+            "validation data; call it something else"
+        )
+    taken.add(name)
+    return name
+
+
+def _number(weight: Any) -> float:
+    if isinstance(weight, bool) or not isinstance(weight, int | float | np.number):
+        raise UsageError(f"a loss weight is a number, not {weight!r}")
+    return float(weight)
+
+
+def _weighted(what: str, value: Any, sample_weight: Any) -> Tensor:
+    """Multiply a loss by the samples' weights `(batch,)`, or one per position `(batch, time)`.
+
+    Raises:
+        ShapeError: The loss has no value per sample, or there is not one weight for each.
+    """
+    value, weights = as_tensor(value), as_tensor(sample_weight)
+    if value.ndim < 2 or weights.shape != value.shape[: weights.ndim]:
+        value = per_sample(what, value)
+        if weights.ndim == 2 and weights.shape[1] == 1:
+            weights = ops.squeeze(weights, axis=1)
+    if not value.ndim or weights.shape != value.shape[: weights.ndim]:
+        raise ShapeError(
+            f"{what} has shape {show(value.shape)}, and sample_weight {show(weights.shape)}; "
+            "weights need one value of the loss per sample, (batch,)"
+        )
+    shape = (*weights.shape, *(1 for _ in value.shape[weights.ndim :]))
+    return ops.multiply(value, ops.reshape(ops.cast(weights, value.dtype), shape))
+
+
+def _increment(name: str, measure: metrics.Measure, batch: tuple[Any, Any, Any]) -> Tensor:
+    added = _metric(measure).increment(*batch)
+    if not isinstance(added, Tensor):
+        raise UsageError(f"metric {name!r} gave {added!r:.60}; it has to compute with tensors")
+    if any(isinstance(size, Dim) for size in added.shape):
+        raise ShapeError(
+            f"{line_of(added)}: metric {name!r} gave an increment of shape {show(added.shape)}; it "
+            "is a sum over the batch, whose shape does not depend on the batch"
+        )
+    return added
+
+
+def _per_sample_metric(name: str, found: Any) -> Tensor:
+    value = per_sample(f"metric {name!r}", found)
+    if not value.ndim:
+        raise ShapeError(
+            f"{line_of(value)}: metric {name!r} gave a scalar; a metric gives one value "
+            "per sample, (batch,), and fit and evaluate average these over all batches and "
+            "replicas. A value of a whole batch, such as a correlation, cannot be averaged "
+            "so: make it a subclass of ar.nn.metrics.Metric with a state"
+        )
+    return value
+
+
+def per_sample(what: str, value: Any) -> Tensor:
+    """Average what a loss or metric gives to one value per sample; leave a scalar as it is.
+
+    Raises:
+        UsageError: It is no tensor.
+        ShapeError: Its first axis is not the batch, or another one is, too.
+    """
+    if not isinstance(value, Tensor):
+        raise UsageError(f"{what} gave {value!r:.60}; it has to compute with tensors")
+    if value.ndim and value.shape[0] != BATCH:
+        raise ShapeError(
+            f"{line_of(value)}: {what} has shape {show(value.shape)}; it gives one value per "
+            "sample, (batch,)"
+        )
+    if any(isinstance(size, Dim) for size in value.shape[1:]):
+        raise ShapeError(
+            f"{line_of(value)}: {what} has shape {show(value.shape)}: it compares every sample "
+            "with every other one, as NumPy broadcasts (batch,) against (batch, 1); give y the "
+            "shape of the predictions, as by y[:, None], or reduce all axes but the first"
+        )
+    return ops.mean(value, axis=tuple(range(1, value.ndim))) if value.ndim > 1 else value
+
+
+def probabilities(model: Layer, loss: Any) -> str:
+    """Say what is wrong where a loss takes probabilities and the last layer gives others.
+
+    Only what the last of a model's layers says of itself is looked at.
+    """
+    row = losses.row_of(loss)
+    if row is None or not row.shares or getattr(loss, "options", {}).get("from_logits"):
+        return ""
+    last: Layer | None = model
+    while last is not None and last.holds_layers:
+        last = last.layers[-1] if last.layers else None
+    function = getattr(last, "activation", None)
+    wrong = next((name for name in _NO_PROBABILITIES if activations.TABLE[name] is function), None)
+    if wrong is None:
+        return ""
+    name = (loss.function if isinstance(loss, losses.Loss) else loss).__name__
+    return (
+        f"the model's last layer is {wrong}, but the loss {name} takes probabilities: "
+        f'add activation="softmax" to it, or use ar.nn.losses.{row.kind.__name__}(from_logits=True)'
+    )
