@@ -170,12 +170,9 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     folded = str(name).casefold()
     elsewhere = _ELSEWHERE.get(folded)
     near = [elsewhere] if elsewhere in by_folded else []
-    near = near or [
-        each
-        for each in difflib.get_close_matches(folded, by_folded, n=1)
-        # "mse" is one letter from "mae", and "adam" from "adamw": other things, not typing errors.
-        if min(len(each), len(folded)) > 4 or set(each) == set(folded)
-    ]
+    if folded in _OTHER_THINGS:
+        return ""
+    near = near or difflib.get_close_matches(folded, by_folded, n=1)
     if not near and len(folded) > 1:
         near = [each for each in sorted(by_folded) if each.startswith(folded)]
     if not near:  # a known name with a suffix, as "mse_loss"
@@ -203,3 +200,12 @@ _ELSEWHERE: dict[str, str] = {
     "product": "prod",
     "xavier": "glorot_uniform",
 }
+
+# Losses, metrics and optimizers of other libraries that do not exist here. The nearest name here
+# is another thing ("nadam" and "adam"), so none is suggested.
+_OTHER_THINGS = frozenset(
+    [
+        *("adadelta", "adafactor", "adamax", "ftrl", "muon", "nadam", "radam", "rprop"),
+        *("ctc", "dice", "mape", "msle", "nll", "nll_loss", "poisson", "tversky"),
+    ]
+)

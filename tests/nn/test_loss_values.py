@@ -136,7 +136,7 @@ def test_every_loss_has_its_names() -> None:
         assert losses.get(row.kind.__name__) is function
         assert getattr(losses, row.kind.__name__) is row.kind
         assert row.kind().function is function
-    for wrong in ("mape", "msa"):  # neither is a spelling of "mae" or "mse"
+    for wrong in ("mape", "msle"):  # other losses, not spellings of "mae" and "mse"
         with pytest.raises(UsageError) as caught:
             losses.get(wrong)
         assert "did you mean" not in str(caught.value)
