@@ -93,7 +93,13 @@ class Update:
 
 class AdamUpdate(Update):
     def set(
-        self, learning_rate: float, beta1: float, beta2: float, epsilon: float, number: int
+        self,
+        learning_rate: float,
+        beta1: float,
+        beta2: float,
+        epsilon: float,
+        weight_decay: float,
+        number: int,
     ) -> None: ...
 
 class SgdUpdate(Update):
@@ -193,6 +199,7 @@ def adam(
     beta2: float,
     epsilon: float,
     step: int,
+    weight_decay: float = 0.0,
 ) -> None: ...
 def dropout(out: _Floats, x: _Floats, rate: float, key: int, first_row: int, step: int) -> None: ...
 def philox(out: NDArray[np.uint32], counters: NDArray[np.uint32], key: int) -> None: ...

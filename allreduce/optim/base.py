@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -18,11 +18,12 @@ from allreduce.graph import (
 )
 from allreduce.graph.core.tensor import Tensor
 from allreduce.graph.trace.variable import Variable
-from allreduce.graph.update.update import NativeUpdate
+from allreduce.graph.update.update import UpdateRule
 from allreduce.optim import schedules
+from allreduce.optim.options import AVERAGE, NAMES, Groups, Options, bucket_update, check_options
 
 
-class Optimizer(ABC):
+class Optimizer(UpdateRule):
     """Changes variables so that a loss falls.
 
     It belongs to the variables of its first step, which allocates its slots.
@@ -31,14 +32,27 @@ class Optimizer(ABC):
     Args:
         learning_rate: A number of 0 or more, or a schedule of `ar.optim.schedules`, or any function
             of the number of updates done; may be changed between steps.
+        options: clip_norm, clip_value, ema_momentum and groups; `ar.optim.Options` says what they
+            do.
+
+    Attributes:
+        is_per_variable: Whether `update` needs each variable by itself, as rules with norms do.
+
+    Raises:
+        UsageError: A keyword is unknown, or its value makes no sense.
     """
 
-    slots: tuple[str, ...] = ()
     hyperparameters: ClassVar[tuple[str, ...]] = ("learning_rate",)
+    is_per_variable: ClassVar[bool] = False
+    # For a subclass whose constructor does not call this one's.
+    clip_value: float | None = None
+    ema_momentum: float | None = None
+    groups: Groups | None = None
 
-    def __init__(self, learning_rate: Any) -> None:
+    def __init__(self, learning_rate: Any, **options: Unpack[Options]) -> None:
         self.learning_rate = learning_rate
         self.iterations = 0  # the number of steps taken; maintained by the graph's updates
+        vars(self).update(check_options(type(self), options))
 
     @property
     def learning_rate(self) -> float:
@@ -64,40 +78,57 @@ class Optimizer(ABC):
         """
         return schedules.at(self._learning_rate, step - 1)
 
-    @abstractmethod
-    def update(
-        self,
-        parameters: np.ndarray,
-        gradients: np.ndarray,
-        slots: Mapping[str, np.ndarray],
-        count: np.ndarray,
-        step: int,
-    ) -> None:
-        """Update one bucket in place, in one pass over its memory.
+    @property
+    def all_slots(self) -> tuple[str, ...]:
+        """The names of all arrays kept beside each parameter."""
+        return (*self.slots, AVERAGE) if self.ema_momentum is not None else self.slots
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether any range may be updated by itself, as in sharded updates."""
+        return not self.is_per_variable and self.clip_norm is None and self._is_plain
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.clip_value is None and self.ema_momentum is None and self.groups is None
+
+    def bucket_update(self, spans: Sequence[tuple[str, slice]]) -> Callable[..., None]:
+        """Return what updates one bucket, called as `update` is.
 
         Args:
-            parameters: A contiguous range of them, `(n,)`.
-            gradients: Their gradients' sum over all replicas, `(n,)`.
-            slots: For each of `slots` the same range of it, `(n,)`.
-            count: The number of samples to divide the gradients by, `(1,)`.
-            step: The number of this update; the first is 1.
+            spans: Each variable's path and its range of the bucket.
         """
+        if self._is_plain and not self.is_per_variable:
+            return self.update
+        return bucket_update(self, spans)
 
-    def native(
-        self,
-        header: np.ndarray,  # noqa: ARG002  # of those who have one
-        slots: Mapping[str, np.ndarray],  # noqa: ARG002
-    ) -> NativeUpdate | None:
-        """Return the same update for native code, if there is one.
+    @contextmanager
+    def averaged(self, variables: Sequence[Variable]) -> Iterator[None]:
+        """Give variables their moving averages inside a with block; every rank enters it.
 
-        With it, and slots, every replica of a host updates but its own slice of a large bucket. It
-        is not used where `update` has been replaced further down, by a subclass or on the instance.
+            with optimizer.averaged(model.trainable_variables):
+                model.evaluate(x, y)
 
-        Args:
-            header: Its first element is the number of samples to divide the gradients by.
-            slots: For each of `slots` the bucket's range of it, `(n,)`; to be changed in place.
+        Raises:
+            UsageError: The optimizer keeps no average, or has not updated a variable yet.
         """
-        return None
+        if self.ema_momentum is None:
+            raise UsageError(f"{type(self).__name__} keeps no average: give it ema_momentum=")
+        state = self.state()
+        for variable in variables:
+            if f"{variable.name}/{AVERAGE}" not in state:
+                raise UsageError(
+                    f"there is no average of variable {variable.name!r}: this optimizer has not "
+                    "updated it"
+                )
+        before = [variable.numpy() for variable in variables]
+        try:
+            for variable in variables:
+                variable.assign(state[f"{variable.name}/{AVERAGE}"])
+            yield
+        finally:
+            for variable, value in zip(variables, before, strict=True):
+                variable.assign(value)
 
     def minimize(self, loss: Tensor, variables: Sequence[Variable], weight: Any = None) -> None:
         """Take one step down the global mean of `loss`, inside `ar.function` or `strategy.run`.
@@ -148,6 +179,9 @@ class Optimizer(ABC):
             config["learning_rate"] = self._description or schedules.describe(
                 self._learning_rate, self.iterations
             )
+        config.update({name: value for name in NAMES if (value := getattr(self, name)) is not None})
+        if self.groups is not None:  # ranks compare it; it cannot be saved
+            config["groups"] = {"function": getattr(self.groups, "__qualname__", repr(self.groups))}
         return config
 
     @classmethod

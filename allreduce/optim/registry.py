@@ -14,7 +14,13 @@ from allreduce.optim.base import Optimizer
 
 # name -> (module, class)
 TABLE: Mapping[str, tuple[str, str]] = {
+    "adagrad": ("allreduce.optim.adagrad", "Adagrad"),
     "adam": ("allreduce.optim.adam", "Adam"),
+    "adamw": ("allreduce.optim.adam", "AdamW"),
+    "lamb": ("allreduce.optim.lamb", "Lamb"),
+    "lars": ("allreduce.optim.lars", "LARS"),
+    "lion": ("allreduce.optim.lion", "Lion"),
+    "rmsprop": ("allreduce.optim.rmsprop", "RMSprop"),
     "sgd": ("allreduce.optim.sgd", "SGD"),
 }
 
@@ -76,6 +82,11 @@ def serialize(optimizer: Optimizer) -> dict[str, Any]:
             f"{kind.__name__} cannot be saved: its learning rate is the function "
             f"{rate['function']!r}; set optimizer.learning_rate to a number or to an "
             "ar.optim.schedules.Schedule, of which a class of your own can be saved, too"
+        )
+    if "groups" in config:
+        raise UsageError(
+            f"{kind.__name__} cannot be saved: its groups is the function "
+            f"{config['groups']['function']!r}; save_weights keeps the weights"
         )
     wrong = _lack(kind, config)
     if wrong:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from allreduce.errors import UsageError
 from allreduce.graph.update.update import NativeUpdate
 from allreduce.optim.base import Optimizer
 from allreduce.optim.checks import checked
+from allreduce.optim.options import Options
 
 
 class SGD(Optimizer):
@@ -27,6 +28,7 @@ class SGD(Optimizer):
         learning_rate: As for every `Optimizer`: a number of 0 or more, or a schedule.
         momentum: From 0 (none, and no slot) to below 1.
         nesterov: Look ahead; needs momentum.
+        options: As for every `Optimizer`.
     """
 
     hyperparameters: ClassVar[tuple[str, ...]] = ("learning_rate", "momentum", "nesterov")
@@ -36,8 +38,9 @@ class SGD(Optimizer):
         learning_rate: Any = 0.01,
         momentum: float = 0.0,
         nesterov: bool = False,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(learning_rate)
+        super().__init__(learning_rate, **options)
         self.momentum = checked("momentum", momentum, low=0.0, high=1.0)
         if not isinstance(nesterov, bool | np.bool_):
             raise UsageError(f"nesterov is True or False, not {nesterov!r}")

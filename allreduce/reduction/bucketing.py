@@ -36,6 +36,14 @@ class Bucket:
         """Whether the bucket includes the header."""
         return self.start < self.parameters_start
 
+    def paths(self, layout: Layout) -> list[tuple[str, slice]]:
+        """List the parameters' names, and their ranges from `parameters_start` on."""
+        found = []
+        for span in layout.spans[self.first : self.last]:
+            start = span.start - self.parameters_start
+            found.append((span.name, slice(start, start + span.size)))
+        return found
+
     def without_header(self) -> Bucket:
         """Return the bucket without the header."""
         return replace(self, start=self.parameters_start)

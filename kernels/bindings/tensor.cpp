@@ -195,10 +195,10 @@ void bind_optimizers(nb::module_& m) {
       "adam",
       [](Array<T> value, Array<const T> gradient, Array<T> mean, Array<T> square,
          Array<const T> count, double learning_rate, double beta1, double beta2, double epsilon,
-         std::int64_t step) {
+         std::int64_t step, double weight_decay) {
         const std::size_t n = same_size(value.size(), gradient.size(), mean.size(), square.size());
         if (step < 1) throw nb::value_error("the first step of Adam is number 1");
-        AdamStep<T> plan = adam_step<T>(learning_rate, beta1, beta2, epsilon, step);
+        AdamStep<T> plan = adam_step<T>(learning_rate, beta1, beta2, epsilon, weight_decay, step);
         plan.count = only_element<T>(count);
         unlocked(n, [&] {
           tensor_kernels().of<T>().adam(value.data(), gradient.data(), mean.data(), square.data(),
@@ -207,7 +207,8 @@ void bind_optimizers(nb::module_& m) {
       },
       nb::arg("value").noconvert(), nb::arg("gradient").noconvert(), nb::arg("mean").noconvert(),
       nb::arg("square").noconvert(), nb::arg("count").noconvert(), nb::arg("learning_rate"),
-      nb::arg("beta1"), nb::arg("beta2"), nb::arg("epsilon"), nb::arg("step"));
+      nb::arg("beta1"), nb::arg("beta2"), nb::arg("epsilon"), nb::arg("step"),
+      nb::arg("weight_decay") = 0.0);
 }
 
 template <class T>

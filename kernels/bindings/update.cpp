@@ -24,8 +24,9 @@ class AdamUpdate : public TypedUpdate<T> {
     this->header_bytes = header.size() * sizeof(T);
     this->count_ = m.size();
   }
-  void set(double learning_rate, double beta1, double beta2, double epsilon, std::int64_t number) {
-    step_ = adam_step<T>(learning_rate, beta1, beta2, epsilon, number);
+  void set(double learning_rate, double beta1, double beta2, double epsilon, double weight_decay,
+           std::int64_t number) {
+    step_ = adam_step<T>(learning_rate, beta1, beta2, epsilon, weight_decay, number);
   }
   void apply(std::byte* values, const std::byte* sums, std::uint64_t low,
              std::uint64_t count) const override {
@@ -75,7 +76,7 @@ template <class T>
 void bind_typed(nb::module_& m, const char* adam, const char* sgd) {
   nb::class_<AdamUpdate<T>, Update>(m, adam).def(
       "set", &AdamUpdate<T>::set, nb::arg("learning_rate"), nb::arg("beta1"), nb::arg("beta2"),
-      nb::arg("epsilon"), nb::arg("number"));
+      nb::arg("epsilon"), nb::arg("weight_decay"), nb::arg("number"));
   m.def(
       "adam_update",
       [](Array<const T> header, Array<T> mean, Array<T> square) {

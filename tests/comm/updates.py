@@ -32,6 +32,6 @@ class Side:
 
     def adam(self) -> Any:
         update = _native.adam_update(self.header, self.velocity, np.zeros(COUNT, np.float32))
-        update.set(0.1, 0.9, 0.999, 1e-7, 1)
+        update.set(0.1, 0.9, 0.999, 1e-7, 0.0, 1)
         update.expect(b"", False)
         return update

@@ -1,145 +1,282 @@
-"""Optimizers: their arithmetic against NumPy in float64, their checks, their names."""
+"""Optimizers beside their formulas over 20 steps; clipping, averages of weights, groups."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from allreduce.strategies import MirroredStrategy
 
-from allreduce import optim
-from allreduce.errors import UsageError
-from allreduce.graph import Variable, function
+import allreduce as ar
+from allreduce import nn, optim
+from allreduce.errors import UnsupportedError, UsageError
+from tests.harness import run_ranks
 
+STEPS = 20
+SHAPES = ((3, 4), (4,), (40, 5))
+RNG = np.random.default_rng(7)
+START = [RNG.normal(size=shape).astype(np.float32) for shape in SHAPES]
+GRADIENTS = [[RNG.normal(size=shape).astype(np.float32) for shape in SHAPES] for _ in range(STEPS)]
 
-def numpy_sgd(
-    p: np.ndarray, gradients: list[np.ndarray], rate: float, momentum: float, nesterov: bool
-) -> np.ndarray:
-    v = np.zeros_like(p)
-    for g in gradients:
-        v = momentum * v - rate * g
-        p = p + (momentum * v - rate * g if nesterov else v)
-    return p
-
-
-def numpy_adam(p: np.ndarray, gradients: list[np.ndarray], rate: float) -> np.ndarray:
-    m, v = np.zeros_like(p), np.zeros_like(p)
-    for t, g in enumerate(gradients, 1):
-        m = 0.9 * m + 0.1 * g
-        v = 0.999 * v + 0.001 * g * g
-        p = p - rate * np.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / (np.sqrt(v) + 1e-7)
-    return p
+Formula = Callable[[np.ndarray, np.ndarray, dict[str, np.ndarray], int], np.ndarray]
 
 
-def run(optimizer: optim.Optimizer, start: np.ndarray, steps: int) -> np.ndarray:
-    """Apply the gradient `cos(p) + p` for a number of steps."""
-    variable = Variable(start, name="p")
-
-    @function
-    def step() -> None:
-        from allreduce.graph import ops
-
-        value = ops.multiply(variable, 1.0)
-        optimizer.minimize(ops.sum(ops.square(value) * 0.5 + ops.exp(value)), [variable])
-
-    for _ in range(steps):
-        step()
-    return variable.numpy()
+def _adamw(p: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int) -> Any:
+    s["m"] = 0.9 * s["m"] + 0.1 * g
+    s["v"] = 0.99 * s["v"] + 0.01 * g**2
+    mean, square = s["m"] / (1 - 0.9**t), s["v"] / (1 - 0.99**t)
+    return p * (1 - 0.01 * 0.1) - 0.01 * mean / (np.sqrt(square) + 1e-10)
 
 
-def gradients_of(update: Any, start: np.ndarray, steps: int) -> np.ndarray:
-    """Repeat the same with NumPy; `update(start, gradients)` replays all gradients so far."""
-    p, seen = start, []
-    for _ in range(steps):
-        seen.append(p + np.exp(p))
-        p = update(start, seen)
-    return p
+def _rmsprop(p: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int) -> Any:
+    del t
+    s["v"] = 0.8 * s["v"] + 0.2 * g**2
+    s["mean"] = 0.8 * s["mean"] + 0.2 * g
+    s["u"] = 0.5 * s["u"] + 0.01 * g / np.sqrt(s["v"] - s["mean"] ** 2 + 1e-4)
+    return p - s["u"]
 
 
-START = np.random.default_rng(0).normal(size=(3, 37))
+def _adagrad(p: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int) -> Any:
+    del t
+    s["a"] = s["a"] + g**2
+    return p - 0.01 * g / np.sqrt(s["a"] + 0.1 + 1e-7)
 
 
-@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
-def test_sgd_follows_its_formula(momentum: float, nesterov: bool) -> None:
-    got = run(optim.SGD(0.05, momentum=momentum, nesterov=nesterov), START, 4)
-    wanted = gradients_of(lambda p, g: numpy_sgd(p, g, 0.05, momentum, nesterov), START, 4)
-    np.testing.assert_allclose(got, wanted, rtol=1e-12)
+def _lion(p: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int) -> Any:
+    del t
+    move = np.sign(0.9 * s["m"] + 0.1 * g) + 0.2 * p
+    s["m"] = 0.99 * s["m"] + 0.01 * g
+    return p - 0.01 * move
 
 
-def test_adam_follows_its_formula() -> None:
-    optimizer = optim.Adam(0.05)
-    got = run(optimizer, START, 4)
-    wanted = gradients_of(lambda p, g: numpy_adam(p, g, 0.05), START, 4)
-    np.testing.assert_allclose(got, wanted, rtol=1e-12)
-    assert optimizer.iterations == 4
+def _lars(p: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int) -> Any:
+    del t
+    weights, size = np.linalg.norm(p), np.linalg.norm(g)
+    s["v"] = 0.9 * s["v"] + 0.1 * 0.02 * weights / (size + 0.3 * weights) * (g + 0.3 * p)
+    return p - s["v"]
 
 
-def test_a_changed_learning_rate_holds_from_the_next_step() -> None:
-    variable = Variable(np.zeros(3), name="p")
-    optimizer = optim.SGD(1.0)
-
-    @function
-    def step() -> None:
-        from allreduce.graph import ops
-
-        optimizer.minimize(ops.sum(ops.multiply(variable, 1.0)), [variable])
-
-    step()
-    optimizer.learning_rate = 0.25
-    step()
-    assert variable.numpy().tolist() == [-1.25] * 3
+def _lamb(p: np.ndarray, g: np.ndarray, s: dict[str, np.ndarray], t: int) -> Any:
+    s["m"] = 0.9 * s["m"] + 0.1 * g
+    s["v"] = 0.999 * s["v"] + 0.001 * g**2
+    move = s["m"] / (1 - 0.9**t) / (np.sqrt(s["v"] / (1 - 0.999**t)) + 1e-6) + 0.1 * p
+    return p - 0.01 * np.linalg.norm(p) / np.linalg.norm(move) * move
 
 
-def test_state_moves_to_another_optimizer() -> None:
-    def stepper(optimizer: optim.Optimizer, variable: Variable) -> Any:
-        @function
-        def step() -> None:
-            from allreduce.graph import ops
+CASES: dict[str, tuple[Callable[..., Any], Formula]] = {
+    "AdamW": (lambda **o: optim.AdamW(0.01, 0.1, 0.9, 0.99, 1e-10, **o), _adamw),
+    "RMSprop": (lambda **o: optim.RMSprop(0.01, 0.8, 0.5, 1e-4, True, **o), _rmsprop),
+    "Adagrad": (lambda **o: optim.Adagrad(0.01, **o), _adagrad),
+    "Lion": (lambda **o: optim.Lion(0.01, weight_decay=0.2, **o), _lion),
+    "LARS": (lambda **o: optim.LARS(0.1, 0.9, 0.3, 0.02, **o), _lars),
+    "Lamb": (lambda **o: optim.Lamb(0.01, epsilon=1e-6, weight_decay=0.1, **o), _lamb),
+}
 
-            optimizer.minimize(ops.sum(ops.exp(variable)), [variable])
 
-        return step
+def stepped(
+    optimizer: Any, gradients: list[list[np.ndarray]], replicas: int = 1
+) -> list[np.ndarray]:
+    """Apply gradients, the same on every replica, to variables that start as START."""
+    ar.config.set_logical_devices("CPU", 4)
+    strategy = MirroredStrategy([f"CPU:{place}" for place in range(replicas)])
+    with strategy.scope():
+        variables = [ar.Variable(value, name=f"v{i}") for i, value in enumerate(START)]
 
-    first, variable = optim.Adam(0.1), Variable(START, name="p")
-    step = stepper(first, variable)
-    step(), step()
-    second, copy = optim.Adam(0.1), Variable(variable.numpy(), name="p")
-    second.load_state(first.state())
-    step()
-    stepper(second, copy)()
-    assert second.iterations == first.iterations == 3
-    assert np.array_equal(copy.numpy(), variable.numpy())
+    @ar.function
+    def step(*values: Any) -> Any:
+        optimizer.apply(list(values), variables)
+
+    for each in gradients:
+        strategy.run(step, tuple(each))
+    return [variable.numpy() for variable in variables]
+
+
+def by_formula(formula: Formula, gradients: list[list[np.ndarray]]) -> list[np.ndarray]:
+    found = []
+    for place, start in enumerate(START):
+        value = start.astype(np.float64)
+        slots = {name: np.zeros_like(value) for name in ("m", "v", "mean", "u", "a")}
+        for number, each in enumerate(gradients, 1):
+            value = formula(value, each[place].astype(np.float64), slots, number)
+        found.append(value)
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_twenty_steps_are_those_of_the_formula(name: str) -> None:
+    make, formula = CASES[name]
+    wanted = by_formula(formula, GRADIENTS)
+    for replicas in (1, 2):
+        for found, value in zip(stepped(make(), GRADIENTS, replicas), wanted, strict=True):
+            np.testing.assert_allclose(found, value, rtol=2e-4, atol=2e-5)
+    again = optim.deserialize(optim.serialize(make()), {})
+    assert again.get_config() == make().get_config()
+    assert isinstance(optim.get(name.lower()), type(make()))
+
+
+@pytest.mark.parametrize("name", ["AdamW", "RMSprop", "Adagrad"])
+def test_twenty_steps_are_pytorchs(name: str) -> None:
+    torch: Any = pytest.importorskip("torch", reason="needs torch: pip install torch")
+    makers: dict[str, tuple[Any, Any]] = {
+        "AdamW": (optim.AdamW(0.01, 0.1, epsilon=1e-8), {"lr": 0.01, "weight_decay": 0.1}),
+        "RMSprop": (
+            optim.RMSprop(0.01, 0.9, epsilon=1e-12),
+            {"lr": 0.01, "alpha": 0.9, "eps": 1e-12},
+        ),
+        "Adagrad": (
+            optim.Adagrad(0.01, epsilon=1e-12),
+            {"lr": 0.01, "initial_accumulator_value": 0.1, "eps": 1e-12},
+        ),
+    }
+    own, options = makers[name]
+    tensors = [torch.tensor(value, requires_grad=True) for value in START]
+    theirs = getattr(torch.optim, name)(tensors, **options)
+    for each in GRADIENTS:
+        for tensor, gradient in zip(tensors, each, strict=True):
+            tensor.grad = torch.tensor(gradient)
+        theirs.step()
+    for found, tensor in zip(stepped(own, GRADIENTS), tensors, strict=True):
+        np.testing.assert_allclose(found, tensor.detach().numpy(), rtol=1e-4, atol=1e-6)
+
+
+def _clipped(limit: float) -> list[list[np.ndarray]]:
+    found = []
+    for each in GRADIENTS:
+        norm = np.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in each))
+        found.append([g * min(1.0, limit / norm) for g in each])
+    return found
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("buckets", [None, 64])
+def test_the_norm_of_all_gradients_is_clipped(replicas: int, buckets: int | None) -> None:
+    ar.config.set_buckets(buckets)
+    try:
+        norms = [np.sqrt(sum(float((g**2).sum()) for g in each)) for each in GRADIENTS]
+        limit = float(np.median(norms))  # half of the steps are clipped
+        found = stepped(optim.SGD(0.1, clip_norm=limit), GRADIENTS, replicas)
+        for value, wanted in zip(found, stepped(optim.SGD(0.1), _clipped(limit)), strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
+    finally:
+        ar.config.set_buckets(None)
+
+
+def test_each_element_is_clipped_after_the_mean() -> None:
+    found = stepped(optim.SGD(0.1, clip_value=0.3), GRADIENTS, 2)
+    clipped = [[np.clip(g, -0.3, 0.3) for g in each] for each in GRADIENTS]
+    for value, wanted in zip(found, stepped(optim.SGD(0.1), clipped), strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_groups_have_hyperparameters_of_their_own() -> None:
+    def groups(path: str) -> dict[str, float]:
+        return {"weight_decay": 0.0, "learning_rate_factor": 0.5} if path == "v1" else {}
+
+    found = stepped(optim.AdamW(0.01, 0.1, groups=groups), GRADIENTS)
+    usual = stepped(optim.AdamW(0.01, 0.1), GRADIENTS)
+    other = stepped(optim.AdamW(0.005, 0.0), GRADIENTS)
+    for place, wanted in enumerate((usual[0], other[1], usual[2])):
+        np.testing.assert_array_equal(found[place], wanted)
+    with pytest.raises(UsageError, match="groups of SGD: unknown hyperparameter 'weight_decay'"):
+        stepped(optim.SGD(0.01, groups=groups), GRADIENTS)
+
+
+def test_weights_have_a_moving_average_to_evaluate_with(tmp_path: Path) -> None:
+    model = nn.Sequential([nn.Input((3,)), nn.Dense(2)])
+    model.compile(optim.SGD(0.1, ema_momentum=0.9), "mse")
+    x, y = RNG.normal(size=(64, 3)), RNG.normal(size=(64, 2))
+    average: Any = None
+    for _ in range(3):
+        model.fit(x, y, batch_size=64, verbose=0)
+        values = model.get_weights()
+        if average is None:
+            average = values
+        average = [0.9 * a + 0.1 * v for a, v in zip(average, values, strict=True)]
+    optimizer: Any = model.optimizer
+    with optimizer.averaged(model.trainable_variables):
+        for found, wanted in zip(model.get_weights(), average, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    for found, wanted in zip(model.get_weights(), values, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    model.save(tmp_path / "model")
+    again = nn.load_model(tmp_path / "model").optimizer
+    key = f"{model.trainable_variables[0].name}/weights_average"
+    np.testing.assert_array_equal(optimizer.state()[key], again.state()[key])
+    with pytest.raises(UsageError, match="keeps no average"), optim.SGD().averaged([]):
+        pass
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("call", "message"),
     [
-        (lambda: optim.Adam(-1.0), "learning_rate is a finite number >= 0"),
-        (lambda: optim.Adam(float("nan")), "learning_rate"),
-        (lambda: optim.Adam(float("inf")), "learning_rate"),
-        (lambda: optim.Adam(learning_rate="fast"), "'fast'"),
-        (lambda: optim.Adam(beta_1=1.0), "beta_1 is a finite number >= 0 and < 1"),
-        (lambda: optim.Adam(epsilon=0.0), "epsilon is a finite number > 0"),
-        (lambda: optim.SGD(momentum=1.5), "momentum"),
-        (lambda: optim.SGD(nesterov=True), "needs momentum"),
-        (lambda: optim.get("adma"), "did you mean 'adam'"),
-        (lambda: optim.get(optim.Adam), r"make one: Adam\(\)"),
-        (lambda: optim.get(3), "an Optimizer or a name"),
-        (lambda: optim.get({"name": "sgd", "config": {"lr": 1}}), "unknown argument of SGD 'lr'"),
-        (lambda: optim.get({"name": "sgd", "config": 1}), "SGD's config is a dict"),
-        (lambda: optim.SGD(momentum=0.9, nesterov="no"), "True or False"),  # type: ignore[arg-type]
-        (lambda: optim.SGD().minimize(None, 3), "a list of variables"),  # type: ignore[arg-type]
+        (lambda: optim.Adam(clipnorm=1.0), "takes no clipnorm=: clip_norm= limits"),  # type: ignore[call-arg]
+        (lambda: optim.Adam(global_clipnorm=1.0), "called clip_norm="),  # type: ignore[call-arg]
+        (lambda: optim.SGD(clipvalue=1.0), "called clip_value="),  # type: ignore[call-arg]
+        (lambda: optim.SGD(use_ema=True), "ema_momentum= alone"),  # type: ignore[call-arg]
+        (lambda: optim.SGD(clip_norm=0.0), "clip_norm is a finite number > 0"),
+        (lambda: optim.SGD(ema_momentum=1.0), "ema_momentum is a finite number"),
+        (lambda: optim.SGD(groups={}), "groups is a function"),  # type: ignore[arg-type]
+        (lambda: optim.SGD(clip_nrm=1.0), "did you mean 'clip_norm'"),  # type: ignore[call-arg]
+        (lambda: optim.get("nadam"), r"there are adagrad[^;]*$"),
+        (lambda: optim.serialize(optim.SGD(groups=lambda _: {})), "groups is the function"),
     ],
 )
-def test_wrong_settings_are_refused(make: Any, message: str) -> None:
+def test_options_that_make_no_sense_are_refused(call: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        make()
+        call()
 
 
-def test_names_and_descriptions_make_optimizers() -> None:
-    assert isinstance(optim.get("Adam"), optim.Adam)
-    original = optim.SGD(0.3, momentum=0.5, nesterov=True)
-    copy = optim.get(optim.serialize(original))
-    assert isinstance(copy, optim.SGD)
-    assert copy.get_config() == original.get_config()
-    assert optim.get(original) is original
+def test_a_norm_needs_all_variables_in_one_arena() -> None:
+    variables = [ar.Variable(np.ones(3, kind), name=kind) for kind in ("float32", "float64")]
+    optimizer = optim.SGD(clip_norm=1.0)
+
+    @ar.function
+    def step() -> None:
+        optimizer.apply([np.ones(3, "float32"), np.ones(3)], variables)
+
+    with pytest.raises(UnsupportedError, match="clip_norm needs all variables in one arena"):
+        step()
+
+
+_PROGRAM = """
+import json
+import numpy as np
+import allreduce as ar
+from allreduce import nn, optim
+from tests.optim.test_optimizers import CASES, trained
+
+strategy = ar.MultiWorkerMirroredStrategy()
+found = {name: trained(make(clip_norm=0.5), strategy) for name, (make, _) in CASES.items()}
+if strategy.communicator is None or strategy.communicator.rank == 0:
+    print(json.dumps(found))
+"""
+
+
+def trained(optimizer: Any, strategy: Any) -> list[float]:
+    """Train a small network on 90 rows in batches of 40 and give its losses."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(90, 6)).astype(np.float32)
+    y = np.tanh(x @ rng.normal(size=(6, 2))).astype(np.float32)
+    ar.set_seed(4)
+    with strategy.scope():
+        model = nn.Sequential([nn.Dense(8, activation="tanh"), nn.Dense(2)])
+        model.compile(optimizer, "mse")
+    history = model.fit(x, y, batch_size=40, epochs=4, verbose=0)
+    losses: list[float] = history.history["loss"]
+    return losses
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_any_number_of_ranks_trains_alike(ranks: int) -> None:
+    import json
+
+    results = run_ranks(_PROGRAM, ranks)
+    (line,) = [line for each in results for line in each.stdout.splitlines() if line[:1] == "{"]
+    found = json.loads(line)
+    for name, (make, _) in CASES.items():
+        alone = trained(make(clip_norm=0.5), MirroredStrategy(["CPU:0"]))
+        assert found[name] == pytest.approx(alone, rel=1e-4), name
+        assert alone[-1] < alone[0]

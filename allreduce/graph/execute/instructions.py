@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ from allreduce.graph.partition.rendezvous import Key
 from allreduce.graph.schedule.streams import stream_of
 from allreduce.graph.trace.printing import say
 from allreduce.graph.update.step_checksum import begin_update
+
+_BLOCK = 1 << 20  # elements
 
 
 def build(frame: Frame, node: Node) -> Step:
@@ -198,8 +201,9 @@ def _update_bucket(frame: Frame, node: Node) -> Step:
     part = slice(bucket.parameters_start, bucket.stop)
     parameters, gradients = arena.parameters[part], arena.gradients[part]
     slots = {name: array[part] for name, array in arena.slots.items()}
-    is_first, checksum, count = bucket.has_header, frame.checksum(node), arena.count
-    update = frame.queues.on(node, rule.update)
+    is_first, checksum = bucket.has_header, frame.checksum(node)
+    count = arena.count if rule.clip_norm is None else arena.divisor
+    update = frame.queues.on(node, rule.bucket_update(bucket.paths(arena.layout)))
     begin = frame.queues.behind(node, begin_update) if is_first else begin_update
 
     def run() -> None:
@@ -207,6 +211,34 @@ def _update_bucket(frame: Frame, node: Node) -> Step:
         update(parameters, gradients, slots, count, arena.iterations)
 
     return run
+
+
+def _gradient_norm(frame: Frame, node: Node) -> Step:
+    """Divide by more than the count where the mean gradients' norm is above the rule's limit.
+
+    Updates divide by it anyway, so that clipping costs one pass that reads, and none that writes.
+    """
+    arena, rule = frame.arena(node), node.attrs["rule"]
+    gradients = arena.gradients[arena.layout.header :]
+
+    def measure() -> None:
+        norm = math.sqrt(sum(float(np.dot(each, each)) for each in _blocks(gradients)))
+        count = float(arena.count[0])
+        limit = rule.clip_norm * count
+        arena.divisor[0] = count * (norm / limit) if norm > limit > 0 else count
+
+    start = frame.queues.on(node, measure)
+
+    def run() -> None:
+        start()
+
+    return run
+
+
+def _blocks(array: np.ndarray) -> Iterator[np.ndarray]:
+    """Cut an array into parts that BLAS sums up without losing digits."""
+    for first in range(0, len(array), _BLOCK):
+        yield array[first : first + _BLOCK]
 
 
 def _send(frame: Frame, node: Node) -> Step:
@@ -306,6 +338,7 @@ _BUILDERS: dict[str, Callable[[Frame, Node], Step]] = {
     "store_count": _store_count,
     "clear_gradients": _clear_gradients,
     "all_reduce_bucket": _all_reduce_bucket,
+    "gradient_norm": _gradient_norm,
     "update_bucket": _update_bucket,
     "update_slices": update_slices,
     "reduce_scatter_bucket": reduce_scatter_bucket,

@@ -29,6 +29,7 @@ ROWS: tuple[tuple[str, Kind], ...] = (
     ("store_gradient", "effect"),  # plan, span: a gradient, where it will be reduced
     ("clear_gradients", "effect"),  # plan: zeros and no samples, in the null program
     ("all_reduce_bucket", "collective"),  # plan, bucket
+    ("gradient_norm", "effect"),  # plan, rule: what scales all of an arena's gradients
     ("update_bucket", "effect"),  # plan, bucket, rule
     ("update_slices", "collective"),  # the same: reduced and updated by all, each its own slice
     ("reduce_scatter_bucket", "collective"),  # the same: to each member its own slice's sums

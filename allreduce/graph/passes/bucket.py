@@ -100,6 +100,11 @@ def _expand(
     ready = [_written(part, stores, counted) for part in parts]
     if reduce:
         ready = [_summed(rewriter, node, plan, *each) for each in zip(parts, ready, strict=True)]
+    if node.attrs["rule"].clip_norm is not None:  # one norm of all gradients, before any update
+        sums = [i for each in ready for i in each]
+        attrs = {"plan": plan, "rule": node.attrs["rule"]}
+        norm = _add(rewriter, node, "gradient_norm", (), attrs, [*sums, counted])
+        ready = [[*each, norm] for each in ready]
     for part, before in zip(parts, ready, strict=True):
         if part.has_header and reduce:
             first = summed = before[0]

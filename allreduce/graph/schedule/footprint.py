@@ -13,9 +13,10 @@ from allreduce.reduction import ShardMode
 
 # What is written or read as one: ("block", index) and ("value", node) hold values, ("gradient",
 # plan, span) a gradient where it is reduced, ("sums", plan, bucket) those of the own slice where
-# they lie elsewhere, ("variable", variable) what outlives the step, ("number", plan) and
-# ("iterations", plan) what an arena's updates count, ("communicator", "calls") how often that was
-# called, and ("look", node) where a value lies that is in another's memory, or a variable's.
+# they lie elsewhere, ("divisor", plan) what updates divide by, ("variable", variable) what outlives
+# the step, ("number", plan) and ("iterations", plan) what an arena's updates count,
+# ("communicator", "calls") how often that was called, and ("look", node) where a value lies that is
+# in another's memory, or a variable's.
 Region = Hashable
 
 _UPDATES = ("update_bucket", "update_slices", "update_own")
@@ -118,7 +119,7 @@ class _Places:
         if op.kind == "collective":
             yield Access(("communicator", "calls"), True)
         yield from _counting(node)
-        if node.op in (*_UPDATES, "reduce_scatter_bucket"):
+        if node.op in (*_UPDATES, "reduce_scatter_bucket", "gradient_norm"):
             yield from (Access(region, False) for region in _added(node))
         elif (node.id in self.at and node.op not in ("read", "send")) or node.attrs.get("copy"):
             yield Access(self.at[node.id][0], True, node.id)
@@ -132,6 +133,8 @@ def _changed(node: Node) -> Sequence[Region]:
         return [_sums(node)]
     if node.op == "store_gradient":
         return [_gradient(node)]
+    if node.op == "gradient_norm":
+        return [_divisor(node)]
     if node.op == "store_count":
         return [("count", id(node.attrs["plan"]))]
     if node.op == "clear_gradients":
@@ -159,12 +162,22 @@ def _gradient(node: Node) -> Region:
     return "gradient", id(node.attrs["plan"]), node.attrs["span"]
 
 
+def _divisor(node: Node) -> Region:
+    return "divisor", id(node.attrs["plan"])
+
+
 def _sums(node: Node) -> Region:
     return "sums", id(node.attrs["plan"]), node.attrs["bucket"].index
 
 
 def _added(node: Node) -> list[Region]:
     """List the gradients, or their sums, that an instruction reads."""
+    if node.op == "gradient_norm":
+        plan = node.attrs["plan"]
+        gradients = [("gradient", id(plan), each) for each in range(len(plan.layout.spans))]
+        return [("count", id(plan)), *gradients]
+    if node.op == "update_bucket" and node.attrs["rule"].clip_norm is not None:
+        return [*_gradients(node), _divisor(node)]
     if node.op == "update_own" and node.attrs["mode"] is ShardMode.SCATTERED:
         return [("count", id(node.attrs["plan"])), _sums(node)]
     return _gradients(node)

@@ -55,7 +55,7 @@ class ArenaPlan:
         self._spreads_slots = bool(self.sharded) and not self._maps_slots
         self._whole_at = 0  # the number of updates at which all replicas had all slots
         self.arenas: list[Arena] = host.on_replicas(
-            lambda index: self._allocator(host, index).arena(rule.slots, self._maps_slots)
+            lambda index: self._allocator(host, index).arena(rule.all_slots, self._maps_slots)
         )
         self._gathered = self._meet(host)
         self._make_sums(host)

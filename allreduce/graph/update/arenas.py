@@ -89,7 +89,7 @@ def plan_for(
     plans.append(plan)
     _rules.add(rule)
     if waiting is not None:
-        for key in [f"{v.name}/{slot}" for v in variables for slot in (UPDATES, *rule.slots)]:
+        for key in [f"{v.name}/{slot}" for v in variables for slot in (UPDATES, *rule.all_slots)]:
             waiting.pop(key, None)
     return plan
 
@@ -127,10 +127,12 @@ def load_optimizer_state(rule: UpdateRule, state: Mapping[str, np.ndarray]) -> N
     if "iterations" not in state:
         raise UsageError("an optimizer's state needs 'iterations', the number of steps done")
     slots = {key: np.asarray(value) for key, value in state.items() if key != "iterations"}
-    known = (UPDATES, *rule.slots)
+    known = (UPDATES, *rule.all_slots)
     strange = sorted(key for key in slots if key.rpartition("/")[2] not in known)
     if strange:
-        raise UsageError(f"{type(rule).__name__} has the slots {rule.slots}; found {strange[:5]}")
+        raise UsageError(
+            f"{type(rule).__name__} has the slots {rule.all_slots}; found {strange[:5]}"
+        )
     for plan in _plans_of(rule):
         plan.load(slots, int(state["iterations"]))
         for variable in plan.variables:

@@ -39,7 +39,7 @@ def agree_to_shard(
                 maps = updates(first)
                 chosen[each.index] = ShardMode.MAPPED if maps else choose_mode(first, layout, each)
     modes = [(index, mode.value) for index, mode in chosen.items()]
-    chosen_text = json.dumps([modes, [(each.start, each.stop) for each in buckets], rule.slots])
+    chosen_text = json.dumps([modes, [(each.start, each.stop) for each in buckets], rule.all_slots])
     mine = np.asarray([zlib.crc32(chosen_text.encode())], np.int64)
 
     def differs(index: int) -> bool:
@@ -52,9 +52,14 @@ def agree_to_shard(
 
 def _has_native(rule: UpdateRule, layout: Layout) -> bool:
     """Return whether a rule has slots and a native update."""
-    if not rule.slots or layout.dtype.name not in _NATIVE or not _is_of_its_update(rule):
+    if (
+        not rule.is_elementwise
+        or not rule.all_slots
+        or layout.dtype.name not in _NATIVE
+        or not _is_of_its_update(rule)
+    ):
         return False
-    nothing = dict.fromkeys(rule.slots, np.zeros(0, layout.dtype))
+    nothing = dict.fromkeys(rule.all_slots, np.zeros(0, layout.dtype))
     return rule.native(np.zeros(1, layout.dtype), nothing) is not None
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from allreduce import _native
 from allreduce.devices.names import DeviceName
-from allreduce.errors import UsageError
+from allreduce.errors import UnsupportedError, UsageError
 from allreduce.events import current_rank, logger
 from allreduce.graph.autodiff.gradient import backward
 from allreduce.graph.core.node import Node
@@ -41,22 +42,34 @@ class NativeUpdate:
     prepare: Callable[[int], None]
 
 
-class UpdateRule(Protocol):
+class UpdateRule(ABC):
     """An optimizer, as the executor sees it.
 
     Attributes:
-        iterations: Steps done so far.
+        iterations: The number of steps done so far.
+        slots: The names of the arrays that `update` keeps beside each parameter.
+        clip_norm: The largest norm of all mean gradients together; None for any.
     """
 
     iterations: int
+    slots: tuple[str, ...] = ()
+    clip_norm: float | None = None
 
     @property
-    def slots(self) -> tuple[str, ...]:
-        """Names of the arrays it keeps beside each parameter."""
+    def all_slots(self) -> tuple[str, ...]:
+        """The names of all arrays kept beside each parameter."""
+        return self.slots
 
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether any range may be updated by itself, as in sharded updates."""
+        return self.clip_norm is None
+
+    @abstractmethod
     def get_config(self) -> dict[str, Any]:
-        """Give its settings as plain data; ranks compare them in every step."""
+        """Give the settings as plain data; ranks compare them in every step."""
 
+    @abstractmethod
     def update(
         self,
         parameters: np.ndarray,
@@ -65,23 +78,42 @@ class UpdateRule(Protocol):
         count: np.ndarray,
         step: int,
     ) -> None:
-        """Change one bucket of parameters in place; all arrays are contiguous, of one axis.
+        """Update one bucket in place, in one pass over its memory.
 
         Args:
-            parameters: A range of the arena.
-            gradients: Sums over all samples of all replicas.
-            slots: The rule's own arrays for that range.
-            count: One element, what the gradients are divided by.
-            step: Counts from 1.
+            parameters: A contiguous range of them, `(n,)`.
+            gradients: Their gradients' sum over all replicas, `(n,)`.
+            slots: For each of `slots` the same range of it, `(n,)`.
+            count: The number of samples to divide the gradients by, `(1,)`.
+            step: The number of this update; the first is 1.
         """
 
-    def native(self, header: np.ndarray, slots: Mapping[str, np.ndarray]) -> NativeUpdate | None:
-        """Return the same update for slices of one bucket; None where there is none.
+    def bucket_update(
+        self,
+        spans: Sequence[tuple[str, slice]],  # noqa: ARG002  # of rules that tell variables apart
+    ) -> Callable[..., None]:
+        """Return what updates one bucket, called as `update` is.
 
         Args:
-            header: Its first element is what the gradients are divided by.
-            slots: The rule's own arrays for that bucket.
+            spans: Each variable's path and its range of the bucket.
         """
+        return self.update
+
+    def native(
+        self,
+        header: np.ndarray,  # noqa: ARG002  # of those who have one
+        slots: Mapping[str, np.ndarray],  # noqa: ARG002
+    ) -> NativeUpdate | None:
+        """Return the same update for native code, if there is one.
+
+        With it, and slots, every replica of a host updates but its own slice of a large bucket. It
+        is not used where `update` has been replaced further down, by a subclass or on the instance.
+
+        Args:
+            header: Its first element is the number of samples to divide the gradients by.
+            slots: For each of `slots` the bucket's range of it, `(n,)`; to be changed in place.
+        """
+        return None
 
 
 def minimize(
@@ -245,6 +277,12 @@ def _aggregate(
     groups: dict[tuple[np.dtype[Any], DeviceName], list[int]] = {}
     for i, variable in enumerate(variables):
         groups.setdefault((variable.dtype, variable.place), []).append(i)
+    if rule.clip_norm is not None and len(groups) > 1:
+        kinds = ", ".join(f"{dtype} on {place}" for dtype, place in groups)
+        raise UnsupportedError(
+            f"{users_line()}: clip_norm needs all variables in one arena, but these lie in "
+            f"{len(groups)}: {kinds}; give them one dtype and device, or use clip_value"
+        )
     for (dtype, place), chosen in groups.items():
         # In the order in which gradients become ready, as they were recorded: that is the same on
         # all ranks, whatever passes make of the values that a rank has for itself.

@@ -56,14 +56,14 @@ void sgd(T* __restrict__ value, const T* __restrict__ gradient, T* __restrict__ 
 template <class T>
 void adam(T* __restrict__ value, const T* __restrict__ gradient, T* __restrict__ m,
           T* __restrict__ v, const AdamStep<T>& step, std::size_t n) {
-  const T count = step.count, rate = step.rate, epsilon = step.epsilon;
+  const T count = step.count, rate = step.rate, epsilon = step.epsilon, keep = step.keep;
   const T beta1 = step.beta1, rest1 = step.rest1, beta2 = step.beta2, rest2 = step.rest2;
   const bool live = count > 0;
   for (std::size_t i = 0; i < n; ++i) {
     const T g = mean_gradient(gradient[i], count, live);
     m[i] = beta1 * m[i] + rest1 * g;
     v[i] = beta2 * v[i] + rest2 * (g * g);
-    value[i] -= rate * m[i] / (square_root(v[i]) + epsilon);
+    value[i] = keep * value[i] - rate * m[i] / (square_root(v[i]) + epsilon);
   }
 }
 

@@ -21,10 +21,10 @@ struct SgdStep {
 };
 
 // `rate` is the learning rate with both bias corrections in it; `rest` is 1 - beta, which rounded
-// only once has a float's full precision.
+// only once has a float's full precision. `keep` is what decoupled weight decay leaves of a value.
 template <class T>
 struct AdamStep {
-  T count, rate, beta1, rest1, beta2, rest2, epsilon;
+  T count, rate, beta1, rest1, beta2, rest2, epsilon, keep;
 };
 
 // Which elements of which rows a dropout keeps: a word of Philox is at least `threshold`.

@@ -21,16 +21,16 @@ from allreduce.graph.schedule.empty_shard import null_program
 from allreduce.graph.schedule.program import Program
 from allreduce.graph.schedule.schedule import schedule
 from allreduce.graph.schedule.streams import stream_of
+from allreduce.graph.update.update import UpdateRule
 from allreduce.reduction import Bucket, Layout, ShardMode, lay_out, plan_buckets
 from tests.graph.interpret import trace_of
 
 CPUS = [DeviceName.parse(f"CPU:{index}").complete() for index in range(2)]
 
 
-class Rule:
+class Rule(UpdateRule):
     """An update rule that is never run."""
 
-    slots: tuple[str, ...] = ()
     iterations = 0
 
     def get_config(self) -> dict[str, Any]:

@@ -27,9 +27,10 @@ from allreduce.graph import (
     optimizer_state,
 )
 from allreduce.graph.core.tensor import ConcreteTensor
+from allreduce.graph.update.update import UpdateRule
 
 
-class Descent:
+class Descent(UpdateRule):
     """Plain gradient descent, which also keeps the last mean gradient in a slot."""
 
     slots = ("last",)

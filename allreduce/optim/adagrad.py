@@ -1,0 +1,58 @@
+"""Adagrad."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+
+from allreduce.optim.base import Optimizer
+from allreduce.optim.checks import checked
+from allreduce.optim.options import Options, mean_blocks
+
+
+class Adagrad(Optimizer):
+    """Divide by the root of all squares so far: `a += g²`, `p -= rate * g / √(a₀ + a + ε)`.
+
+    Source: Duchi, Hazan and Singer, Adaptive subgradient methods for online learning and stochastic
+    optimization (JMLR 2011), figure 1, for diagonal matrices.
+
+    Args:
+        learning_rate: As for every `Optimizer`: a number of 0 or more, or a schedule.
+        initial_accumulator_value: What the sum of squares starts with, a₀; the slot starts at 0.
+        epsilon: Keeps the quotient finite; above 0.
+        options: As for every `Optimizer`.
+    """
+
+    slots = ("accumulator",)
+    hyperparameters: ClassVar[tuple[str, ...]] = (
+        *("learning_rate", "initial_accumulator_value", "epsilon"),
+    )
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        initial_accumulator_value: float = 0.1,
+        epsilon: float = 1e-7,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(learning_rate, **options)
+        self.initial_accumulator_value = checked(
+            "initial_accumulator_value", initial_accumulator_value, low=0.0
+        )
+        self.epsilon = checked("epsilon", epsilon, low=0.0, above=True)
+
+    def update(
+        self,
+        parameters: np.ndarray,
+        gradients: np.ndarray,
+        slots: Mapping[str, np.ndarray],
+        count: np.ndarray,
+        step: int,
+    ) -> None:
+        rate, start = self.rate(step), self.initial_accumulator_value + self.epsilon
+        for part, gradient in mean_blocks(gradients, count):
+            squares = slots["accumulator"][part]
+            squares += np.square(gradient)
+            parameters[part] -= rate * gradient / np.sqrt(squares + start)

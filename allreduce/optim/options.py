@@ -1,0 +1,180 @@
+"""The options of every optimizer, and the update of a bucket that uses them.
+
+Where none is set, a bucket is updated by one call of `Optimizer.update`, in one pass over memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import numpy as np
+
+from allreduce.errors import UsageError, unknown_name
+from allreduce.optim.checks import checked
+
+Groups = Callable[[str], Mapping[str, Any]]
+_BLOCK = 1 << 14  # elements
+AVERAGE = "weights_average"  # the slot of the weights' average
+
+
+class Options(TypedDict, total=False):
+    """Keywords that every optimizer takes.
+
+    Attributes:
+        clip_norm: The largest Euclidean norm of all mean gradients together; larger ones are scaled
+            down to it (Pascanu et al. 2013, section 3.2).
+        clip_value: The largest absolute value of each element of a mean gradient.
+        ema_momentum: Keep a moving average of the weights, `average = ema_momentum * average +
+            (1 - ema_momentum) * weights` after each update, for `averaged`.
+        groups: Maps a variable's path ("dense/kernel") to what is different for it: a dict of
+            hyperparameters, such as `{"weight_decay": 0.0}`, and `"learning_rate_factor"`.
+    """
+
+    clip_norm: float | None
+    clip_value: float | None
+    ema_momentum: float | None
+    groups: Groups | None
+
+
+NAMES = tuple(Options.__annotations__)
+# Keras's names, and what does the same here.
+_KERAS = {
+    "clipnorm": "clip_norm= limits the norm of all gradients together; there is none for each",
+    "global_clipnorm": "the argument is called clip_norm=",
+    "clipvalue": "the argument is called clip_value=",
+    "use_ema": "ema_momentum= alone switches the average on",
+    "loss_scale_factor": "losses are not scaled: bfloat16 has float32's range",
+    "gradient_accumulation_steps": "it is compile(gradient_accumulation=) here",
+}
+
+
+def check_options(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the keywords that an optimizer's constructor handed on, and complete them.
+
+    Args:
+        kind: The optimizer's class.
+        options: What was given.
+
+    Raises:
+        UsageError: There is no such keyword, or its value makes no sense.
+    """
+    for name in options:
+        if name in _KERAS:
+            raise UsageError(f"{kind.__name__} takes no {name}=: {_KERAS[name]}")
+        if name not in NAMES:
+            known = [*kind.hyperparameters, *NAMES]
+            raise unknown_name(f"argument of {kind.__name__}", name, known)
+    found: dict[str, Any] = {name: options.get(name) for name in NAMES}
+    for name, high in (("clip_norm", np.inf), ("clip_value", np.inf), ("ema_momentum", 1.0)):
+        if found[name] is not None:
+            found[name] = checked(name, found[name], low=0.0, high=high, above=True)
+    if found["groups"] is not None and not callable(found["groups"]):
+        raise UsageError(
+            f"groups is a function of a variable's path that gives a dict of hyperparameters, not "
+            f"{found['groups']!r}"
+        )
+    return found
+
+
+class GroupView:
+    """An optimizer as one group of variables sees it: some of its hyperparameters are others.
+
+    Args:
+        optimizer: The optimizer; everything else is read from it.
+        changed: The hyperparameters of this group.
+    """
+
+    def __init__(self, optimizer: Any, changed: Mapping[str, Any]) -> None:
+        self._optimizer = optimizer
+        own = dict(changed)
+        self._factor = float(own.pop("learning_rate_factor", 1.0))
+        known = [name for name in optimizer.hyperparameters if name != "learning_rate"]
+        for name in own:
+            if name not in known:
+                where = f"groups of {type(optimizer).__name__}"
+                raise unknown_name("hyperparameter", name, [*known, "learning_rate_factor"], where)
+        vars(self).update(own)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+    def rate(self, step: int) -> float:
+        """Give the learning rate of an update, times the group's factor."""
+        return float(self._optimizer.rate(step) * self._factor)
+
+    def update(self, *arguments: Any) -> None:
+        """Update as the optimizer does, with this group's hyperparameters."""
+        type(self._optimizer).update(self, *arguments)
+
+
+def mean_gradient(gradients: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Divide sums `(n,)` by the number of samples `(1,)`; zeros where there are no samples."""
+    return gradients / count if count[0] > 0 else np.zeros_like(gradients)
+
+
+def mean_blocks(gradients: np.ndarray, count: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """Give the mean gradient in blocks that stay in a core's cache, with their ranges."""
+    for first in range(0, len(gradients), _BLOCK):
+        part = slice(first, first + _BLOCK)
+        yield part, mean_gradient(gradients[part], count)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A range of a bucket that is updated by one call: one variable, or several of one group."""
+
+    rule: Any
+    part: slice
+
+
+def parts_of(optimizer: Any, spans: Sequence[tuple[str, slice]]) -> list[Part]:
+    """Cut a bucket into the ranges that its update treats alike.
+
+    Args:
+        optimizer: The optimizer.
+        spans: Each variable's path and its range of the bucket.
+
+    Raises:
+        UsageError: A group changes a hyperparameter that the optimizer does not have.
+    """
+    views: dict[str, Any] = {}
+    found: list[Part] = []
+    for path, span in spans:
+        changed = dict(optimizer.groups(path) or {}) if optimizer.groups else {}
+        key = repr(sorted(changed.items()))
+        if key not in views:
+            views[key] = GroupView(optimizer, changed) if changed else optimizer
+        rule, last = views[key], found[-1] if found else None
+        if last is not None and last.rule is rule and not optimizer.is_per_variable:
+            found[-1] = Part(rule, slice(last.part.start, span.stop))
+        else:
+            found.append(Part(rule, span))
+    return found
+
+
+def bucket_update(optimizer: Any, spans: Sequence[tuple[str, slice]]) -> Callable[..., None]:
+    """Make what updates one bucket: as `Optimizer.update`, with the options and per variable."""
+    parts = parts_of(optimizer, spans)
+    limit, momentum = optimizer.clip_value, optimizer.ema_momentum
+
+    def update(
+        parameters: np.ndarray,
+        gradients: np.ndarray,
+        slots: Mapping[str, np.ndarray],
+        count: np.ndarray,
+        step: int,
+    ) -> None:
+        if limit is not None:
+            np.clip(gradients, -limit * count, limit * count, out=gradients)
+        for each in parts:
+            own = {name: array[each.part] for name, array in slots.items() if name != AVERAGE}
+            each.rule.update(parameters[each.part], gradients[each.part], own, count, step)
+        if momentum is not None:
+            average = slots[AVERAGE]
+            kept = momentum if step > 1 else 0.0
+            average *= kept
+            average += (1 - kept) * parameters
+
+    return update
