@@ -52,7 +52,7 @@ class AllreduceError(Exception):
 
     Attributes:
         everywhere: Whether all ranks raise it at the same place, so that all can continue.
-        finding: Why the communicator has ended, if that is the error.
+        finding: Why the communicator has ended, if that is the error or its cause.
     """
 
     everywhere = False

@@ -25,6 +25,7 @@ def test_a_dead_communicator_says_so_and_why() -> None:
                 again()
             assert str(first.value) in str(second.value)
             assert str(second.value).endswith("; close() it before you make a new one")
+            assert second.value.finding == first.value.finding  # for levels of another transport
         comm.close()
         with pytest.raises(errors.ClosedError, match="is closed"):
             comm.all_reduce(np.ones(3))

@@ -74,11 +74,13 @@ def decode(reason: str) -> Finding:
     return Finding(fault, reason[1:], interrupted=interrupted)
 
 
-def dead(where: str, cause: object) -> ClosedError:
-    """Build the error for calls after the one that raised the cause."""
-    return ClosedError(
+def dead(where: str, cause: str, finding: Finding | None) -> ClosedError:
+    """Build the error for calls after the one that raised the cause, which had this finding."""
+    error = ClosedError(
         f"{where}: the communicator is dead since: {cause}; close() it before you make a new one"
     )
+    error.finding = finding
+    return error
 
 
 def shortened(reason: str) -> str:

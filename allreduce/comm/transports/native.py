@@ -123,7 +123,8 @@ class NativeTransport(Transport, Generic[N]):
         self._timeout = timeout
         self._pending: set[NativeWork[N]] = set()
         self._prune_at = _PRUNE
-        self._failure: str | None = None
+        self._failure: str | None = None  # no error: its traceback would keep arrays alive
+        self._finding: Finding | None = None
         self._closed = False
         self._lock = threading.RLock()  # reentrant: a signal handler may call abort
         self.quick_seconds = min(
@@ -332,16 +333,18 @@ class NativeTransport(Transport, Generic[N]):
             if self._closed:
                 return ClosedError(f"{self._reporter.where}: the communicator is closed")
             if self._failure is None and error is not None:
-                self._failure = str(error)
+                self._failure, self._finding = str(error), error.finding
                 return error
-            return dead(self._reporter.where, self._failure)
+            return dead(self._reporter.where, str(self._failure), self._finding)
 
     def abort(self, reason: str, *, interrupted: bool = False) -> None:
         if self.inherited:
             return
-        self._kill(encode(Finding("aborted", reason, interrupted=interrupted)))
+        finding = Finding("aborted", reason, interrupted=interrupted)
+        self._kill(encode(finding))
         with self._lock:
-            self._failure = self._failure or f"this member aborted it: {reason}"
+            if self._failure is None:
+                self._failure, self._finding = f"this member aborted it: {reason}", finding
 
     def close_inherited(self) -> None:
         self._lock = threading.RLock()  # another thread of the parent may hold it

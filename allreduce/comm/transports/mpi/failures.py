@@ -51,7 +51,7 @@ class FailureState:
         if self.failure is None:
             return
         if self._raised:
-            raise dead(self._where, self.failure)
+            raise dead(self._where, str(self.failure), self.failure.finding)
         self._raised = True
         raise self.failure
 
@@ -70,9 +70,9 @@ class FailureState:
 
     def abort(self, reason: str, interrupted: bool) -> None:
         """Make the communicator dead on all members; nobody here waits for the cause."""
-        text = f"this member aborted it: {reason}"
-        told = Finding("aborted", reason, interrupted=interrupted)
-        self.fail(ClosedError(f"{self._where}: {text}"), told)
+        error = ClosedError(f"{self._where}: this member aborted it: {reason}")
+        error.finding = Finding("aborted", reason, interrupted=interrupted)
+        self.fail(error, error.finding)
         self._raised = True
 
     def mismatch(self, work: MpiWork) -> None:
