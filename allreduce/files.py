@@ -65,8 +65,13 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _umask() -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("Umask:")[1].split()[0], 8)
+    try:
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("Umask:")[1].split()[0], 8)
+    except (OSError, IndexError):  # /proc is hidden, or Linux is older than 4.7
+        mask = os.umask(0o077)  # for a moment also of the files that other threads make
+        os.umask(mask)
+        return mask
 
 
 def _sync_folder(folder: Path) -> None:
