@@ -44,6 +44,17 @@ def absolute(y_true: Any, y_pred: Any) -> Any:
     return ops.mean(ops.absolute(y_pred - y_true), axis=-1)
 
 
+def test_a_refused_file_is_named_also_if_the_error_has_its_name_in_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = Net(width=5)
+    model.build((1, 3))
+    model.save("layer")
+    with pytest.raises(UsageError, match=r"^layer cannot be loaded: unknown layer 'Net'"):
+        nn.load_model("layer")
+
+
 def test_ones_own_classes_and_functions_come_back_as_custom_objects(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
     model = Net(width=5)

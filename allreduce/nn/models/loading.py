@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from typing import Any
 
@@ -49,10 +50,6 @@ def _load(path: str | PathLike[str], custom_objects: Mapping[str, Any] | None) -
     try:
         with calls.limited(largest):
             return _made(path, tensors, described, custom)
-    except UsageError as error:
-        if str(path) not in str(error):
-            error.args = (f"{path} cannot be loaded: {error}", *error.args[1:])
-        raise
     except (AllreduceError, MemoryError):
         raise
     except Exception as error:
@@ -62,24 +59,38 @@ def _load(path: str | PathLike[str], custom_objects: Mapping[str, Any] | None) -
         raise saving.damaged(path, why) from error
 
 
+@contextmanager
+def _naming(path: str | PathLike[str]) -> Iterator[None]:
+    """Prefix errors of the block with the file."""
+    try:
+        yield
+    except UsageError as error:
+        error.args = (f"{path} cannot be loaded: {error}", *error.args[1:])
+        raise
+
+
 def _made(
     path: str | PathLike[str],
     tensors: Mapping[str, np.ndarray],
     described: Mapping[str, Any],
     custom: Mapping[str, Any],
 ) -> Model:
-    model = registry.deserialize(described["model"], custom)
+    with _naming(path):
+        model = registry.deserialize(described["model"], custom)
     if not isinstance(model, Model):
         raise UsageError(f"{path} describes the layer {type(model).__name__}, not a model")
-    model.build_for(*described["sample"])
+    with _naming(path):
+        model.build_for(*described["sample"])
     saving.assign(model, tensors, path)
     if "frozen" in described:  # older files have none
         freezing.restore(model, described["frozen"], path)
     model.epochs_done = described["epochs_done"]
     if described["compiled"] is not None:
-        model.compile(**steps.restore(described["compiled"], custom))
         slots = saving.part(tensors, saving.OPTIMIZER)
-        model.optimizer.load_state(_state(model, slots, described["iterations"], path))
+        state = _state(model, slots, described["iterations"], path)
+        with _naming(path):
+            model.compile(**steps.restore(described["compiled"], custom))
+            model.optimizer.load_state(state)
         # What dropout draws depends on the number of runs of the step.
         model.replicator.set_steps(model.train_step, model.optimizer.iterations)
     return model
