@@ -20,7 +20,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Where lanes take whole files, the longest go first: left for the end, they would run while the
 # other lanes have nothing to do. The first compiles on all cores, which none of the others minds.
 LONGEST = (
-    "tests/native/test_protocol.py",
+    "tests/kernels/test_protocol.py",
     "tests/benchmarks/test_collectives.py",
     "tests/strategies/test_agreement.py",
     "tests/test_wheel.py",

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.comm.pool import Ranks, Runner
+from tests.comm.ranks.pool import Ranks, Runner
 
 IN_PLACES = (  # cases of ordinary memory, or of symmetric
     *("every_length", "every_pair", "rooted", "into_out", "everybody_to_everybody", "unequal"),

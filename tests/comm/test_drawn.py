@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from allreduce.comm.calls.call import CARRIES, DTYPES
-from tests.comm.drawn import CUT, KINDS, LAYOUTS, WHOLE, Drawn
-from tests.comm.operator_cases import REDUCING
-from tests.comm.pool import ranks_of
+from tests.comm.cases.drawn import CUT, KINDS, LAYOUTS, WHOLE, Drawn
+from tests.comm.cases.operator_cases import REDUCING
+from tests.comm.ranks.pool import ranks_of
 
 SIZE = 3
 HOSTS = "aab"  # of hierarchical's ranks

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.comm.huge_cases import COLLECTIVES
-from tests.comm.pool import Runner, ranks_of
+from tests.comm.cases.huge_cases import COLLECTIVES
+from tests.comm.ranks.pool import Runner, ranks_of
 
 NEEDED = 14 << 30  # bytes: of two arrays and their shares, and what goes with them
 BOTH = 20 << 30  # of two arrays and two results

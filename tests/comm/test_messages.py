@@ -15,7 +15,7 @@ import pytest
 from allreduce import ANY, errors
 from allreduce.comm import Communicator, Work, replica_communicators
 from allreduce.comm.transports import native
-from tests.comm.hosts import lay_out
+from tests.comm.ranks.hosts import lay_out
 from tests.harness import run_ranks, run_threads, settle_threads, world_of_one
 
 

@@ -10,7 +10,7 @@ import pytest
 from allreduce.comm import Communicator
 from allreduce.comm.arguments.arrays import dtype_named
 from allreduce.comm.calls.call import DTYPES, Array
-from tests.comm.operator_cases import SENSE, assert_same, fold
+from tests.comm.cases.operator_cases import SENSE, assert_same, fold
 from tests.harness import run_threads
 
 LENGTHS = (3, 700, 70001)  # in the flag's line, beside it, and through the rings

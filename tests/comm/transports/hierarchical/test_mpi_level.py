@@ -1,0 +1,47 @@
+"""The hierarchical transport with MPI between hosts, which are made up on one machine."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from allreduce import errors
+from allreduce.comm.transports.hierarchical.opener import open_hierarchical
+from tests.comm.contract import ContractOfProcesses, rows
+from tests.comm.ranks import pool
+from tests.comm.ranks.pool import Ranks, Runner
+from tests.comm.transports.test_handshake import worlds
+from tests.harness import world_of_one
+
+
+@rows("aab", torture=("aabb", "ab"))
+class TestRanks(ContractOfProcesses):
+    ranks = Ranks("hierarchical", pool.under_mpirun)
+    times = 1  # as of mpi alone
+
+    @pytest.mark.parametrize("case", ["between_hosts", "collected"])
+    def test_its_own(self, run: Runner, case: str) -> None:
+        run(case)
+
+    def test_members_that_disagree_all_say_so(self, run: Runner) -> None:
+        for rank, line in enumerate(run("disagreeing")):
+            assert re.match(rf"\[hierarchical\] \S+: rank {rank}: call #0 differs: ", line), line
+
+
+def test_ranks_that_want_another_carrier_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    (world,) = worlds(2)[:1]
+    told = [json.dumps([1, across]).encode() for across in ("tcp", "mpi")]
+    monkeypatch.setattr(type(world), "exchange", lambda *_: told)
+    with pytest.raises(errors.UsageError, match="is tcp on rank 0 but mpi on rank 1; set the same"):
+        open_hierarchical(world, 1, name="test", timeout=5)
+
+
+def test_what_mpi_cannot_carry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLREDUCE_ACROSS", "mpi")
+    with pytest.raises(errors.UnsupportedError, match="rank 0 brings 2; start one process per"):
+        open_hierarchical(world_of_one(), 2, name="test", timeout=5)
+    monkeypatch.setenv("ALLREDUCE_ACROSS", "ib")
+    with pytest.raises(errors.UsageError, match="ALLREDUCE_ACROSS='ib' is not valid"):
+        open_hierarchical(world_of_one(), 1, name="test", timeout=5)

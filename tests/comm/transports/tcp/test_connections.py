@@ -1,0 +1,63 @@
+"""How members that call are taken in over tcp, beside strangers that call too."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from allreduce import errors
+from allreduce.comm.transports.handshake import Credentials
+from allreduce.comm.transports.tcp import connections
+from allreduce.comm.transports.tcp.connections import Acceptor, Dialer
+from allreduce.comm.transports.tcp.mesh import Mesh, Process
+from tests.comm.transports.test_handshake import worlds
+
+
+def test_a_connection_that_is_dropped_for_another_is_not_read_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "_MAX_CALLERS", 1)
+    held, inside, release = threading.Event(), threading.Event(), threading.Event()
+
+    def hold(_: Acceptor) -> None:  # between two turns
+        if held.is_set():
+            inside.set()
+            release.wait(5)
+
+    monkeypatch.setattr(Acceptor, "_hear", hold)
+    outcomes: list[object] = []
+
+    def run() -> None:
+        try:
+            reception.run(time.monotonic() + 3)
+        except Exception as error:
+            outcomes.append(error)
+
+    world = worlds(2)[0]
+    low = os.dup(0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        host, port = listener.getsockname()
+        processes = tuple(Process(rank, 1, 1, host, port, 3) for rank in range(2))
+        mesh = Mesh(world, Credentials(world.job, "1/tcp/meeting", world.secret), processes)
+        calling = Dialer(mesh, time.monotonic() + 5)
+        calling.start()
+        reception = Acceptor(mesh, listener, calling)
+        thread = threading.Thread(target=run)
+        thread.start()
+        with socket.create_connection((host, port)) as first:
+            while not reception._callers and thread.is_alive():
+                time.sleep(0.01)
+            held.set()
+            assert inside.wait(5)
+            with socket.create_connection((host, port)):
+                os.close(low)  # the second one's, so that the first one's is nobody's
+                first.sendall(b"allreduce")
+                release.set()
+                thread.join(10)
+    assert len(outcomes) == 1
+    assert isinstance(outcomes[0], errors.TimeoutError), outcomes

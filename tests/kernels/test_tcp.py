@@ -1,0 +1,16 @@
+"""The tcp transport's native side with members as threads, under the sanitizers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernels.test_protocol import SANITIZERS, Builder, build, run
+
+__all__ = ["build"]  # the fixture
+
+
+@pytest.mark.torture  # compiling it twice takes minutes of the time that CI has
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_tcp(build: Builder, sanitizer: str) -> None:
+    assert run([build("tcp_test", sanitizer), "50"], timeout=1200) == "ok\n"

@@ -1,0 +1,185 @@
+"""Jobs whose ranks end, one before the others: who is named, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.processes import run, wait_gone
+from tests.run.launches import JOIN, LAUNCH, Write, launch
+
+WAITS = "world.store.barrier('never', 60)"
+ENDINGS = {
+    "raise ValueError('boom')": 1,
+    "sys.exit(7)": 7,
+    "raise SystemExit(9)": 9,
+    "os._exit(11)": 11,
+    "os.kill(os.getpid(), signal.SIGKILL)": 128 + signal.SIGKILL,
+    "os.kill(os.getpid(), signal.SIGSEGV)": 128 + signal.SIGSEGV,
+}
+WHILE_WAITING = ("raise ValueError('boom')", "os.kill(os.getpid(), signal.SIGKILL)")
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "busy"),
+    [
+        *((ending, code, "time.sleep(60)") for ending, code in ENDINGS.items()),
+        *((ending, ENDINGS[ending], WAITS) for ending in WHILE_WAITING),
+        *(
+            pytest.param(ending, code, WAITS, marks=pytest.mark.torture)
+            for ending, code in ENDINGS.items()
+            if ending not in WHILE_WAITING
+        ),
+    ],
+)
+def test_the_first_failing_ranks_code_is_returned(
+    script: Write, ending: str, code: int, busy: str
+) -> None:
+    path = script(f"{JOIN}print(os.getpid())\nif world.rank == 1: {ending}\n{busy}")
+    result = launch(3, path, deadline=15)
+    assert result.code == code, result.err
+    assert "[allreduce.run] rank 1 (process" in result.err
+    if "boom" in ending:
+        assert "[1] ValueError: boom" in result.err
+    pids = [int(line.split()[1]) for line in result.out.splitlines()]
+    assert wait_gone(pids, 1) == []
+    assert result.seconds < 8  # 5 s from the failure, and the start
+
+
+def test_the_rank_that_failed_is_named_and_not_one_that_ended_before_it_for_want_of_it(
+    script: Write,
+) -> None:
+    path = script(
+        """
+        import sys, time
+        import allreduce as ar
+        comm = ar.init()
+        comm.barrier()
+        if comm.rank == 1:
+            comm.abort("no such file")
+            time.sleep(1)
+            sys.exit(7)
+        try:
+            comm.barrier()
+        except ar.PeerLostError as error:
+            if comm.rank == 0:
+                sys.exit(5)
+            raise RuntimeError("the step failed") from error
+        """
+    )
+    result = launch(3, path, deadline=15)
+    assert result.code == 7, result.err
+    told = [line for line in result.err.splitlines() if line.startswith("[allreduce.run]")]
+    assert len(told) == 1, told
+    assert re.fullmatch(
+        r"\[allreduce.run\] rank 1 \(process \d+\) failed with exit code 7", told[0]
+    )
+
+
+def test_the_others_have_time_to_report(script: Write, tmp_path: Path) -> None:
+    path = script(
+        """
+        import os, signal, sys, time
+        def report(*_):
+            print("saved", flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, report)
+        if os.environ["ALLREDUCE_RANK"] == "1":
+            while not os.path.exists(sys.argv[1]):
+                time.sleep(0.01)
+            sys.exit(4)
+        open(sys.argv[1], "w").close()
+        time.sleep(60)
+        """
+    )
+    result = launch(2, path, str(tmp_path / "ready"), deadline=15)
+    assert (result.code, result.out) == (4, "[0] saved\n")
+
+
+def test_one_that_has_begun_to_report_has_more_time(script: Write) -> None:
+    path = script(
+        """
+        import os, signal, sys, time
+
+        def told(kind, error, trace):
+            time.sleep(1.5)  # as on a machine that is busy
+            os.write(2, b"told\\n")
+
+        sys.excepthook = told
+        import allreduce as ar
+        comm = ar.init()
+        comm.barrier()
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.barrier()
+        """
+    )
+    result = launch(2, path, deadline=15)
+    assert result.code == 128 + signal.SIGKILL, result
+    assert "[0] told" in result.err, result
+
+
+def test_a_rank_that_ignores_signals_is_killed(script: Write, tmp_path: Path) -> None:
+    path = script(
+        """
+        import os, signal, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.mkdir(f"{sys.argv[1]}/ready-{os.environ['ALLREDUCE_RANK']}")
+        if os.environ["ALLREDUCE_RANK"] == "1":
+            while sum(name.startswith("ready") for name in os.listdir(sys.argv[1])) < 3:
+                time.sleep(0.01)
+            sys.exit(4)
+        time.sleep(60)
+        """
+    )
+    command = [*LAUNCH, "--grace", "2", "-n", "3", str(path), str(tmp_path)]
+    assert run(command, deadline=10).code == 4
+
+
+def test_what_a_rank_started_ends_with_it(script: Write) -> None:
+    path = script(
+        """
+        import os, subprocess, sys
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        print(child.pid, flush=True)
+        """
+    )
+    result = launch(2, path, deadline=15)
+    pids = [int(line.split()[1]) for line in result.out.splitlines()]
+    assert len(pids) == 2
+    assert wait_gone(pids, 1) == []
+
+
+def test_a_closed_output_ends_the_job(script: Write) -> None:
+    path = script(
+        """
+        import itertools, os, time
+        for number in itertools.count():
+            print(os.getpid(), flush=True)
+            time.sleep(0.01)
+        """
+    )
+    command = [*LAUNCH, "-n", "2", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        pids = {int(process.stdout.readline().split()[1]) for _ in range(50)}
+        process.stdout.close()
+        assert process.wait(10) == 128 + signal.SIGPIPE
+        assert wait_gone(list(pids), 1) == []
+
+
+def test_a_rank_that_ends_before_it_joins_is_told_to_those_that_wait(script: Write) -> None:
+    path = script(f"import os, sys\nif os.environ['ALLREDUCE_RANK'] == '1': sys.exit(0)\n{JOIN}")
+    result = launch(3, path, deadline=20)
+    assert result.code == 1
+    told = r"PeerLostError: .* rank 1 \(process \d+ on .*\) is gone: it ended with exit code 0 "
+    assert len(re.findall(told, result.err)) == 2, result.err
+
+
+def test_ranks_that_never_join_end_as_any_program(script: Write) -> None:
+    assert launch(2, script("print('done')")).code == 0

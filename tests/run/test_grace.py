@@ -1,0 +1,204 @@
+"""Ranks that end have time to finish: a checkpoint, atexit functions, a handler of a signal."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+
+from tests.cluster.processes import mpirun, run, running
+from tests.run.launches import LAUNCH, Write, launch
+
+SAVE = """
+    import atexit, os, signal, sys, time
+    import allreduce as ar
+
+    def save():
+        for number in range(10):
+            os.write(1, b"part %d\\n" % number)
+            time.sleep(0.25)
+        os.write(1, b"saved %f\\n" % time.monotonic())
+    """
+
+
+def parts(out: str) -> int:
+    """Count what has been written of a checkpoint of ten parts."""
+    return len(re.findall("part", out))
+
+
+@pytest.mark.parametrize("launcher", ["run", "mpirun"])
+def test_functions_at_exit_end_after_an_error_and_others_hear_of_it_at_once(
+    script: Write, launcher: str
+) -> None:
+    path = script(
+        f"""{SAVE}
+    comm = ar.init()
+    comm.barrier()
+    if comm.rank == 1:
+        atexit.register(save)
+        raise ValueError("no")
+    try:
+        comm.barrier()
+    except ar.PeerLostError as error:
+        os.write(1, f"heard {{time.monotonic()}}\\n".encode())
+        raise
+    """
+    )
+    command = mpirun(2, path) if launcher == "mpirun" else [*LAUNCH, "-n", "2", str(path)]
+    result = run(command, deadline=25)
+    assert result.code == 1, result
+    assert (parts(result.out), "saved" in result.out) == (10, True), result
+    saved = re.search(r"saved ([\d.]+)", result.out)
+    heard = re.search(r"heard ([\d.]+)", result.out)
+    assert saved, result
+    assert heard, result
+    assert float(heard[1]) < float(saved[1]) - 1
+    assert "aborted the communicator: its program ended with ValueError: no" in result.err
+
+
+def test_a_survivor_that_saves_has_time_to_do_so(script: Write) -> None:
+    path = script(
+        f"""{SAVE}
+    comm = ar.init()
+    comm.barrier()
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        comm.barrier()
+    except ar.PeerLostError:
+        save()
+    """
+    )
+    result = launch(2, path)
+    assert result.code == 128 + signal.SIGKILL, result
+    assert (parts(result.out), "saved" in result.out) == (10, True), result
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_handler_of_a_signal_runs_once_and_to_its_end(
+    script: Write, number: signal.Signals
+) -> None:
+    path = script(
+        f"""{SAVE}
+    def handle(*_):
+        os.write(1, b"begins\\n")
+        save()
+        sys.exit(0)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, handle)
+    ar.init().barrier()
+    os.write(1, b"ready\\n")
+    time.sleep(60)
+    """
+    )
+    with running([*LAUNCH, "-n", "2", str(path)]) as process:
+        assert all(process.line() for _ in range(2))
+        process.signal(number)
+        result = process.finish(15)
+    assert result.out.count("begins") == 2, result
+    assert parts(result.out) == 20, result
+    assert result.code == 0, result
+
+
+def test_a_checkpoint_that_ctrl_c_begins_is_finished(script: Write) -> None:
+    path = script(
+        f"""{SAVE}
+    comm = ar.init()
+    comm.barrier()
+    try:
+        os.write(1, b"ready\\n")
+        time.sleep(60)
+    except KeyboardInterrupt:
+        if comm.rank == 0:
+            save()
+        raise
+    """
+    )
+    with running([*LAUNCH, "-n", "2", str(path)]) as process:
+        assert all(process.line() for _ in range(2))
+        process.signal(signal.SIGINT, group=True)
+        result = process.finish(15)
+    assert (result.code, parts(result.out)) == (130, 10), result
+    assert result.err.splitlines()[-1] == "[allreduce.run] interrupted", result
+
+
+def test_sigterm_comes_once_where_a_rank_fails_and_the_launcher_is_told_to_end(
+    script: Write,
+) -> None:
+    path = script(
+        f"""{SAVE}
+    def handle(*_):
+        os.write(1, b"begins\\n")
+        time.sleep(0.5)  # the test reads this line by itself
+        save()
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, handle)
+    if ar.init().rank == 1:
+        os._exit(4)
+    time.sleep(60)
+    """
+    )
+    with running([*LAUNCH, "-n", "2", str(path)]) as process:
+        assert process.line() == "[0] begins"
+        process.signal(signal.SIGTERM)
+        result = process.finish(15)
+    assert (result.out.count("begins"), parts(result.out)) == (0, 10), result
+
+
+@pytest.mark.parametrize("launcher", ["run", "mpirun"])
+def test_the_grace_ends(script: Write, launcher: str) -> None:
+    path = script(
+        """
+        import atexit, time
+        import allreduce as ar
+
+        comm = ar.init()
+        comm.barrier()
+        atexit.register(time.sleep, 60)
+        if comm.rank == 1:
+            raise ValueError
+        comm.barrier()
+        """
+    )
+    command = mpirun(2, path) if launcher == "mpirun" else [*LAUNCH, "-n", "2", str(path)]
+    result = run(command, {"ALLREDUCE_GRACE": "2"}, deadline=15)
+    assert result.code == 1, result
+    assert "ValueError" in result.err
+
+
+def test_a_second_signal_kills_at_once(script: Write) -> None:
+    path = script(
+        """
+        import signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("ready", flush=True)
+        time.sleep(60)
+        """
+    )
+    with running([*LAUNCH, "-n", "1", str(path)]) as process:
+        assert process.line() == "[0] ready"
+        process.signal(signal.SIGTERM)
+        lines = [process.error_line() for _ in range(2)]
+        assert "got SIGTERM; ending 1 rank" in lines[0]
+        assert "waiting for rank 0 to end, for up to 27 s more (--grace)" in lines[1]
+        process.signal(signal.SIGTERM)
+        assert process.finish(3).code == 128 + signal.SIGTERM
+
+
+def test_a_stopped_rank_ends_with_the_job(script: Write) -> None:
+    path = script(
+        """
+        import os, signal, time
+        print("ready", flush=True)
+        if os.environ["ALLREDUCE_RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(60)
+        """
+    )
+    with running([*LAUNCH, "-n", "2", str(path)]) as process:
+        assert all(process.line() for _ in range(2))
+        process.signal(signal.SIGTERM)
+        assert process.finish(5).code == 128 + signal.SIGTERM
