@@ -47,9 +47,9 @@ def test_paths_and_links_of_a_page_exist(page: Path) -> None:
     assert list(broken_links(page)) == []
 
 
-def test_internals_say_who_needs_them() -> None:
-    for page in (REPOSITORY / "docs" / "internals").glob("*.md"):
-        assert page.read_text().splitlines()[2].startswith("For people who "), page
+def test_pages_begin_with_the_people_who_need_them() -> None:
+    for page in (REPOSITORY / "docs").rglob("*.md"):
+        assert page.read_text().splitlines()[2].startswith("For "), page
 
 
 def test_missing_paths_and_links_are_found(tmp_path: Path) -> None:
