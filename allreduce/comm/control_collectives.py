@@ -1,8 +1,8 @@
-"""What members tell each other of the library's own accord, between the calls of a program.
+"""Collectives that the library itself makes, between the calls of a program.
 
-Each has a purpose, in a few words that stand in errors and are the same on all members. It pairs
-with no call of a program and with nothing for another purpose, however alike the arrays are: those
-who have come to different places get a `MismatchError` instead of each other's bits.
+Each has a purpose: a short text for errors, equal on all members. It never pairs with a call of the
+program or with another purpose, even if the arrays are alike: members at different places get a
+`MismatchError` instead of each other's data.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def exchange(comm: Communicator, purpose: str, mine: Array) -> Array:
     """Gather an array of every member's; a collective call.
 
     Args:
-        comm: Whose members take part.
-        purpose: What it is for.
+        comm: The communicator.
+        purpose: The purpose, for errors.
         mine: `(n, ...)`, of one shape on all members.
 
     Returns:

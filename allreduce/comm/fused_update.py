@@ -31,16 +31,16 @@ def update_init(
 ) -> Callable[[], Work]:
     """Prepare an update of the same arrays in every step; not a collective call.
 
-    Each call of what it returns starts a collective: every member adds up its own slice of all
-    members' gradients, in their order, changes that slice of its values with it, and stores these
-    in all members' values. Before the next call, wait for its work. The sums are handed to nobody.
+    Each call of the returned function starts a collective: every member sums its own slice of all
+    members' gradients, in their order, updates that slice of its values, and stores it in all
+    members' values. Before the next call, wait for its work. The sums are not returned.
 
     Args:
         comm: One that `updates`.
         gradients: In symmetric memory, the same on all members.
-        values: The same; of their length and dtype. Nobody may read them until it is done.
-        update: What changes a slice.
-        keep: What the update's memory belongs to.
+        values: The same, with their length and dtype. Must not be read until the work is done.
+        update: The function that updates a slice.
+        keep: The owner of the update's memory.
     """
     context = comm._dispatch.context("update")
     dtype = str(values.dtype)

@@ -1,9 +1,9 @@
 """Let the members of a new group meet before they make it; name the ranks that do not come.
 
 Each member arrives under a key of the group in the store. The first member waits for all others and
-then says that all have come, so that the others ask once. A member that gives up says so under the
-same key, and all members of this attempt raise. A member that comes after that goes on to the next
-attempt, so that all count attempts alike.
+then publishes that all have come, so that the others ask once. A member that gives up publishes
+that under the same key, and all members of this attempt raise. A member that comes after that goes
+on to the next attempt, so that all count attempts alike.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from allreduce.comm.core import progress
 from allreduce.comm.failures.reporter import advice
 from allreduce.errors import AllreduceError, ClosedError, MismatchError, PeerLostError, TimeoutError
 
-_LOOK_SECONDS = 0.5  # between two looks at who has come; and for the store to answer
+_LOOK_SECONDS = 0.5  # between two looks at the arrivals; and for the store to answer
 _CAUSE_SECONDS = 0.2  # for which it is looked for why a process is gone
 _PREFIX = "gathering/"  # of all keys
 _ALL = "all"  # the key that says that all have come, or why they cannot
@@ -39,9 +39,9 @@ class Rendezvous:
         parent: The world of the communicator that the group is made from.
         group: The group's world; a part of the store is its own.
         ranks: The members, by their ranks in the parent.
-        call: What makes the group: "group([0, 1]) at train.py:31".
-        transport: What is to carry the group's calls, if the member says it.
-        check_alive: Raises what has ended the parent, if it has ended.
+        call: The call that makes the group: "group([0, 1]) at train.py:31".
+        transport: The name of the group's transport, if the member gives one.
+        check_alive: Raises the parent's error if it has ended.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Rendezvous:
             self._group.store.delete_prefix(_PREFIX, members)  # once all have left
 
     def _raise_cause(self, lost: PeerLostError) -> NoReturn:
-        """Raise why a process is gone, if it has told the communicator's members; else `lost`."""
+        """Raise the reason that an ended process gave to the members, or `lost`."""
         until = time.monotonic() + _CAUSE_SECONDS
         with contextlib.suppress(ClosedError):
             while time.monotonic() < until:
@@ -143,7 +143,7 @@ class Rendezvous:
                 raise self._fail("TimeoutError", story)
 
     def _absent(self) -> str:
-        """Name the members that have not arrived; the first if all have, as it has to say so."""
+        """Name the members that have not arrived; if all have, the first, which has to say so."""
         others = [rank for rank in range(self._group.size) if rank != self._group.rank]
         missing = [rank for rank in others if self._get(str(rank)) is None]
         return ", ".join(map(self._named, missing or [0]))
@@ -166,7 +166,7 @@ class Rendezvous:
     def _fail(self, kind: str, story: str) -> AllreduceError:
         """Tell the other members why this attempt has failed, and return it as an error."""
         self._set(_ALL, [kind, f"{self._me} {story}"])
-        with contextlib.suppress(AllreduceError):  # the failure is raised, whoever hears of it
+        with contextlib.suppress(AllreduceError):  # raised below in any case
             self._get(_ALL)  # so that it is stored before this process may end
         return self._error(kind, story)
 
@@ -177,7 +177,7 @@ class Rendezvous:
         self._group.store.post(_PREFIX + key, json.dumps(value).encode())
 
     def _get(self, key: str, timeout: float = 0.0) -> bytes | None:
-        """Return what a member has set, if any has and the store's keeper answers in time."""
+        """Return a member's value; None if it has set none or the store does not answer."""
         with contextlib.suppress(SilentError):
             return self._group.store.try_get(_PREFIX + key, _LOOK_SECONDS, timeout)
         return None

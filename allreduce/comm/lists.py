@@ -1,4 +1,4 @@
-"""A list of arrays as one call: each large array by itself, small ones packed by dtype."""
+"""Lists of arrays: each large array is one call, small ones are packed by dtype."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from allreduce.comm.core.transport import Work
 from allreduce.comm.dispatch import Dispatcher
 from allreduce.errors import AllreduceError, MismatchError, ShapeError, UsageError, reworded
 
-# An array of this size or more is not packed. One call more takes about 20 us, besides what its
-# transport takes to meet; to pack and unpack 256 KiB takes 12 us in the cache, and 85 us in a list
-# of 128 MiB.
+# An array of this size or more is not packed. One more call takes about 20 us, and the latency of
+# its transport; packing and unpacking 256 KiB takes 12 us in the cache, and 85 us in a list of 128
+# MiB.
 ALONE_BYTES = 256 << 10
-_LIST_SECONDS = 0.5  # in which a member that disagrees leaves its list
+_LIST_SECONDS = 0.5  # for a member that disagrees to publish its list
 _LOOK_SECONDS = 0.2  # besides, for the store to answer
 
 
@@ -108,7 +108,7 @@ def start(comm: Dispatcher, collective: str, x: Sequence[Any], options: Options,
 def _item_named(comm: Dispatcher, request: Request) -> Iterator[None]:
     """Add the first item that differs to a mismatch, as the texts of long calls do not show it.
 
-    Every member leaves its list in the store, and reads those of the two that disagree.
+    Every member publishes its list in the store, and reads the lists of the two that disagree.
     """
     try:
         yield
@@ -118,7 +118,7 @@ def _item_named(comm: Dispatcher, request: Request) -> Iterator[None]:
         store = comm.store
         own = json.dumps([call_text.array_text(each.dtype, each.shape) for each in request.arrays])
         found: list[list[str]] = []
-        with contextlib.suppress(AllreduceError, SilentError):  # the mismatch is what to raise
+        with contextlib.suppress(AllreduceError, SilentError):  # the mismatch is raised instead
             store.post(f"lists/{comm.rank}", own.encode())
             for rank, _ in error.lists:
                 data = store.try_get(f"lists/{rank}", _LOOK_SECONDS, _LIST_SECONDS)
@@ -192,7 +192,7 @@ def _pack(arrays: Sequence[Array], context: Context) -> Array:
 
 
 def _answer(request: Request, results: Sequence[Any]) -> Any:
-    """Return what the caller gets from the calls' results; copy packed ones to their outputs."""
+    """Return the caller's results; copy packed ones to their outputs."""
     if not request.gets:
         return None
     found: list[Any] = [None] * len(request.lent)

@@ -31,7 +31,7 @@ def encode(where: str, value: Any) -> Array:
 
 
 def _written(where: str, value: Any) -> tuple[Array, Any]:
-    """Return plain data as bytes, and as what reads them gets it."""
+    """Encode plain data; return the bytes, and the value that a reader gets."""
     try:
         packed = msgpack.packb(value, use_bin_type=True, default=_as_python)
         arrived = _unpack(packed)  # a key that arrives as a list is none
@@ -44,12 +44,12 @@ def _written(where: str, value: Any) -> tuple[Array, Any]:
 
 
 def _as_python(value: Any) -> Any:
-    """Give the Python number that one of NumPy's is; anything else as it is, to be refused."""
+    """Convert a NumPy scalar to a Python number; return anything else unchanged, to be refused."""
     return value.item() if isinstance(value, np.generic) and value.dtype.kind in "biuf" else value
 
 
 def decode(data: Array) -> Any:
-    """Read what `encode` wrote."""
+    """Decode the bytes of `encode`."""
     return _unpack(data.data)
 
 
@@ -128,7 +128,7 @@ def _join(
 def scatter_options(
     comm: Dispatcher, context: Context, x: Any, root: Any, counts: Sequence[int] | None
 ) -> Options:
-    """Check what a scatter takes besides the root's array.
+    """Check the arguments of a scatter besides the root's array.
 
     Raises:
         UsageError: A member that is not the root passes an array, or an argument is wrong.

@@ -1,4 +1,4 @@
-"""From a caller's question, what would this call do, to the transport's plan."""
+"""Turn the arguments of `Communicator.plan` into the transport's plan."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ def describe(context: Context, transport: Transport, x: Any, given: Mapping[str,
     """Plan a call with the arguments that it would get.
 
     Args:
-        context: Which member asks about which collective.
-        transport: What would carry it.
-        x: What the collective takes; of scatter the root's array, on all; of recv its output.
-        given: What it takes besides, by name; None of what was left out.
+        context: The member and the collective.
+        transport: The transport of the call.
+        x: The collective's input; for scatter the root's array, on all members; for recv its
+            output.
+        given: Its other arguments by name; None if omitted.
 
     Raises:
         UsageError: An argument is wrong, as for the call itself.
@@ -77,7 +78,7 @@ def _message(context: Context, x: Any, given: Mapping[str, Any]) -> Prepared:
 
 
 def _options(context: Context, given: Mapping[str, Any]) -> Options:
-    """Give what was left out its default."""
+    """Replace omitted arguments by their defaults."""
     name = context.collective
     if name == "all_to_all" and given["counts"] is not None and given["receives"] is None:
         raise UsageError(

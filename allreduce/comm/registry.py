@@ -37,8 +37,8 @@ def opener(name: str | None, where: str = "") -> Opener:
     """Look a transport up; without a name it is the world's to choose.
 
     Args:
-        name: A row's.
-        where: Who names it, for the message.
+        name: The name of a transport.
+        where: The argument or variable that names it, for the message.
 
     Raises:
         UsageError: There is none of this name; the message says which exist.
@@ -54,7 +54,7 @@ def opener(name: str | None, where: str = "") -> Opener:
 
 
 def check_name(name: str, where: str = "") -> None:
-    """Refuse a name that no transport has; as `opener`, which imports what it finds."""
+    """Refuse an unknown transport; like `opener`, but without importing it."""
     if name not in REGISTRY:
         raise unknown_name("transport", name, REGISTRY, where)
 
@@ -114,6 +114,6 @@ def _open_group(
 def _by_world(
     world: World, local_members: int, *, name: str, timeout: float
 ) -> Sequence[Transport]:
-    """Open what suits where the ranks are."""
+    """Open `shared` on one host and `hierarchical` on several."""
     chosen = "shared" if len(world.hosts) == 1 else "hierarchical"
     return opener(chosen)(world, local_members, name=name, timeout=timeout)

@@ -1,4 +1,4 @@
-"""Arrays of other libraries: lent to a collective without a copy, and answered in kind."""
+"""Borrow arrays of other libraries without a copy, and return results of the same kind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CPU = 1  # DLPack's kDLCPU
 
 
 class BorrowedArray(NamedTuple):
-    """A caller's array as NumPy sees it, and how a result becomes what the caller works with."""
+    """A NumPy view of a caller's array, and the conversion of a result to the caller's kind."""
 
     array: Array
     answer: Callable[[Array], Any]
@@ -26,11 +26,11 @@ def borrow(where: str, x: Any, takes: str = "takes an array or a number") -> Bor
     """View a caller's array, or number, as a NumPy array that shares its memory.
 
     Args:
-        where: Who is calling what, for errors.
+        where: The rank and the call, for errors.
         x: A NumPy array or scalar, a Python number, an array on the CPU of a library that speaks
             DLPack (PyTorch, JAX, ...), or anything with the buffer protocol, which is answered with
             NumPy arrays.
-        takes: What is expected, for errors.
+        takes: The expected kinds of arrays, for errors.
 
     Raises:
         UsageError: It is none of these, lies on another device, or is of a kind whose memory is not
@@ -84,7 +84,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 
 def _view(where: str, x: Any) -> BorrowedArray | None:
-    """Return None of what is neither an array nor a number."""
+    """Return None if it is neither an array nor a number."""
     if isinstance(x, np.ndarray):
         return _numpy(where, x)
     if isinstance(x, np.generic):
@@ -145,7 +145,7 @@ def _by_namespace(x: Any) -> Callable[[Array], Any]:
 
 
 def _torch(where: str, x: Any) -> BorrowedArray | None:
-    """View a tensor; NumPy has no bfloat16 of its own, so that goes as 16 bits."""
+    """View a tensor; bfloat16, which NumPy lacks, as 16-bit integers."""
     torch = importlib.import_module("torch")
     if not isinstance(x, torch.Tensor):
         return None
@@ -163,7 +163,7 @@ def _torch(where: str, x: Any) -> BorrowedArray | None:
 
 
 def _check_tensor(where: str, torch: Any, x: Any) -> None:
-    """Refuse tensors whose values do not lie in the CPU's memory as they are."""
+    """Refuse tensors whose memory on the CPU does not hold their values."""
     if x.device.type == "meta":
         raise UsageError(f"{where} got a meta tensor, which has no values; give it a device first")
     kinds = {

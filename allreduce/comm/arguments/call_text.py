@@ -1,6 +1,6 @@
-"""How callers wrote a call that is more than its arrays: a list, factors, plain data.
+"""The texts of calls with a list, factors or plain data.
 
-Such a text has to agree on all members, as part of the call, and stands in errors for the call.
+Such a text must agree on all members, and describes the call in errors.
 """
 
 from __future__ import annotations

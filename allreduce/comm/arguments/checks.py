@@ -1,4 +1,4 @@
-"""What callers may pass to collectives, and what the error says if it is something else."""
+"""Check the arguments of collectives."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ JOINS = ("all_gather", "gather")  # axis 0 of the output is made of shares
 WHOLE = ("all_reduce", "reduce", "broadcast")  # the output is shaped as the input
 _REDUCE = ("all_reduce", "reduce", "reduce_scatter")
 UNSCALED: tuple[Any, Any] = (1.0, 1.0)
-_BYTES_LIMIT = 1 << 62  # what no address says, and transports need not count
+_BYTES_LIMIT = 1 << 62  # beyond any address, so that transports need not check it
 _INT64_MOST = 2**63 - 1
 
 
 class Context(NamedTuple):
-    """Who is calling what, for checks and for messages."""
+    """The member and the collective, for checks and messages."""
 
     collective: str
     member: str  # "[transport] rank 2"
@@ -46,7 +46,7 @@ class Context(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """What a collective takes besides arrays.
+    """The arguments of a collective besides arrays.
 
     Args:
         op: The operator's name.
@@ -54,7 +54,7 @@ class Options:
         counts: Rows of every member's share; for all_to_all, that this member sends to each.
         receives: Rows that this member gets from each; all_to_all with counts only.
         scale: Factors before and after the reduction.
-        call_text: What the caller wrote, where it is another call than this (call_text.py).
+        call_text: The caller's call, if it differs from this one (call_text.py).
     """
 
     op: str | None = None
@@ -161,7 +161,7 @@ def check_out(context: Context, out: Array, shape: tuple[int, ...], dtype: np.dt
 
 
 def check_stays(context: Context, **arrays: Any) -> None:
-    """Refuse arrays that a call would have to copy: what is prepared for many needs them as is."""
+    """Refuse arrays that a call would have to copy: a prepared call uses them in place."""
     for name, array in arrays.items():
         found = type(array).__name__
         if isinstance(array, np.ndarray):

@@ -1,4 +1,4 @@
-"""send and recv: what callers pass, checked and brought into the form that transports take."""
+"""Check the arguments of send and recv, and prepare them for transports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TAG_LIMIT = 1 << 31
 
 
 class Receive(Work):
-    """A started recv. After its wait it tells where the message came from."""
+    """A started recv. After its wait it has the message's source and tag."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -58,12 +58,12 @@ class Receive(Work):
 
 
 def prepare_send(context: Context, x: Any, dest: Any, tag: Any) -> Prepared:
-    """Check what a send is given.
+    """Check the arguments of a send.
 
     Args:
         x: An array or number, as `arrays.borrow` takes it.
-        dest: The member that gets it.
-        tag: A number from 0 that tells messages apart.
+        dest: The receiver.
+        tag: A number from 0 that distinguishes messages.
 
     Raises:
         UsageError: An argument is wrong.
@@ -76,7 +76,7 @@ def prepare_send(context: Context, x: Any, dest: Any, tag: Any) -> Prepared:
 
 
 def prepare_recv(context: Context, out: Any, source: Any, tag: Any) -> Prepared:
-    """Check what a recv is given.
+    """Check the arguments of a recv.
 
     Args:
         out: The array that the message goes to, of the sender's dtype and number of elements.

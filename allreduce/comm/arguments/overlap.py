@@ -1,4 +1,4 @@
-"""Which outputs may share memory with inputs: told from the arrays as the caller has them."""
+"""Check which outputs may share memory with inputs, before anything is copied."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_overlap(context: Context, x: Array, out: Array, options: Options) -> N
     """Allow the same memory, or the own rows of the longer array; refuse other overlaps.
 
     Args:
-        context: Who is calling what.
+        context: The member and the collective.
         x: The caller's input.
         out: The caller's output, of the result's shape.
         options: The call's.
@@ -84,7 +84,7 @@ def check_apart(where: str, inputs: Sequence[Array], outputs: Sequence[Array]) -
 
 
 def check_own(what: str, out: Array) -> None:
-    """Refuse an output whose elements lie on top of each other, as those of broadcast views do."""
+    """Refuse an output whose elements overlap, as in a broadcast view."""
     if out.flags.c_contiguous or out.size == 0:
         return
     reach = out.itemsize  # of the axes so far, from the nearest elements to the farthest

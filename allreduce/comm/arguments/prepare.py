@@ -1,4 +1,4 @@
-"""What callers pass to collectives: checked, and brought into the form that transports take."""
+"""Check the arguments of collectives, and prepare them for transports."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ def prepare(context: Context, x: Any, options: Options, out: Any, whole: Any = N
     """Check a call's arguments.
 
     Args:
-        x: An array or number, as `arrays.borrow` takes it; None on those who only receive.
-        out: The caller's output array, or None for a new one. Ignored where nothing arrives.
+        x: An array or number, as `arrays.borrow` takes it; None on members that only receive.
+        out: The caller's output array, or None for a new one. Ignored on members that receive
+            nothing.
         whole: The root's array as (dtype, shape), for a scatter without `x`.
 
     Raises:
@@ -51,7 +52,7 @@ def prepare(context: Context, x: Any, options: Options, out: Any, whole: Any = N
         plain = target.flags.c_contiguous
         buffer = target if plain else new_output(context, target.shape, target.dtype)
     if lent is not None:
-        own = buffer if out is None or buffer is not target else None  # nobody else's memory
+        own = buffer if out is None or buffer is not target else None  # no other array's memory
         source = _source(context, lent.array, options, own)
 
     def result() -> Any:
@@ -95,7 +96,7 @@ def _takes(context: Context) -> str:
 
 
 def _checked(context: Context, x: Any, options: Options, dtype: np.dtype[Any]) -> Options:
-    """Check what comes with the arrays, and bring it into plain numbers."""
+    """Check the other arguments, and convert them to plain numbers."""
     checks.check_op(context, options.op, dtype)
     checks.check_number(context, x, options.op)
     changes: dict[str, Any] = {}
@@ -120,7 +121,7 @@ def _source(context: Context, array: Array, options: Options, own: Array | None)
     if copy is None:
         copy = new_output(context, array.shape, array.dtype)
     if context.collective == "broadcast" and context.rank != options.root:
-        return copy  # what it holds is read by nobody
+        return copy  # its values are not read
     if options.scale[0] != 1:
         return scaling.apply(array, options.scale[0], copy)
     copy[...] = array
@@ -203,7 +204,7 @@ def _call(context: Context, options: Options, dtype: np.dtype[Any], shape: tuple
 
 
 def result_shape(context: Context, shape: tuple[int, ...], options: Options) -> tuple[int, ...]:
-    """Return the shape of what this member gets; of an all_to_all, if it gets what it gives.
+    """Return the shape of this member's result; for all_to_all, if it receives as much as it sends.
 
     Raises:
         ShapeError: The input's shape and the counts do not fit.

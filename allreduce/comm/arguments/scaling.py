@@ -1,4 +1,4 @@
-"""Factors of a sum or mean: checked where they enter, and applied; what a mean divides by."""
+"""Check and apply the factors of a sum or mean, and the divisor of a mean."""
 
 from __future__ import annotations
 
@@ -80,5 +80,5 @@ def _is_finite(number: Factor, dtype: np.dtype[Any]) -> bool:
 
 
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type to multiply in: the half ones in float32, as they are summed."""
+    """Return the dtype to multiply in: float32 for 16-bit floats, as in their sums."""
     return _WIDER.get(str(dtype), dtype)

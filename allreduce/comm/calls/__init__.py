@@ -1,1 +1,1 @@
-"""What a call is: its signature, members, call site, segments and plan."""
+"""Calls: signature, members, call site, segments and plan."""

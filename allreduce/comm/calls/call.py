@@ -53,7 +53,7 @@ DTYPES = (
     "complex128",
 )
 PATHS = ("eager", "direct", "staged", "cross_process", "pairwise", "chain")
-COUNT_LIMIT = 1 << 36  # what a signature cannot count any more
+COUNT_LIMIT = 1 << 36  # more than a signature can count
 ANY = -1  # source or tag of a recv that takes every one
 
 
@@ -89,13 +89,12 @@ class Call:
     count: int
     root: int | None  # also the peer of send and recv; -1 is any source
     group: str
-    # Elements of each member's share if they differ; for all_to_all, of those this member sends.
+    # Elements of each member's share if they differ; for all_to_all, of the shares that this member
+    # sends.
     counts: tuple[int, ...] | None = None
     receives: tuple[int, ...] | None = None  # all_to_all with counts: elements from each member
     tag: int | None = None  # of send and recv; -1 is any
-    call_text: str = (
-        ""  # what the caller wrote, where that is not just this (call_text.py); it must agree
-    )
+    call_text: str = ""  # the caller's text if it differs from this call (call_text.py); must agree
     row: int = field(default=1, compare=False)  # elements per row; callers give counts in rows
 
     def __str__(self) -> str:
@@ -150,7 +149,7 @@ def _any(number: int) -> str:
 
 
 def remedy(op: str, dtype: str) -> str:
-    """Explain why an operator does not support a type, and what to do instead."""
+    """Explain why an operator does not support a type, and name the remedy."""
     if dtype in _COMPLEX:
         if op in ("min", "max"):
             return "complex numbers have no order; reduce their abs() or real part"

@@ -1,1 +1,1 @@
-"""Turn what ended a communicator into errors."""
+"""Turn the end of a communicator into errors."""

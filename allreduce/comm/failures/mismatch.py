@@ -74,9 +74,9 @@ def story(what: str, first: Side, second: Side, hidden: str = "") -> str:
 
     Args:
         what: "call #41", or "a message".
-        first: One side.
-        second: The other one.
-        hidden: A difference that the calls' texts do not show.
+        first: This member's side.
+        second: The other member's side.
+        hidden: A difference that is not visible in the calls' texts.
     """
     low, high = (second, first) if second.here else (first, second)
     same = first.note.shape == second.note.shape

@@ -27,7 +27,7 @@ class Choice:
 
     @classmethod
     def of(cls, row: Row) -> Choice:
-        """Return what a row chooses."""
+        """Return the choice of a row."""
         return cls(row.algorithm, row.chunk or 0, row.stores or "ordinary", row.past)
 
     def streams(self, nbytes: int) -> bool:
@@ -66,7 +66,7 @@ class Choices:
         assert held, f"no row holds for {collective}: the table's last rows hold for all"
         held = [row for row in held if cross_process or row.algorithm != "cross_process"]
         if held[0].transport == "shared" and held[0].algorithm != "eager":
-            # In place nothing is copied: what is best for ordinary arrays does not matter there.
+            # In place nothing is copied, so the measurements for ordinary arrays do not apply.
             in_place = [row for row in held if row.algorithm == "direct"]
             ordinary = [row for row in held if row.algorithm != "direct"]
             held = (in_place if symmetric else []) + ordinary
@@ -106,11 +106,11 @@ class Choices:
 def choices_for(
     transport: str, members: int, crowded: bool = False, *, pulls: bool = False
 ) -> Choices:
-    """Return what holds for a communicator.
+    """Return the choices for a communicator.
 
     Args:
         transport: Its transport.
-        members: How many members it has.
+        members: The number of its members.
         crowded: Whether they outnumber their cores, on the shared transport.
         pulls: Whether they may read each other's memory, on the shared transport.
     """

@@ -1,11 +1,12 @@
-"""Which way a call takes, in what chunks, with what stores: the one table.
+"""The table that chooses the algorithm, chunk size and kind of stores of a call.
 
 A communicator uses the rows that hold for its transport, members and cores. Of these the first that
 holds for a call's collective and bytes decides. `bytes` are, on the shared transport, those of the
 largest input of any member, and on tcp those of the largest share that one member has for another;
-a call of which nobody knows them all (all_to_all with counts) takes the row for the largest.
+a call whose sizes no member knows completely (all_to_all with counts) takes the row for the
+largest.
 
-The measurements are of 2 processes on 2 cores of a Zen 4 machine where nothing else is said.
+Unless stated otherwise, the measurements are of 2 processes on 2 cores of a Zen 4 machine.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _ALL = ("barrier", *_DATA)
 _MESSAGES = ("send", "recv")
 # Where tcp can send along a chain of members; the others have but one hop.
 _CHAINS = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast")
-# What has a way of its own on symmetric memory. The roots of the others decide alone what arrays
-# they pass.
+# Collectives with a path for symmetric memory. In the others the root alone decides which arrays it
+# passes.
 _IN_PLACE = ("all_reduce", "reduce_scatter", "all_gather", "gather", "broadcast", "all_to_all")
 # A copy that goes past the caches does not read the output first. 64 MiB, speed beside MPICH's in
 # the same run: all_gather on comm.empty 1.5 instead of 0.87, on ordinary arrays 1.2 instead of
@@ -70,8 +71,8 @@ TABLE: tuple[Row, ...] = (
     # No copies: all_reduce of 1 MiB 15 us, of 16 MiB 850. A step takes some tens of microseconds,
     # after which other calls have their turn.
     Row("shared", _IN_PLACE, "direct", chunk=256 * KIB, past=_PAST),
-    # One copy instead of two, but by the kernel, page by page, and nobody has to keep pace with
-    # anybody. Members who share their cores: 4 on 2 of them, broadcast of 4 MiB 2.5 ms instead of
+    # One copy instead of two, but by the kernel, page by page, and no member has to keep pace with
+    # another. Members who share their cores: 4 on 2 of them, broadcast of 4 MiB 2.5 ms instead of
     # 12, of 16 MiB 11 instead of 42; scatter of 16 MiB 4.7 instead of 7.7.
     Row(
         *("shared", ("broadcast", "scatter"), "cross_process"),
@@ -81,7 +82,7 @@ TABLE: tuple[Row, ...] = (
         chunk=1 * MIB,
         past=_PAST,
     ),
-    # Each line crosses once, nobody waits for room, and what comes, what goes and the own part move
+    # Each line crosses once, no member waits for free slots, and received, sent and own parts move
     # in one pass: 16 MiB 1.43 ms instead of 1.62 by the kernel, 64 MiB 6.0 instead of 7.4; on one
     # core 4 MiB 1.01 instead of 1.14, and 16 MiB 4.0 either way. Past the caches 4 MiB take 435 us
     # instead of 536, but 2 MiB 177 instead of 149.
@@ -159,14 +160,14 @@ TABLE: tuple[Row, ...] = (
     # One member stages a chunk while the others read the one before it: half of the ring.
     Row("shared", _DATA, "staged", chunk=256 * KIB, stores="ordinary", past=_PAST),
     # --- tcp ----------------------------------------------------------------------------------
-    # What goes with the post saves the round trip in which all find that they agree.
+    # Sending the data with the post saves the round trip in which members compare the call.
     Row("tcp", (*_ALL, *_MESSAGES), "eager", bytes=(0, 4 * KIB)),
-    # One hop to everybody beats a chain of hops, whose latencies add up; the bytes that each member
-    # sends are the same for all but broadcast. A chunk is large against a system call, and small
-    # against the level-2 cache, where it is reduced.
+    # One hop to every member beats a chain of hops, whose latencies add up; the bytes that each
+    # member sends are the same for all but broadcast. A chunk is large against a system call, and
+    # small against the level-2 cache, where it is reduced.
     Row("tcp", _CHAINS, "direct", bytes=(0, 256 * KIB), chunk=256 * KIB),
-    # Every link carries the same, in both directions, and nobody sends to all: n - 1 connections
-    # that fill up at one port share its rate.
+    # Every link carries the same amount in both directions, and no member sends to all: n - 1
+    # connections into one port would share its rate.
     Row("tcp", _CHAINS, "chain", chunk=256 * KIB),
     Row("tcp", (*_DATA, *_MESSAGES), "direct", chunk=256 * KIB),
     # --- mpi ----------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""The transports, one folder each, and what they share."""
+"""The transports, one folder each, and code that they share."""

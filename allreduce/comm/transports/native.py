@@ -250,7 +250,7 @@ class NativeTransport(Transport, Generic[N]):
             self._complete_late(native, total, waited)
 
     def _complete_late(self, native: N, total: float, waited: float) -> None:
-        """Continue a long wait: warn, and later give up."""
+        """Continue a long wait: warn, and raise a timeout later."""
         if waited < WARN_SECONDS < total:
             if self._wait_on(native, WARN_SECONDS - waited):
                 return

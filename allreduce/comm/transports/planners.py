@@ -1,8 +1,8 @@
-"""The planners there are: they say what a call would do, without making it.
+"""The table of planners, which compute what a call would do without making it.
 
-A planner is a function of a call, of where it is planned, and of the choices in force; each is in a
-file of its own, and has a row here. The transport of two levels has none: what it plans is made of
-these (hierarchical/plan.py). `Communicator.plan` is for callers.
+A planner is a function of a call, its context and the choices in force; each has its own file, and
+a row here. The hierarchical transport has none: it combines the plans of these
+(hierarchical/plan.py). `Communicator.plan` is for callers.
 """
 
 from __future__ import annotations

@@ -120,8 +120,8 @@ class ControlChannel(TcpTransport):
 
         Args:
             agreed: The call.
-            absent: The members that it may wait for: those that have not posted it, or, once all
-                have, those whose step is due.
+            absent: The members that it may wait for: members that have not posted it, or, once all
+                have, members whose step is due.
         """
         found = absent
         if agreed.native.done:

@@ -26,7 +26,7 @@ class Layout:
         """Lay members out.
 
         Args:
-            machines: What tells hosts apart, by member.
+            machines: The identity of each member's host.
         """
         found: dict[Hashable, list[int]] = {}
         for member, machine in enumerate(machines):

@@ -80,8 +80,8 @@ class LevelError(Exception):
     """A level has failed.
 
     Args:
-        error: What it has raised.
-        agreed: The caller's call, as the control has it, in a step of which it has failed.
+        error: The error of the level.
+        agreed: The caller's call, in a step of which the level failed.
     """
 
     def __init__(self, error: AllreduceError, agreed: TcpWork) -> None:

@@ -168,7 +168,7 @@ class _Route:
             held = build.allocate(sum(local) if carries else 0)
             self.legs.append(_Leg("in", lane, local, mine, held if carries else None))
         joined = build.allocate(sum(counts) if carries and here else 0)
-        if carries:  # the root's host has a number of its own in the lane
+        if carries:  # the number of the root's host in the lane
             to = layout.lane(lane).index(host)
             self.legs.append(_Leg("across", to, counts, held, joined if here else None))
         self.is_root = build.me == root
@@ -177,7 +177,7 @@ class _Route:
             final = build.allocate(sum(counts) if self.is_root else 0)
             self.legs.append(_Leg("out", position, passed, joined, final if self.is_root else None))
             joined = final
-        # What the root has of each member: host by host, and where it belongs.
+        # The root's part for each member, host by host, with its place.
         order = [member for members in hosts for member in members] if self.is_root else []
         self.pairs = [(part, shares[member]) for member, part in parts_of(joined, shares, order)]
 

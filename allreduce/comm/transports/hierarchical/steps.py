@@ -90,7 +90,7 @@ class Chain:
 
 
 class Builder:
-    """Collects one member's chain: what it takes part in, of what happens on all members.
+    """Collects one member's chain: its part of the steps of all members.
 
     Args:
         call: The call, as its caller makes it.
@@ -127,7 +127,7 @@ class Builder:
             self._steps.append(Copies(kept))
 
     def divide(self, part: Part) -> None:
-        """Turn a sum of all members' into the mean, if that is what is asked for."""
+        """Turn a sum over all members into the mean if the call asks for it."""
         if self.call.op == "mean" and part.count:
             self._steps.append(Division(part, self.layout.size))
 

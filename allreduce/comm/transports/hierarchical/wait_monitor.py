@@ -69,7 +69,7 @@ class WaitMonitor:
     def _delaying(self) -> list[int]:
         """Return the absent members; once all have posted the call, the stopped ones, if any.
 
-        All take part in the call then, and stopped members delay the others.
+        In that case every member is in the call, and stopped members delay the others.
         """
         absent, stopped = self._absent(), self._control.stopped()
         if not self._agreed.native.done:

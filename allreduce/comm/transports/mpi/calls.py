@@ -1,8 +1,8 @@
-"""How one collective call becomes MPI's: on which type, with which counts, in how many requests.
+"""Translate a collective call to MPI: type, counts, and number of requests.
 
-What MPI lacks is reduced on another type (converted.py): float16 and bfloat16 as float32 (so that
-they accumulate in it), truth values as bytes of 0 and 1. A library before MPI-4 counts in 32 bits:
-what is larger is reduced in pieces, and moved with one derived type per peer.
+Types that MPI lacks are converted (converted.py): float16 and bfloat16 to float32, in which they
+are also summed, booleans to bytes of 0 and 1. A library before MPI-4 counts in 32 bits: larger
+arrays are reduced in pieces, and moved with one derived type per peer.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Collective:
 
     Args:
         library: The MPI library.
-        comm: The communicator, an mpi4py one, that only collectives of data use.
-        call: What to do.
-        x: What goes in, contiguous.
-        out: Where the result goes, contiguous.
+        comm: The mpi4py communicator that only collectives of data use.
+        call: The call.
+        x: The input, contiguous.
+        out: The output, contiguous.
         where: "[mpi] rank 2", for messages.
 
     Raises:
@@ -107,7 +107,7 @@ class Collective:
         return not self._ahead
 
     def _next_piece(self) -> bool:
-        """Begin the next piece of what is converted; says whether there is one."""
+        """Begin the next converted piece; return whether there is one."""
         self._piece = self._ahead.popleft() if self._ahead else None
         if self._piece is None:
             return False
@@ -254,7 +254,7 @@ class Collective:
         self._types += made + more
         self._add(self.comm.Ialltoallw(source, target))
 
-    # --- what they share -------------------------------------------------------------------------
+    # --- shared code ---- -------------------------------------------------------------------------
 
     def _add(self, request: Any) -> None:
         self._requests.append(request)

@@ -1,6 +1,6 @@
-"""Reductions of what MPI does not reduce, as another type, piece by piece.
+"""Reduce types that MPI does not reduce, by converting them piece by piece.
 
-A piece is converted, reduced and converted back before the next one is begun: what that takes of
+A piece is converted, reduced and converted back before the next one begins, so the additional
 memory does not grow with the arrays.
 """
 
@@ -29,8 +29,8 @@ class Part:
         begin: The first one's place in the input.
         count: How many.
         place: The first one's place in the output, where they go there.
-        root: Who gets their sums; all members, or each its share, without one.
-        shares: How many elements each member gets, where they are scattered.
+        root: The member that gets the sums; None if all members do, or each its share.
+        shares: The number of elements that each member gets, if they are scattered.
     """
 
     begin: int
@@ -50,12 +50,12 @@ def wire_of(call: Call) -> str | None:
 
 
 def parts(call: Call, wire: str, size: int) -> Iterator[Part]:
-    """Yield what is reduced one after the other, in an order that is the same on all members.
+    """Yield the parts to reduce, in the same order on all members.
 
     Args:
         call: The call.
         wire: The type that MPI reduces.
-        size: How many members there are.
+        size: The number of members.
     """
     most = _PIECE_BYTES // np.dtype(wire).itemsize
     if call.collective != "reduce_scatter":
@@ -72,13 +72,13 @@ def parts(call: Call, wire: str, size: int) -> Iterator[Part]:
 
 
 class Piece:
-    """A part on its way: converted, reduced, and converted back.
+    """A started part: converted, reduced, and converted back.
 
     Args:
-        part: Which elements.
-        call: What they are reduced by.
+        part: The elements.
+        call: The call that reduces them.
         wire: The type that MPI reduces.
-        element: What MPI calls that.
+        element: MPI's name of that type.
     """
 
     def __init__(self, part: Part, call: Call, wire: str, element: Any) -> None:
@@ -115,7 +115,7 @@ class Piece:
 
     @property
     def sums(self) -> Array | None:
-        """What has been reduced, still of MPI's type; None where it goes to another member."""
+        """The reduced elements, still of MPI's type; None if another member gets them."""
         return self._buffer if self._mine else None
 
     def finish(self, out: Array) -> None:

@@ -1,4 +1,4 @@
-"""How a communicator over MPI ends: what killed it, for this member and for the others."""
+"""Record and report why a communicator over MPI ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from allreduce.errors import (
 
 
 class FailureState:
-    """What has killed one member's communicator, if something has.
+    """Why one member's communicator ended, if it has.
 
     Args:
         mpi: MPI's module.
@@ -45,7 +45,7 @@ class FailureState:
         return self.failure is not None or self._mismatched is not None
 
     def check(self) -> None:
-        """Raise what killed the communicator: the cause first, then that it is dead."""
+        """Raise the error that ended the communicator; later calls raise `ClosedError`."""
         if self.failure is None and self._mismatched is not None:
             self.failure = self._board.mismatch_error(self._where, self._mismatched.seq)
         if self.failure is None:
@@ -56,7 +56,7 @@ class FailureState:
         raise self.failure
 
     def fail(self, error: AllreduceError, told: Finding | None = None) -> None:
-        """Make the communicator dead, and tell the others why if they are to be told."""
+        """End the communicator, and report `told` to the others if it is given."""
         if not self.failed:
             self.failure = error
             if told is not None:
@@ -69,7 +69,7 @@ class FailureState:
         self._board.post_end(Notice(finding.fault, self._rank, calls, text, interrupted))
 
     def abort(self, reason: str, interrupted: bool) -> None:
-        """Make the communicator dead on all members; nobody here waits for the cause."""
+        """End the communicator on all members, without waiting for the cause."""
         error = ClosedError(f"{self._where}: this member aborted it: {reason}")
         error.finding = Finding("aborted", reason, interrupted=interrupted)
         self.fail(error, error.finding)
@@ -82,7 +82,7 @@ class FailureState:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Make the communicator dead if what is done to its calls is left half done."""
+        """End the communicator if the block raises in the middle of a change to its calls."""
         try:
             yield
         except OutOfMemoryError as error:

@@ -1,7 +1,7 @@
 """Messages between two members over MPI: each is announced by a header, so that both must agree.
 
-A receive looks for a header, and names source and tag exactly from then on: what the sender sends
-next under that tag is the array, which is received only if it is what the receiver expects. A
+A receive looks for a header, and from then on names source and tag exactly: the sender's next
+message with that tag is the array. It is received only if its type and size are as expected. A
 header belongs to the receive that was started first among those that take it, as MPI has it.
 """
 

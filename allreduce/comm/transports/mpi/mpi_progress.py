@@ -1,4 +1,4 @@
-"""MPI's one entrance: who waits drives all transports of the process."""
+"""Serialise all entries to MPI; any waiting thread drives all transports of the process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ entered = threading.RLock()
 
 
 class Driven(Protocol):
-    """A transport, as it is driven here."""
+    """The methods of a transport that this module drives."""
 
     @property
     def moving(self) -> bool: ...
@@ -39,7 +39,7 @@ def add(transport: Driven) -> None:
 
 
 def remove(transport: Driven, unfinished: bool) -> None:
-    """Drive it no more; keep its arrays for ever if MPI may still touch them.
+    """Stop driving it; keep its arrays for ever if MPI may still touch them.
 
     MPI_Finalize still writes to them, and it runs behind the interpreter, which frees what modules
     hold. Only an object with a reference that nobody drops outlives it.
@@ -82,8 +82,8 @@ def moving() -> bool:
     return any(transport.moving for transport in tuple(_open))
 
 
-# Between looks, once nobody is in MPI any more: at first as long as a message may wait unnoticed,
-# then as rarely as costs a computing program nothing.
+# Seconds between polls while no thread is in MPI: short at first, so that a message is noticed
+# soon, then long enough to cost a computing program nothing.
 _NAP_SECONDS, _LONGEST_NAP_SECONDS = 0.001, 0.1
 _LOOKS = 100  # at a time: each moves one message on
 _BUSY_NAP_SECONDS = 0.01  # while somebody is: an entrance more often would cost them turns
@@ -113,8 +113,8 @@ def start_poller(mpi: Any) -> None:
         return
     _poller = thread
     atexit.register(_end_poller)
-    # A program may finalise MPI by itself, and must be alone in it then: what is attached to
-    # COMM_SELF is deleted first.
+    # A program may finalise MPI, and no other thread may be in MPI then. MPI deletes the attributes
+    # of COMM_SELF first.
     mpi.COMM_SELF.Set_attr(mpi.Comm.Create_keyval(delete_fn=lambda *_: _end_poller()), None)
 
 

@@ -29,8 +29,8 @@ def open_mpi(
         world: Whose processes; MPI's launcher must have started them.
         local_members: 1: a rank of MPI is one member.
         name: The communicator's; the same on all ranks, and new in this world.
-        timeout: Seconds that meeting, and later any wait, may last.
-        quiet: Whether a larger transport tells all members of ends.
+        timeout: The longest time for members to meet, and of any later wait, in seconds.
+        quiet: Whether a transport above reports the end to all members.
 
     Raises:
         UsageError: A process was not started by MPI's launcher.

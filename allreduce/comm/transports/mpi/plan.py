@@ -16,7 +16,7 @@ def plan_mpi(
     choices: Choices,
     placed: Placed,  # noqa: ARG001
 ) -> Plan:
-    """Say that MPI decides, by its own table and the fabric it finds; and what is converted."""
+    """Say that MPI chooses the algorithm, and which types are converted."""
     choice = choices.choose(call.collective, None)
     agree = "reduce the call's signature over all members, to find out whether they agree"
     steps = ("MPI decides how; its own variables (MPIR_CVAR_…, OMPI_MCA_coll_…) say what",)

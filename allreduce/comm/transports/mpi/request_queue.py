@@ -1,6 +1,6 @@
-"""The started calls of one communicator, in MPI: agreed upon in their order, then carried out.
+"""Run the started calls of one communicator: agree on each in order, then hand it to MPI.
 
-Whoever calls anything here is alone in MPI (progress.entered).
+Callers must hold MPI's lock (`mpi_progress.entered`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class MpiWork(Work):
 
 
 class RequestQueue:
-    """What is on its way.
+    """The started calls and messages.
 
     Args:
         mpi: MPI's module.
@@ -121,12 +121,12 @@ class RequestQueue:
         work.mark = np.uint64(signature(work.call, shape))
         work.words[:] = work.mark, ~work.mark, flag
         buffer = [work.words, work.words.size, self._mpi.UINT64_T]
-        self._agreeing.append(work)  # first: an interrupt must not let go of what MPI writes to
+        self._agreeing.append(work)  # first: an interrupt must not free MPI's memory
         work.agreement = self._control.Iallreduce(self._mpi.IN_PLACE, buffer, self._mpi.MAX)
         self.started += 1
 
     def begin_message(self, work: MpiWork) -> None:
-        """Send, or look for what is to be received."""
+        """Send, or look for a message to receive."""
         assert isinstance(work.task, Message)
         if work.task.incoming:
             self._looking.append(work)
@@ -135,12 +135,12 @@ class RequestQueue:
             work.task.send()
 
     def advance(self) -> MpiWork | None:
-        """Do what can be done; returns a work that the members disagree on.
+        """Advance all calls; return a work on which the members disagree.
 
-        Calls that all members made before it are complete then: each member has their results.
+        Calls that all members made before it are then complete.
 
         Raises:
-            MismatchError: A message is not what its receiver expects.
+            MismatchError: A message differs from the one that its receiver expects.
         """
         self._complete()
         while self._agreeing and self._agreeing[0].agreement.Test():

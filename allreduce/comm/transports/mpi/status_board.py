@@ -1,6 +1,6 @@
-"""What members tell each other beside MPI, through the world's store: who waits, left, or gave up.
+"""Exchange the status of members through the world's store: waiting, left, or gave up.
 
-Nothing here belongs to a call that goes well: a member looks only while it waits for long.
+A successful call uses none of this: a member reads it only during a long wait.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from allreduce.comm.failures.reporter import ORDERED, build_error
 from allreduce.errors import AllreduceError, Finding
 
 _ANSWER_SECONDS = 1.0  # in which all members have noticed that a call differs
-# Who keeps the store may hold its interpreter for long, or be stopped, and be who is waited for:
-# then there is no news, and a wait goes on. What is told to the user, or at the end, is worth more.
+# The process that holds the store may be busy for long, or be stopped, and may itself be the
+# awaited one. Then there is no news, and the wait goes on. Messages to the user, and those at the
+# end, may take longer.
 _LOOK_SECONDS, _TELL_SECONDS = 0.45, 1.0
 
 
 @lru_cache(maxsize=1024)
 def signature(call: Call, shape: tuple[int, ...] = ()) -> int:
-    """Return 64 bits of what all members' calls must have in common.
+    """Hash the parts of a call that must agree on all members to 64 bits.
 
     Args:
         call: The call.
@@ -69,26 +70,26 @@ class Notice:
 
 @dataclass(frozen=True)
 class StatusBoard:
-    """One member's view of what the members of a communicator have told."""
+    """One member's access to the status of all members."""
 
     world: World
     name: str
-    quiet: bool = False  # whether a larger communicator tells all members of ends
+    quiet: bool = False  # whether a communicator above reports the end to all members
 
     def post_end(self, notice: Notice) -> None:
-        """Tell all members; nothing comes of it if the world has ended already."""
+        """Report it to all members; without effect if the world has already ended."""
         if self.quiet:
             return
         with contextlib.suppress(AllreduceError):  # then nobody can wait for us in this world
             text = json.dumps(asdict(notice))
-            # One that leaves must not hide what is worse, nor others that left before.
+            # A member that leaves must not hide a failure, nor members that left earlier.
             keys = ("left", f"left/{notice.rank}") if notice.kind == "left" else ("news",)
             for key in keys:
                 self._post(key, text)
             self._get(keys[-1], _TELL_SECONDS)  # this process may be about to end
 
     def latest_end(self) -> Notice | None:
-        """Return what was told last; that a member left only if there is nothing worse.
+        """Return the last report; that a member left only if there is no failure.
 
         Raises:
             PeerLostError: A member died.
@@ -111,11 +112,11 @@ class StatusBoard:
         self._post(f"waits/{self.world.rank}", json.dumps([seq, str(call)]))
 
     def post_message_wait(self, text: str) -> None:
-        """Tell in which send or recv this member waits, for whom; "" when that is over."""
+        """Report the send or recv in which this member waits, and its peer; "" ends the wait."""
         self._post(f"message/{self.world.rank}", text)
 
     def request_waits(self) -> None:
-        """Have those who wait tell so, also those who do not wait for long."""
+        """Ask all waiting members to report their waits, short ones too."""
         self._post("asked", "")
 
     @property
@@ -124,7 +125,7 @@ class StatusBoard:
         return self._get("asked") is not None
 
     def missing(self, seq: int, last: tuple[int, str] | None) -> str:
-        """Say who is not known to wait in call `seq`, what they did last, and whether they live.
+        """Describe the members not known to wait in call `seq`: last call and process state.
 
         Args:
             seq: The number of the call.
@@ -167,7 +168,7 @@ class StatusBoard:
         return f"process {member.pid} on {member.host}"
 
     def post_call(self, seq: int, call: Call, note: bytes, mark: int) -> None:
-        """Tell one's own version of call `seq`, in which members disagree.
+        """Publish this member's version of call `seq`, on which members disagree.
 
         Args:
             seq: The number of the call.
@@ -184,7 +185,7 @@ class StatusBoard:
         told = [self._version(f"call/{seq}/{rank}") for rank in range(self.world.size)]
         known = [rank for rank, each in enumerate(told) if each is not None]
         odd = [rank for rank in known if told[rank]["mark"] != told[known[0]]["mark"]]
-        if not odd:  # of members that cannot tell any more, unless they have told something else
+        if not odd:  # of members that can report no more, unless they did before
             with contextlib.suppress(AllreduceError):
                 notice = self.latest_end()
                 if notice is not None and notice.kind != "left":
@@ -205,7 +206,7 @@ class StatusBoard:
     def _version(self, key: str) -> Any:
         try:
             return json.loads(self.world.store.get(self._key(key), _ANSWER_SECONDS))
-        except AllreduceError:  # a member that cannot tell any more
+        except AllreduceError:  # a member that cannot report any more
             return None
 
     def _notice(self, key: str, patience: float = _LOOK_SECONDS) -> Notice | None:

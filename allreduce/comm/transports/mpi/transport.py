@@ -2,8 +2,8 @@
 
 Members first agree on a call: a reduction of its signature, which nobody passes before all have
 made the call. Only then are arrays touched. A thread that waits drives this process's share of all
-started calls, in the order of their start; MPI itself is entered by one thread at a time. What
-kills a communicator is told through the world's store (board.py).
+started calls, in the order of their start; MPI itself is entered by one thread at a time. The
+reason for the end of a communicator travels through the world's store (status_board.py).
 
 Sums are equal on all members, but MPI chooses the order of their terms: they may differ in the last
 bits from those of other transports, of other sizes and of other MPI libraries. Whether minima and
@@ -11,8 +11,8 @@ maxima pass NaN on is MPI's choice, too.
 
 A rank that dies under MPI's own launcher takes the job with it: mpirun kills the survivors by
 itself (MPICH's and Intel MPI's at once, Open MPI's after a message), so that they raise nothing.
-Where it is told not to, those who wait raise PeerLostError once the leader of the world has missed
-the dead one.
+If it is configured not to, waiting members raise PeerLostError once the world's leader has noticed
+the death.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from allreduce.errors import ClosedError, Finding, OutOfMemoryError, UsageError
 
 
 class Admission:
-    """What is asked before MPI is entered.
+    """Checks before a thread enters MPI.
 
     Args:
         mpi: MPI's module.
@@ -81,7 +81,7 @@ class Admission:
         return self.any_thread or bool(self._mpi.Is_thread_main())
 
     def check(self) -> None:
-        """Refuse all if MPI has ended, and who must not call it.
+        """Refuse callers that may not enter MPI, and all callers once MPI has ended.
 
         Raises:
             UsageError: As for `admit`.
@@ -111,7 +111,7 @@ class Admission:
             )
 
 
-_SPINS = 200  # polls before a waiter yields: about what a small call takes
+_SPINS = 200  # polls before a waiter yields: about the duration of a small call
 _YIELD_SECONDS = 0.05  # how long a waiter for the others' calls only yields
 _NAP_SECONDS = 0.001
 
@@ -121,11 +121,11 @@ class MpiTransport(Transport):
 
     Args:
         library: The MPI library.
-        data: The mpi4py communicator for what calls carry; the transport frees it.
+        data: The mpi4py communicator for data; the transport frees it.
         control: One of the same members, for agreements.
         world: The members, in the same order.
-        board: What members tell each other beside MPI, under the communicator's name.
-        timeout: Seconds that any wait may last.
+        board: The status of members, under the communicator's name.
+        timeout: The longest wait, in seconds.
     """
 
     name = "mpi"
@@ -193,7 +193,7 @@ class MpiTransport(Transport):
         return plan(call, Topology(self.name, self.index, size), choices_for("mpi", size))
 
     def poll(self, work: MpiWork) -> bool:
-        """Do what can be done now, and say whether the work is complete; raise if it has failed."""
+        """Advance all calls and return whether the work is complete; raise if it has failed."""
         self._admission.check()
         if work.complete:  # and the communicator may have died of a later call
             return True
@@ -204,7 +204,7 @@ class MpiTransport(Transport):
         return work.complete
 
     def look(self, work: MpiWork) -> bool:
-        """As `poll`, but say nothing of failures; who calls this has been admitted."""
+        """Like `poll`, but raise no failures; the caller has passed `admit`."""
         if not self._admission.over:
             mpi_progress.drive()
         return work.complete
@@ -273,7 +273,7 @@ class MpiTransport(Transport):
         self._failure_state.check()
 
     def advance(self) -> None:
-        """Do what can be done of this communicator's calls; the caller is alone in MPI."""
+        """Advance this communicator's calls; the caller holds MPI's lock."""
         with self._failure_state.guard():
             work = self._queue.advance()
             if work is not None:
@@ -291,10 +291,10 @@ class MpiTransport(Transport):
 
     @property
     def busy(self) -> bool:
-        """Whether calls are under way, which go on with our polls only.
+        """Whether there are started calls, which advance only when polled.
 
-        Without any it is not driven: an interrupt of who waits for another communicator's call
-        leaves none of them half done.
+        Without any it is not driven, so that an interrupted wait on another communicator cannot
+        stop in the middle of its calls.
         """
         return not (self._queue.idle or self._failure_state.failed or self._closed)
 
@@ -306,7 +306,7 @@ class MpiTransport(Transport):
         self._check()
         try:
             notice = self._board.latest_end()
-        except LeaderLeftError:  # nobody tells anything any more, but MPI may go on
+        except LeaderLeftError:  # there are no more reports, but MPI may go on
             return
         if notice is not None and notice.kind != "left":
             member = self._board.world.called(notice.rank)
@@ -345,7 +345,7 @@ class MpiTransport(Transport):
                 for work in self._queue.works:
                     if not work.complete and not work.awaited_elsewhere():
                         self.complete(work, None)
-        finally:  # nobody else does it any more, whatever a signal's handler has interrupted
+        finally:  # no other thread does it any more, even if a signal handler interrupted this one
             if mine:
                 self._leave()
 
@@ -353,7 +353,7 @@ class MpiTransport(Transport):
         """Do nothing: a child made by fork must not touch MPI."""
 
     def _leave(self) -> None:
-        """Free the communicators if nothing is left in them; otherwise keep what MPI may touch."""
+        """Free the communicators if they have no calls left; otherwise keep what MPI may touch."""
         if self._failure_state.failure is None:
             self._failure_state.announce(Finding("left", ""))
         with entered:

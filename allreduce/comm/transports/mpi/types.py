@@ -1,4 +1,4 @@
-"""What MPI calls our types and operators, and arrays that one call of it cannot count."""
+"""Map dtypes and operators to MPI's; describe arrays too long for one MPI call."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def wire_dtype(op: str, dtype: str) -> str:
 
 @dataclass(frozen=True)
 class Library:
-    """What the loaded MPI offers: the module, and how many elements one call can count."""
+    """The loaded MPI module, and the largest number of elements per call."""
 
     mpi: Any
     most: int

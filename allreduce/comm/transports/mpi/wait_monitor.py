@@ -1,4 +1,4 @@
-"""A long wait over MPI: what the one who waits hears of the others, and tells them and the user."""
+"""Monitor a long wait over MPI: read the others' status, report one's own, warn the user."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from allreduce.events import logger
 
 WARN_SECONDS = 10.0  # a wait this long is reported, once
 _LOOK_SECONDS = 0.25  # between looks at the board
-_ANNOUNCE_SECONDS = 1.0  # a wait this long is told to the others, for their messages
-_ASK_SECONDS = 0.75  # before it gives up, it asks who waits, too: the others look by then
-# In which what a member sent before it left must have come, and a call complete that all had begun.
+_ANNOUNCE_SECONDS = 1.0  # a wait this long is reported to the others, for their messages
+_ASK_SECONDS = 0.75  # before giving up, a member asks which others wait; they have answered by then
+# Within this time, data sent before a member left must arrive, and a call that all had begun must
+# complete.
 _GRACE_SECONDS = 1.0
 
 
 @dataclass
 class WaitMonitor:
-    """One long wait of one member: what it hears of the others, and tells them and the user.
+    """One long wait of one member.
 
     Args:
         board: The communicator's.
@@ -62,9 +63,9 @@ class WaitMonitor:
         return self.check() if self.waited - self._looked >= _LOOK_SECONDS else None
 
     def check(self) -> AllreduceError | None:
-        """Look around; returns why the communicator is dead.
+        """Read the others' status; return why the communicator is dead.
 
-        Warns the user, once, of those that are missing.
+        Warns the user once about missing members.
         """
         waited = self._looked = self.waited
         try:
@@ -90,7 +91,7 @@ class WaitMonitor:
                 logger.warning(
                     "%s has waited %.3g s in %s: %s", self.where, waited, self, self._missing()
                 )
-        except (ClosedError, LeaderLeftError):  # nobody tells anything any more, but MPI may go on
+        except (ClosedError, LeaderLeftError):  # there are no more reports, but MPI may go on
             return None
         except PeerLostError as error:
             if self.arrived and not self._overdue():
@@ -99,17 +100,17 @@ class WaitMonitor:
         return None
 
     def _overdue(self) -> bool:
-        """Say whether a call that all had begun has had its time to complete after the end."""
+        """Return whether the time is over in which a call that all had begun may complete."""
         self._end_seen = self._looked if self._end_seen is None else self._end_seen
         return self._looked - self._end_seen >= _GRACE_SECONDS
 
     @property
     def _ask_at(self) -> float:
-        """Return after how many seconds to ask who waits, too; never where it is not given up."""
+        """Return the time after which to ask which others wait; infinity without a timeout."""
         return max(self.seconds - _ASK_SECONDS, self.seconds / 2) if self.seconds else math.inf
 
     def timeout_text(self) -> str:
-        """Say why the wait is given up, without by whom."""
+        """Describe why the wait is given up, without naming this member."""
         try:
             missing = self._missing()
         except AllreduceError as error:  # of the store, whose leader is gone
@@ -118,8 +119,8 @@ class WaitMonitor:
 
     def end(self) -> None:
         """Tell the others that the wait is over."""
-        if self._announced and self.seq < 0:  # a later call's number tells it of a collective
-            with contextlib.suppress(AllreduceError):  # nobody can ask any more
+        if self._announced and self.seq < 0:  # of a collective, a later call's number shows it
+            with contextlib.suppress(AllreduceError):  # no member can ask any more
                 self.board.post_message_wait("")
 
     def _announce(self) -> None:
@@ -136,7 +137,7 @@ class WaitMonitor:
         return "any rank" if self.call.root == ANY else self.board.world.called(self.call.root)
 
     def _left(self, notice: Notice | None) -> Notice | None:
-        """Return who has left without its part of the call; `notice` tells of one that left."""
+        """Return a member that left without its part of the call; `notice` names one."""
         if self.seq >= 0:  # of earlier calls it has done its part
             return notice if notice is not None and self.seq >= notice.calls else None
         assert self.call.root is not None, "a message has a peer"

@@ -1,10 +1,10 @@
-"""Memory that processes share, allocated before anybody maps it.
+"""Memory that processes share, allocated before any process maps it.
 
 Touching a page of a mapped file for which there is no memory ends the process with SIGBUS; so all
 pages are allocated first, and a shortage is an ordinary error. Allocating beyond the limit of a
-control group (a container's, a Slurm step's) is none: the kernel kills a process of the group to
-make room. So what is left is read first. Files are anonymous memfds: the kernel frees them with the
-last process that holds or maps them, whatever ended it.
+control group (a container's, a Slurm step's) raises no error: the kernel kills a process of the
+group. So the remaining memory is read first. Files are anonymous memfds: the kernel frees them when
+the last process that holds or maps them has ended, for whatever reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VERSIONS = {
 }
 _NO_LIMIT = "max"
 _NOEXEC_SEAL = 8  # MFD_NOEXEC_SEAL of Linux 6.3, which Python does not name
-# What memfd_create gives where it is forbidden: by a filter of system calls, or a security module.
+# Errors of memfd_create if a filter of system calls or a security module forbids it.
 REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 _BYTES_PER_ENTRY = 512  # of memory per byte of page table: 8 bytes map 4096
 
@@ -48,7 +48,7 @@ def available(root: Path = _ROOT) -> Available:
     """Return the tightest limit on this process's memory: the machine's or a control group's.
 
     Args:
-        root: Where /proc and /sys are, or what stands in for them.
+        root: The folder of /proc and /sys, or of substitutes.
     """
     return min((_machine(root), *_groups(root)), key=lambda each: each.nbytes)
 
@@ -62,7 +62,7 @@ def check_available(nbytes: int) -> None:
     """Check that the memory is available: the kernel would kill a process to free it.
 
     Raises:
-        OSError: There is less memory (ENOMEM); its text says what the limit is.
+        OSError: There is less memory (ENOMEM); its text names the limit.
     """
     left = available()
     if nbytes > left.nbytes:

@@ -34,9 +34,9 @@ def open_shared(
     """Open this process's members of a transport over all processes of the world.
 
     Args:
-        world: Whose processes; with a single one nothing of its store is used.
-        local_members: How many members this process brings, each for a thread of its own.
-        name: The communicator's; the same on all ranks, and new in this world.
+        world: The world of the processes; with a single process its store is not used.
+        local_members: The number of members of this process, each for its own thread.
+        name: The communicator's name: equal on all ranks, and unused in this world.
         timeout: Seconds that meeting, and later any wait, may last.
 
     Raises:

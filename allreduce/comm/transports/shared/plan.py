@@ -8,8 +8,8 @@ from allreduce.comm.calls.plan import Placed, Plan, Topology
 from allreduce.comm.selection.choosing import Choices
 from allreduce.events import counted
 
-# The native names of steps. `chunks` are those of the call, `size` its members, and `past` says
-# whether a step stores past the caches.
+# The native names of steps. `chunks` and `size` count the call's chunks and members; `past` says
+# whether a step bypasses the caches when storing.
 _STEPS = {
     "copy_input": "copy the input to the output",
     "post": "post the call, and wait until all have posted the same",
