@@ -14,7 +14,12 @@ from allreduce.graph.trace.colocation import colocate_with
 from allreduce.graph.trace.per_replica import PerReplica
 from allreduce.graph.trace.printing import print_values as print
 from allreduce.graph.trace.variable import Variable
-from allreduce.graph.update.arenas import consolidate, load_optimizer_state, optimizer_state
+from allreduce.graph.update.arenas import (
+    consolidate,
+    finish_update,
+    load_optimizer_state,
+    optimizer_state,
+)
 from allreduce.graph.update.update import UpdateRule, apply_gradients, gradients, minimize
 
 __all__ = [
@@ -32,6 +37,7 @@ __all__ = [
     "current_replicator",
     "default_replicator",
     "device",
+    "finish_update",
     "function",
     "get_seed",
     "gradients",

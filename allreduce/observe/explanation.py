@@ -76,6 +76,7 @@ def explain(
 def _parts(compiled: Compiled, bound: BoundProgram) -> Iterator[str | Table]:
     frame, program, replica = bound.frame, bound.program, bound.frame.replica
     yield f"replica {replica.id}, {frame.info.rows} samples: step {frame.info.step}"
+    yield from _accumulation(compiled)
     yield from _instructions(program)
     yield _variables(program)
     yield _placements(compiled, program)
@@ -94,6 +95,17 @@ def _parts(compiled: Compiled, bound: BoundProgram) -> Iterator[str | Table]:
             f"memory of values: {units(frame.memory.nbytes)}, {needed:.2f} of the "
             f"{units(frame.memory.least)} that are in use at the worst moment"
         )
+
+
+def _accumulation(compiled: Compiled) -> Iterator[str]:
+    for rule, plan in compiled.updates:
+        if plan.accumulation.totals is not None:
+            without, updates = plan.accumulation.totals
+            yield (
+                f"{type(rule).__name__} updates once in {rule.gradient_accumulation} micro-batches:"
+                f" of {counted(without + updates, 'step')}, {updates} reduced gradients and "
+                "changed variables"
+            )
 
 
 def _instructions(program: Program) -> Iterator[Table]:
@@ -207,8 +219,9 @@ def _origin(
 
 
 def _communication(bound: BoundProgram) -> Iterator[str]:
-    frame, timing = bound.frame, bound.timing
-    assert timing is not None, "checked by explain"
+    frame, timing = bound.frame, bound.communicated
+    if timing is None:
+        return
     nodes = {each.node.id: each.node for each in frame.program.instructions}
     began, ended = timing.began, timing.ended
     alone = frame.replica.communicator is not None and (

@@ -12,6 +12,7 @@ from allreduce.errors import UsageError
 from allreduce.graph import (
     apply_gradients,
     consolidate,
+    finish_update,
     load_optimizer_state,
     minimize,
     optimizer_state,
@@ -32,8 +33,8 @@ class Optimizer(UpdateRule):
     Args:
         learning_rate: A number of 0 or more, or a schedule of `ar.optim.schedules`, or any function
             of the number of updates done; may be changed between steps.
-        options: clip_norm, clip_value, ema_momentum and groups; `ar.optim.Options` says what they
-            do.
+        options: clip_norm, clip_value, ema_momentum, groups and gradient_accumulation;
+            `ar.optim.Options` says what they do.
 
     Attributes:
         is_per_variable: Whether `update` needs each variable by itself, as rules with norms do.
@@ -152,6 +153,17 @@ class Optimizer(UpdateRule):
         """
         apply_gradients(self, list(gradients), _listed(variables), weight)
 
+    def finish_update(self) -> None:
+        """Update with the micro-batches that are left at the end of a loop; all ranks call it.
+
+        With `gradient_accumulation=4`, a loop of 10 steps leaves 2. `fit` calls this after each
+        epoch. Without micro-batches since the latest update, it does nothing.
+
+        Raises:
+            UsageError: It was called inside a step.
+        """
+        finish_update(self)
+
     def consolidate(self) -> None:
         """All-gather slots that ranks hold in shards; all ranks call it.
 
@@ -180,6 +192,8 @@ class Optimizer(UpdateRule):
                 self._learning_rate, self.iterations
             )
         config.update({name: value for name in NAMES if (value := getattr(self, name)) is not None})
+        if self.gradient_accumulation == 1:
+            del config["gradient_accumulation"]
         if self.groups is not None:  # ranks compare it; it cannot be saved
             config["groups"] = {"function": getattr(self.groups, "__qualname__", repr(self.groups))}
         return config

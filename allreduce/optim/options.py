@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from allreduce.devices.integers import integer
 from allreduce.errors import UsageError, unknown_name
 from allreduce.optim.checks import checked
 
@@ -30,12 +31,15 @@ class Options(TypedDict, total=False):
             (1 - ema_momentum) * weights` after each update, for `averaged`.
         groups: Maps a variable's path ("dense/kernel") to what is different for it: a dict of
             hyperparameters, such as `{"weight_decay": 0.0}`, and `"learning_rate_factor"`.
+        gradient_accumulation: How many steps, each with a micro-batch, make an update. Their
+            gradients are added up; the last step reduces them and changes the variables.
     """
 
     clip_norm: float | None
     clip_value: float | None
     ema_momentum: float | None
     groups: Groups | None
+    gradient_accumulation: int
 
 
 NAMES = tuple(Options.__annotations__)
@@ -46,7 +50,7 @@ _KERAS = {
     "clipvalue": "the argument is called clip_value=",
     "use_ema": "ema_momentum= alone switches the average on",
     "loss_scale_factor": "losses are not scaled: bfloat16 has float32's range",
-    "gradient_accumulation_steps": "it is compile(gradient_accumulation=) here",
+    "gradient_accumulation_steps": "the argument is called gradient_accumulation=",
 }
 
 
@@ -70,12 +74,18 @@ def check_options(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     for name, high in (("clip_norm", np.inf), ("clip_value", np.inf), ("ema_momentum", 1.0)):
         if found[name] is not None:
             found[name] = checked(name, found[name], low=0.0, high=high, above=True)
+    found["gradient_accumulation"] = micro_batches(options.get("gradient_accumulation", 1))
     if found["groups"] is not None and not callable(found["groups"]):
         raise UsageError(
             f"groups is a function of a variable's path that gives a dict of hyperparameters, not "
             f"{found['groups']!r}"
         )
     return found
+
+
+def micro_batches(count: Any) -> int:
+    """Check the number of micro-batches in an update."""
+    return integer("gradient_accumulation", count, 1)
 
 
 class GroupView:

@@ -80,6 +80,9 @@ class Arena:
         self.iterations = 0
         self.number = 0  # of the update that is under way, from 1
         self.loaded: dict[str, np.ndarray] = {}  # slots that are set by the next step
+        self.begins = True  # whether the step that runs is an update's first micro-batch
+        self.completes = True  # whether it is the last one, after which parameters change
+        self.digests = b""  # of the steps of the earlier micro-batches, which ranks compare
 
     @property
     def count(self) -> np.ndarray:

@@ -100,6 +100,7 @@ def train(
             watch.note(step, totals)
             shown.step(step + 1, totals.local_means)
     watch.agree(totals)
+    model.finish_update()
     shown.measured()
     return totals.means()
 

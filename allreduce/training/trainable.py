@@ -67,6 +67,10 @@ class Trainable(Protocol):
         """
         ...
 
+    def finish_update(self) -> None:
+        """Update with the micro-batches that the latest steps have only added up."""
+        ...
+
     def test_step(self, x: Any, y: Any, sample_weight: Any = None) -> Mapping[str, Any]:
         """Compute the same without a step and in inference mode."""
         ...

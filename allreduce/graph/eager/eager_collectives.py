@@ -63,8 +63,15 @@ def update(
     graph = _alone(node, specs)
     graph = replace(graph, effects=(len(specs),))
     graph = passes.bucket(graph, [plan], host.num_replicas_in_sync)
-    _run(host, graph, [plan], outline, brought)
-    publish_iterations(node.attrs["rule"])
+    rule, accumulation = node.attrs["rule"], plan.accumulation
+    accumulation.begin(rule.gradient_accumulation if node.inputs else 0)
+    try:
+        _run(host, graph, [plan], outline, brought)
+    except BaseException:
+        accumulation.discard()
+        raise
+    accumulation.end()
+    publish_iterations(rule)
 
 
 def _alone(node: Node, specs: Sequence[Spec]) -> Graph:

@@ -15,6 +15,7 @@ from allreduce.graph.core.inter_op_pool import InterOpPool
 from allreduce.graph.execute.frame import Frame, Step
 from allreduce.graph.execute.instructions import build
 from allreduce.graph.execute.loop import Loop
+from allreduce.graph.execute.micro_batches import last_only
 from allreduce.graph.execute.native_replay import NativeReplay, is_replayable
 from allreduce.graph.execute.reports import end, reported, timed
 from allreduce.graph.execute.timing import RecentSteps, StepTiming
@@ -48,6 +49,7 @@ class BoundProgram:
         frame: The program's memory.
         steps: The instructions, as functions.
         timing: The timing of the latest successful step.
+        communicated: The timing of the latest one with collectives.
         recent: The durations of the latest steps.
         nbytes: Approximate size in bytes; an output that the caller keeps counts once.
     """
@@ -71,6 +73,7 @@ class BoundProgram:
         )
         self.program = facts.program
         self.timing: StepTiming | None = None
+        self.communicated: StepTiming | None = None
         self.recent = RecentSteps()
         self._bind_scans()
         self._parts = [self._part(each) for each in self.program.instructions]
@@ -104,7 +107,8 @@ class BoundProgram:
         if node.op == "store_gradient" and node.inputs[0] in frame.in_place:
             return _nothing
         step = build(frame, node)
-        return timed(frame, node, step) if instruction.stream.kind == COLLECTIVE else step
+        step = timed(frame, node, step) if instruction.stream.kind == COLLECTIVE else step
+        return last_only(frame, node, step)
 
     def _in_order(self, made: Sequence[Step]) -> list[Step]:
         """Have one thread run the instructions, or issue them to device streams."""
@@ -169,6 +173,8 @@ class BoundProgram:
         if frame.queues.any:
             frame.queues.end()
         self.timing = self.recent.note(StepTiming(began, time.perf_counter(), frame.clocks))
+        if frame.clocks:
+            self.communicated = self.timing
         outputs = frame.outputs.of(frame.values)
         if steps is self.steps and self._replays_left:
             self._record(moving)

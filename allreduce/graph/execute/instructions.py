@@ -124,7 +124,7 @@ def _print(frame: Frame, node: Node) -> Step:
 
 def _store_gradient(frame: Frame, node: Node) -> Step:
     place, source = frame.gradient(node), node.inputs[0]
-    put = frame.queues.on(node, _put)
+    put = frame.queues.on(node, _add if "adds" in node.attrs else _put)
 
     def run() -> None:
         put(place, frame.values[source])
@@ -134,7 +134,7 @@ def _store_gradient(frame: Frame, node: Node) -> Step:
 
 def _store_count(frame: Frame, node: Node) -> Step:
     count, source = frame.arena(node).count, node.inputs[0]
-    put = frame.queues.on(node, _put)
+    put = frame.queues.on(node, _add if "adds" in node.attrs else _put)
 
     def run() -> None:
         put(count[:1], frame.values[source])
@@ -143,11 +143,12 @@ def _store_count(frame: Frame, node: Node) -> Step:
 
 
 def _clear_gradients(frame: Frame, node: Node) -> Step:
-    gradients = frame.arena(node).gradients
-    put = frame.queues.on(node, _put)
+    arena, put = frame.arena(node), frame.queues.on(node, _put)
+    always = "adds" not in node.attrs
 
     def run() -> None:
-        put(gradients, 0)
+        if always or arena.begins:
+            put(arena.gradients, 0)
 
     return run
 
@@ -162,7 +163,7 @@ def _all_reduce_bucket(frame: Frame, node: Node) -> Step:
         if bucket.has_header:  # another bucket's may start after the header's update has counted
             arena.number = arena.iterations + 1
         if checksum is not None:
-            checksum.put(arena.iterations)
+            checksum.put(arena)
         frame.works[node.id] = start()
 
     return run
@@ -318,6 +319,10 @@ def _scan_result(frame: Frame, node: Node) -> Step:
 
 def _put(target: np.ndarray, value: Any) -> None:
     target[...] = value
+
+
+def _add(target: np.ndarray, value: Any) -> None:
+    target += value
 
 
 def _nothing() -> None:

@@ -85,6 +85,16 @@ def _copy(
     return apart and replay.add_copy(out, inputs[0])
 
 
+def _store(
+    replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
+) -> bool:
+    if "adds" not in node.attrs:
+        return _copy(replay, node, out, inputs)
+    number = out.dtype.num
+    chain = _native.chain([("add", [0, 1], number, 0)], [number, inputs[0].dtype.num])
+    return chain is not None and replay.add_chain(chain, out, [out, inputs[0]])
+
+
 def _reshape_copy(
     replay: _native.Replay, node: Node, out: np.ndarray, inputs: Sequence[np.ndarray]
 ) -> bool:
@@ -138,8 +148,8 @@ _ADD: dict[str, Add] = {
     "sum_to": _sum_to,
     "broadcast_to": _copy,
     "reshape_copy": _reshape_copy,
-    "store_gradient": _copy,
-    "store_count": _copy,
+    "store_gradient": _store,
+    "store_count": _store,
     "assign": _copy,
     "size": _size,
     "fill": _fill,

@@ -25,9 +25,10 @@ ROWS: tuple[tuple[str, Kind], ...] = (
     ("assign", "effect"),  # variable <- input
     ("print", "effect"),  # parts, sep
     ("apply_gradients", "effect"),  # rule, variables; (count, *gradients); replaced by bucketing:
-    ("store_count", "effect"),  # plan: the number of samples behind the gradients
-    ("store_gradient", "effect"),  # plan, span: a gradient, where it will be reduced
-    ("clear_gradients", "effect"),  # plan: zeros and no samples, in the null program
+    # plan, and adds where gradients of several micro-batches are added up:
+    ("store_count", "effect"),  # the number of samples behind the gradients
+    ("store_gradient", "effect"),  # span: a gradient, where it will be reduced
+    ("clear_gradients", "effect"),  # zeros and no samples: in the null program, or before adding
     ("all_reduce_bucket", "collective"),  # plan, bucket
     ("gradient_norm", "effect"),  # plan, rule: what scales all of an arena's gradients
     ("update_bucket", "effect"),  # plan, bucket, rule

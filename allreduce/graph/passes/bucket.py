@@ -145,13 +145,19 @@ def _mode(plan: Plan, part: Bucket) -> ShardMode | None:
 
 def _stores(rewriter: Rewriter, node: Node, plan: Plan) -> tuple[dict[int, int], int]:
     """Add what stores the gradients, by their place in the arena, and the count."""
-    count, *gradients = (rewriter.moved[i] for i in node.inputs)
     places = {variable: i for i, variable in enumerate(plan.variables)}
+    before: tuple[int, ...] = ()
+    if _adds(node):
+        before = (_add(rewriter, node, "clear_gradients", (), {"plan": plan}, ()),)
+    if not node.inputs:  # an update with the gradients of earlier steps
+        return dict.fromkeys(places.values(), before[0]), before[0]
+    count, *gradients = (rewriter.moved[i] for i in node.inputs)
     stores: dict[int, int] = {}
     for gradient, variable in zip(gradients, node.attrs["variables"], strict=True):
         attrs = {"plan": plan, "span": places[variable]}
-        stores[places[variable]] = _add(rewriter, node, "store_gradient", (gradient,), attrs, ())
-    return stores, _add(rewriter, node, "store_count", (count,), {"plan": plan}, ())
+        place = places[variable]
+        stores[place] = _add(rewriter, node, "store_gradient", (gradient,), attrs, before)
+    return stores, _add(rewriter, node, "store_count", (count,), {"plan": plan}, before)
 
 
 def _parts(plan: Plan, reduce: bool) -> list[Bucket]:
@@ -196,6 +202,11 @@ def _order(rewriter: Rewriter, node: Node) -> list[int]:
     return found
 
 
+def _adds(node: Node) -> bool:
+    """Say whether gradients are added up over several steps; see accumulation.py."""
+    return node.attrs["rule"].gradient_accumulation > 1 or not node.inputs
+
+
 def _add(
     rewriter: Rewriter,
     like: Node,
@@ -205,4 +216,5 @@ def _add(
     control: Sequence[int],
 ) -> int:
     edges = tuple(dict.fromkeys(control))
+    attrs = {**attrs, "adds": True} if _adds(like) else attrs
     return rewriter.add(like, op=op, inputs=inputs, attrs=attrs, control=edges)

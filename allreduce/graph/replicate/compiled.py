@@ -8,6 +8,7 @@ from typing import Any
 
 from allreduce import events
 from allreduce.devices.options import start_logging
+from allreduce.errors import UsageError
 from allreduce.graph import passes
 from allreduce.graph.consistency.rank_check import Facts
 from allreduce.graph.core import pass_switches
@@ -58,6 +59,8 @@ class Compiled:
         placed: The device of each operation, with the reason.
         fed: The timing of the latest step's batch, if known.
         involved: The variables that must be equal on all ranks.
+        accumulates: Whether it adds its gradients to those of earlier steps.
+        finishes: Whether it only applies the gradients of earlier steps.
     """
 
     graph: Graph
@@ -68,11 +71,28 @@ class Compiled:
     placed: Sequence[Placed] = ()
     fed: BatchTiming | None = None
     involved: Sequence[Variable] = ()
+    accumulates: bool = False
+    finishes: bool = False
 
     @property
     def bound_programs(self) -> list[BoundProgram]:
         """The bound programs of all executors."""
         return [bound for executor in self.executors for bound in executor.bound_programs]
+
+    def begin(self) -> None:
+        """Decide before a step whether it completes an update.
+
+        Raises:
+            UsageError: An optimizer was told to accumulate gradients after the step was traced.
+        """
+        for rule, plan in self.updates:
+            size = rule.gradient_accumulation
+            if size > 1 and not self.accumulates:
+                raise UsageError(
+                    f"{type(rule).__name__}.gradient_accumulation was set to {size} after a step "
+                    "with it had been traced; set it before the first step, or call compile again"
+                )
+            plan.accumulation.begin(0 if self.finishes else size)
 
     def release(self) -> None:
         """Free all memory; no more steps can run."""
@@ -111,8 +131,15 @@ def compile_step(host: Host, fn: Callable[..., Any], arguments: Arguments) -> Co
         synchronize(host, _variables(graph))
         updates = _updates(host, graph)
         _settle(graph)  # those that no optimizer has taken in
+        accumulates = any(rule.gradient_accumulation > 1 for rule, _ in updates)
+        finishes = any(node.op == "apply_gradients" and not node.inputs for node in graph.nodes)
         graph, executors = _in_buckets(host, _optimized(graph), updates, said)
-        return Compiled(graph, executors, returned, updates, agreement, placed, involved=variables)
+        return Compiled(
+            *(graph, executors, returned, updates, agreement, placed),
+            involved=variables,
+            accumulates=accumulates,
+            finishes=finishes,
+        )
 
 
 def _in_buckets(

@@ -204,6 +204,7 @@ class Replicator(Replicas):
         """Run one step on each replica that it was compiled for; returns what each fetched."""
         for _, plan in compiled.updates:
             plan.take_over()
+        compiled.begin()
         compiled.fed, self.fed = self.fed, None
 
         def step(index: int) -> list[Output]:
@@ -211,11 +212,17 @@ class Replicator(Replicas):
             batch = arguments.rows is not None
             return compiled.executors[index].run(feeds, step_infos[index], batch)
 
-        if compiled.executors[0].replica.communicator is None:
-            results = [step(0)]
-        else:
-            results = self.on_replicas(step)
-        for rule, _ in compiled.updates:
+        try:
+            if compiled.executors[0].replica.communicator is None:
+                results = [step(0)]
+            else:
+                results = self.on_replicas(step)
+        except BaseException:
+            for _, plan in compiled.updates:
+                plan.accumulation.discard()
+            raise
+        for rule, plan in compiled.updates:
+            plan.accumulation.end()
             publish_iterations(rule)
         return results
 

@@ -28,6 +28,8 @@ def null_program(program: Program) -> Program:
     stands: dict[int, tuple[int, ...]] = {}  # for what is left out: what is to be waited for
     for instruction in program.instructions:
         node = instruction.node
+        if node.op == "clear_gradients":  # before the first of several micro-batches
+            cleared[id(node.attrs["plan"])] = node.id
         if node.op in _STORES:
             first = cleared.setdefault(id(node.attrs["plan"]), node.id)
             if first != node.id:

@@ -10,6 +10,7 @@ from allreduce.devices import lookup
 from allreduce.devices.names import DeviceName
 from allreduce.errors import ShapeError
 from allreduce.graph.trace.variable import Variable
+from allreduce.graph.update.accumulation import Accumulation
 from allreduce.graph.update.arena_memory import ArenaAllocator
 from allreduce.graph.update.bucket_cuts import agree_on_cuts, choose_buckets
 from allreduce.graph.update.host import Host
@@ -38,6 +39,7 @@ class ArenaPlan:
     Attributes:
         buckets: The ranges of the arena that one collective each reduces.
         sharded: The buckets with sharded updates, by index, and the mode of each.
+        accumulation: Counts the micro-batches of an update.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class ArenaPlan:
         self.arenas: list[Arena] = host.on_replicas(
             lambda index: self._allocator(host, index).arena(rule.all_slots, self._maps_slots)
         )
+        self.accumulation = Accumulation(rule, variables, self.arenas)
         self._gathered = self._meet(host)
         self._make_sums(host)
         self.take_over()
@@ -174,6 +177,7 @@ class ArenaPlan:
                 elif key in state:
                     arena.loaded[key] = held[key]
         self._whole_at = self.arenas[0].iterations if whole else -1
+        self.accumulation.discard()
 
     def settle(self, arena: Arena) -> None:
         """Copy loaded values to an arena's slots."""
@@ -194,6 +198,7 @@ class ArenaPlan:
 
     def _make_alike(self) -> None:
         """Set all replicas to the first one's state, without gradients and with all slots."""
+        self.accumulation.discard()
         first, slots = self.arenas[0], self._whole_slots()
         for arena in reversed(self.arenas):  # the first one last, so that this can be repeated
             arena.gradients = arena.gradients[:0].copy()

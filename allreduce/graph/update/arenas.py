@@ -154,6 +154,19 @@ def consolidate(rule: UpdateRule) -> None:
         host.between_steps(partial(plan.consolidate, host))
 
 
+def finish_update(rule: UpdateRule) -> None:
+    """Update with the gradients of the micro-batches since the latest update; all ranks call it.
+
+    Raises:
+        ClosedError: The variables' strategy is closed, or an error has ended it.
+    """
+    check_outside("finish_update", "call it between two steps")
+    for plan in _plans_of(rule):
+        host: Any = plan.variables[0].replicator
+        if plan.accumulation.waiting:
+            host.run(plan.accumulation.finish)
+
+
 def renew(host: Host) -> None:
     """Give a host's gradients new memory, after the communicator that had the old one has died."""
     for rule in list(_rules):

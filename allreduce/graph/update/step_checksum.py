@@ -25,6 +25,7 @@ from allreduce.reduction import Arena, Layout
 
 _SAME_SETTINGS = "give it the same settings on every rank, and change them on all"
 _SAME_ORDER = "make the optimizer anew, and let its first step be the same on every rank"
+_SAME_STEPS = "run as many steps on every rank, of the same functions with the same batches"
 _WORD_BITS = 16  # of a digest, for each number: 31 of float16 take 62 bytes of blake2b's 64
 
 
@@ -67,20 +68,29 @@ class StepChecksum:
         self._settings: dict[str, Any] | None = None
         self._begun = self._hash = hash_of(self._lasting, place.size * _WORD_BITS // 8)
         self.sums = b""  # the expected sums in this step
-        self._iterations = 0
+        self._iterations, self._earlier = 0, b""
 
-    def put(self, iterations: int) -> None:
+    def note(self, arena: Arena) -> None:
+        """Keep the digest of a step whose gradients are reduced by a later one."""
+        arena.digests = self._digest(arena).digest()
+
+    def put(self, arena: Arena) -> None:
         """Write this step's checksum to the header, before it is reduced."""
+        words = np.frombuffer(self._digest(arena).digest(), np.uint16) >> self._unused
+        self._place[...] = words
+        self.sums = (self._place * self._place.dtype.type(self._members)).tobytes()
+
+    def _digest(self, arena: Arena) -> Any:
         settings = self._rule.get_config()
         if settings != self._settings:
             self._settings, self._hash = settings, self._begun.copy()
             self._hash.update(self._optimizer().encode())
-        self._iterations = iterations
+        self._iterations, self._earlier = arena.iterations, arena.digests
         whole = self._hash.copy()
-        whole.update(b"%d %d" % (iterations, self._brought.digest))
-        words = np.frombuffer(whole.digest(), np.uint16) >> self._unused
-        self._place[...] = words
-        self.sums = (self._place * self._place.dtype.type(self._members)).tobytes()
+        whole.update(b"%d %d" % (arena.iterations, self._brought.digest))
+        if arena.digests:
+            whole.update(arena.digests)
+        return whole
 
     def check(self) -> None:
         """Check the reduced checksum.
@@ -102,6 +112,7 @@ class StepChecksum:
             "the number of steps that the optimizer has done": Fact(
                 str(self._iterations), "load its state on every rank"
             ),
+            "the update's earlier micro-batches": Fact("", _SAME_STEPS, self._earlier.hex()),
         }
         here, facts = world().rank, {**self._lasting, **own, **self._brought.facts()}
         facts_by_rank = gather_facts(self._communicator, here, "what ranks do in a step", facts)

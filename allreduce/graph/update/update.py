@@ -49,11 +49,13 @@ class UpdateRule(ABC):
         iterations: The number of steps done so far.
         slots: The names of the arrays that `update` keeps beside each parameter.
         clip_norm: The largest norm of all mean gradients together; None for any.
+        gradient_accumulation: The number of steps, each with a micro-batch, that make an update.
     """
 
     iterations: int
     slots: tuple[str, ...] = ()
     clip_norm: float | None = None
+    gradient_accumulation: int = 1
 
     @property
     def all_slots(self) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from allreduce.nn.models.building import Built
 from allreduce.nn.models.outputs import Settings, Values
 from allreduce.nn.models.steps import Steps
 from allreduce.optim import Optimizer
+from allreduce.optim.options import micro_batches
 from allreduce.training import FitOptions, History
 
 
@@ -66,6 +67,7 @@ class Model(Built):
         loss_weights: Any = None,
         weighted_metrics: Any = None,
         run_eagerly: bool = False,
+        gradient_accumulation: int | None = None,
     ) -> None:
         """Choose how to train; steps are traced anew, with what layers are by then.
 
@@ -79,6 +81,9 @@ class Model(Built):
             weighted_metrics: Metrics that count samples by `fit`'s sample_weight.
             run_eagerly: Whether steps run op by op, with values to print and to look at in a
                 debugger, as `ar.config.run_functions_eagerly(True)` has all functions do.
+            gradient_accumulation: How many batches of `fit`, which are then micro-batches, make an
+                update; by default as the optimizer has it, one. What is left at the end of an
+                epoch makes an update, too.
 
         Raises:
             UsageError: A name is unknown; the message lists those that exist.
@@ -89,6 +94,9 @@ class Model(Built):
                 raise UsageError(f"run_eagerly is True or False, not {run_eagerly!r}")
             settings = Settings(loss, loss_weights, metrics, weighted_metrics)
             self._compiled = Steps(self, optimizer, settings)
+            if gradient_accumulation is not None:
+                count = micro_batches(gradient_accumulation)
+                self._compiled.optimizer.gradient_accumulation = count
         self._run_eagerly = bool(run_eagerly)
         self._prepared.clear()
         self.predict_step = self._new_predict_step()
@@ -102,6 +110,10 @@ class Model(Built):
     def optimizer(self) -> Optimizer:
         """The optimizer given to `compile`."""
         return self._steps().optimizer
+
+    def finish_update(self) -> None:
+        """Update with the micro-batches since the latest update, if there are any."""
+        self.optimizer.finish_update()
 
     @property
     def state_values(self) -> Mapping[str, Values]:
